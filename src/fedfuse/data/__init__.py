@@ -1,0 +1,1 @@
+"""Who has which data: federations, and where they come from."""

@@ -1,0 +1,103 @@
+"""What a model is: the mathematics on a device, for a flat parameter vector."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedfuse.data.federation import Goal, Rows
+from fedfuse.errors import FedfuseError
+from fedfuse.tasks import Work
+from fedfuse.types import Floats, Ints
+
+Start: TypeAlias = Literal["zero", "normal"]
+Data = TypeVar("Data")
+M = TypeVar("M", bound="Model[Any]")
+
+
+@dataclass(frozen=True)
+class Model(ABC, Generic[Data]):
+    """A loss over flat parameter vectors of length ``d``, computed for many devices at once.
+
+    A model is written without sizes, ``SoftmaxRegression()``; `sized` fills them in from the federation.
+    Every method below takes ``devices`` (positions, k of them) and one parameter vector per device
+    (k x d), and never looks at another device's rows.
+    """
+
+    n_features: int = 0
+    n_classes: int = 0
+
+    def sized(self: M, n_features: int, n_classes: int) -> M:
+        """Return this model for data with so many features and classes (0: regression)."""
+        return replace(self, n_features=n_features, n_classes=n_classes)
+
+    @property
+    @abstractmethod
+    def goal(self) -> Goal:
+        """What the model is for."""
+
+    @property
+    @abstractmethod
+    def d(self) -> int:
+        """Number of parameters."""
+
+    @property
+    def fused(self) -> slice:
+        """Which parameters take part in fusion; the others are shared by all devices."""
+        return slice(0, self.d)
+
+    def initial(self, start: Start, rng: np.random.Generator) -> Floats:
+        """Return a first parameter vector: zeros, or one draw of N(0, 1)."""
+        if start == "zero":
+            return np.zeros(self.d)
+        if start == "normal":
+            return rng.normal(size=self.d)
+        raise FedfuseError(f"start must be 'zero' or 'normal', got {start!r}")
+
+    @abstractmethod
+    def load(self, rows: Rows, dtype: npt.DTypeLike) -> Data:
+        """Bring one part of the federation's rows into the form that the methods below want."""
+
+    @abstractmethod
+    def train(
+        self,
+        data: Data,
+        devices: Ints,
+        start: Floats,
+        anchor: Floats | None,
+        rho: float,
+        work: Work,
+        rngs: list[np.random.Generator] | None = None,
+    ) -> Floats:
+        """Minimise ``f_i(w) + rho/2 ||w - anchor_i||^2`` on every device as ``work`` says; return the new w.
+
+        ``start`` is not changed. ``rngs`` (one per device) shuffle mini-batches and are needed only for those.
+        """
+
+    @abstractmethod
+    def losses(self, data: Data, devices: Ints, w: Floats) -> Floats:
+        """Return each device's mean loss (float64)."""
+
+    @abstractmethod
+    def gradients(self, data: Data, devices: Ints, w: Floats) -> Floats:
+        """Return each device's gradient of its mean loss."""
+
+    @abstractmethod
+    def metric(self, data: Data, devices: Ints, w: Floats) -> Floats:
+        """Return each device's accuracy or RMSE (nan for a device without rows)."""
+
+    @abstractmethod
+    def smoothness(self, data: Data, devices: Ints) -> Floats:
+        """Return each device's Lipschitz constant of the gradient (an upper bound)."""
+
+    @abstractmethod
+    def outputs(self, w: Floats, X: Floats) -> Floats:
+        """Return what one parameter vector says about rows: values, or class probabilities (n x classes)."""
+
+    @abstractmethod
+    def coefficients(self, w: Floats) -> Floats:
+        """Return one parameter vector as (outputs x (features + 1)), the intercept last."""

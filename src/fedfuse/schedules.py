@@ -1,0 +1,78 @@
+"""Numbers that change from round to round; a schedule may stand wherever a number stands.
+
+On the command line they are written as they are printed: ``--set steps=grow(20)``,
+``--set lr=decay(0.01,0.9,5)``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import astuple, dataclass
+from math import ceil
+from typing import ClassVar, TypeAlias
+
+from fedfuse.errors import FedfuseError
+
+
+@dataclass(frozen=True)
+class Grow:
+    """``ceil(k / every)`` in round k = 1, 2, …: little local work at first, more later (paper, 6.4.4)."""
+
+    word: ClassVar[str] = "grow"
+    every: float = 20
+
+    def __call__(self, k: int) -> float:
+        return ceil((k + 1) / self.every)
+
+    def __str__(self) -> str:
+        return _written(self)
+
+
+@dataclass(frozen=True)
+class Decay:
+    """``first * factor ** (k // every)`` in round k = 0, 1, …"""
+
+    word: ClassVar[str] = "decay"
+    first: float
+    factor: float = 0.9
+    every: int = 5
+
+    def __call__(self, k: int) -> float:
+        return self.first * self.factor ** (k // self.every)
+
+    def __str__(self) -> str:
+        return _written(self)
+
+
+Schedule: TypeAlias = "float | Grow | Decay"
+_KINDS = {kind.word: kind for kind in (Grow, Decay)}
+
+
+def value(schedule: Schedule, k: int) -> float:
+    """Return the schedule's number in round ``k`` (counted from 0).
+
+    >>> value(0.1, 7), value(Grow(20), 0), value(Grow(20), 20), value(Decay(0.01, 0.9, 5), 5)
+    (0.1, 1, 2, 0.009000000000000001)
+    """
+    return schedule(k) if isinstance(schedule, (Grow, Decay)) else schedule
+
+
+def parse(text: str) -> Schedule:
+    """Read a number or a schedule as it is written on the command line.
+
+    >>> parse("0.1"), parse("grow(20)"), str(parse("decay(0.01, 0.9, 5)"))
+    (0.1, Grow(every=20.0), 'decay(0.01,0.9,5)')
+    """
+    call = re.fullmatch(r"\s*(\w+)\s*\(([^)]*)\)\s*", text)
+    try:
+        if not call:
+            return float(text)
+        numbers = [float(n) for n in call[2].split(",") if n.strip()]
+        return _KINDS[call[1]](*numbers)
+    except (KeyError, TypeError, ValueError):
+        known = ", ".join(f"{word}(…)" for word in _KINDS)
+        raise FedfuseError(f"{text!r} is neither a number nor a schedule ({known})") from None
+
+
+def _written(schedule: Grow | Decay) -> str:
+    return f"{schedule.word}({','.join(f'{n:g}' for n in astuple(schedule))})"
