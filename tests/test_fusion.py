@@ -1,0 +1,244 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from textbook import Textbook
+
+from fedfuse.errors import FedfuseError
+from fedfuse.fusion import FusionState
+from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
+
+PENALTIES = [SmoothedSCAD(0.6, xi=1e-2), SmoothedSCAD(0.6), SCAD(0.6), L1(0.2), MCP(0.6), SquaredL2(0.3), SCAD(0.0)]
+
+
+def pull(rng, targets, state, active, strength=0.5):
+    """One round of local work: each active device goes from its omega towards its target and its anchor."""
+    anchors = state.anchors(active)
+    return state.omega[active] + strength * (targets[active] + anchors - 2 * state.omega[active]) / 2
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=lambda p: f"{p.name}-{p.lam}")
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("rho", [1.0, 2.5])
+def test_iterates_equal_the_textbook(penalty, warm, rho):
+    """50 rounds of random partial participation, a newcomer admitted half-way: equal to 1e-10."""
+    rng = np.random.default_rng(1)
+    m, d = 9, 7
+    targets = np.repeat(rng.normal(size=(3, d)), 4, axis=0) + 0.1 * rng.normal(size=(12, d))
+    start = rng.normal(size=(m, d)) if warm else np.zeros((m, d))
+    state = FusionState(start, penalty, rho, warm=warm, dtype=np.float64)
+    book = Textbook(start, penalty, rho, warm=warm)
+    for k in range(50):
+        if k == 25:
+            newcomer = rng.normal(size=d)
+            state.admit(newcomer, warm=warm)
+            book.admit(newcomer, warm)
+        active = rng.choice(state.m, rng.integers(1, state.m + 1), replace=False)
+        expected = np.array([book.anchor(i) for i in active])
+        np.testing.assert_allclose(state.anchors(active), expected, rtol=0, atol=1e-10)
+        omegas = pull(rng, targets, state, active)
+        state.absorb(active, omegas)
+        book.absorb(active, omegas)
+        for i in range(state.m):
+            for j in range(state.m):
+                np.testing.assert_allclose(state.theta(i, j), book.theta[i, j], rtol=0, atol=1e-10)
+                np.testing.assert_allclose(state.v(i, j), book.v[i, j], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(state.norms(), np.linalg.norm(book.theta, axis=2), atol=1e-10)
+    zeta = np.array([book.anchor(i) for i in range(state.m)])
+    np.testing.assert_allclose(state.anchors(range(state.m)), zeta, rtol=0, atol=1e-10)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    m=st.integers(2, 40),
+    d=st.integers(1, 20),
+    penalty=st.sampled_from(PENALTIES),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+@settings(max_examples=60, deadline=None)
+def test_one_round_of_any_shape_equals_the_textbook(seed, m, d, penalty, dtype):
+    rng = np.random.default_rng(seed)
+    start = rng.normal(size=(m, d)).astype(dtype)
+    state = FusionState(start, penalty, warm=True, dtype=dtype)
+    book = Textbook(start, penalty, warm=True)
+    for _ in range(3):
+        active = rng.choice(m, rng.integers(1, m + 1), replace=False)
+        omegas = rng.normal(size=(active.size, d)).astype(dtype)
+        state.absorb(active, omegas)
+        book.absorb(active, omegas)
+    tolerance = 1e-10 if dtype == np.float64 else 1e-5
+    zeta = np.array([book.anchor(i) for i in range(m)])
+    np.testing.assert_allclose(state.anchors(range(m)), zeta, rtol=0, atol=tolerance)
+
+
+def test_pairs_are_antisymmetric_and_untouched_pairs_keep_every_bit():
+    rng = np.random.default_rng(2)
+    state = FusionState(rng.normal(size=(12, 5)), SmoothedSCAD(0.8), warm=True)
+    for _ in range(10):
+        active = rng.choice(12, 4, replace=False)
+        idle = np.setdiff1d(np.arange(12), active)
+        before = {(i, j): (state.theta(i, j), state.v(i, j)) for i in idle for j in idle}
+        state.absorb(active, state.omega[active] + rng.normal(size=(4, 5)))
+        for (i, j), (theta, v) in before.items():
+            assert (state.theta(i, j) == theta).all()
+            assert (state.v(i, j) == v).all()
+        for i in range(12):
+            for j in range(12):
+                assert (state.theta(i, j) == -state.theta(j, i)).all()
+                assert (state.v(i, j) == -state.v(j, i)).all()
+
+
+def test_incremental_sums_stay_true_with_liars_of_size_100():
+    """float32: after 300 rounds the kept sums still equal the sums built anew."""
+    rng = np.random.default_rng(3)
+    state = FusionState(rng.normal(size=(30, 11)), SmoothedSCAD(0.6), warm=True)
+    for _ in range(300):
+        active = rng.choice(30, 9, replace=False)
+        omegas = state.omega[active] + 0.1 * rng.normal(size=(9, 11))
+        omegas[active < 6] = 100 * rng.normal(size=((active < 6).sum(), 11))
+        state.absorb(active, omegas)
+    kept = state.anchors(range(30)).copy()
+    state.renew()
+    np.testing.assert_allclose(kept, state.anchors(range(30)), atol=1e-4)
+    # a liar beyond the reach of the penalty does not move an honest device's anchor
+    honest = state.anchors(range(6, 30))
+    assert np.abs(honest - state.omega[6:]).max() < 2
+
+
+def test_result_does_not_depend_on_threads_or_on_the_order_of_devices():
+    import numba
+
+    def run(threads, shuffle):
+        numba.set_num_threads(threads)
+        rng = np.random.default_rng(4)
+        state = FusionState(rng.normal(size=(120, 6)), SmoothedSCAD(0.9), warm=True)
+        for _ in range(5):
+            active = rng.choice(120, 40, replace=False)
+            omegas = rng.normal(size=(40, 6))
+            order = np.argsort(active) if shuffle else slice(None)
+            state.absorb(active[order], omegas[order])
+        return state.anchors(range(120))
+
+    threads = numba.get_num_threads()
+    try:
+        first = run(1, False)
+        assert (first == run(threads, False)).all()
+        assert (first == run(threads, True)).all()
+    finally:
+        numba.set_num_threads(threads)
+
+
+def test_huge_lambda_is_consensus_and_lambda_zero_is_no_influence():
+    rng = np.random.default_rng(5)
+    targets = rng.normal(size=(6, 4))
+    state = FusionState(np.zeros((6, 4)), SmoothedSCAD(1e4, xi=1e-6), dtype=np.float64)
+    for _ in range(600):
+        # exact minimiser of ||w - target||^2/2 + rho/2 ||w - anchor||^2
+        state.absorb(range(6), (targets + state.anchors(range(6))) / 2)
+    np.testing.assert_allclose(state.omega, np.tile(targets.mean(axis=0), (6, 1)), atol=1e-3)
+
+    free = FusionState(rng.normal(size=(6, 4)), SmoothedSCAD(0.0), warm=True)
+    free.absorb([0, 1], rng.normal(size=(2, 4)))
+    np.testing.assert_allclose(free.anchors(range(6)), free.omega, atol=1e-6)
+
+
+def test_optimality_at_convergence():
+    """KKT: gradient of f_i plus (1/m) sum_j g'(||theta_ij||) theta_ij/||theta_ij|| vanishes for separate groups."""
+    rng = np.random.default_rng(6)
+    targets = np.array([[0.0, 0], [0.2, 0], [0.1, 0.1], [5, 5], [5.1, 5], [5, 5.2]])
+    penalty = SmoothedSCAD(0.9, xi=1e-3)
+    state = FusionState(targets, penalty, warm=True, dtype=np.float64)
+    for _ in range(30000):
+        active = rng.choice(6, 3, replace=False)
+        state.absorb(active, (targets[active] + state.anchors(active)) / 2)
+    diff = state.omega[:, None] - state.omega[None]
+    norms = np.linalg.norm(diff, axis=2)
+    direction = diff / np.maximum(norms, 1e-300)[..., None]
+    gradient = state.omega - targets + (penalty.derivative(norms)[..., None] * direction).mean(axis=1)
+    assert np.abs(gradient).max() < 1e-6
+    np.testing.assert_allclose(state.omega[3:].mean(axis=0), targets[3:].mean(axis=0), atol=1e-6)
+
+
+def test_residuals_are_those_of_the_definition():
+    rng = np.random.default_rng(7)
+    start = rng.normal(size=(5, 3))
+    state = FusionState(start, SmoothedSCAD(0.7), warm=True, dtype=np.float64)
+    book = Textbook(start, SmoothedSCAD(0.7), warm=True)
+    active, omegas = [1, 3], rng.normal(size=(2, 3))
+    before, theta = book.omega.copy(), book.theta.copy()
+    book.absorb(active, omegas)
+    residuals = state.absorb(active, omegas)
+    pairs = [(i, j) for i in range(5) for j in range(i) if {i, j} & {1, 3}]
+    primal = np.mean([np.sum((book.omega[i] - book.omega[j] - book.theta[i, j]) ** 2) for i, j in pairs])
+    dual = np.mean([np.sum((book.theta[i, j] - theta[i, j]) ** 2) for i, j in pairs])
+    moved = np.mean(np.sum((book.omega[active] - before[active]) ** 2, axis=1))
+    scale = np.sqrt(np.mean(np.sum(book.omega**2, axis=1)))
+    expected = np.sqrt([primal, dual, moved]) / scale
+    np.testing.assert_allclose([residuals.primal, residuals.dual, residuals.moved], expected, rtol=1e-10)
+
+
+def test_changing_rho_keeps_theta_and_v():
+    rng = np.random.default_rng(8)
+    state = FusionState(rng.normal(size=(6, 3)), SmoothedSCAD(0.9), 1.0, warm=True, dtype=np.float64)
+    for _ in range(3):
+        state.absorb(range(6), rng.normal(size=(6, 3)))
+    kept = [(state.theta(i, j), state.v(i, j)) for i in range(6) for j in range(6)]
+    state.rho = 2.0
+    for (theta, v), (i, j) in zip(kept, np.ndindex(6, 6), strict=True):
+        np.testing.assert_allclose(state.theta(i, j), theta, atol=1e-12)
+        np.testing.assert_allclose(state.v(i, j), v, atol=1e-12)
+    zeta = [np.mean([state.omega[j] + state.theta(i, j) - state.v(i, j) / 2 for j in range(6)], axis=0) for i in range(6)]
+    np.testing.assert_allclose(state.anchors(range(6)), zeta, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_save_and_load_keep_every_bit(tmp_path, dtype):
+    rng = np.random.default_rng(9)
+    state = FusionState(rng.normal(size=(7, 3)), SmoothedSCAD(0.7), 1.5, warm=True, dtype=dtype)
+    state.absorb([1, 2], rng.normal(size=(2, 3)))
+    state.save(tmp_path / "state")
+    back = FusionState.load(tmp_path / "state")
+    assert back.penalty == state.penalty
+    for name, array in state.pack().items():
+        assert back.pack()[name].dtype == array.dtype
+        assert (back.pack()[name] == array).all()
+    with pytest.raises(FedfuseError, match="do not fit"):
+        FusionState.unpack({**state.pack(), "s": state.s[1:]}, state.penalty)
+
+
+def test_distances_match_the_definition():
+    rng = np.random.default_rng(10)
+    state = FusionState(1000 + rng.normal(size=(8, 5)), SmoothedSCAD(0.5), dtype=np.float64)
+    expected = np.linalg.norm(state.omega[:, None] - state.omega[None], axis=2)
+    np.testing.assert_allclose(state.distances(), expected, atol=1e-10)
+
+
+def test_memory_is_a_quarter_of_the_textbook():
+    state = FusionState(np.zeros((100, 610)), SmoothedSCAD(0.6))
+    assert state.nbytes / (2 * 100 * 100 * 610 * 4) <= 0.26
+
+
+@pytest.mark.parametrize(
+    ("devices", "omegas", "words"),
+    [
+        ([0, 9], np.zeros((2, 3)), "0 … 3"),
+        ([0, 0], np.zeros((2, 3)), "twice"),
+        ([0], np.zeros((1, 4)), "shape"),
+        ([-1], np.zeros((1, 3)), "0 … 3"),
+    ],
+)
+def test_bad_rounds_are_refused(devices, omegas, words):
+    state = FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6))
+    with pytest.raises(FedfuseError, match=words):
+        state.absorb(devices, omegas)
+
+
+def test_odd_calls():
+    state = FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6))
+    assert state.absorb([], np.zeros((0, 3))).largest == 0
+    with pytest.raises(FedfuseError, match="one row per device"):
+        FusionState(np.zeros(3), SmoothedSCAD(0.6))
+    with pytest.raises(FedfuseError, match="3 parameters"):
+        state.admit(np.zeros(4))
+    with pytest.raises(FedfuseError, match="rho must exceed"):
+        state.rho = 0.2

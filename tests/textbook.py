@@ -1,0 +1,77 @@
+"""Algorithm 2 of the paper, word for word: theta and v explicit, one Python loop per pair.
+
+Slow on purpose. It is the oracle of the tests and the yardstick of the benchmark.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def prox(penalty, delta, rho):
+    """theta = argmin g(||theta||) + rho/2 ||theta - delta||^2, by the formulas as printed."""
+    r = np.linalg.norm(delta)
+    lam = penalty.lam
+    if lam == 0:
+        return delta.copy()
+    if penalty.name == "l2":
+        return rho / (rho + 2 * lam) * delta
+    if penalty.name == "l1":
+        return max(0.0, 1 - lam / (rho * r)) * delta if r else 0 * delta
+    a = penalty.a
+    if penalty.name == "mcp":
+        if r > a * lam:
+            return delta.copy()
+        return max(0.0, 1 - lam / (rho * r)) / (1 - 1 / (a * rho)) * delta if r else 0 * delta
+    if penalty.name == "smoothed-scad" and r <= penalty.xi + lam / rho:
+        return penalty.xi * rho / (lam + penalty.xi * rho) * delta
+    if r <= lam + lam / rho:
+        return max(0.0, 1 - lam / (rho * r)) * delta if r else 0 * delta
+    if r <= a * lam:
+        return max(0.0, 1 - a * lam / ((a - 1) * rho * r)) / (1 - 1 / ((a - 1) * rho)) * delta
+    return delta.copy()
+
+
+class Textbook:
+    """omega (m x d); theta and v (m x m x d), zeta for all devices after every round."""
+
+    def __init__(self, omega, penalty, rho=1.0, warm=False):
+        self.omega = np.array(omega, dtype=float)
+        self.penalty, self.rho = penalty, rho
+        m, d = self.omega.shape
+        self.theta, self.v = np.zeros((m, m, d)), np.zeros((m, m, d))
+        if warm:
+            for i in range(m):
+                for j in range(m):
+                    self.theta[i, j] = self.omega[i] - self.omega[j]
+
+    def absorb(self, active, omegas):
+        self.omega[list(active)] = omegas
+        m, active = len(self.omega), set(active)
+        for i in range(m):
+            for j in range(i + 1, m):
+                if i in active or j in active:
+                    self.update_pair(i, j)
+
+    def update_pair(self, i, j):
+        diff = self.omega[i] - self.omega[j]
+        self.theta[i, j] = prox(self.penalty, diff + self.v[i, j] / self.rho, self.rho)
+        self.v[i, j] += self.rho * (diff - self.theta[i, j])
+        self.theta[j, i], self.v[j, i] = -self.theta[i, j], -self.v[i, j]
+
+    def anchor(self, i):
+        zeta = np.zeros(self.omega.shape[1])
+        for j in range(len(self.omega)):
+            zeta += self.omega[j] + self.theta[i, j] - self.v[i, j] / self.rho
+        return zeta / len(self.omega)
+
+    def admit(self, omega, warm):
+        m, d = self.omega.shape
+        theta, v = np.zeros((m + 1, m + 1, d)), np.zeros((m + 1, m + 1, d))
+        theta[:m, :m], v[:m, :m] = self.theta, self.v
+        self.omega = np.vstack([self.omega, omega])
+        if warm:
+            for j in range(m):
+                theta[m, j] = self.omega[m] - self.omega[j]
+                theta[j, m] = -theta[m, j]
+        self.theta, self.v = theta, v
