@@ -1,1 +1,24 @@
 """Who has which data: federations, and where they come from."""
+
+from fedfuse.data.federation import Federation, Goal, Rows
+from fedfuse.data.housing import housing_bodyfat
+from fedfuse.data.sources import Source, available, data_directory, load
+from fedfuse.data.synthetic import SyntheticTruth, synthetic, synthetic_truth
+from fedfuse.data.tables import Encoder, federation_from_frame, read_table
+
+__all__ = [
+    "Encoder",
+    "Federation",
+    "Goal",
+    "Rows",
+    "Source",
+    "SyntheticTruth",
+    "available",
+    "data_directory",
+    "federation_from_frame",
+    "housing_bodyfat",
+    "load",
+    "read_table",
+    "synthetic",
+    "synthetic_truth",
+]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.data import _checks as check
+from fedfuse.data._targets import encode
 from fedfuse.errors import FedfuseError
 from fedfuse.randomness import generator
 from fedfuse.tasks import Part
@@ -129,7 +131,7 @@ class Federation:
         digest = hashlib.blake2b(digest_size=16)
         for part in (self.X, self.y, self.cuts):
             digest.update(str((part.shape, part.dtype)).encode())
-            digest.update(np.ascontiguousarray(part))
+            digest.update(np.ascontiguousarray(part).data)
         digest.update("\0".join(self.names).encode())
         return digest.hexdigest()
 
@@ -144,7 +146,8 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        data: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]] | Sequence[tuple[npt.ArrayLike, npt.ArrayLike]],
+        data: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]
+        | Sequence[tuple[npt.ArrayLike, npt.ArrayLike]],
         *,
         goal: Goal | None = None,
         truth: Sequence[int] | npt.ArrayLike | None = None,
@@ -160,15 +163,22 @@ class Federation:
         data
             ``{name: (X, y)}`` or a list of (X, y).
         goal
-            Told from y when not given: text, booleans and few whole numbers mean classes.
+            Told from y when not given: text, booleans, objects, categories and whole numbers (also as floats)
+            with at most 20 distinct values over all devices mean classes, which are numbered in sorted order.
         truth
             The true group of every device, if known; only used to report the adjusted Rand index.
         features
-            Column names.
+            Column names; told from data frames when not given, else x0, x1, …
         test, validation
-            Shares: of a device's rows for the test, and of the rest for validation.
+            Shares: of a device's rows for the test, and of the rest for validation. Every part with a share
+            above 0 gets at least one row of every device.
         seed
             Draws the rows of each part, for each device on its own.
+
+        Raises
+        ------
+        FedfuseError
+            For data that cannot be used; the sentence names the device, and the column where there is one.
 
         Examples
         --------
@@ -177,32 +187,78 @@ class Federation:
         >>> Federation.from_arrays({"a": (X, X[:, 0]), "b": (X, -X[:, 0])})
         Federation(2 devices, 80 rows (40 to 40 each), 3 features, regression)
         """
-        raise NotImplementedError
+        check.check_splits(test, validation, seed)
+        names, pairs = check.named_pairs(data)
+        columns = check.feature_names(names, [X for X, _ in pairs], features)
+        Xs = [check.feature_array(X, name) for (X, _), name in zip(pairs, names, strict=True)]
+        check.check_widths(Xs, names, columns)
+        columns = columns or default_features(Xs[0].shape[1])
+        for X, name in zip(Xs, names, strict=True):
+            check.check_finite(X, name, columns)
+        ys = [check.target_array(y, name, len(X)) for (_, y), name, X in zip(pairs, names, Xs, strict=True)]
+        check.check_same_kind(ys, names)
+        counts = np.array([len(X) for X in Xs], dtype=np.int64)
+        check.check_counts(counts, names, test, validation)
+        found, y, classes = encode(np.concatenate(ys), goal, "the target")
+        rows, cuts = shuffled_rows(counts, seed), cut_points(counts, test, validation)
+        groups = check.truth_array(truth, len(names))
+        return cls(names, _gathered(Xs, rows, cuts), y[rows], cuts, found, classes, columns, groups)
 
     @classmethod
     def from_frame(
         cls, frame: pd.DataFrame, *, device: str, target: str, goal: Goal | None = None, **splits: Any
     ) -> Federation:
-        """Build a federation from a table with a device column and a target column (see `data.tables`)."""
+        """Build a federation from a table with a device column and a target column.
+
+        The other columns become features as `fedfuse.data.tables.federation_from_frame` describes, which also
+        says what ``splits`` (test, validation, seed) are.
+        """
         from fedfuse.data.tables import federation_from_frame
 
         return federation_from_frame(frame, device=device, target=target, goal=goal, **splits)
 
 
 def cut_points(counts: Ints, test: float, validation: float) -> Ints:
-    """Return the cut points (m x 4) for devices with these numbers of rows."""
-    n_test = np.rint(test * counts).astype(np.int64)
-    n_validation = np.rint(validation * (counts - n_test)).astype(np.int64)
+    """Return the cut points (m x 4) for devices with these numbers of rows.
+
+    Every part that is asked for, and training always, has at least one row where there are rows enough.
+
+    >>> cut_points(np.array([10, 3]), test=0.2, validation=0.2).tolist()
+    [[0, 6, 8, 10], [10, 11, 12, 13]]
+    """
+    n_test = _share(counts, test, keep=1 + (validation > 0))
+    n_validation = _share(counts - n_test, validation, keep=1)
     ends = np.cumsum(counts)
     return np.stack([ends - counts, ends - n_test - n_validation, ends - n_test, ends], axis=1)
+
+
+def _share(counts: Ints, share: float, keep: int) -> Ints:
+    wanted: Ints = np.maximum(np.rint(share * counts), share > 0).astype(np.int64)
+    return np.minimum(wanted, np.maximum(counts - keep, 0))
 
 
 def shuffled_rows(counts: Ints, seed: int) -> Ints:
     """Return row numbers, device after device, each device's shuffled by its own key."""
     starts = np.cumsum(counts) - counts
     return np.concatenate(
-        [s + generator(seed, "split", i).permutation(n) for i, (s, n) in enumerate(zip(starts, counts, strict=True))]
+        [
+            s + generator(seed, "split", i).permutation(n)
+            for i, (s, n) in enumerate(zip(starts, counts, strict=True))
+        ]
     )
+
+
+def default_features(n: int) -> tuple[str, ...]:
+    """Return names for columns without names: x0, x1, … as scikit-learn has them."""
+    return tuple(f"x{j}" for j in range(n))
+
+
+def _gathered(Xs: Sequence[Floats], rows: Ints, cuts: Ints) -> Floats:
+    # straight from each device's array to its place: one copy in all
+    X = np.empty((len(rows), Xs[0].shape[1]))
+    for Xi, (start, *_, stop) in zip(Xs, cuts, strict=True):
+        np.take(Xi, rows[start:stop] - start, axis=0, out=X[start:stop], mode="clip")
+    return X
 
 
 def _some(names: Sequence[str], most: int = 6) -> str:

@@ -1,0 +1,106 @@
+"""Housing and Body fat: two regressions with different answers in one federation (the paper's H&BF)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedfuse.data._checks import check_splits
+from fedfuse.data.federation import Federation, cut_points
+from fedfuse.data.files import read_table
+from fedfuse.errors import FedfuseError
+from fedfuse.randomness import generator
+from fedfuse.types import Floats, Ints
+
+
+@dataclass(frozen=True)
+class _Source:
+    file: str
+    word: str
+    response: str
+    features: tuple[str, ...]
+    counts: tuple[int, ...]
+
+
+_HOUSING = _Source(
+    "tabular/housing.csv",
+    "housing",
+    "medv",
+    ("crim", "zn", "indus", "chas", "nox", "rm", "age", "dis", "rad", "tax", "ptratio", "black", "lstat"),
+    (85, 85, 84, 84, 84, 84),
+)
+_BODYFAT = _Source(
+    "tabular/bodyfat.csv",
+    "bodyfat",
+    "bodyfat",
+    (
+        *("density", "age", "weight", "height", "neck", "chest", "abdomen"),
+        *("hip", "thigh", "knee", "ankle", "biceps", "forearm", "wrist"),
+    ),
+    (126, 126),
+)
+FILES = (_HOUSING.file, _BODYFAT.file)
+
+
+def housing_bodyfat(
+    directory: str | Path, seed: int = 0, test: float = 0.2, validation: float = 0.2
+) -> Federation:
+    """Return six devices with Housing rows and two with Body-fat rows.
+
+    Housing gets a 14th feature of N(0, 1) noise, so that both have as many. Rows are shuffled once per seed
+    and then cut into devices and parts; each data set's features are standardised with its own training rows;
+    responses stay in raw units (1000 dollars, percent). As the columns differ, features carry both names
+    ("crim|density").
+
+    Parameters
+    ----------
+    directory
+        Where ``tabular/housing.csv`` and ``tabular/bodyfat.csv`` are.
+    seed
+        Draws the order of the rows and the noise feature.
+    test, validation
+        Shares: of a device's rows for the test, and of the rest for validation.
+    """
+    check_splits(test, validation, seed)
+    parts = [_shuffled(Path(directory), source, seed) for source in (_HOUSING, _BODYFAT)]
+    counts = np.array(_HOUSING.counts + _BODYFAT.counts, dtype=np.int64)
+    cuts = cut_points(counts, test, validation)
+    X = np.concatenate([X for X, _ in parts])
+    y = np.concatenate([y for _, y in parts])
+    truth = np.repeat(np.arange(2), [len(_HOUSING.counts), len(_BODYFAT.counts)])
+    for group in range(2):
+        _standardise(X, cuts[truth == group])
+    return Federation(_names(), X, y, cuts, "regression", (), _features(), truth)
+
+
+def _names() -> tuple[str, ...]:
+    return tuple(f"{s.word}-{i + 1}" for s in (_HOUSING, _BODYFAT) for i in range(len(s.counts)))
+
+
+def _features() -> tuple[str, ...]:
+    return tuple(f"{h}|{b}" for h, b in zip((*_HOUSING.features, "noise"), _BODYFAT.features, strict=True))
+
+
+def _shuffled(directory: Path, source: _Source, seed: int) -> tuple[Floats, Floats]:
+    path, n = directory / source.file, sum(source.counts)
+    frame = read_table(path)
+    if not {*source.features, source.response} <= set(frame.columns) or len(frame) != n:
+        raise FedfuseError(
+            f"{str(path)!r} is not the {source.word} data set: {n} rows with the columns "
+            f"{', '.join(source.features)}, {source.response} are expected"
+        )
+    order = generator(seed, f"{source.word} rows").permutation(n)
+    X = frame[list(source.features)].to_numpy(dtype=np.float64)[order]
+    y = frame[source.response].to_numpy(dtype=np.float64)[order]
+    if source is _HOUSING:
+        X = np.column_stack([X, generator(seed, "housing noise").normal(size=n)])
+    return X, y
+
+
+def _standardise(X: Floats, cuts: Ints) -> None:
+    """Give the rows of these devices, in place, mean 0 and sd 1 over their training rows."""
+    train = np.concatenate([X[start:stop] for start, stop, *_ in cuts])
+    span = slice(cuts[0, 0], cuts[-1, -1])
+    X[span] = (X[span] - train.mean(axis=0)) / train.std(axis=0)

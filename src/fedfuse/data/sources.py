@@ -1,0 +1,177 @@
+"""Data sets by name, and files by path: what the command line calls DATASET."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from platformdirs import user_cache_dir
+
+from fedfuse.data.federation import Federation, Goal
+from fedfuse.data.files import SUFFIXES, read_table
+from fedfuse.data.housing import FILES, housing_bodyfat
+from fedfuse.data.synthetic import SCENARIOS, FeatureLaw, synthetic
+from fedfuse.data.tables import federation_from_frame
+from fedfuse.errors import FedfuseError
+
+_SYNTHETIC = "synthetic:"
+_HOUSING = "housing-bodyfat"
+_GROUPS = {
+    "S1": "100 devices in 4 equal groups",
+    "S2": "100 devices in groups of 10, 40, 10, 40",
+    "S3": "100 devices in 2 equal groups",
+    "S4": "50 devices, all alike",
+    "S5": "50 devices, all different",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that has a name.
+
+    Attributes
+    ----------
+    name, description
+        What to call it, and what it is.
+    files
+        What it needs below the data directory; nothing for data that are computed.
+    present
+        Whether those files are there.
+    """
+
+    name: str
+    description: str
+    files: tuple[str, ...] = ()
+    present: bool = True
+
+
+def data_directory(explicit: str | Path | None = None) -> Path:
+    """Return where data files are: what is given, else $FEDFUSE_DATA, else the user's cache directory."""
+    chosen = explicit or os.environ.get("FEDFUSE_DATA") or user_cache_dir("fedfuse")
+    return Path(chosen).expanduser()
+
+
+def available(data_dir: str | Path | None = None) -> list[Source]:
+    """Return the data sets with names, and whether their files are there.
+
+    >>> [source.name for source in available()][:2]
+    ['synthetic:S1', 'synthetic:S2']
+    """
+    directory = data_directory(data_dir)
+    computed = [Source(_SYNTHETIC + s, f"10 classes, 60 features, {_GROUPS[s]}") for s in SCENARIOS]
+    text = "regression, 14 features, 6 devices with Boston housing and 2 with body fat"
+    present = not _absent(directory)
+    return [*computed, Source(_HOUSING, text, FILES, present)]
+
+
+def load(
+    dataset: str,
+    *,
+    features: FeatureLaw = "uniform",
+    device: str | None = None,
+    target: str | None = None,
+    goal: Goal | None = None,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+    test: float = 0.2,
+    validation: float = 0.2,
+) -> Federation:
+    """Return the federation that a name or a file stands for.
+
+    Parameters
+    ----------
+    dataset
+        ``synthetic:S1`` … ``synthetic:S5``, ``housing-bodyfat``, or the path of a .csv, .csv.gz or .parquet
+        file.
+    features
+        For synthetic data: ``"uniform"`` or ``"normal"``.
+    device, target
+        For files, and needed there: the column that says which device a row is of, and the one to predict.
+    goal
+        For files: ``"classification"`` or ``"regression"``; told from the target when not given.
+    seed
+        Draws the data, where they are drawn, and the split.
+    data_dir
+        Where the files of named data sets are; see `data_directory`.
+    test, validation
+        Shares: of a device's rows for the test, and of the rest for validation.
+
+    Examples
+    --------
+    >>> load("synthetic:S4", seed=1)
+    Federation(50 devices, 86,835 rows (250 to 18,460 each), 60 features, 10 classes)
+    """
+    shares = {"test": test, "validation": validation}
+    is_file = _is_file(dataset)
+    if not is_file:
+        _check_name(dataset)
+        _refuse_columns(dataset, device=device, target=target, goal=goal)
+    if not dataset.startswith(_SYNTHETIC) and features != "uniform":
+        raise FedfuseError(
+            f"features={features!r} is for synthetic data only, not for {dataset!r}; leave it out"
+        )
+    if is_file:
+        return _load_file(dataset, device, target, goal, seed, shares)
+    if dataset == _HOUSING:
+        return housing_bodyfat(_housing_directory(data_dir), seed=seed, **shares)
+    return synthetic(dataset.removeprefix(_SYNTHETIC), features, seed=seed, **shares)
+
+
+def _is_file(dataset: str) -> bool:
+    # an existing file with another ending is refused by read_table, which says what it can read
+    return dataset.lower().endswith(SUFFIXES) or Path(dataset).expanduser().is_file()
+
+
+def _check_name(dataset: str) -> None:
+    known = [source.name for source in available()]
+    if dataset not in known:
+        near = get_close_matches(dataset, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise FedfuseError(
+            f"no data set is called {dataset!r}; {hint}known are {', '.join(known)}, and files ending in "
+            f"{', '.join(SUFFIXES)}"
+        )
+
+
+def _refuse_columns(dataset: str, **given: str | None) -> None:
+    for word, value in given.items():
+        if value is not None:
+            raise FedfuseError(
+                f"{word}={value!r} is for tables only, but {dataset!r} has its own devices and target; "
+                "leave it out"
+            )
+
+
+def _load_file(
+    path: str,
+    device: str | None,
+    target: str | None,
+    goal: Goal | None,
+    seed: int,
+    shares: dict[str, float],
+) -> Federation:
+    frame = read_table(path)
+    if device is None or target is None:
+        lacking = " and ".join(w for w, v in (("device", device), ("target", target)) if v is None)
+        raise FedfuseError(
+            f"for the table {path!r} say which column is the {lacking} (--device, --target); "
+            f"its columns are {', '.join(map(repr, map(str, frame.columns)))}"
+        )
+    return federation_from_frame(frame, device=device, target=target, goal=goal, seed=seed, **shares)
+
+
+def _housing_directory(data_dir: str | Path | None) -> Path:
+    directory = data_directory(data_dir)
+    absent = _absent(directory)
+    if absent:
+        raise FedfuseError(
+            f"{_HOUSING} needs the file {str(directory / absent[0])!r}, which is not there; put it there, "
+            f"or set FEDFUSE_DATA (or --data-dir) to the directory that holds {' and '.join(FILES)}"
+        )
+    return directory
+
+
+def _absent(directory: Path) -> list[str]:
+    return [file for file in FILES if not (directory / file).is_file()]

@@ -1,0 +1,148 @@
+"""The paper's synthetic federations: ten classes, sixty features, devices in known groups (App. E.1).
+
+The draws and their order follow one legacy NumPy stream, so that a seed gives the very data of the paper's
+tables; only the split into parts is our own (keyed by seed and device).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from fedfuse.data._checks import check_splits
+from fedfuse.data.federation import Federation, cut_points, default_features, shuffled_rows
+from fedfuse.errors import FedfuseError
+from fedfuse.types import Floats, Ints
+
+FeatureLaw: TypeAlias = Literal["uniform", "normal"]
+
+N_FEATURES = 60
+N_CLASSES = 10
+NOISE = 0.5
+# Devices per group, numbered one group after the other.
+SCENARIOS: dict[str, tuple[int, ...]] = {
+    "S1": (25, 25, 25, 25),
+    "S2": (10, 40, 10, 40),
+    "S3": (50, 50),
+    "S4": (50,),
+    "S5": (1,) * 50,
+}
+
+
+@dataclass(frozen=True)
+class SyntheticTruth:
+    """What the data were drawn from.
+
+    Attributes
+    ----------
+    counts
+        Rows per device.
+    groups
+        The group of every device.
+    mu
+        The mean of each group's parameters. It shifts all logits alike and so does not touch the labels.
+    W, b
+        Weights (groups x 10 x 60) and intercepts (groups x 10), float32 as drawn.
+    """
+
+    counts: Ints
+    groups: Ints
+    mu: Floats
+    W: Floats
+    b: Floats
+
+    def scores(self, device: int, X: Floats) -> Floats:
+        """Return the logits of this device's rows before noise; their argmax bounds every accuracy."""
+        g = self.groups[device]
+        scores: Floats = X @ self.W[g].astype(np.float64).T + self.b[g]
+        return scores
+
+
+def synthetic(
+    scenario: str = "S1",
+    features: FeatureLaw = "uniform",
+    seed: int = 0,
+    test: float = 0.2,
+    validation: float = 0.2,
+) -> Federation:
+    """Return one of the synthetic federations.
+
+    Parameters
+    ----------
+    scenario
+        ``"S1"`` four equal groups of 100 devices, ``"S2"`` four unequal ones, ``"S3"`` two equal ones;
+        ``"S4"`` 50 devices all alike, ``"S5"`` 50 devices all different.
+    features
+        ``"uniform"`` on [0, 1), which the paper's numbers come from, or ``"normal"``, which its text says.
+    seed
+        Draws the data (legacy NumPy stream) and the split (keyed, per device).
+    test, validation
+        Shares: of a device's rows for the test, and of the rest for validation.
+
+    Examples
+    --------
+    >>> synthetic("S4", seed=1)
+    Federation(50 devices, 86,835 rows (250 to 18,460 each), 60 features, 10 classes)
+    """
+    check_splits(test, validation, seed)
+    if features not in get_args(FeatureLaw):
+        raise FedfuseError(f"features must be 'uniform' or 'normal', got {features!r}")
+    stream = _stream(seed)
+    truth = _draw_truth(stream, _group_sizes(scenario))
+    cuts, rows = cut_points(truth.counts, test, validation), shuffled_rows(truth.counts, seed)
+    X, y = _draw_rows(stream, truth, features, cuts, rows)
+    names = tuple(str(i) for i in range(len(truth.counts)))
+    labels, columns = tuple(range(N_CLASSES)), default_features(N_FEATURES)
+    return Federation(names, X, y, cuts, "classification", labels, columns, truth.groups)
+
+
+def synthetic_truth(scenario: str = "S1", seed: int = 0) -> SyntheticTruth:
+    """Return the parameters that `synthetic` draws its data from (the same for both feature laws).
+
+    >>> truth = synthetic_truth("S1", seed=0)
+    >>> truth.counts[:3].tolist(), truth.mu.round(2).tolist()
+    ([9545, 855, 2180], [1.88, -1.35, -1.27, 0.97])
+    """
+    return _draw_truth(_stream(seed), _group_sizes(scenario))
+
+
+def _group_sizes(scenario: str) -> tuple[int, ...]:
+    if scenario not in SCENARIOS:
+        raise FedfuseError(f"no synthetic scenario is called {scenario!r}; known: {', '.join(SCENARIOS)}")
+    return SCENARIOS[scenario]
+
+
+def _stream(seed: int) -> np.random.RandomState:
+    if int(seed) != seed or not 0 <= seed < 2**32:
+        raise FedfuseError(
+            f"seed must be a whole number from 0 to {2**32 - 1} for synthetic data, got {seed}"
+        )
+    return np.random.RandomState(int(seed))
+
+
+def _draw_truth(stream: np.random.RandomState, sizes: tuple[int, ...]) -> SyntheticTruth:
+    # the order of the draws is the data: row numbers, means, then W and b group by group
+    counts = 5 * (np.floor(stream.lognormal(4, 2, sum(sizes))).astype(np.int64) + 50)
+    mu = stream.normal(0, 1, len(sizes))
+    W = np.empty((len(sizes), N_CLASSES, N_FEATURES), dtype=np.float32)
+    b = np.empty((len(sizes), N_CLASSES), dtype=np.float32)
+    for g, mean in enumerate(mu):
+        W[g] = stream.normal(mean, 1, W[g].shape)
+        b[g] = stream.normal(mean, 1, N_CLASSES)
+    return SyntheticTruth(counts, np.repeat(np.arange(len(sizes)), sizes), mu, W, b)
+
+
+def _draw_rows(
+    stream: np.random.RandomState, truth: SyntheticTruth, features: FeatureLaw, cuts: Ints, rows: Ints
+) -> tuple[Floats, Ints]:
+    X, y = np.empty((len(rows), N_FEATURES)), np.empty(len(rows), dtype=np.int64)
+    for i, (start, *_, stop) in enumerate(cuts):
+        shape = (stop - start, N_FEATURES)
+        Xi = stream.random_sample(shape) if features == "uniform" else stream.normal(size=shape)
+        noise = stream.normal(0, NOISE, (stop - start, N_CLASSES)).astype(np.float32)
+        yi = np.argmax(truth.scores(i, Xi) + noise, axis=1)
+        order = rows[start:stop] - start
+        X[start:stop], y[start:stop] = Xi[order], yi[order]
+    return X, y
