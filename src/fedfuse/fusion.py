@@ -82,7 +82,8 @@ class FusionState:
         self._rho = rho
         self.penalty = penalty
         pairs = self.m * (self.m - 1) // 2
-        self.delta: Floats = np.zeros((pairs, self.d), dtype)
+        self.delta: Floats = np.empty((pairs, self.d), dtype)
+        self.delta[:] = 0  # not np.zeros: numpy asks for huge pages only here, and rows are visited far apart
         self.s: Floats = np.ones(pairs, dtype)
         self.r: Floats = np.zeros(pairs, dtype)
         self._sums: Floats = np.zeros((self.m, self.d))

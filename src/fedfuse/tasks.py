@@ -1,7 +1,8 @@
 """The small vocabulary that server and devices share.
 
-A task is what the server asks of one device, a reply is what the device sends back. Both know how many
-floats they carry, so that the cost of every method is counted from what is really sent (`Ledger`).
+A task is what the server asks of one device, a reply is what the device sends back. A task knows how many floats
+it carries down and how many must come up, so that the cost of every method is counted from what is really sent
+(`Ledger`) and an upload of another size is refused.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ class Install:
     def floats_down(self) -> int:
         return self.model.size
 
+    def floats_up(self, d: int) -> int:
+        return 0
+
 
 @dataclass(frozen=True)
 class Train:
@@ -84,6 +88,9 @@ class Train:
     def floats_down(self) -> int:
         return sum(v.size for v in (self.start, self.anchor) if v is not None)
 
+    def floats_up(self, d: int) -> int:
+        return d
+
 
 @dataclass(frozen=True)
 class Gradient:
@@ -96,6 +103,9 @@ class Gradient:
     def floats_down(self) -> int:
         return self.at.size
 
+    def floats_up(self, d: int) -> int:
+        return d
+
 
 @dataclass(frozen=True)
 class Losses:
@@ -107,6 +117,9 @@ class Losses:
     @property
     def floats_down(self) -> int:
         return self.models.size
+
+    def floats_up(self, d: int) -> int:
+        return len(self.models)
 
 
 Task: TypeAlias = Install | Train | Gradient | Losses

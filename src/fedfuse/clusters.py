@@ -1,0 +1,60 @@
+"""From fused pairs to clusters: labels, cluster models, agreement with the truth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+from sklearn.metrics import adjusted_rand_score
+
+from fedfuse.types import Floats, Ints
+
+
+def canonical(labels: npt.ArrayLike) -> Ints:
+    """Number clusters in the order in which their first device comes.
+
+    >>> canonical(["b", "a", "b", "c"]).tolist()
+    [0, 1, 0, 2]
+    """
+    _, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
+    place = np.empty(first.size, np.int64)
+    place[np.argsort(first)] = np.arange(first.size)
+    return place[inverse]
+
+
+def components(norms: Floats, nu: float) -> Ints:
+    """Return the connected components of the graph that joins devices with ``||theta_ij|| <= nu``.
+
+    >>> components(np.array([[0, 0.05, 9], [0.05, 0, 9], [9, 9, 0]]), nu=0.1).tolist()
+    [0, 0, 1]
+    """
+    _, labels = connected_components(csr_array(norms <= nu), directed=False)
+    return canonical(labels)
+
+
+def cluster_means(omega: Floats, labels: Ints, weights: npt.ArrayLike) -> Floats:
+    """Return each cluster's mean parameter vector, weighted by the devices' numbers of rows (float64)."""
+    weight = np.asarray(weights, dtype=np.float64)
+    sums = np.zeros((int(labels.max()) + 1, omega.shape[1]))
+    np.add.at(sums, labels, weight[:, None] * omega)
+    return np.asarray(sums / np.bincount(labels, weight)[:, None])
+
+
+def adjusted_rand(truth: npt.ArrayLike | None, labels: npt.ArrayLike) -> float | None:
+    """Return the adjusted Rand index, or None where the truth is unknown.
+
+    1 for equal partitions, trivial ones included; about 0 for unrelated ones.
+
+    >>> adjusted_rand([0, 0, 1, 1], [5, 5, 3, 3]), adjusted_rand(None, [0, 0])
+    (1.0, None)
+    """
+    if truth is None:
+        return None
+    return float(adjusted_rand_score(_plain(truth), _plain(labels)))
+
+
+def _plain(labels: npt.ArrayLike) -> npt.NDArray[Any]:
+    return np.asarray(labels)

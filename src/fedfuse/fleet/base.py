@@ -1,0 +1,31 @@
+"""Where devices compute."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from fedfuse.tasks import Order, Reply
+from fedfuse.types import Floats
+
+
+class Fleet(ABC):
+    """Takes orders to devices and brings back their replies; knows nothing of methods.
+
+    A device keeps its own last model between orders: `Train` without a start goes on from there.
+    """
+
+    @abstractmethod
+    def submit(self, orders: Sequence[Order]) -> None:
+        """Send these orders, at most one per device."""
+
+    @abstractmethod
+    def collect(self) -> list[Reply]:
+        """Wait for replies and return those that have come; an empty list says that no more will come."""
+
+    @abstractmethod
+    def remember(self, models: Floats) -> None:
+        """Give every device its own model back (after the server was started again from a checkpoint)."""
+
+    def close(self) -> None:
+        """End whatever the fleet has started."""

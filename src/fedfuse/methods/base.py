@@ -1,0 +1,105 @@
+"""What a method is: the server's state and its rule. It never touches data, processes or the network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedfuse.errors import FedfuseError
+from fedfuse.fusion import Residuals
+from fedfuse.models.base import Start
+from fedfuse.schedules import parse
+from fedfuse.tasks import Task, Work
+from fedfuse.types import Floats, Ints
+
+State = TypeVar("State")
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class World:
+    """What the server knows of a federation: sizes and counts, never rows."""
+
+    m: int
+    d: int
+    counts: Ints
+    initial: Callable[[Start], Floats]
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
+
+
+@dataclass(frozen=True)
+class Method(ABC, Generic[State]):
+    """A rule for the server. Parameters are stored here; what changes is in the state that `begin` returns.
+
+    One round: `tasks` says what each active device is asked, `update` takes in what came back. A state may be
+    large, so `update` changes it in place. `pack` and `unpack` turn it into plain arrays and back: that is all a
+    checkpoint needs.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def begin(self, world: World) -> State:
+        """Return the state before the first round."""
+
+    @abstractmethod
+    def opening(self, state: State) -> dict[int, Task]:
+        """Return what is sent before the first round (device: task)."""
+
+    @abstractmethod
+    def tasks(self, state: State, devices: Ints, k: int) -> list[Task]:
+        """Return one task for each active device of round k."""
+
+    @abstractmethod
+    def update(self, state: State, devices: Ints, values: list[Floats]) -> Residuals | None:
+        """Take in the replies of a round; say how far it moved things, where the method can tell."""
+
+    @abstractmethod
+    def models(self, state: State) -> Floats:
+        """Return the parameters that every device has now (m x d)."""
+
+    @abstractmethod
+    def labels(self, state: State) -> Ints:
+        """Return the cluster of every device now."""
+
+    @abstractmethod
+    def final(self, state: State, world: World) -> tuple[Floats, Ints]:
+        """Return every device's parameters and cluster at the end."""
+
+    @abstractmethod
+    def pack(self, state: State) -> Arrays:
+        """Return the state as arrays."""
+
+    @abstractmethod
+    def unpack(self, arrays: Arrays) -> State:
+        """Build the state that `pack` took apart."""
+
+    def describe(self, state: State) -> dict[str, Any]:
+        """Return what the history should say of the state besides the common columns."""
+        return {}
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the method as JSON-ready data (see `methods.from_config`)."""
+        return {"method": self.name, **{f.name: _plain(getattr(self, f.name)) for f in fields(self)}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Work):
+        return {"steps": str(value.steps), "lr": str(value.lr), "batch": value.batch, "solver": value.solver}
+    return value
+
+
+def work_from_config(config: dict[str, Any]) -> Work:
+    """Build the work that a method's configuration describes."""
+    return Work(parse(config["steps"]), parse(config["lr"]), config["batch"], config["solver"])
+
+
+def check_share(name: str, value: float) -> None:
+    """Raise unless 0 < value <= 1."""
+    if not 0 < value <= 1:
+        raise FedfuseError(f"{name} must lie in (0, 1], got {value:g}")

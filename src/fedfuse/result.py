@@ -1,0 +1,312 @@
+"""What a run has found: groups, models, scores, and the record of how it got there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fedfuse._version import __version__
+from fedfuse.clusters import adjusted_rand
+from fedfuse.data.federation import Federation, Goal
+from fedfuse.errors import FedfuseError
+from fedfuse.models import Model, model_called
+from fedfuse.store import read_arrays, read_json, write_arrays, write_json, written_whole
+from fedfuse.types import Floats, Ints
+
+if TYPE_CHECKING:
+    from fedfuse.data.tables import Encoder
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is known of a federation besides its rows."""
+
+    names: tuple[str, ...]
+    goal: Goal
+    classes: tuple[Any, ...]
+    features: tuple[str, ...]
+    counts: Ints
+    truth: Ints | None = None
+    encoder: Encoder | None = None
+
+    @classmethod
+    def of(cls, federation: Federation) -> Profile:
+        """Return the profile of a federation; ``counts`` are training rows."""
+        f = federation
+        features = f.features or tuple(f"x{i + 1}" for i in range(f.n_features))
+        return cls(f.names, f.goal, f.classes, features, f.rows("train").counts, f.truth, f.encoder)
+
+    @property
+    def metric(self) -> str:
+        return "accuracy" if self.goal == "classification" else "rmse"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the profile as JSON-ready data."""
+        return {
+            "names": list(self.names),
+            "goal": self.goal,
+            "classes": np.array(self.classes).tolist(),
+            "features": list(self.features),
+            "counts": self.counts.tolist(),
+            "truth": None if self.truth is None else self.truth.tolist(),
+            "encoder": None if self.encoder is None else self.encoder.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Profile:
+        """Build the profile that `to_json` described."""
+        from fedfuse.data.tables import Encoder
+
+        return cls(
+            names=tuple(data["names"]),
+            goal=data["goal"],
+            classes=tuple(data["classes"]),
+            features=tuple(data["features"]),
+            counts=np.array(data["counts"], dtype=np.int64),
+            truth=None if data["truth"] is None else np.array(data["truth"], dtype=np.int64),
+            encoder=None if data["encoder"] is None else Encoder.from_json(data["encoder"]),
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    Attributes
+    ----------
+    labels
+        The cluster of every device, numbered by first appearance, in the order of ``profile.names``.
+    models
+        The parameters of every device (m x d); devices of one cluster share theirs.
+    scores
+        Every device's accuracy or RMSE on the parts ``"validation"`` and ``"test"``.
+    history
+        One row per round.
+    cost_floats
+        Floats sent in both directions.
+    refused
+        Uploads that were not used, by reason.
+    """
+
+    profile: Profile
+    model: Model[Any]
+    method: dict[str, Any]
+    dataset: str
+    seed: int
+    rounds: int
+    converged: bool
+    labels: Ints
+    models: Floats
+    scores: dict[str, Floats]
+    history: pd.DataFrame
+    cost_floats: int
+    refused: dict[str, int]
+    seconds: float
+
+    @property
+    def n_clusters(self) -> int:
+        return int(self.labels.max()) + 1
+
+    @property
+    def ari(self) -> float | None:
+        """Agreement with the true groups (adjusted Rand index), or None where they are unknown."""
+        return adjusted_rand(self.profile.truth, self.labels)
+
+    @cached_property
+    def clusters(self) -> list[list[str]]:
+        """The names of the devices in each cluster."""
+        return [[self.profile.names[i] for i in np.flatnonzero(self.labels == c)] for c in range(self.n_clusters)]
+
+    @property
+    def cluster_models(self) -> Floats:
+        """The parameters of each cluster (n_clusters x d)."""
+        _, first = np.unique(self.labels, return_index=True)
+        return self.models[first]
+
+    def score(self, part: str = "test") -> float:
+        """Return the mean over devices of accuracy or RMSE on ``"validation"`` or ``"test"``."""
+        if part not in self.scores:
+            raise FedfuseError(f"no scores for {part!r}; known: {', '.join(self.scores)}")
+        scores = self.scores[part]
+        return float(np.nanmean(scores)) if np.isfinite(scores).any() else float("nan")
+
+    def index(self, device: str | int) -> int:
+        """Return the position of a device given by name or position."""
+        if isinstance(device, str):
+            if device not in self._positions:
+                raise FedfuseError(f"no device is called {device!r} in this result")
+            return self._positions[device]
+        if not 0 <= device < len(self.profile.names):
+            raise FedfuseError(f"device {device} is outside 0 … {len(self.profile.names) - 1}")
+        return device
+
+    def outputs(self, device: str | int, X: npt.ArrayLike) -> Floats:
+        """Return values, or class probabilities (n x classes), for rows by a device's model."""
+        rows = np.asarray(X, dtype=np.float64)
+        if rows.ndim != 2 or rows.shape[1] != self.model.n_features:
+            raise FedfuseError(f"rows need {self.model.n_features} features, got an array of shape {rows.shape}")
+        return self.model.outputs(self.models[self.index(device)].astype(np.float64), rows)
+
+    def predict(self, device: str | int, X: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Return the predicted classes or values for rows by a device's model."""
+        outputs = self.outputs(device, X)
+        if self.profile.goal == "regression":
+            return outputs
+        return np.array(self.profile.classes)[outputs.argmax(axis=1)]
+
+    def predict_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return a prediction for every row of a table with the device column of the training table.
+
+        The answer has columns ``device``, ``cluster`` and ``prediction``, and for classes one column of
+        probabilities each. Rows of unknown devices are left empty: the model to use would be a guess.
+        """
+        encoder = self.profile.encoder
+        if encoder is None:
+            raise FedfuseError("this run was not trained on a table, so its columns are unknown: use predict")
+        if encoder.device not in frame:
+            raise FedfuseError(f"the table has no device column {encoder.device!r}")
+        devices = frame[encoder.device].astype(str).to_numpy()
+        X = encoder.transform(frame)
+        answer = self._blank(frame.index, devices)
+        for name in np.unique(devices):
+            if name in self._positions:
+                self._fill(answer, np.flatnonzero(devices == name), name, X)
+        return answer
+
+    def coefficients(self) -> pd.DataFrame:
+        """Return the models of the clusters with feature names, in the units of the table.
+
+        One row per cluster (and class), one column per feature, ``intercept`` last.
+        """
+        encoder = self.profile.encoder
+        rows = {}
+        for c, w in enumerate(self.cluster_models):
+            coefficients = self.model.coefficients(w.astype(np.float64))
+            if encoder is not None:
+                coefficients = encoder.unscale(coefficients)
+            for output, row in zip(self._output_names, coefficients, strict=True):
+                rows[(c, output)] = row
+        columns = [*self.profile.features, "intercept"]
+        index = pd.MultiIndex.from_tuples(rows, names=["cluster", "output"])
+        return pd.DataFrame(list(rows.values()), index=index, columns=columns)
+
+    def contrasts(self) -> pd.Series[float]:
+        """Return how much each feature tells the clusters apart, largest first.
+
+        The root mean square difference between two clusters' coefficients, in the scale that was trained on (for
+        tables: per standard deviation of the feature), over all pairs of clusters and all classes.
+        """
+        parts = np.stack([self.model.coefficients(w.astype(np.float64))[:, :-1] for w in self.cluster_models])
+        parts = parts - parts.mean(axis=1, keepdims=True) if parts.shape[1] > 1 else parts
+        sizes = np.bincount(self.labels)
+        weights = np.outer(sizes, sizes) * (1 - np.eye(len(sizes)))
+        differences = np.square(parts[:, None] - parts[None]).sum(axis=2)
+        total = weights.sum() or 1.0
+        spread = np.sqrt(np.einsum("ab,abf->f", weights, differences) / total)
+        return pd.Series(spread, index=list(self.profile.features), name="contrast").sort_values(ascending=False)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run in a few numbers: what ``summary.json`` holds."""
+        return {
+            "dataset": self.dataset,
+            "method": self.method["method"],
+            "seed": self.seed,
+            "lam": self.method.get("lam"),
+            "rounds": self.rounds,
+            "metric": self.profile.metric,
+            "test": self.score("test"),
+            "validation": self.score("validation"),
+            "n_clusters": self.n_clusters,
+            "ari": self.ari,
+            "cost_floats": self.cost_floats,
+            "seconds": round(self.seconds, 3),
+            "labels": self.labels.tolist(),
+            "version": __version__,
+            "converged": self.converged,
+            "refused": self.refused,
+        }
+
+    def save(self, directory: str | PathLike[str]) -> None:
+        """Write the result as plain files; ``summary.json`` comes last and marks a finished run."""
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        _write_table(path / "history.csv", self.history, index=False)
+        _write_table(path / "labels.csv", self._labels_table(), index=False)
+        _write_table(path / "coefficients.csv", self.coefficients(), index=True)
+        write_arrays(path / "models.npz", {"models": self.models, **self.scores})
+        write_json(path / "profile.json", {"model": type(self.model).__name__, **self.profile.to_json()})
+        write_json(path / "summary.json", {**self.summary(), "method_settings": self.method})
+
+    @classmethod
+    def load(cls, directory: str | PathLike[str]) -> Result:
+        """Read what `save` wrote."""
+        path = Path(directory)
+        summary, profile = read_json(path / "summary.json"), read_json(path / "profile.json")
+        arrays = read_arrays(path / "models.npz")
+        known = Profile.from_json(profile)
+        return cls(
+            profile=known,
+            model=model_called(profile["model"]).sized(len(known.features), len(known.classes)),
+            method=summary["method_settings"],
+            labels=np.array(summary["labels"], dtype=np.int64),
+            models=arrays.pop("models"),
+            scores=dict(arrays),
+            history=pd.read_csv(path / "history.csv", float_precision="round_trip"),
+            **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged", "cost_floats", "refused", "seconds")},
+        )
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(str(n) for n in sorted(np.bincount(self.labels), reverse=True)[:8])
+        more = ", …" if self.n_clusters > 8 else ""
+        ari = "" if self.ari is None else f", ARI {self.ari:.3f}"
+        return (
+            f"Result({self.dataset}, {self.method['method']}: {self.n_clusters} clusters of {sizes}{more} devices, "
+            f"test {self.profile.metric} {self.score('test'):.4f}{ari}, {self.rounds} rounds, "
+            f"{self.cost_floats:,} floats sent)"
+        )
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.profile.names)}
+
+    @property
+    def _output_names(self) -> list[str]:
+        return [str(c) for c in self.profile.classes] or ["value"]
+
+    def _labels_table(self) -> pd.DataFrame:
+        table = pd.DataFrame({"device": self.profile.names, "cluster": self.labels, "rows": self.profile.counts})
+        for part, scores in self.scores.items():
+            table[part] = scores
+        if self.profile.truth is not None:
+            table["truth"] = self.profile.truth
+        return table
+
+    def _blank(self, index: pd.Index[Any], devices: npt.NDArray[Any]) -> pd.DataFrame:
+        kind = "float64" if self.profile.goal == "regression" else "object"
+        answer = pd.DataFrame({"device": devices}, index=index)
+        answer["cluster"] = pd.array([pd.NA] * len(index), dtype="Int64")
+        answer["prediction"] = pd.Series([None] * len(index), index=index, dtype=kind)
+        for c in self.profile.classes:
+            answer[f"p({c})"] = np.nan
+        return answer
+
+    def _fill(self, answer: pd.DataFrame, rows: npt.NDArray[np.intp], name: str, X: Floats) -> None:
+        outputs = self.outputs(name, X[rows])
+        answer.iloc[rows, 1] = int(self.labels[self._positions[name]])
+        if self.profile.goal == "regression":
+            answer.iloc[rows, 2] = outputs
+        else:
+            answer.iloc[rows, 2] = np.array(self.profile.classes, dtype=object)[outputs.argmax(axis=1)]
+            answer.iloc[rows, 3:] = outputs
+
+
+def _write_table(path: Path, table: pd.DataFrame, *, index: bool) -> None:
+    with written_whole(path) as file:
+        file.write(table.to_csv(index=index, lineterminator="\n").encode())

@@ -1,0 +1,142 @@
+"""The one place that saves: a run is a directory of plain files, and every file is written whole or not at all.
+
+``config.json`` (what was asked for), ``checkpoint/latest.npz`` while the run goes on, and at the end what
+`Result.save` writes. Nothing is pickled, so nothing is executed when a directory is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedfuse.errors import FedfuseError
+
+_META = "meta"
+
+
+class Store:
+    """A run directory."""
+
+    def __init__(self, directory: str | PathLike[str]) -> None:
+        self.directory = Path(directory)
+
+    def create(self, config: dict[str, Any]) -> None:
+        """Begin a run here; refuse to write over another."""
+        if self.directory.exists() and not self.directory.is_dir():
+            raise FedfuseError(f"{self.directory} is a file; a run needs a directory")
+        if (self.directory / "config.json").exists():
+            raise FedfuseError(
+                f"{self.directory} already holds a run: resume it with 'fedfuse resume {self.directory}' "
+                "or choose another directory"
+            )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_json(self.directory / "config.json", config)
+
+    def config(self) -> dict[str, Any]:
+        """Return what the run was asked to do."""
+        return read_json(self.directory / "config.json")
+
+    @property
+    def finished(self) -> bool:
+        return (self.directory / "summary.json").exists()
+
+    def save_checkpoint(self, meta: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
+        """Replace the last checkpoint."""
+        (self.directory / "checkpoint").mkdir(exist_ok=True)
+        text = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
+        write_arrays(self._checkpoint, {_META: text, **arrays})
+
+    def load_checkpoint(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]] | None:
+        """Return the last checkpoint, or None if there is none yet."""
+        if not self._checkpoint.exists():
+            return None
+        arrays = read_arrays(self._checkpoint)
+        try:
+            meta = json.loads(arrays.pop(_META).tobytes())
+        except (KeyError, ValueError):
+            raise FedfuseError(f"{self._checkpoint} is not a checkpoint of fedfuse") from None
+        return meta, arrays
+
+    def drop_checkpoint(self) -> None:
+        """Forget the checkpoint of a finished run."""
+        self._checkpoint.unlink(missing_ok=True)
+        if self._checkpoint.parent.exists() and not any(self._checkpoint.parent.iterdir()):
+            self._checkpoint.parent.rmdir()
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.directory / "checkpoint" / "latest.npz"
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes its name only when it is complete and on disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write data as JSON; what JSON has no word for (nan) becomes null."""
+    with written_whole(path) as file:
+        file.write((json.dumps(without_nan(data), indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a run directory."""
+    return _read(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+
+
+def write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Write named arrays (.npz, no pickles)."""
+    with written_whole(path) as file:
+        np.savez(file, **arrays)
+
+
+def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Read named arrays; refuse anything that would have to be unpickled."""
+
+    def read() -> dict[str, npt.NDArray[Any]]:
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+
+    arrays: dict[str, npt.NDArray[Any]] = _read(path, read)
+    return arrays
+
+
+def without_nan(data: Any) -> Any:
+    """Return JSON-ready data with None in place of nan and infinity."""
+    if isinstance(data, dict):
+        return {key: without_nan(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [without_nan(value) for value in data]
+    if isinstance(data, np.generic):
+        return without_nan(data.item())
+    if isinstance(data, float) and not np.isfinite(data):
+        return None
+    return data
+
+
+def _read(path: Path, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except FileNotFoundError:
+        raise FedfuseError(f"{path.parent} holds no run of fedfuse: {path.name} is missing") from None
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
+        raise FedfuseError(f"{path} is damaged or cut short ({error})") from None

@@ -1,0 +1,428 @@
+"""The one training loop.
+
+Draw the active devices, ask the method for one task each, let the fleet perform them, look every reply over, give
+the good ones to the method, record, save, stop when nothing moves any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil, floor
+from os import PathLike
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from fedfuse import methods
+from fedfuse.clusters import adjusted_rand
+from fedfuse.data.federation import Federation
+from fedfuse.errors import FedfuseError
+from fedfuse.fleet import Fleet, InProcess
+from fedfuse.fusion import Residuals
+from fedfuse.methods import FPFC, Method, World
+from fedfuse.methods.base import check_share
+from fedfuse.models import Model, default_model, model_called
+from fedfuse.randomness import generator
+from fedfuse.result import Profile, Result
+from fedfuse.store import Store
+from fedfuse.tasks import Ledger, Order, Reply, Work
+from fedfuse.types import Floats, Ints
+
+Sampler: TypeAlias = Callable[[int, int], Ints]
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how to train, whatever the method.
+
+    Parameters
+    ----------
+    rounds
+        At most so many.
+    seed
+        Every random draw of the run depends on it.
+    participation
+        Share of the devices that is active in a round, or a function ``(round, m) -> device numbers``.
+    tol
+        Stop when no residual of the last rounds exceeds this; 0 to go on to the last round.
+    evaluate_every
+        Rounds between two looks at clusters, validation and test.
+    checkpoint_every
+        Rounds between two checkpoints, where a directory is given.
+    dtype
+        ``"float32"`` or ``"float64"``, on server and devices.
+    """
+
+    rounds: int = 500
+    seed: int = 0
+    participation: float | Sampler = 1.0
+    tol: float = 1e-4
+    evaluate_every: int = 10
+    checkpoint_every: int = 25
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "evaluate_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise FedfuseError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.seed < 0:
+            raise FedfuseError(f"seed must be at least 0, got {self.seed}")
+        if not callable(self.participation):
+            check_share("participation", self.participation)
+        if self.tol < 0:
+            raise FedfuseError(f"tol must be at least 0, got {self.tol:g}")
+        if self.dtype not in ("float32", "float64"):
+            raise FedfuseError(f"dtype must be float32 or float64, got {self.dtype!r}")
+
+    def active(self, k: int, m: int) -> Ints:
+        """Return the active devices of round k."""
+        if callable(self.participation):
+            return np.asarray(self.participation(k, m))
+        count = max(1, floor(self.participation * m + 1e-9))
+        return np.sort(generator(self.seed, "participation", k).choice(m, count, replace=False))
+
+    def patience(self, m: int) -> int:
+        """Return how many quiet rounds in a row mean convergence: enough for most devices to have had a turn."""
+        return ceil(2 * m / max(1, len(self.active(0, m))))
+
+
+class Callback:
+    """Three hooks into a run."""
+
+    def on_start(self, run: Run) -> None:
+        """Before the first round (or the first after a resume)."""
+
+    def on_round(self, run: Run, row: Row) -> None:
+        """After every round, with its row of the history."""
+
+    def on_end(self, run: Run, result: Result) -> None:
+        """After the last."""
+
+
+@dataclass
+class Run:
+    """One training run: what is fixed, and everything that changes."""
+
+    federation: Federation
+    model: Model[Any]
+    method: Method[Any]
+    settings: Settings
+    fleet: Fleet
+    store: Store | None = None
+    callbacks: Sequence[Callback] = ()
+    dataset: str = "arrays"
+
+    k: int = 0
+    state: Any = None
+    ledger: Ledger = field(default_factory=Ledger)
+    history: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.world = _world(self.federation, self.model, self.settings)
+        self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
+
+    def begin(self) -> None:
+        """Set up the state and send what is sent before the first round."""
+        self.state = self.method.begin(self.world)
+        opening = self.method.opening(self.state)
+        self._exchange([Order(device, -1, task) for device, task in opening.items()])
+
+    def go(self) -> Result:
+        """Train to the end."""
+        clock, before = time.perf_counter(), self.seconds
+        self._tell("on_start")
+        while self.k < self.settings.rounds and not self.converged:
+            row = self.round()
+            self.seconds = before + time.perf_counter() - clock
+            self.history.append({**row, "seconds": self.seconds})
+            self._tell("on_round", self.history[-1])
+            if self.store and self.k % self.settings.checkpoint_every == 0:
+                self.save()
+        result = self.result()
+        self._tell("on_end", result)
+        return result
+
+    def round(self) -> Row:
+        """One round of the method."""
+        k, method = self.k, self.method
+        active = self.settings.active(k, self.world.m)
+        tasks = method.tasks(self.state, active, k)
+        replies = self._exchange([Order(int(i), k, t) for i, t in zip(active, tasks, strict=True)])
+        devices = np.array([r.device for r in replies], dtype=np.int64)
+        residuals = method.update(self.state, devices, [r.values for r in replies])
+        self.k = k + 1
+        row: Row = {"round": k, "active": len(active), "replies": len(replies), "cost_floats": self.ledger.floats}
+        row |= asdict(residuals) if residuals else dict.fromkeys(("primal", "dual", "moved"), np.nan)
+        row |= method.describe(self.state)
+        if self.k % self.settings.evaluate_every == 0:
+            row |= self._evaluation()
+        return row
+
+    @property
+    def converged(self) -> bool:
+        """Whether the last rounds moved nothing by more than the tolerance."""
+        if not self.settings.tol or not self.history:
+            return False
+        patience = self.settings.patience(self.world.m)
+        last = self.history[-patience:]
+        return len(last) == patience and all(
+            max(row["primal"], row["dual"], row["moved"]) <= self.settings.tol for row in last
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint from which `resume` goes on as if nothing had happened."""
+        if self.store:
+            meta = {
+                "fingerprint": self.federation.fingerprint,
+                "round": self.k,
+                "seconds": self.seconds,
+                "ledger": asdict(self.ledger),
+                "history": self.history,
+            }
+            self.store.save_checkpoint(meta, self.method.pack(self.state))
+
+    def restore(self) -> bool:
+        """Go back to the last checkpoint; False if there is none."""
+        saved = self.store.load_checkpoint() if self.store else None
+        if saved is None:
+            return False
+        meta, arrays = saved
+        if meta["fingerprint"] != self.federation.fingerprint:
+            raise FedfuseError("the checkpoint belongs to another federation: its data have changed since the run began")
+        self.state = self.method.unpack(arrays)
+        self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
+        self.ledger = Ledger(**meta["ledger"])
+        self.fleet.remember(self.method.models(self.state))
+        return True
+
+    def result(self) -> Result:
+        """Return what the run has found so far."""
+        models, labels = self.method.final(self.state, self.world)
+        return Result(
+            profile=Profile.of(self.federation),
+            model=self.model,
+            method=self.method.to_config(),
+            dataset=self.dataset,
+            seed=self.settings.seed,
+            rounds=self.k,
+            converged=self.converged,
+            labels=labels,
+            models=np.asarray(models),
+            scores=self._evaluator.all_parts(models),
+            history=pd.DataFrame(self.history),
+            cost_floats=self.ledger.floats,
+            refused=dict(self.ledger.refused),
+            seconds=self.seconds,
+        )
+
+    def _exchange(self, orders: Sequence[Order]) -> list[Reply]:
+        """Send orders, wait for the replies, count both, keep the good replies (by device)."""
+        for order in orders:
+            self.ledger.sent(order)
+        open_orders = {order.device: order for order in orders}
+        self.fleet.submit(orders)
+        good: dict[int, Reply] = {}
+        while open_orders and (arrived := self.fleet.collect()):
+            for reply in arrived:
+                self.ledger.received(reply)
+                fault = inspect(reply, open_orders, self.world)
+                if fault:
+                    self.ledger.refuse(fault)
+                else:
+                    good[reply.device] = reply
+                if fault in (None, "wrong length", "not finite"):
+                    open_orders.pop(reply.device, None)
+        return [good[i] for i in sorted(good)]
+
+    def _evaluation(self) -> Row:
+        labels = self.method.labels(self.state)
+        scores = self._evaluator.means(self.method.models(self.state))
+        ari = adjusted_rand(self.federation.truth, labels)
+        return {"n_clusters": int(labels.max()) + 1, "ari": ari, **scores}
+
+    def _tell(self, hook: str, *args: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, *args)
+
+
+def inspect(reply: Reply, open_orders: dict[int, Order], world: World) -> str | None:
+    """Say what is wrong with a reply, or None: the gate between devices and the server's state."""
+    if not 0 <= reply.device < world.m:
+        return "unknown device"
+    order = open_orders.get(reply.device)
+    if order is None or reply.round != order.round:
+        return "not asked for, or too late"
+    if np.shape(reply.values) != (order.task.floats_up(world.d),):
+        return "wrong length"
+    if not np.isfinite(reply.values).all():
+        return "not finite"
+    return None
+
+
+class Evaluator:
+    """Scores on held-out rows, for the record only: nothing is ever chosen by what it says of the test part."""
+
+    def __init__(self, federation: Federation, model: Model[Any], dtype: str) -> None:
+        self._model = model
+        self._everyone = np.arange(federation.m)
+        self._parts = {
+            part: model.load(federation.rows(part), np.dtype(dtype)) for part in ("validation", "test")
+        }
+
+    def all_parts(self, models: Floats) -> dict[str, Floats]:
+        """Return every device's score on each held-out part."""
+        return {part: self._model.metric(data, self._everyone, models) for part, data in self._parts.items()}
+
+    def means(self, models: Floats) -> dict[str, float]:
+        """Return the mean over devices on each held-out part."""
+        return {part: mean_score(scores) for part, scores in self.all_parts(models).items()}
+
+
+def mean_score(scores: Floats) -> float:
+    """Return the plain mean over the devices that have rows to be scored on."""
+    return float(np.nanmean(scores)) if np.isfinite(scores).any() else float("nan")
+
+
+def fit(
+    federation: Federation,
+    method: Method[Any] | None = None,
+    model: Model[Any] | None = None,
+    *,
+    rounds: int | None = None,
+    seed: int = 0,
+    out: str | PathLike[str] | None = None,
+    fleet: Fleet | None = None,
+    callbacks: Iterable[Callback] = (),
+    dataset: str = "arrays",
+    source: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Result:
+    """Find which devices share a model, and train one per group.
+
+    Parameters
+    ----------
+    federation
+        The devices and their rows.
+    method
+        `FPFC` by default.
+    model
+        Softmax regression for classes and linear regression for values by default.
+    rounds, seed
+        At most so many rounds; every random draw depends on the seed.
+    out
+        A new directory for checkpoints and results.
+    fleet
+        Where devices compute; in this process by default.
+    callbacks
+        Hooks into the run.
+    dataset, source
+        How the data are called in the summary, and how `resume` finds them again.
+    **settings
+        The other fields of `Settings`.
+
+    Examples
+    --------
+    >>> import fedfuse as ff
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(6, 50, 2))
+    >>> y = [x @ ([1, 2] if i < 3 else [-2, 1]) + 0.1 * rng.normal(size=50) for i, x in enumerate(X)]
+    >>> fed = ff.Federation.from_arrays(list(zip(X, y)))
+    >>> res = ff.fit(fed, ff.FPFC(lam=0.5, work=ff.Work(solver="exact")))
+    >>> res.labels.tolist()
+    [0, 0, 0, 1, 1, 1]
+    """
+    chosen = Settings(seed=seed, **settings)
+    chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
+    model = _fitting_model(federation, model)
+    method = method or FPFC(work=Work(solver="exact"))
+    store = Store(out) if out is not None else None
+    run = Run(
+        federation, model, method, chosen, fleet or _in_process(federation, model, chosen),
+        store, tuple(callbacks), dataset,
+    )  # fmt: skip
+    if store:
+        store.create(_config(run, source))
+    return _finish(run, begin=True)
+
+
+def resume(
+    directory: str | PathLike[str], federation: Federation | None = None, callbacks: Iterable[Callback] = ()
+) -> Result:
+    """Go on with a run that was interrupted, from its last checkpoint; the result is the same to the bit.
+
+    ``federation`` is needed only where the run was started from Python on data without a name.
+    """
+    store = Store(directory)
+    config = store.config()
+    if store.finished:
+        return Result.load(directory)
+    if federation is None:
+        from fedfuse.data.sources import load
+
+        if config["source"] is None:
+            raise FedfuseError(f"the run in {directory} was started on data in memory: pass federation= to resume")
+        federation = load(**config["source"])
+    if federation.fingerprint != config["fingerprint"]:
+        raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
+    settings = Settings(**config["settings"])
+    model = _fitting_model(federation, model_called(config["model"]))
+    run = Run(
+        federation, model, methods.from_config(config["method"]), settings,
+        _in_process(federation, model, settings), store, tuple(callbacks), config["dataset"],
+    )  # fmt: skip
+    return _finish(run, begin=not run.restore())
+
+
+def _finish(run: Run, *, begin: bool) -> Result:
+    try:
+        if begin:
+            run.begin()
+        result = run.go()
+    except KeyboardInterrupt:
+        run.save()
+        raise
+    finally:
+        run.fleet.close()
+    if run.store:
+        result.save(run.store.directory)
+        run.store.drop_checkpoint()
+    return result
+
+
+def _world(federation: Federation, model: Model[Any], settings: Settings) -> World:
+    def initial(start: Any) -> Floats:
+        return model.initial(start, generator(settings.seed, "initial"))
+
+    counts = federation.rows("train").counts
+    return World(federation.m, model.d, counts, initial, np.dtype(settings.dtype))
+
+
+def _fitting_model(federation: Federation, model: Model[Any] | None) -> Model[Any]:
+    model = model or default_model(federation.goal)
+    model.check(federation.goal)
+    return model.sized(federation.n_features, federation.n_classes)
+
+
+def _in_process(federation: Federation, model: Model[Any], settings: Settings) -> Fleet:
+    return InProcess(federation, model, seed=settings.seed, dtype=settings.dtype)
+
+
+def _config(run: Run, source: dict[str, Any] | None) -> dict[str, Any]:
+    if callable(run.settings.participation):
+        raise FedfuseError("a run directory needs a participation share: a function cannot be saved")
+    return {
+        "dataset": run.dataset,
+        "source": source,
+        "fingerprint": run.federation.fingerprint,
+        "model": type(run.model).__name__,
+        "method": run.method.to_config(),
+        "settings": asdict(run.settings),
+    }
+
+
+__all__ = ["Callback", "Residuals", "Run", "Settings", "fit", "resume"]
