@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ def named_pairs(data: Any) -> tuple[tuple[str, ...], list[tuple[Any, Any]]]:
     if isinstance(data, Mapping):
         keys, pairs = [str(k) for k in data], list(data.values())
     else:
+        if not isinstance(data, Iterable):
+            raise FedfuseError(f"expected {{name: (X, y)}} or a list of (X, y), got {_brief(data)}")
         pairs = list(data)
         keys = [str(i) for i in range(len(pairs))]
     if not keys:
@@ -51,7 +54,7 @@ def feature_names(
 
 def feature_array(X: Any, device: str) -> Floats:
     """Return X as a float64 array of rows x features, without a copy where it is one already."""
-    array = np.asarray(X)
+    array = _array(X, "X", device)
     if array.ndim == 1:
         raise FedfuseError(
             f"device {device!r}: X has shape {array.shape}, but must be rows x features; "
@@ -68,6 +71,15 @@ def feature_array(X: Any, device: str) -> Floats:
             f"device {device!r}: X has no columns (shape {array.shape}); give at least one feature"
         )
     return _as_numbers(array, device)
+
+
+def _array(values: Any, word: str, device: str) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise FedfuseError(
+            f"device {device!r}: the rows of {word} differ in length; make it an array"
+        ) from None
 
 
 def _as_numbers(array: npt.NDArray[Any], device: str) -> Floats:
@@ -110,7 +122,7 @@ def check_finite(X: Floats, device: str, features: Sequence[str]) -> None:
 
 def target_array(y: Any, device: str, n: int) -> npt.NDArray[Any]:
     """Return y as one value per row: numbers, booleans, text or objects, none of them missing."""
-    array = np.asarray(y)
+    array = _array(y, "y", device)
     if isinstance(getattr(y, "dtype", None), pd.CategoricalDtype):
         array = array.astype(object)
     if array.dtype.kind in "ST":
@@ -170,10 +182,10 @@ def check_widths(Xs: Sequence[Floats], names: Sequence[str], features: tuple[str
 def check_splits(test: float, validation: float, seed: int) -> None:
     """Refuse shares outside [0, 1) and seeds that are no seeds."""
     for word, share in (("test", test), ("validation", validation)):
-        if not 0 <= share < 1:
-            raise FedfuseError(f"{word} must be a share of at least 0 and below 1, got {share}")
-    if int(seed) != seed or seed < 0:
-        raise FedfuseError(f"seed must be a whole number of at least 0, got {seed}")
+        if not isinstance(share, Real) or not 0 <= share < 1:
+            raise FedfuseError(f"{word} must be a share of at least 0 and below 1, got {share!r}")
+    if not isinstance(seed, Integral) or seed < 0:
+        raise FedfuseError(f"seed must be a whole number of at least 0, got {seed!r}")
 
 
 def check_counts(counts: Ints, names: Sequence[str], test: float, validation: float) -> None:
@@ -210,4 +222,4 @@ def truth_array(truth: Any, m: int) -> Ints | None:
 
 def _brief(thing: Any) -> str:
     shape = getattr(thing, "shape", None)
-    return f"an array of shape {shape}" if shape is not None else f"a {type(thing).__name__}"
+    return f"an array of shape {shape}" if shape is not None else f"an object of type {type(thing).__name__}"

@@ -39,7 +39,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
 def _read_csv(path: Path) -> pd.DataFrame:
     try:
         # one type per column over the whole file; utf-8-sig, as Excel writes a mark at the beginning
-        frame = pd.read_csv(path, low_memory=False, encoding="utf-8-sig", compression="infer")
+        frame = pd.read_csv(path, low_memory=False, encoding="utf-8-sig")
     except pd.errors.EmptyDataError:
         raise FedfuseError(f"the file {str(path)!r} is empty") from None
     except (pd.errors.ParserError, UnicodeDecodeError, OSError, EOFError) as problem:

@@ -7,6 +7,7 @@ tables; only the split into parts is our own (keyed by seed and device).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -115,7 +116,7 @@ def _group_sizes(scenario: str) -> tuple[int, ...]:
 
 
 def _stream(seed: int) -> np.random.RandomState:
-    if int(seed) != seed or not 0 <= seed < 2**32:
+    if not isinstance(seed, Integral) or not 0 <= seed < 2**32:
         raise FedfuseError(
             f"seed must be a whole number from 0 to {2**32 - 1} for synthetic data, got {seed}"
         )
