@@ -1,0 +1,106 @@
+"""From the words of the command line to a method and settings: presets per data set, and ``--set key=value``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any
+
+from fedfuse.errors import FedfuseError
+from fedfuse.methods import Method, method_called
+from fedfuse.schedules import parse
+from fedfuse.tasks import Work
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What the paper uses on a data set, or what suits a table."""
+
+    work: Work
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def preset(dataset: str) -> Preset:
+    """Return the defaults for a data set."""
+    if dataset.startswith("synthetic:"):
+        return Preset(Work(steps=10, lr=0.1), {"participation": 0.3, "rounds": 2000})
+    if dataset == "housing-bodyfat":
+        return Preset(Work(steps=20, lr=0.01), {"participation": 0.3, "rounds": 200})
+    return Preset(Work(solver="exact"))
+
+
+def _whole(text: str) -> int:
+    return int(text)
+
+
+def _rows_per_batch(text: str) -> int | None:
+    return None if text in ("none", "all") else int(text)
+
+
+# key: (where it goes, how its text is read)
+_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "steps": ("work", parse),
+    "lr": ("work", parse),
+    "batch": ("work", _rows_per_batch),
+    "solver": ("work", str),
+    "start": ("method", str),
+    "rho": ("method", float),
+    "a": ("method", float),
+    "xi": ("method", float),
+    "nu": ("method", float),
+    "rows": ("method", str),
+    "participation": ("settings", float),
+    "tol": ("settings", float),
+    "evaluate_every": ("settings", _whole),
+    "checkpoint_every": ("settings", _whole),
+    "dtype": ("settings", str),
+}
+
+
+@dataclass
+class Options:
+    """The parsed ``--set`` options, by where they go."""
+
+    work: dict[str, Any] = field(default_factory=dict)
+    method: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def parse_options(pairs: Sequence[str]) -> Options:
+    """Read ``key=value`` words.
+
+    >>> parse_options(["steps=grow(20)", "start=zero", "participation=0.5"]).work
+    {'steps': Grow(every=20.0)}
+    """
+    options = Options()
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        if not sign:
+            raise FedfuseError(f"--set takes key=value, got {pair!r}")
+        if key not in _KEYS:
+            near = get_close_matches(key, _KEYS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise FedfuseError(f"--set knows no {key!r}; {hint}known: {', '.join(_KEYS)}")
+        room, read = _KEYS[key]
+        try:
+            getattr(options, room)[key] = read(text)
+        except FedfuseError:
+            raise
+        except ValueError:
+            raise FedfuseError(f"--set {key}= does not take {text!r}") from None
+    return options
+
+
+def build_method(name: str, lam: float | None, work: Work, options: Options) -> Method[Any]:
+    """Build the method that the command line asks for; a setting that it does not have is an error."""
+    kind = method_called(name)
+    given = dict(options.method)
+    if lam is not None:
+        given["lam"] = lam
+    known = {f.name for f in fields(kind)}
+    for key in given:
+        if key not in known:
+            raise FedfuseError(f"method {name!r} has no setting {key!r}; it has {', '.join(sorted(known))}")
+    changed = {f.name: getattr(work, f.name) for f in fields(Work)} | options.work
+    return kind(work=Work(**changed), **given)  # type: ignore[call-arg]

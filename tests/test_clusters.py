@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedfuse.clusters import adjusted_rand, canonical, cluster_means, components
+
+labelings = st.lists(st.integers(0, 5), min_size=1, max_size=30)
+
+
+@given(labelings, st.permutations(range(6)))
+def test_canonical_forgets_names_only(labels, names):
+    renamed = [names[c] for c in labels]
+    assert (canonical(labels) == canonical(renamed)).all()
+    assert canonical(labels)[0] == 0
+    same = np.equal.outer(labels, labels)
+    assert (np.equal.outer(canonical(labels), canonical(labels)) == same).all()
+
+
+def test_components_are_chains_of_close_pairs():
+    """1 and 3 are far apart but meet through 2: one cluster; 4 is alone."""
+    x = np.array([0.0, 0.09, 0.18, 5.0])
+    assert components(np.abs(np.subtract.outer(x, x)), nu=0.1).tolist() == [0, 0, 0, 1]
+
+
+@given(labelings, st.randoms(use_true_random=False))
+def test_components_follow_the_order_of_devices(labels, random):
+    labels = np.array(labels)
+    norms = np.where(np.equal.outer(labels, labels), 0.0, 1.0)
+    order = list(range(len(labels)))
+    random.shuffle(order)
+    assert (components(norms, 0.1) == canonical(labels)).all()
+    assert (components(norms[np.ix_(order, order)], 0.1) == canonical(labels[order])).all()
+
+
+def test_cluster_means_are_weighted_by_rows():
+    omega = np.array([[0.0, 1.0], [3.0, 4.0], [7.0, 7.0]])
+    means = cluster_means(omega, np.array([0, 0, 1]), [1, 2, 50])
+    np.testing.assert_allclose(means, [[2.0, 3.0], [7.0, 7.0]])
+
+
+@pytest.mark.parametrize(
+    ("truth", "labels", "expected"),
+    [
+        ([0] * 50, [0] * 50, 1.0),
+        (range(50), range(50), 1.0),
+        (np.repeat(range(4), 25), np.repeat([0, 0, 1, 2], 25), 0.708),
+        ([0, 0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0, 0, 1], 0.462),
+        ([0, 0, 1, 1], [0, 0, 0, 0], 0.0),
+    ],
+)
+def test_adjusted_rand_by_its_conventions(truth, labels, expected):
+    assert adjusted_rand(list(truth), list(labels)) == pytest.approx(expected, abs=5e-4)
