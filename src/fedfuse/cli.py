@@ -17,16 +17,18 @@ from fedfuse.errors import FedfuseError
 from fedfuse.store import without_nan
 
 app = typer.Typer(
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Find which devices of a federation share a model, and train one good model per group.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Data sets that have a name.")
+data_app = typer.Typer(help="Data sets that have a name.")
 app.add_typer(data_app, name="data")
 
 console = Console(stderr=True)
+# click's ClickException; newer typers carry a click of their own, so it has no other name that always holds
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object, and nothing else.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data files are (default: $FEDFUSE_DATA).")]
 
@@ -36,10 +38,12 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(
         console=console, show_time=False, show_path=False)])  # fmt: skip
     try:
-        app()
+        app(standalone_mode=False)
     except FedfuseError as error:
         _fail(str(error), 2)
-    except KeyboardInterrupt:
+    except _UsageError as error:
+        _fail(f"{error.format_message()} (fedfuse --help shows how it is used)", 2)  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
 
 
@@ -56,8 +60,11 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _top(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
-) -> None: ...
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()

@@ -134,8 +134,7 @@ class Result:
         """Return the mean over devices of accuracy or RMSE on ``"validation"`` or ``"test"``."""
         if part not in self.scores:
             raise FedfuseError(f"no scores for {part!r}; known: {', '.join(self.scores)}")
-        scores = self.scores[part]
-        return float(np.nanmean(scores)) if np.isfinite(scores).any() else float("nan")
+        return mean_score(self.scores[part])
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""
@@ -305,6 +304,11 @@ class Result:
         else:
             answer.iloc[rows, 2] = np.array(self.profile.classes, dtype=object)[outputs.argmax(axis=1)]
             answer.iloc[rows, 3:] = outputs
+
+
+def mean_score(scores: Floats) -> float:
+    """Return the plain mean over the devices that have rows to be scored on."""
+    return float(np.nanmean(scores)) if np.isfinite(scores).any() else float("nan")
 
 
 def _write_table(path: Path, table: pd.DataFrame, *, index: bool) -> None:

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedfuse.result import Result
+from fedfuse.result import Result, mean_score
 from fedfuse.training import Callback, Row, Run
 from fedfuse.types import Floats
 
@@ -44,14 +44,15 @@ class ProgressBar(Callback):
         row = self._known
         words = [f"sent {row['cost_floats']:.3g} floats", f"moving {row['moved']:.1e}"]
         if "validation" in row:
-            score = f"validation {run.federation.metric} {row['validation']:.4f}"
+            held_out = "validation" if np.isfinite(row["validation"]) else "test"
+            score = f"{held_out} {run.federation.metric} {row[held_out]:.4f}"
             words = [f"{row['n_clusters']} clusters", score, *words]
         return " · ".join(words)
 
 
 def show(result: Result, yardsticks: dict[str, dict[str, Floats]], console: Console) -> None:
     """Print the outcome: groups, scores against local and pooled models, what tells the groups apart."""
-    metric, profile = profile_metric(result), result.profile
+    profile = result.profile
     ari = "" if result.ari is None else f" (agreement with the truth: ARI {result.ari:.3f})"
     how = "converged after" if result.converged else "stopped at"
     console.print(
@@ -60,15 +61,7 @@ def show(result: Result, yardsticks: dict[str, dict[str, Floats]], console: Cons
         f"{result.cost_floats:,} floats sent, {result.seconds:.1f} s\n"
     )
     console.print(_cluster_table(result))
-    scores = Table(box=None, pad_edge=False)
-    for heading in (f"test {metric}, mean over devices", "", "validation"):
-        scores.add_column(heading, justify="left" if heading.startswith("test") else "right")
-    scores.add_row("one model per group (fedfuse)", f"[bold]{result.score('test'):.4f}[/bold]", f"{result.score('validation'):.4f}")
-    for name, words in (("local", "every device alone"), ("pooled", "one model for all")):
-        if name in yardsticks:
-            test, validation = (float(np.nanmean(yardsticks[name][p])) for p in ("test", "validation"))
-            scores.add_row(words, f"{test:.4f}", f"{validation:.4f}")
-    console.print(scores)
+    console.print(_score_table(result, yardsticks))
     if result.n_clusters > 1 and profile.encoder is not None:
         _show_contrasts(result, console)
     for reason, count in result.refused.items():
@@ -93,6 +86,17 @@ def _cluster_table(result: Result) -> Table:
         table.add_row(str(c), str(sizes[c]), f"{rows:,}", f"{test:.4f}", members)
     if result.n_clusters > MOST_CLUSTERS:
         table.add_row("…", str(sizes.size - MOST_CLUSTERS), "", "", "more groups, in labels.csv")
+    return table
+
+
+def _score_table(result: Result, yardsticks: dict[str, dict[str, Floats]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"\ntest {profile_metric(result)}, mean over devices")
+    table.add_column("", justify="right")
+    table.add_row("one model per group", f"[bold]{result.score('test'):.4f}[/bold]")
+    for name, words in (("local", "every device alone"), ("pooled", "one model for all")):
+        if name in yardsticks:
+            table.add_row(words, f"{mean_score(yardsticks[name]['test']):.4f}")
     return table
 
 

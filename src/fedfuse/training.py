@@ -21,14 +21,13 @@ from fedfuse.clusters import adjusted_rand
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.fleet import Fleet, InProcess
-from fedfuse.fusion import Residuals
 from fedfuse.methods import FPFC, Method, World
 from fedfuse.methods.base import check_share
 from fedfuse.models import Model, default_model, model_called
 from fedfuse.randomness import generator
-from fedfuse.result import Profile, Result
+from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
-from fedfuse.tasks import Ledger, Order, Reply, Work
+from fedfuse.tasks import Ledger, Order, Part, Reply, Work
 from fedfuse.types import Floats, Ints
 
 Sampler: TypeAlias = Callable[[int, int], Ints]
@@ -123,8 +122,8 @@ class Run:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.world = _world(self.federation, self.model, self.settings)
-        self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
+        self.world = _world(self.federation, self.model, self.method, self.settings)
+        self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype, self.method.rows)
 
     def begin(self) -> None:
         """Set up the state and send what is sent before the first round."""
@@ -265,27 +264,25 @@ def inspect(reply: Reply, open_orders: dict[int, Order], world: World) -> str | 
 
 
 class Evaluator:
-    """Scores on held-out rows, for the record only: nothing is ever chosen by what it says of the test part."""
+    """Scores on held-out rows, for the record only: nothing is ever chosen by what it says of the test part.
 
-    def __init__(self, federation: Federation, model: Model[Any], dtype: str) -> None:
+    Rows that the devices train on have no score: it would not mean anything.
+    """
+
+    def __init__(self, federation: Federation, model: Model[Any], dtype: str, trained: Part) -> None:
         self._model = model
         self._everyone = np.arange(federation.m)
-        self._parts = {
-            part: model.load(federation.rows(part), np.dtype(dtype)) for part in ("validation", "test")
-        }
+        held_out: tuple[Part, ...] = ("test",) if trained == "train+validation" else ("validation", "test")
+        self._parts = {part: model.load(federation.rows(part), np.dtype(dtype)) for part in held_out}
 
     def all_parts(self, models: Floats) -> dict[str, Floats]:
         """Return every device's score on each held-out part."""
-        return {part: self._model.metric(data, self._everyone, models) for part, data in self._parts.items()}
+        scores = {"validation": np.full(len(self._everyone), np.nan)}
+        return scores | {p: self._model.metric(data, self._everyone, models) for p, data in self._parts.items()}
 
     def means(self, models: Floats) -> dict[str, float]:
         """Return the mean over devices on each held-out part."""
         return {part: mean_score(scores) for part, scores in self.all_parts(models).items()}
-
-
-def mean_score(scores: Floats) -> float:
-    """Return the plain mean over the devices that have rows to be scored on."""
-    return float(np.nanmean(scores)) if np.isfinite(scores).any() else float("nan")
 
 
 def fit(
@@ -394,11 +391,11 @@ def _finish(run: Run, *, begin: bool) -> Result:
     return result
 
 
-def _world(federation: Federation, model: Model[Any], settings: Settings) -> World:
+def _world(federation: Federation, model: Model[Any], method: Method[Any], settings: Settings) -> World:
     def initial(start: Any) -> Floats:
         return model.initial(start, generator(settings.seed, "initial"))
 
-    counts = federation.rows("train").counts
+    counts = federation.rows(method.rows).counts
     return World(federation.m, model.d, counts, initial, np.dtype(settings.dtype))
 
 
@@ -423,6 +420,3 @@ def _config(run: Run, source: dict[str, Any] | None) -> dict[str, Any]:
         "method": run.method.to_config(),
         "settings": asdict(run.settings),
     }
-
-
-__all__ = ["Callback", "Residuals", "Run", "Settings", "fit", "resume"]

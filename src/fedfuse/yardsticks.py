@@ -18,12 +18,12 @@ from fedfuse.types import Floats
 RIDGE = 1e-3
 
 
-def local_models(federation: Federation, model: Model[Any], rows: Part = "train") -> Floats:
+def local_models(federation: Federation, model: Model[Any], rows: Part = "train+validation") -> Floats:
     """Return each device's model fitted to its own rows alone (m x d)."""
     return _fitted(federation.rows(rows), model)
 
 
-def pooled_model(federation: Federation, model: Model[Any], rows: Part = "train") -> Floats:
+def pooled_model(federation: Federation, model: Model[Any], rows: Part = "train+validation") -> Floats:
     """Return one model fitted to all devices' rows together (1 x d)."""
     part = federation.rows(rows)
     chosen = np.concatenate([np.arange(a, b) for a, b in zip(part.start, part.stop, strict=True)])
@@ -32,16 +32,12 @@ def pooled_model(federation: Federation, model: Model[Any], rows: Part = "train"
 
 
 def yardsticks(federation: Federation, model: Model[Any]) -> dict[str, dict[str, Floats]]:
-    """Return every device's validation and test score with the local and with the pooled model."""
+    """Return every device's test score with the local and with the pooled model."""
     local = local_models(federation, model)
     pooled = np.repeat(pooled_model(federation, model), federation.m, axis=0)
     everyone = np.arange(federation.m)
-    answer: dict[str, dict[str, Floats]] = {"local": {}, "pooled": {}}
-    for part in ("validation", "test"):
-        data = model.load(federation.rows(part), np.float32)
-        answer["local"][part] = model.metric(data, everyone, local.astype(np.float32))
-        answer["pooled"][part] = model.metric(data, everyone, pooled.astype(np.float32))
-    return answer
+    data = model.load(federation.rows("test"), np.float32)
+    return {name: {"test": model.metric(data, everyone, w)} for name, w in (("local", local), ("pooled", pooled))}
 
 
 def _fitted(rows: Rows, model: Model[Any]) -> Floats:

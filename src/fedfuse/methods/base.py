@@ -14,7 +14,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.fusion import Residuals
 from fedfuse.models.base import Start
 from fedfuse.schedules import parse
-from fedfuse.tasks import Task, Work
+from fedfuse.tasks import Part, Task, Work
 from fedfuse.types import Floats, Ints
 
 State = TypeVar("State")
@@ -39,9 +39,22 @@ class Method(ABC, Generic[State]):
     One round: `tasks` says what each active device is asked, `update` takes in what came back. A state may be
     large, so `update` changes it in place. `pack` and `unpack` turn it into plain arrays and back: that is all a
     checkpoint needs.
+
+    Parameters
+    ----------
+    start
+        First parameters of all devices: ``"zero"``, or ``"normal"`` for one draw of N(0, 1).
+    work
+        What a device does when it is active.
+    rows
+        Which rows devices train on. All but the test rows by default: validation rows are held back only while
+        something is chosen by them.
     """
 
     name: ClassVar[str]
+    start: Start = "zero"
+    work: Work = field(default_factory=Work)
+    rows: Part = "train+validation"
 
     @abstractmethod
     def begin(self, world: World) -> State:

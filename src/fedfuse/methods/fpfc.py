@@ -14,7 +14,7 @@ otherwise: on convex models far fewer rounds are needed.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,9 +23,8 @@ from fedfuse.clusters import cluster_means, components
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState, Residuals
 from fedfuse.methods.base import Arrays, Method, World
-from fedfuse.models.base import Start
 from fedfuse.penalties import L1, Penalty, SmoothedSCAD
-from fedfuse.tasks import Install, Part, Task, Train, Work
+from fedfuse.tasks import Install, Task, Train
 from fedfuse.types import Floats, Ints
 
 
@@ -40,21 +39,13 @@ class PairwiseFusion(Method[FusionState]):
     rho
         Weight of the proximal term.
     nu
-        Devices with ``||theta_ij|| <= nu`` are joined. Default: 0.1, or half of a smaller lambda.
-    start
-        First parameters of all devices: ``"zero"``, or ``"normal"`` for one draw of N(0, 1).
-    work
-        What a device does when it is active.
-    rows
-        Which rows devices train on.
+        Devices with ``||theta_ij|| <= nu`` are joined. Default: 0.5, the upper end of the paper's range, or three
+        quarters of a smaller lambda, where the penalty still pulls with its full slope.
     """
 
     lam: float = 0.6
     rho: float = 1.0
     nu: float | None = None
-    start: Start = "zero"
-    work: Work = field(default_factory=Work)
-    rows: Part = "train"
 
     def __post_init__(self) -> None:
         self.penalty.check(self.rho)
@@ -69,7 +60,7 @@ class PairwiseFusion(Method[FusionState]):
     @property
     def threshold(self) -> float:
         """Devices whose theta is at most this long are joined."""
-        return min(0.1, self.lam / 2) if self.nu is None else self.nu
+        return min(0.5, 0.75 * self.lam) if self.nu is None else self.nu
 
     def begin(self, world: World) -> FusionState:
         omega = np.tile(world.initial(self.start), (world.m, 1))
