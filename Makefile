@@ -1,0 +1,32 @@
+# Everything happens in .venv, which is made on first use. `make run` and `make test` need Python and make only.
+PYTHON ?= python3
+BIN := .venv/bin
+# Real data are read where they are; tests that need them skip with a reason otherwise.
+export FEDFUSE_DATA ?= $(wildcard ../shared/data)
+
+.PHONY: run test slow lint bench clean
+
+run: .venv/ready
+	$(BIN)/fedfuse run synthetic:S1 --lam 0.6 --rounds 200
+
+test: .venv/ready
+	$(BIN)/python -m pytest -n 2 --cov=fedfuse --cov-report=term:skip-covered --cov-fail-under=90
+
+slow: .venv/ready
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/fedfuse bench
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
