@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
+from fedfuse.schedules import value
 from fedfuse.tasks import Work
 from fedfuse.types import Floats, Ints
 
 Start: TypeAlias = Literal["zero", "normal"]
 Data = TypeVar("Data")
 M = TypeVar("M", bound="Model[Any]")
+_FITTING: dict[Goal, str] = {"classification": "SoftmaxRegression()", "regression": "LinearRegression()"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Model(ABC, Generic[Data]):
 
     def sized(self: M, n_features: int, n_classes: int) -> M:
         """Return this model for data with so many features and classes (0: regression)."""
+        self.check("classification" if n_classes else "regression")
         return replace(self, n_features=n_features, n_classes=n_classes)
 
     @property
@@ -44,6 +47,14 @@ class Model(ABC, Generic[Data]):
     @abstractmethod
     def d(self) -> int:
         """Number of parameters."""
+
+    def check(self, goal: Goal) -> None:
+        """Raise an error unless the model is for this goal."""
+        if goal != self.goal:
+            raise FedfuseError(
+                f"{type(self).__name__} is for {self.goal}, but the target asks for {goal}; "
+                f"use {_FITTING[goal]} or change the target"
+            )
 
     @property
     def fused(self) -> slice:
@@ -75,7 +86,7 @@ class Model(ABC, Generic[Data]):
     ) -> Floats:
         """Minimise ``f_i(w) + rho/2 ||w - anchor_i||^2`` on every device as ``work`` says; return the new w.
 
-        ``start`` is not changed. ``rngs`` (one per device) shuffle mini-batches and are needed only for those.
+        ``start`` is not changed. ``rngs`` (one per device) shuffle mini-batches and are needed only for them.
         """
 
     @abstractmethod
@@ -101,3 +112,31 @@ class Model(ABC, Generic[Data]):
     @abstractmethod
     def coefficients(self, w: Floats) -> Floats:
         """Return one parameter vector as (outputs x (features + 1)), the intercept last."""
+
+    def _check_rows(self, rows: Rows) -> None:
+        """Raise an error unless the model is sized for these rows."""
+        if rows.X.shape[1] != self.n_features:
+            raise FedfuseError(
+                f"the model has {self.n_features} features, the rows have {rows.X.shape[1]}; "
+                "call model.sized(n_features, n_classes) first"
+            )
+
+
+def plain(work: Work) -> tuple[int, float]:
+    """Return steps and step size as plain numbers (of a schedule, which rounds fill in, its first)."""
+    return int(value(work.steps, 0)), float(value(work.lr, 0))
+
+
+def one_each(rngs: list[np.random.Generator] | None, devices: Ints) -> list[np.random.Generator]:
+    """Return the generators that shuffle mini-batches, or say that they are missing."""
+    if rngs is None or len(rngs) != len(devices):
+        raise FedfuseError(f"mini-batches need one random generator per device, got {rngs and len(rngs)}")
+    return rngs
+
+
+def shuffled(n: int, epochs: int, rng: np.random.Generator) -> Ints:
+    """Return the order of n rows in each epoch (epochs x n)."""
+    orders = np.empty((epochs, n), np.int64)
+    for order in orders:
+        order[:] = rng.permutation(n)
+    return orders

@@ -1,0 +1,213 @@
+"""Softmax (multinomial logistic) regression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import softmax
+
+from fedfuse.data.federation import Goal, Rows
+from fedfuse.errors import FedfuseError
+from fedfuse.models._kernels import GRAIN, PANEL, Panels, descend, descend_batches, evaluate
+from fedfuse.models._newton import minimise
+from fedfuse.models._spectrum import spectrum
+from fedfuse.models._threads import spread
+from fedfuse.models.base import Model, one_each, plain, shuffled
+from fedfuse.tasks import Work
+from fedfuse.types import Floats, Ints
+
+
+@dataclass(frozen=True)
+class SoftmaxData:
+    """Rows as the compiled loops want them, and as they came (mini-batches pick single rows)."""
+
+    panels: Panels
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class SoftmaxRegression(Model[SoftmaxData]):
+    """Softmax regression with intercepts: mean cross-entropy, judged by accuracy.
+
+    The flat vector is the weights (classes x features, row by row), then one intercept per class. Two classes
+    also have two rows of weights.
+
+    Examples
+    --------
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> rows = Rows(X, np.array([0, 0, 1, 1]), np.array([0]), np.array([4]))
+    >>> model = SoftmaxRegression().sized(n_features=1, n_classes=2)
+    >>> data, device = model.load(rows, np.float64), np.array([0])
+    >>> w = model.train(data, device, np.zeros((1, 4)), None, 0.0, Work(steps=100, lr=1.0))
+    >>> float(model.metric(data, device, w)[0])
+    1.0
+    """
+
+    @property
+    def goal(self) -> Goal:
+        return "classification"
+
+    @property
+    def d(self) -> int:
+        return self.n_classes * (self.n_features + 1)
+
+    def load(self, rows: Rows, dtype: npt.DTypeLike) -> SoftmaxData:
+        self._check_rows(rows)
+        y = np.asarray(rows.y)
+        if y.size and not (np.equal(y, np.rint(y)).all() and 0 <= y.min() <= y.max() < self.n_classes):
+            raise FedfuseError(
+                f"classes must be the numbers 0 … {self.n_classes - 1}, got {y.min()} to {y.max()}"
+            )
+        whole = Rows(np.ascontiguousarray(rows.X), np.ascontiguousarray(y, np.int64), rows.start, rows.stop)
+        return SoftmaxData(_panels(whole, self.n_classes, np.dtype(dtype)), whole)
+
+    def train(
+        self,
+        data: SoftmaxData,
+        devices: Ints,
+        start: Floats,
+        anchor: Floats | None,
+        rho: float,
+        work: Work,
+        rngs: list[np.random.Generator] | None = None,
+    ) -> Floats:
+        job = _Job(data, np.asarray(devices, np.int64), self._matrices(data, start))
+        A, rho = (job.W.copy(), 0.0) if anchor is None else (self._matrices(data, anchor), float(rho))
+        if work.solver == "exact":
+            _solve(job, A, rho)
+        elif work.batch is None:
+            _descend(job, A, rho, work)
+        else:
+            _descend_batches(job, A, rho, work, one_each(rngs, devices))
+        return self._vectors(job.W)
+
+    def losses(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
+        job = _Job(data, np.asarray(devices, np.int64), self._matrices(data, w))
+        return _evaluate(job, gradient=False)[0] / np.maximum(job.counts, 1)
+
+    def gradients(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
+        job = _Job(data, np.asarray(devices, np.int64), self._matrices(data, w))
+        sums = _evaluate(job, gradient=True)[2]
+        means = sums / np.maximum(job.counts, 1)[:, None, None]
+        return self._vectors(means).astype(job.W.dtype)
+
+    def metric(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
+        job = _Job(data, np.asarray(devices, np.int64), self._matrices(data, w))
+        hits = _evaluate(job, gradient=False)[1]
+        return np.where(job.counts > 0, hits / np.maximum(job.counts, 1), np.nan)
+
+    def smoothness(self, data: SoftmaxData, devices: Ints) -> Floats:
+        # the softmax's own Hessian is at most 1/2, so f's is at most half that of least squares
+        return np.array([spectrum(data.rows.of(i)[0])[0].max(initial=0) / 2 for i in devices])
+
+    def outputs(self, w: Floats, X: Floats) -> Floats:
+        table = self.coefficients(np.asarray(w, np.float64))
+        probabilities: Floats = softmax(X @ table[:, :-1].T + table[:, -1], axis=1)
+        return probabilities
+
+    def coefficients(self, w: Floats) -> Floats:
+        cut = self.n_classes * self.n_features
+        return np.column_stack([w[:cut].reshape(self.n_classes, self.n_features), w[cut:]])
+
+    def _matrices(self, data: SoftmaxData, w: Floats) -> Floats:
+        """Bring flat vectors into the shape of the compiled loops: (k, classes, features), filled up."""
+        C, p, q = self.n_classes, self.n_features, data.panels.features
+        w = np.asarray(w).reshape(-1, self.d)
+        W = np.zeros((len(w), _filled(C, 2), q), data.panels.X.dtype)
+        W[:, :C, :p] = w[:, : C * p].reshape(-1, C, p)
+        W[:, :C, p] = w[:, C * p :]
+        return W
+
+    def _vectors(self, W: Floats) -> Floats:
+        """Undo `_matrices`."""
+        C, p = self.n_classes, self.n_features
+        return np.concatenate([W[:, :C, :p].reshape(-1, C * p), W[:, :C, p]], axis=1)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Devices with their parameters; training writes the new ones into W."""
+
+    data: SoftmaxData
+    devices: Ints
+    W: Floats
+
+    @property
+    def counts(self) -> Ints:
+        counts: Ints = self.data.panels.counts[self.devices]
+        return counts
+
+    @property
+    def cost(self) -> Floats:
+        """Multiply-adds of one gradient of each device."""
+        return 2.0 * self.counts * self.W[0].size if self.W.size else np.zeros(0)
+
+
+def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
+    steps, lr = plain(work)
+    panels, devices, W = job.data.panels, job.devices, job.W
+    spread(lambda jobs: descend(panels, devices, jobs, W, A, rho, lr, steps), job.cost * steps)
+
+
+def _descend_batches(
+    job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]
+) -> None:
+    epochs, lr = plain(work)
+    classes = job.data.panels.classes
+
+    def run(jobs: Ints) -> None:
+        for k in jobs:
+            X, y = job.data.rows.of(job.devices[k])
+            orders = shuffled(len(y), epochs, rngs[k])
+            descend_batches(X, y, classes, orders, job.W[k], A[k], rho, lr, work.batch)
+
+    spread(run, job.cost * epochs)
+
+
+def _solve(job: _Job, A: Floats, rho: float) -> None:
+    def run(jobs: Ints) -> None:
+        for k in jobs:
+            job.W[k] = minimise(job.data.panels, job.devices[k], job.W[k], A[k], rho)
+
+    spread(run, 100 * job.cost)  # as many as Newton's method takes, roughly
+
+
+def _evaluate(job: _Job, *, gradient: bool) -> tuple[Floats, Ints, Floats]:
+    """Return the sums over rows of loss, hits and gradient."""
+    k = len(job.devices)
+    loss, hits = np.zeros(k), np.zeros(k, np.int64)
+    G = np.zeros(job.W.shape if gradient else (0, 0, 0))
+    spread(lambda jobs: evaluate(job.data.panels, job.devices, jobs, job.W, loss, hits, G), job.cost)
+    return loss, hits, G
+
+
+def _panels(rows: Rows, classes: int, dtype: np.dtype[Any]) -> Panels:
+    """Lay out every device's rows in panels, see `_kernels`."""
+    p = rows.X.shape[1]
+    q, counts = _filled(p + 1, 4), rows.counts
+    room = _filled(counts, GRAIN)
+    start = np.cumsum(room) - room
+    X, y = np.zeros(room.sum() * q, dtype), np.zeros(room.sum(), np.int64)
+    for i, a in enumerate(start):
+        rows_X, rows_y = rows.of(i)
+        y[a : a + len(rows_y)] = rows_y
+        for first in range(0, len(rows_y), PANEL):
+            part = rows_X[first : first + PANEL]
+            width, b = _filled(len(part), GRAIN), (a + first) * q
+            panel = X[b : b + q * width].reshape(q, width)
+            panel[:p, : len(part)] = part.T
+            panel[p, : len(part)] = 1
+    return Panels(X, y, start, counts, q, classes)
+
+
+@overload
+def _filled(n: int, multiple: int) -> int: ...
+@overload
+def _filled(n: Ints, multiple: int) -> Ints: ...
+def _filled(n: int | Ints, multiple: int) -> int | Ints:
+    """Round up to a multiple."""
+    return -(-n // multiple) * multiple
