@@ -437,13 +437,13 @@ def moments(X: Floats, y: Floats, out: Floats) -> None:
 
 @njit(**_ENTRY)
 def descend_moments(
-    M: Floats, devices: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int
+    M: Floats, slots: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int
 ) -> None:
-    """Take full-batch gradient steps on W[k], in place, for k in ``jobs``: the gradient is 2 M (w, -1)."""
+    """Take full-batch gradient steps on W[jobs[i]], in place, with gradient 2 M[slots[i]] (w, -1)."""
     d = W.shape[1]
     g = np.empty(d)
-    for k in jobs:
-        m, w, a = M[devices[k]], W[k], A[k]
+    for s in range(jobs.size):
+        m, w, a = M[slots[s]], W[jobs[s]], A[jobs[s]]
         for _ in range(steps):
             for i in range(d):
                 total = -m[i, d]

@@ -16,16 +16,16 @@ from fedfuse.types import Floats
 
 # Gradient norm at which a problem counts as solved; float32 cannot see smaller ones.
 _TOLERANCE: dict[Any, float] = {np.dtype(np.float64): 1e-8, np.dtype(np.float32): 1e-5}
-_STEPS = 100
-_HALVINGS = 30
-_INNER_STEPS = 200
+_TOLERANCE_ALONE = 1e-6  # without a proximal term: the last digits cost most, and may lead to infinity
+_STEPS, _HALVINGS = 50, 30
+_INNER_STEPS, _INNER_ACCURACY = 200, 0.1
 _JOB = np.zeros(1, np.int64)
 
 
 def minimise(panels: Panels, device: int, W: Floats, A: Floats, rho: float) -> Floats:
     """Return the minimiser of ``f(W) + rho/2 ||W - A||^2``, coming from W."""
     h, g = _value_and_gradient(panels, device, W, A, rho)
-    enough = _TOLERANCE[W.dtype] * max(1.0, _norm(g))
+    enough = max(_TOLERANCE[W.dtype], 0.0 if rho else _TOLERANCE_ALONE) * max(1.0, _norm(g))
     for _ in range(_STEPS):
         if _norm(g) <= enough:
             break
@@ -37,11 +37,10 @@ def minimise(panels: Panels, device: int, W: Floats, A: Floats, rho: float) -> F
 
 
 def _direction(panels: Panels, device: int, W: Floats, rho: float, g: Floats) -> Floats:
-    """Return the Newton direction, the more exactly the closer the minimum is."""
+    """Return the Newton direction, nearly."""
     room = np.zeros((4, *W.shape))
     room[1] = -g
-    accuracy = min(0.1, float(np.sqrt(_norm(g))))
-    newton_direction(panels, device, W, rho, accuracy, _INNER_STEPS, room, np.empty_like(W))
+    newton_direction(panels, device, W, rho, _INNER_ACCURACY, _INNER_STEPS, room, np.empty_like(W))
     return room[0] if room[0].any() else -g
 
 

@@ -113,8 +113,10 @@ class Model(ABC, Generic[Data]):
     def coefficients(self, w: Floats) -> Floats:
         """Return one parameter vector as (outputs x (features + 1)), the intercept last."""
 
-    def _check_rows(self, rows: Rows) -> None:
-        """Raise an error unless the model is sized for these rows."""
+    def _check_load(self, rows: Rows, dtype: npt.DTypeLike) -> None:
+        """Raise an error unless the model is sized for these rows and can compute in this precision."""
+        if np.dtype(dtype) not in (np.float32, np.float64):
+            raise FedfuseError(f"dtype must be float32 or float64, got {np.dtype(dtype)}")
         if rows.X.shape[1] != self.n_features:
             raise FedfuseError(
                 f"the model has {self.n_features} features, the rows have {rows.X.shape[1]}; "

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,43 +18,40 @@ from fedfuse.tasks import Work
 from fedfuse.types import Bools, Floats, Ints
 
 
-@dataclass(frozen=True)
+@dataclass
 class LinearData:
-    """Rows as they came, and what is worth computing only once for each device."""
+    """Rows as they came, and what is computed once for a device, when it is needed."""
 
     rows: Rows
     dtype: np.dtype[Any]
-    _spectra: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
 
-    @property
-    def tall(self) -> Bools:
-        """Which devices have more rows than parameters, so that moments are smaller than rows."""
-        tall: Bools = self.rows.counts > self.rows.X.shape[1] + 1
-        return tall
+    def __post_init__(self) -> None:
+        columns = self.rows.X.shape[1]
+        self.tall: Bools = self.rows.counts > columns + 1  # moments are smaller than rows
+        self._slots = np.full(len(self.rows.start), -1, np.int64)
+        self._moments: Floats = second_moments(np.empty((0, columns)), np.empty(0))[None][:0]
+        self._spectra: dict[int, tuple[Floats, Floats]] = {}
 
-    def moments(self, devices: Ints) -> Floats:
-        """Return the second moments of all devices; those of these devices are filled in."""
-        stored, ready = self._moments
-        missing = np.unique(devices[~ready[devices]])
+    def moments(self, devices: Ints) -> tuple[Floats, Ints]:
+        """Return second moments, and where in them those of each device are."""
+        missing = np.unique(devices[self._slots[devices] < 0])
+        if missing.size:
+            new = np.empty((missing.size, *self._moments.shape[1:]))
 
-        def run(jobs: Ints) -> None:
-            for i in missing[jobs]:
-                stored[i] = second_moments(*self.rows.of(i))
-                ready[i] = True
+            def run(jobs: Ints) -> None:
+                for k in jobs:
+                    new[k] = second_moments(*self.rows.of(missing[k]))
 
-        spread(run, self.rows.counts[missing] * float(stored[0].size))
-        return stored
+            spread(run, self.rows.counts[missing] * float(new[0].size))
+            self._slots[missing] = len(self._moments) + np.arange(missing.size)
+            self._moments = np.concatenate([self._moments, new])
+        return self._moments, self._slots[devices]
 
     def spectrum(self, device: int) -> tuple[Floats, Floats]:
+        """Return eigenvalues and eigenvectors of the second moments of (x, 1)."""
         if device not in self._spectra:
             self._spectra[device] = spectrum(self.rows.of(device)[0])
         return self._spectra[device]
-
-    @cached_property
-    def _moments(self) -> tuple[Floats, Bools]:
-        # memory is taken only where something is written
-        m, q = len(self.rows.start), -(-(self.rows.X.shape[1] + 2) // 4) * 4
-        return np.empty((m, q, q)), np.zeros(m, np.bool_)
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class LinearRegression(Model[LinearData]):
         return self.n_features + 1
 
     def load(self, rows: Rows, dtype: npt.DTypeLike) -> LinearData:
-        self._check_rows(rows)
+        self._check_load(rows, dtype)
         y = np.ascontiguousarray(rows.y, np.float64)
         return LinearData(Rows(np.ascontiguousarray(rows.X), y, rows.start, rows.stop), np.dtype(dtype))
 
@@ -156,11 +152,10 @@ def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
     """Take full-batch steps, through second moments where these are smaller than the rows."""
     steps, lr = plain(work)
     data, devices, W = job.data, job.devices, job.W
-    tall = data.tall[devices]
-    by_moments, by_rows = np.flatnonzero(tall), np.flatnonzero(~tall)
-    M = data.moments(devices[by_moments])
+    by_moments, by_rows = np.flatnonzero(data.tall[devices]), np.flatnonzero(~data.tall[devices])
+    M, slots = data.moments(devices[by_moments])
     spread(
-        lambda jobs: descend_moments(M, devices, by_moments[jobs], W, A, rho, lr, steps),
+        lambda jobs: descend_moments(M, slots[jobs], by_moments[jobs], W, A, rho, lr, steps),
         np.full(by_moments.size, float(steps * W.shape[1] ** 2)),
     )
 

@@ -56,7 +56,7 @@ class SoftmaxRegression(Model[SoftmaxData]):
         return self.n_classes * (self.n_features + 1)
 
     def load(self, rows: Rows, dtype: npt.DTypeLike) -> SoftmaxData:
-        self._check_rows(rows)
+        self._check_load(rows, dtype)
         y = np.asarray(rows.y)
         if y.size and not (np.equal(y, np.rint(y)).all() and 0 <= y.min() <= y.max() < self.n_classes):
             raise FedfuseError(
