@@ -12,10 +12,13 @@ The start theta = v = 0 is delta = 0; the start theta = omega_i - omega_j, v = 0
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -23,6 +26,9 @@ from fedfuse import _pairs, penalties
 from fedfuse.errors import FedfuseError
 from fedfuse.penalties import Penalty
 from fedfuse.types import Floats, Ints
+
+# Numbers in the touched pairs below which waiting for a second thread costs more than it saves.
+SMALL = 250_000
 
 
 @dataclass(frozen=True)
@@ -139,12 +145,13 @@ class FusionState:
         self.omega[active] = new
         rank = np.full(self.m, -1)
         rank[active] = np.arange(active.size)
-        pieces = self.penalty.pieces(self.rho)
-        squares = _pairs.absorb(
-            self.delta, self.s, self.r, self.omega, self._sums, active, rank, *pieces, self._chunks
-        )
         k = active.size
         pairs = max(k * (self.m - k) + k * (k - 1) // 2, 1)
+        pieces = self.penalty.pieces(self.rho)
+        with _threads_for(pairs * self.d):
+            squares = _pairs.absorb(
+                self.delta, self.s, self.r, self.omega, self._sums, active, rank, *pieces, self._chunks
+            )
         scale = np.sqrt(np.square(self.omega, dtype=np.float64).sum() / self.m) or 1.0
         primal, dual, step = np.sqrt([squares[0] / pairs, squares[1] / pairs, moved / k]) / scale
         return Residuals(float(primal), float(dual), float(step))
@@ -268,3 +275,14 @@ class FusionState:
         lo, hi = min(i, j), max(i, j)
         p = hi * (hi - 1) // 2 + lo
         return np.asarray(weight(self.s[p]) * self.delta[p] * (1 if i < j else -1))
+
+
+@contextmanager
+def _threads_for(numbers: int) -> Iterator[None]:
+    """Stay in one thread for small work; results do not depend on it."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(1 if numbers < SMALL else before)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(before)
