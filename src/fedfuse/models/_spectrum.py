@@ -17,10 +17,15 @@ def second_moments(X: Floats, y: Floats) -> Floats:
            [3., 1., 2., 0.],
            [0., 0., 0., 0.]])
     """
-    q = -(-(X.shape[1] + 2) // 4) * 4
+    q = moment_columns(X.shape[1])
     out = np.empty((q, q))
     moments(X, y, out)
     return out
+
+
+def moment_columns(p: int) -> int:
+    """Return the number of columns of `second_moments` of p features."""
+    return -(-(p + 2) // 4) * 4
 
 
 def spectrum(X: Floats) -> tuple[Floats, Floats]:

@@ -75,7 +75,7 @@ class SoftmaxRegression(Model[SoftmaxData]):
         work: Work,
         rngs: list[np.random.Generator] | None = None,
     ) -> Floats:
-        job = _Job(data, np.asarray(devices, np.int64), self._matrices(data, start))
+        job = self._job(data, devices, start)
         A, rho = (job.W.copy(), 0.0) if anchor is None else (self._matrices(data, anchor), float(rho))
         if work.solver == "exact":
             _solve(job, A, rho)
@@ -86,17 +86,17 @@ class SoftmaxRegression(Model[SoftmaxData]):
         return self._vectors(job.W)
 
     def losses(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
-        job = _Job(data, np.asarray(devices, np.int64), self._matrices(data, w))
+        job = self._job(data, devices, w)
         return _evaluate(job, gradient=False)[0] / np.maximum(job.counts, 1)
 
     def gradients(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
-        job = _Job(data, np.asarray(devices, np.int64), self._matrices(data, w))
+        job = self._job(data, devices, w)
         sums = _evaluate(job, gradient=True)[2]
         means = sums / np.maximum(job.counts, 1)[:, None, None]
         return self._vectors(means).astype(job.W.dtype)
 
     def metric(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
-        job = _Job(data, np.asarray(devices, np.int64), self._matrices(data, w))
+        job = self._job(data, devices, w)
         hits = _evaluate(job, gradient=False)[1]
         return np.where(job.counts > 0, hits / np.maximum(job.counts, 1), np.nan)
 
@@ -112,6 +112,9 @@ class SoftmaxRegression(Model[SoftmaxData]):
     def coefficients(self, w: Floats) -> Floats:
         cut = self.n_classes * self.n_features
         return np.column_stack([w[:cut].reshape(self.n_classes, self.n_features), w[cut:]])
+
+    def _job(self, data: SoftmaxData, devices: Ints, w: Floats) -> _Job:
+        return _Job(data, np.asarray(devices, np.int64), self._matrices(data, w))
 
     def _matrices(self, data: SoftmaxData, w: Floats) -> Floats:
         """Bring flat vectors into the shape of the compiled loops: (k, classes, features), filled up."""
