@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
-from sklearn.metrics import adjusted_rand_score
 
 from fedfuse.types import Floats, Ints
 
@@ -53,6 +52,8 @@ def adjusted_rand(truth: npt.ArrayLike | None, labels: npt.ArrayLike) -> float |
     """
     if truth is None:
         return None
+    from sklearn.metrics import adjusted_rand_score  # takes most of a second to import
+
     return float(adjusted_rand_score(_plain(truth), _plain(labels)))
 
 
