@@ -1,5 +1,7 @@
 """fedfuse: which devices of a federation share a model, and one good model per group."""
 
+from typing import TYPE_CHECKING, Any
+
 from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
@@ -12,6 +14,9 @@ from fedfuse.schedules import Decay, Grow
 from fedfuse.tasks import Work
 from fedfuse.training import Callback, Settings, fit, resume
 
+if TYPE_CHECKING:
+    from fedfuse.estimators import FPFCClassifier, FPFCRegressor
+
 __all__ = [
     "FPFC",
     "FPFCL1",
@@ -20,6 +25,8 @@ __all__ = [
     "SCAD",
     "Callback",
     "Decay",
+    "FPFCClassifier",
+    "FPFCRegressor",
     "Federation",
     "FedfuseError",
     "FusionState",
@@ -35,3 +42,12 @@ __all__ = [
     "fit",
     "resume",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # scikit-learn takes most of a second to import: only those who ask for an estimator wait for it
+    if name in ("FPFCClassifier", "FPFCRegressor"):
+        from fedfuse import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module 'fedfuse' has no attribute {name!r}")
