@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 
 from fedfuse._version import __version__
 from fedfuse.errors import FedfuseError
-from fedfuse.store import without_nan
+from fedfuse.store import Store, without_nan, written_whole
+
+if TYPE_CHECKING:
+    from fedfuse.data.federation import Federation
+    from fedfuse.result import Result
+    from fedfuse.training import Callback
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -26,29 +33,69 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets that have a name.")
 app.add_typer(data_app, name="data")
 
+# the answer goes to standard output; progress, notes and errors to standard error
 console = Console(stderr=True)
 # click's ClickException; newer typers carry a click of their own, so it has no other name that always holds
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object, and nothing else.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data files are (default: $FEDFUSE_DATA).")]
+Arg, Opt = typer.Argument, typer.Option
 
 
 def main() -> None:
     """Run the command line; bad input is one line on standard error and status 2."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(
-        console=console, show_time=False, show_path=False)])  # fmt: skip
+    logger = logging.getLogger("fedfuse")
+    logger.addHandler(_notes)
     try:
-        app(standalone_mode=False)
+        app(prog_name="fedfuse", standalone_mode=False)
+        _notes.show()
     except FedfuseError as error:
         _fail(str(error), 2)
     except _UsageError as error:
-        _fail(f"{error.format_message()} (fedfuse --help shows how it is used)", 2)  # type: ignore[attr-defined]
+        _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of our output has gone; nothing is wrong here
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except MemoryError as error:
+        _fail(f"not enough memory: {error}", 2)
+    except OSError as error:
+        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2)
+    finally:
+        logger.removeHandler(_notes)
+        _notes.forget()
+
+
+class _Notes(logging.Handler):
+    """What the library logs, shown when the work on it has succeeded: an error is to stand alone."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+    def show(self) -> None:
+        for line in self._lines:
+            console.print("note: " + line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        self.forget()
+
+    def forget(self) -> None:
+        self._lines.clear()
+
+
+_notes = _Notes()
+
+
+def _usage(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "fedfuse"
+    return f"{error.format_message().rstrip('.')} ({command} --help says more)"
 
 
 def _fail(message: str, status: int) -> None:
-    print("fedfuse: " + " ".join(message.split()), file=sys.stderr)  # noqa: T201 - one plain line, no wrapping
+    print("fedfuse: " + " ".join(message.split()), file=sys.stderr)  # one plain line, whatever the width
     raise SystemExit(status)
 
 
@@ -61,7 +108,9 @@ def _version(value: bool) -> None:
 @app.callback()
 def _top(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, Opt("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -69,51 +118,60 @@ def _top(
 
 @app.command()
 def run(
-    dataset: Annotated[str, typer.Argument(help="synthetic:S1 … S5, housing-bodyfat, or a .csv/.parquet file.")],
-    method: Annotated[str, typer.Option(help="fpfc or fpfc-l1.")] = "fpfc",
-    lam: Annotated[float | None, typer.Option(help="Strength of the penalty.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="At most so many rounds.")] = None,
-    seed: Annotated[int, typer.Option(help="Every random draw depends on it.")] = 0,
-    features: Annotated[str, typer.Option(help="Synthetic data: uniform or normal.")] = "uniform",
-    device: Annotated[str | None, typer.Option(help="Table: the column that says which device a row is of.")] = None,
-    target: Annotated[str | None, typer.Option(help="Table: the column to predict.")] = None,
-    task: Annotated[str | None, typer.Option(help="Table: classification or regression (told from the target).")] = None,
-    engine: Annotated[str, typer.Option(help="Where devices compute: inprocess.")] = "inprocess",
-    out: Annotated[Path | None, typer.Option(help="A new directory for the run (default: below runs/).")] = None,
-    set_: Annotated[list[str], typer.Option("--set", help="key=value, e.g. start=normal, steps=grow(20).")] = [],  # noqa: B006
-    yardsticks: Annotated[bool, typer.Option(help="Compare with local and pooled models.")] = True,
+    dataset: Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, or a .csv/.parquet file.")],
+    method: Annotated[str, Opt(help="fpfc or fpfc-l1.")] = "fpfc",
+    lam: Annotated[float | None, Opt(help="Strength of the penalty.")] = None,
+    rounds: Annotated[int | None, Opt(help="At most so many rounds.")] = None,
+    seed: Annotated[int, Opt(help="Every random draw depends on it.")] = 0,
+    features: Annotated[str, Opt(help="Synthetic data: uniform or normal.")] = "uniform",
+    device: Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")] = None,
+    target: Annotated[str | None, Opt(help="Table: the column to predict.")] = None,
+    task: Annotated[
+        str | None, Opt(help="Table: classification or regression (told from the target).")
+    ] = None,
+    engine: Annotated[str, Opt(help="Where devices compute: inprocess.")] = "inprocess",
+    out: Annotated[Path | None, Opt(help="A new directory for the run (default: below runs/).")] = None,
+    set_: Annotated[list[str], Opt("--set", help="key=value, e.g. start=normal, steps=grow(20).")] = [],  # noqa: B006
+    yardsticks: Annotated[bool, Opt(help="Compare with local and pooled models.")] = True,
     data_dir: DataDir = None,
     json_: Json = False,
 ) -> None:
     """Train on a data set and show which devices belong together."""
     from fedfuse.data.sources import load
     from fedfuse.options import build_method, parse_options, preset
+    from fedfuse.training import Settings, fit
 
+    # first look at all that can be wrong, then load, and only then write
     if engine != "inprocess":
         raise FedfuseError(f"unknown engine {engine!r}; known: inprocess")
+    if task not in (None, "classification", "regression"):
+        raise FedfuseError(f"--task must be classification or regression, got {task!r}")
     options, defaults = parse_options(set_), preset(dataset)
     chosen = build_method(method, lam, defaults.work, options)
     settings = {**defaults.settings, **options.settings, "seed": seed}
     if rounds is not None:
         settings["rounds"] = rounds
-    source = {
-        "dataset": dataset, "features": features, "device": device, "target": target, "goal": task, "seed": seed,
-        "data_dir": str(data_dir) if data_dir else None,
-    }  # fmt: skip
-    from fedfuse.training import Settings, fit
-
-    Settings(**settings)  # complain about settings before loading data
-    federation = load(**source)  # type: ignore[arg-type]
+    Settings(**settings)
     directory = out or _next_directory(dataset, method, seed)
+    Store(directory).check_free()
+    source: dict[str, Any] = {
+        "dataset": _absolute(dataset), "features": features, "device": device, "target": target, "goal": task,
+        "seed": seed, "data_dir": str(data_dir.absolute()) if data_dir else None,
+    }  # fmt: skip
+    federation = load(**source)
+    _notes.show()
 
-    def train(callbacks: list[Any]) -> Any:
-        return fit(federation, chosen, out=directory, callbacks=callbacks, dataset=dataset, source=source, **settings)
+    def train(callbacks: list[Callback]) -> Result:
+        named: dict[str, Any] = {"dataset": dataset, "source": source}
+        return fit(federation, chosen, out=directory, callbacks=callbacks, **named, **settings)
 
     _train_and_show(train, directory, json_, federation if yardsticks else None)
 
 
 @app.command()
-def resume(directory: Annotated[Path, typer.Argument(help="The directory of an interrupted run.")], json_: Json = False) -> None:
+def resume(
+    directory: Annotated[Path, Arg(help="The directory of an interrupted run.")], json_: Json = False
+) -> None:
     """Go on with an interrupted run; the result is the same as without the interruption."""
     from fedfuse.training import resume as go_on
 
@@ -122,25 +180,33 @@ def resume(directory: Annotated[Path, typer.Argument(help="The directory of an i
 
 @app.command()
 def predict(
-    directory: Annotated[Path, typer.Argument(help="The directory of a finished run on a table.")],
-    table: Annotated[Path, typer.Argument(help="A .csv or .parquet file with the same columns.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write the answers (default: standard output).")] = None,
+    directory: Annotated[Path, Arg(help="The directory of a finished run on a table.")],
+    table: Annotated[
+        Path, Arg(help="A .csv or .parquet file with the same columns; the target may be missing.")
+    ],
+    out: Annotated[Path | None, Opt(help="A .csv file for the answers (default: standard output).")] = None,
 ) -> None:
     """Predict each row by its device's group; rows of unknown devices are named, not guessed."""
     from fedfuse.data.tables import read_table
     from fedfuse.result import Result
 
+    if out and out.suffix.lower() != ".csv":
+        raise FedfuseError(f"answers are written as .csv, got --out {out}")
     result = Result.load(directory)
     answer = result.predict_frame(read_table(table))
-    unknown = answer["device"][answer["cluster"].isna()]
-    if len(unknown):
-        names = ", ".join(sorted(set(unknown))[:10])
-        console.print(f"[yellow]{len(unknown)} rows left empty: no model for device {names}[/yellow]", highlight=False)
     text = answer.to_csv(index_label="row", lineterminator="\n")
     if out:
-        out.write_text(text, encoding="utf-8")
+        with written_whole(out) as file:
+            file.write(text.encode())
     else:
-        typer.echo(text, nl=False)
+        sys.stdout.write(text)
+    unknown = answer.loc[answer["cluster"].isna(), "device"]
+    if len(unknown):
+        names = sorted(set(unknown))
+        shown = ", ".join(name or "(none)" for name in names[:10])
+        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+        words = f"{len(unknown)} of {len(answer)} rows left empty, no model is known for: {shown}{more}"
+        console.print(words, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -170,7 +236,9 @@ def data_list(data_dir: DataDir = None) -> None:
     console.print(f"data directory: {data_directory(data_dir)}", highlight=False)
 
 
-def _train_and_show(train: Any, directory: Path, as_json: bool, federation: Any) -> None:
+def _train_and_show(
+    train: Callable[[list[Callback]], Result], directory: Path, as_json: bool, federation: Federation | None
+) -> None:
     from fedfuse.terminal import ProgressBar, show
 
     bar = ProgressBar(console)
@@ -178,20 +246,32 @@ def _train_and_show(train: Any, directory: Path, as_json: bool, federation: Any)
         result = train([bar])
     except KeyboardInterrupt:
         bar.close()
-        _fail(f"interrupted; go on with: fedfuse resume {directory}", 130)
+        if not Store(directory).started:
+            raise
+        _fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", 130)
     finally:
         bar.close()
-    sticks: dict[str, Any] = {}
+    if as_json:
+        typer.echo(json.dumps(without_nan(result.summary())))
+        return
+    sticks = {}
     if federation is not None:
         from fedfuse.yardsticks import yardsticks
 
         with console.status("fitting local and pooled models to compare with …"):
             sticks = yardsticks(federation, result.model)
-    if as_json:
-        typer.echo(json.dumps(without_nan(result.summary())))
-        return
-    show(result, sticks, console)
-    console.print(f"\nfiles: {directory}", highlight=False)
+    answers = Console()
+    show(result, sticks, answers)
+    answers.print(f"\nfiles: {directory}", highlight=False, markup=False, soft_wrap=True)
+    if result.profile.encoder is not None:
+        hint = f"predict new rows: fedfuse predict {shlex.quote(str(directory))} new.csv"
+        answers.print(hint, highlight=False, markup=False, soft_wrap=True)
+
+
+def _absolute(dataset: str) -> str:
+    """Return a file's full path, so that a run can be resumed from anywhere; a name as it is."""
+    path = Path(dataset).expanduser()
+    return str(path.absolute()) if path.is_file() else dataset
 
 
 def _next_directory(dataset: str, method: str, seed: int) -> Path:

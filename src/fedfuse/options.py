@@ -1,4 +1,4 @@
-"""From the words of the command line to a method and settings: presets per data set, and ``--set key=value``."""
+"""From the words of the command line to a method and settings: presets, and ``--set key=value``."""
 
 from __future__ import annotations
 
@@ -30,31 +30,36 @@ def preset(dataset: str) -> Preset:
     return Preset(Work(solver="exact"))
 
 
-def _whole(text: str) -> int:
-    return int(text)
-
-
 def _rows_per_batch(text: str) -> int | None:
     return None if text in ("none", "all") else int(text)
 
 
-# key: (where it goes, how its text is read)
-_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "steps": ("work", parse),
-    "lr": ("work", parse),
-    "batch": ("work", _rows_per_batch),
-    "solver": ("work", str),
-    "start": ("method", str),
-    "rho": ("method", float),
-    "a": ("method", float),
-    "xi": ("method", float),
-    "nu": ("method", float),
-    "rows": ("method", str),
-    "participation": ("settings", float),
-    "tol": ("settings", float),
-    "evaluate_every": ("settings", _whole),
-    "checkpoint_every": ("settings", _whole),
-    "dtype": ("settings", str),
+@dataclass(frozen=True)
+class Key:
+    """What ``--set`` knows of a key: where it goes, how its text is read, and what that is called."""
+
+    room: str
+    read: Callable[[str], Any]
+    takes: str
+
+
+_NUMBER, _WHOLE = "a number", "a whole number"
+KEYS: dict[str, Key] = {
+    "steps": Key("work", parse, _NUMBER),
+    "lr": Key("work", parse, _NUMBER),
+    "batch": Key("work", _rows_per_batch, "a whole number or 'all'"),
+    "solver": Key("work", str, "'gd' or 'exact'"),
+    "start": Key("method", str, "'zero' or 'normal'"),
+    "rho": Key("method", float, _NUMBER),
+    "a": Key("method", float, _NUMBER),
+    "xi": Key("method", float, _NUMBER),
+    "nu": Key("method", float, _NUMBER),
+    "rows": Key("method", str, "'train' or 'train+validation'"),
+    "participation": Key("settings", float, "a share above 0 and at most 1"),
+    "tol": Key("settings", float, _NUMBER),
+    "evaluate_every": Key("settings", int, _WHOLE),
+    "checkpoint_every": Key("settings", int, _WHOLE),
+    "dtype": Key("settings", str, "'float32' or 'float64'"),
 }
 
 
@@ -75,20 +80,20 @@ def parse_options(pairs: Sequence[str]) -> Options:
     """
     options = Options()
     for pair in pairs:
-        key, sign, text = pair.partition("=")
+        word, sign, text = (part.strip() for part in pair.partition("="))
         if not sign:
             raise FedfuseError(f"--set takes key=value, got {pair!r}")
-        if key not in _KEYS:
-            near = get_close_matches(key, _KEYS, n=1)
+        if word not in KEYS:
+            near = get_close_matches(word, KEYS, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise FedfuseError(f"--set knows no {key!r}; {hint}known: {', '.join(_KEYS)}")
-        room, read = _KEYS[key]
+            raise FedfuseError(f"--set knows no {word!r}; {hint}known: {', '.join(KEYS)}")
+        key = KEYS[word]
         try:
-            getattr(options, room)[key] = read(text)
-        except FedfuseError:
-            raise
+            getattr(options, key.room)[word] = key.read(text)
+        except FedfuseError as problem:
+            raise FedfuseError(f"--set {word}: {problem}") from None
         except ValueError:
-            raise FedfuseError(f"--set {key}= does not take {text!r}") from None
+            raise FedfuseError(f"--set {word} takes {key.takes}, got {text!r}") from None
     return options
 
 
@@ -103,4 +108,4 @@ def build_method(name: str, lam: float | None, work: Work, options: Options) -> 
         if key not in known:
             raise FedfuseError(f"method {name!r} has no setting {key!r}; it has {', '.join(sorted(known))}")
     changed = {f.name: getattr(work, f.name) for f in fields(Work)} | options.work
-    return kind(work=Work(**changed), **given)  # type: ignore[call-arg]
+    return kind(work=Work(**changed), **given)

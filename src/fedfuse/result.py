@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -14,7 +15,7 @@ import pandas as pd
 
 from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand
-from fedfuse.data.federation import Federation, Goal
+from fedfuse.data.federation import Federation, Goal, default_features
 from fedfuse.errors import FedfuseError
 from fedfuse.models import Model, model_called
 from fedfuse.store import read_arrays, read_json, write_arrays, write_json, written_whole
@@ -38,10 +39,10 @@ class Profile:
 
     @classmethod
     def of(cls, federation: Federation) -> Profile:
-        """Return the profile of a federation; ``counts`` are training rows."""
+        """Return the profile of a federation; ``counts`` are all rows of a device."""
         f = federation
-        features = f.features or tuple(f"x{i + 1}" for i in range(f.n_features))
-        return cls(f.names, f.goal, f.classes, features, f.rows("train").counts, f.truth, f.encoder)
+        features = f.features or default_features(f.n_features)
+        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, f.truth, f.encoder)
 
     @property
     def metric(self) -> str:
@@ -122,7 +123,8 @@ class Result:
     @cached_property
     def clusters(self) -> list[list[str]]:
         """The names of the devices in each cluster."""
-        return [[self.profile.names[i] for i in np.flatnonzero(self.labels == c)] for c in range(self.n_clusters)]
+        members = (np.flatnonzero(self.labels == c) for c in range(self.n_clusters))
+        return [[self.profile.names[i] for i in inside] for inside in members]
 
     @property
     def cluster_models(self) -> Floats:
@@ -140,7 +142,9 @@ class Result:
         """Return the position of a device given by name or position."""
         if isinstance(device, str):
             if device not in self._positions:
-                raise FedfuseError(f"no device is called {device!r} in this result")
+                near = get_close_matches(device, self._positions, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise FedfuseError(f"no device of this run is called {device!r}{hint}")
             return self._positions[device]
         if not 0 <= device < len(self.profile.names):
             raise FedfuseError(f"device {device} is outside 0 … {len(self.profile.names) - 1}")
@@ -148,9 +152,17 @@ class Result:
 
     def outputs(self, device: str | int, X: npt.ArrayLike) -> Floats:
         """Return values, or class probabilities (n x classes), for rows by a device's model."""
-        rows = np.asarray(X, dtype=np.float64)
-        if rows.ndim != 2 or rows.shape[1] != self.model.n_features:
-            raise FedfuseError(f"rows need {self.model.n_features} features, got an array of shape {rows.shape}")
+        try:
+            rows = np.asarray(X, dtype=np.float64)
+        except (TypeError, ValueError) as problem:
+            raise FedfuseError(f"features must be numbers: {problem}") from None
+        need = self.model.n_features
+        if rows.ndim != 2 or rows.shape[1] != need:
+            raise FedfuseError(f"X must be rows x {need} features, got an array of shape {rows.shape}")
+        if not np.isfinite(rows).all():
+            raise FedfuseError(
+                f"X must be finite, got {rows[~np.isfinite(rows)][0]}; fill missing values first"
+            )
         return self.model.outputs(self.models[self.index(device)].astype(np.float64), rows)
 
     def predict(self, device: str | int, X: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -158,7 +170,7 @@ class Result:
         outputs = self.outputs(device, X)
         if self.profile.goal == "regression":
             return outputs
-        return np.array(self.profile.classes)[outputs.argmax(axis=1)]
+        return np.asarray(np.array(self.profile.classes)[outputs.argmax(axis=1)])
 
     def predict_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return a prediction for every row of a table with the device column of the training table.
@@ -168,16 +180,15 @@ class Result:
         """
         encoder = self.profile.encoder
         if encoder is None:
-            raise FedfuseError("this run was not trained on a table, so its columns are unknown: use predict")
-        if encoder.device not in frame:
-            raise FedfuseError(f"the table has no device column {encoder.device!r}")
-        devices = frame[encoder.device].astype(str).to_numpy()
-        X = encoder.transform(frame)
-        answer = self._blank(frame.index, devices)
-        for name in np.unique(devices):
-            if name in self._positions:
-                self._fill(answer, np.flatnonzero(devices == name), name, X)
-        return answer
+            raise FedfuseError("this run was not trained on a table, so the columns to use are not known")
+        devices, X = encoder.devices(frame), encoder.transform(frame)
+        position = np.array([self._positions.get(name, -1) for name in devices], dtype=np.int64)
+        outputs = np.full((len(frame), len(self._output_names)), np.nan)
+        order = np.argsort(position, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(position[order])) + 1):
+            if position[rows[0]] >= 0:
+                outputs[rows] = self.outputs(int(position[rows[0]]), X[rows]).reshape(len(rows), -1)
+        return self._answer(frame.index, devices, position, outputs)
 
     def coefficients(self) -> pd.DataFrame:
         """Return the models of the clusters with feature names, in the units of the table.
@@ -194,22 +205,27 @@ class Result:
                 rows[(c, output)] = row
         columns = [*self.profile.features, "intercept"]
         index = pd.MultiIndex.from_tuples(rows, names=["cluster", "output"])
-        return pd.DataFrame(list(rows.values()), index=index, columns=columns)
+        table: pd.DataFrame = pd.DataFrame(list(rows.values()), index=index, columns=columns)
+        return table
 
     def contrasts(self) -> pd.Series[float]:
         """Return how much each feature tells the clusters apart, largest first.
 
-        The root mean square difference between two clusters' coefficients, in the scale that was trained on (for
-        tables: per standard deviation of the feature), over all pairs of clusters and all classes.
+        The root mean square difference between the coefficients of two devices of different clusters, in the
+        scale that was trained on (for tables: per standard deviation of the feature), over all classes.
         """
-        parts = np.stack([self.model.coefficients(w.astype(np.float64))[:, :-1] for w in self.cluster_models])
-        parts = parts - parts.mean(axis=1, keepdims=True) if parts.shape[1] > 1 else parts
-        sizes = np.bincount(self.labels)
-        weights = np.outer(sizes, sizes) * (1 - np.eye(len(sizes)))
-        differences = np.square(parts[:, None] - parts[None]).sum(axis=2)
-        total = weights.sum() or 1.0
-        spread = np.sqrt(np.einsum("ab,abf->f", weights, differences) / total)
-        return pd.Series(spread, index=list(self.profile.features), name="contrast").sort_values(ascending=False)
+        slopes = np.stack(
+            [self.model.coefficients(w.astype(np.float64))[:, :-1] for w in self.cluster_models]
+        )
+        if slopes.shape[1] > 1:
+            slopes -= slopes.mean(axis=1, keepdims=True)  # adding the same to all classes says nothing
+        sizes = np.bincount(self.labels).astype(np.float64)
+        m, pairs = sizes.sum(), sizes.sum() ** 2 - np.square(sizes).sum()
+        # sum_ab n_a n_b |w_a - w_b|^2 = 2 m sum_a n_a |w_a - mean|^2
+        away = np.square(slopes - np.average(slopes, axis=0, weights=sizes)).sum(axis=1)
+        spread = np.sqrt(2 * m * (sizes @ away) / max(pairs, 1.0))
+        contrasts: pd.Series[float] = pd.Series(spread, index=list(self.profile.features), name="contrast")
+        return contrasts.sort_values(ascending=False, kind="stable")
 
     def summary(self) -> dict[str, Any]:
         """Return the run in a few numbers: what ``summary.json`` holds."""
@@ -239,36 +255,46 @@ class Result:
         _write_table(path / "history.csv", self.history, index=False)
         _write_table(path / "labels.csv", self._labels_table(), index=False)
         _write_table(path / "coefficients.csv", self.coefficients(), index=True)
+        _write_table(
+            path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False
+        )
         write_arrays(path / "models.npz", {"models": self.models, **self.scores})
-        write_json(path / "profile.json", {"model": type(self.model).__name__, **self.profile.to_json()})
-        write_json(path / "summary.json", {**self.summary(), "method_settings": self.method})
+        profile = {"model": type(self.model).__name__, "method": self.method, **self.profile.to_json()}
+        write_json(path / "profile.json", profile)
+        write_json(path / "summary.json", self.summary())
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> Result:
         """Read what `save` wrote."""
         path = Path(directory)
+        if (path / "config.json").exists() and not (path / "summary.json").exists():
+            raise FedfuseError(f"the run in {path} is not finished: go on with it by 'fedfuse resume {path}'")
         summary, profile = read_json(path / "summary.json"), read_json(path / "profile.json")
         arrays = read_arrays(path / "models.npz")
-        known = Profile.from_json(profile)
-        return cls(
-            profile=known,
-            model=model_called(profile["model"]).sized(len(known.features), len(known.classes)),
-            method=summary["method_settings"],
-            labels=np.array(summary["labels"], dtype=np.int64),
-            models=arrays.pop("models"),
-            scores=dict(arrays),
-            history=pd.read_csv(path / "history.csv", float_precision="round_trip"),
-            **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged", "cost_floats", "refused", "seconds")},
-        )
+        try:
+            known = Profile.from_json(profile)
+            return cls(
+                profile=known,
+                model=model_called(profile["model"]).sized(len(known.features), len(known.classes)),
+                method=profile["method"],
+                labels=np.array(summary["labels"], dtype=np.int64),
+                models=arrays.pop("models"),
+                scores=arrays,
+                history=pd.read_csv(path / "history.csv", float_precision="round_trip"),
+                **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged")},
+                **{k: summary[k] for k in ("cost_floats", "refused", "seconds")},
+            )
+        except (KeyError, TypeError, OSError, ValueError) as problem:
+            raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from None
 
     def __repr__(self) -> str:
         sizes = ", ".join(str(n) for n in sorted(np.bincount(self.labels), reverse=True)[:8])
         more = ", …" if self.n_clusters > 8 else ""
         ari = "" if self.ari is None else f", ARI {self.ari:.3f}"
+        clusters = f"{self.n_clusters} cluster{'s' if self.n_clusters > 1 else ''} of {sizes}{more} devices"
         return (
-            f"Result({self.dataset}, {self.method['method']}: {self.n_clusters} clusters of {sizes}{more} devices, "
-            f"test {self.profile.metric} {self.score('test'):.4f}{ari}, {self.rounds} rounds, "
-            f"{self.cost_floats:,} floats sent)"
+            f"Result({self.dataset}, {self.method['method']}: {clusters}, test {self.profile.metric} "
+            f"{self.score('test'):.4f}{ari}, {self.rounds} rounds, {self.cost_floats:,} floats sent)"
         )
 
     @cached_property
@@ -280,30 +306,30 @@ class Result:
         return [str(c) for c in self.profile.classes] or ["value"]
 
     def _labels_table(self) -> pd.DataFrame:
-        table = pd.DataFrame({"device": self.profile.names, "cluster": self.labels, "rows": self.profile.counts})
+        columns = {"device": self.profile.names, "cluster": self.labels, "rows": self.profile.counts}
+        table: pd.DataFrame = pd.DataFrame(columns)
         for part, scores in self.scores.items():
             table[part] = scores
         if self.profile.truth is not None:
             table["truth"] = self.profile.truth
         return table
 
-    def _blank(self, index: pd.Index[Any], devices: npt.NDArray[Any]) -> pd.DataFrame:
-        kind = "float64" if self.profile.goal == "regression" else "object"
-        answer = pd.DataFrame({"device": devices}, index=index)
-        answer["cluster"] = pd.array([pd.NA] * len(index), dtype="Int64")
-        answer["prediction"] = pd.Series([None] * len(index), index=index, dtype=kind)
-        for c in self.profile.classes:
-            answer[f"p({c})"] = np.nan
-        return answer
-
-    def _fill(self, answer: pd.DataFrame, rows: npt.NDArray[np.intp], name: str, X: Floats) -> None:
-        outputs = self.outputs(name, X[rows])
-        answer.iloc[rows, 1] = int(self.labels[self._positions[name]])
+    def _answer(
+        self, index: pd.Index[Any], devices: npt.NDArray[Any], position: Ints, outputs: Floats
+    ) -> pd.DataFrame:
+        """Put predictions in a table; where a device has no position, leave the row empty."""
+        known = position >= 0
+        cluster = pd.array(np.where(known, self.labels[position], 0), dtype="Int64")
+        cluster[~known] = pd.NA
+        answer: pd.DataFrame = pd.DataFrame({"device": devices, "cluster": cluster}, index=index)
         if self.profile.goal == "regression":
-            answer.iloc[rows, 2] = outputs
-        else:
-            answer.iloc[rows, 2] = np.array(self.profile.classes, dtype=object)[outputs.argmax(axis=1)]
-            answer.iloc[rows, 3:] = outputs
+            answer["prediction"] = outputs[:, 0]
+            return answer
+        best = np.where(known, outputs.argmax(axis=1), len(self.profile.classes))
+        answer["prediction"] = np.array([*self.profile.classes, None], dtype=object)[best]
+        for c, name in enumerate(self._output_names):
+            answer[f"p({name})"] = outputs[:, c]
+        return answer
 
 
 def mean_score(scores: Floats) -> float:

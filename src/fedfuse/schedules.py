@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import astuple, dataclass
-from math import ceil
+from math import ceil, inf
 from typing import ClassVar, TypeAlias
 
 from fedfuse.errors import FedfuseError
@@ -20,6 +20,9 @@ class Grow:
 
     word: ClassVar[str] = "grow"
     every: float = 20
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
 
     def __call__(self, k: int) -> float:
         return ceil((k + 1) / self.every)
@@ -35,7 +38,10 @@ class Decay:
     word: ClassVar[str] = "decay"
     first: float
     factor: float = 0.9
-    every: int = 5
+    every: float = 5
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
 
     def __call__(self, k: int) -> float:
         return self.first * self.factor ** (k // self.every)
@@ -69,10 +75,19 @@ def parse(text: str) -> Schedule:
             return float(text)
         numbers = [float(n) for n in call[2].split(",") if n.strip()]
         return _KINDS[call[1]](*numbers)
+    except FedfuseError:
+        raise
     except (KeyError, TypeError, ValueError):
         known = ", ".join(f"{word}(…)" for word in _KINDS)
         raise FedfuseError(f"{text!r} is neither a number nor a schedule ({known})") from None
 
 
+def _check_positive(schedule: Grow | Decay) -> None:
+    if not all(0 < n < inf for n in astuple(schedule)):
+        raise FedfuseError(f"the numbers of a schedule must be positive, got {schedule}")
+
+
 def _written(schedule: Grow | Decay) -> str:
-    return f"{schedule.word}({','.join(f'{n:g}' for n in astuple(schedule))})"
+    # short where that is exact: what is written must be read again to the bit
+    numbers = (f"{n:g}" if float(f"{n:g}") == n else repr(float(n)) for n in astuple(schedule))
+    return f"{schedule.word}({','.join(numbers)})"

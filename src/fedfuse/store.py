@@ -1,4 +1,4 @@
-"""The one place that saves: a run is a directory of plain files, and every file is written whole or not at all.
+"""The one place that saves: a run is a directory of plain files, each written whole or not at all.
 
 ``config.json`` (what was asked for), ``checkpoint/latest.npz`` while the run goes on, and at the end what
 `Result.save` writes. Nothing is pickled, so nothing is executed when a directory is read.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -22,6 +20,7 @@ import numpy.typing as npt
 from fedfuse.errors import FedfuseError
 
 _META = "meta"
+_HALF = ".half"
 
 
 class Store:
@@ -30,21 +29,35 @@ class Store:
     def __init__(self, directory: str | PathLike[str]) -> None:
         self.directory = Path(directory)
 
-    def create(self, config: dict[str, Any]) -> None:
-        """Begin a run here; refuse to write over another."""
+    def check_free(self) -> None:
+        """Refuse a directory that holds a run already."""
         if self.directory.exists() and not self.directory.is_dir():
             raise FedfuseError(f"{self.directory} is a file; a run needs a directory")
-        if (self.directory / "config.json").exists():
-            raise FedfuseError(
-                f"{self.directory} already holds a run: resume it with 'fedfuse resume {self.directory}' "
-                "or choose another directory"
-            )
-        self.directory.mkdir(parents=True, exist_ok=True)
-        write_json(self.directory / "config.json", config)
+        if self.started:
+            advice = "choose another directory"
+            if not self.finished:
+                advice = f"go on with it by 'fedfuse resume {self.directory}' or {advice}"
+            raise FedfuseError(f"{self.directory} already holds a run: {advice}")
+
+    def create(self, config: dict[str, Any]) -> None:
+        """Begin a run here; refuse to write over another."""
+        self.check_free()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_json(self.directory / "config.json", config)
+        except OSError as problem:
+            raise FedfuseError(f"cannot write to {self.directory}: {problem.strerror}") from None
 
     def config(self) -> dict[str, Any]:
         """Return what the run was asked to do."""
-        return read_json(self.directory / "config.json")
+        config = read_json(self.directory / "config.json")
+        if not isinstance(config, dict):
+            raise FedfuseError(f"{self.directory} holds no run of fedfuse: config.json says something else")
+        return config
+
+    @property
+    def started(self) -> bool:
+        return (self.directory / "config.json").exists() or self.finished
 
     @property
     def finished(self) -> bool:
@@ -60,16 +73,22 @@ class Store:
         """Return the last checkpoint, or None if there is none yet."""
         if not self._checkpoint.exists():
             return None
-        arrays = read_arrays(self._checkpoint)
+        try:
+            arrays = read_arrays(self._checkpoint)
+        except FedfuseError as problem:
+            raise FedfuseError(f"{problem}; remove it to begin the run anew") from None
         try:
             meta = json.loads(arrays.pop(_META).tobytes())
         except (KeyError, ValueError):
             raise FedfuseError(f"{self._checkpoint} is not a checkpoint of fedfuse") from None
         return meta, arrays
 
-    def drop_checkpoint(self) -> None:
-        """Forget the checkpoint of a finished run."""
+    def tidy(self) -> None:
+        """Remove the checkpoint of a finished run, and what a killed process left half-written."""
         self._checkpoint.unlink(missing_ok=True)
+        for folder in (self._checkpoint.parent, self.directory):
+            for rest in folder.glob(f".*{_HALF}"):
+                rest.unlink(missing_ok=True)
         if self._checkpoint.parent.exists() and not any(self._checkpoint.parent.iterdir()):
             self._checkpoint.parent.rmdir()
 
@@ -81,7 +100,7 @@ class Store:
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that takes its name only when it is complete and on disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_HALF}")
     try:
         with temporary.open("wb") as file:
             yield file
@@ -106,7 +125,7 @@ def read_json(path: Path) -> Any:
 def write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
     """Write named arrays (.npz, no pickles)."""
     with written_whole(path) as file:
-        np.savez(file, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -136,7 +155,7 @@ def without_nan(data: Any) -> Any:
 def _read(path: Path, read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise FedfuseError(f"{path.parent} holds no run of fedfuse: {path.name} is missing") from None
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
-        raise FedfuseError(f"{path} is damaged or cut short ({error})") from None
+    except Exception as problem:  # there is no end to what readers raise on damaged files
+        raise FedfuseError(f"{path} is damaged or cut short ({problem})") from None

@@ -1,16 +1,19 @@
 """The small vocabulary that server and devices share.
 
-A task is what the server asks of one device, a reply is what the device sends back. A task knows how many floats
-it carries down and how many must come up, so that the cost of every method is counted from what is really sent
-(`Ledger`) and an upload of another size is refused.
+A task is what the server asks of one device, a reply is what the device sends back. A task knows how many
+floats it carries down and how many must come up, so that the cost of every method is counted from what is
+really sent (`Ledger`) and an upload of another size is refused (`fault`).
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from fedfuse.errors import FedfuseError
 from fedfuse.schedules import Schedule, value
@@ -33,8 +36,8 @@ class Work:
     batch
         Rows per mini-batch; ``None`` for full-batch gradient descent.
     solver
-        ``"gd"`` follows ``steps``, ``lr`` and ``batch``; ``"exact"`` solves the device's convex problem (linear
-        regression in closed form, softmax regression by Newton's method) and needs neither.
+        ``"gd"`` follows ``steps``, ``lr`` and ``batch``; ``"exact"`` solves the device's convex problem
+        (linear regression in closed form, softmax regression by Newton's method) and needs none of them.
     """
 
     steps: Schedule = 10
@@ -43,10 +46,11 @@ class Work:
     solver: Solver = "gd"
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, (int, float)) and (self.steps < 1 or self.steps != int(self.steps)):
-            raise FedfuseError(f"steps must be a whole number of at least 1, got {self.steps:g}")
-        if isinstance(self.lr, (int, float)) and not 0 < self.lr < np.inf:
-            raise FedfuseError(f"lr must be a positive number, got {self.lr:g}")
+        steps, lr = value(self.steps, 0), value(self.lr, 0)
+        if not 1 <= steps < np.inf or (steps is self.steps and steps != int(steps)):
+            raise FedfuseError(f"steps must be a whole number of at least 1, got {self.steps}")
+        if not 0 < lr < np.inf:
+            raise FedfuseError(f"lr must be a positive number, got {self.lr}")
         if self.batch is not None and self.batch < 1:
             raise FedfuseError(f"batch must be at least 1, got {self.batch}")
         if self.solver not in ("gd", "exact"):
@@ -54,7 +58,9 @@ class Work:
 
     def at(self, k: int) -> Work:
         """Return the work of round ``k``: the same with plain numbers for schedules."""
-        return Work(int(value(self.steps, k)), value(self.lr, k), self.batch, self.solver)
+        # a schedule that falls ends at the smallest work there is, not in an error after hours
+        steps, lr = max(1, int(value(self.steps, k))), max(value(self.lr, k), sys.float_info.min)
+        return Work(steps, lr, self.batch, self.solver)
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Install:
 
     @property
     def floats_down(self) -> int:
-        return self.model.size
+        return int(self.model.size)
 
     def floats_up(self, d: int) -> int:
         return 0
@@ -136,7 +142,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a device sent back, as it arrived: not yet checked (see `training.inspect`)."""
+    """What a device sent back, as it arrived: not yet checked (see `fault`)."""
 
     device: int
     round: int
@@ -145,6 +151,34 @@ class Reply:
     @property
     def floats_up(self) -> int:
         return int(np.size(self.values))
+
+
+def largest_value(d: int, dtype: npt.DTypeLike) -> float:
+    """Return the largest number that ``d`` parameters may hold: squared distances must not overflow."""
+    return float(np.sqrt(np.finfo(dtype).max / (16 * max(d, 1))))
+
+
+def fault(reply: Reply, asked: Mapping[int, Order], m: int, d: int, dtype: npt.DTypeLike) -> str | None:
+    """Say what is wrong with a reply, or None: the gate between devices and the server's state.
+
+    >>> asked = {1: Order(1, 7, Gradient(np.zeros(2)))}
+    >>> fault(Reply(1, 6, np.ones(2)), asked, m=3, d=2, dtype="float32")
+    'not asked for, or too late'
+    """
+    if not 0 <= reply.device < m:
+        return "unknown device"
+    order = asked.get(reply.device)
+    if order is None or reply.round != order.round:
+        return "not asked for, or too late"
+    values = np.asarray(reply.values)
+    if values.shape != (order.task.floats_up(d),):
+        return "wrong length"
+    if values.dtype.kind not in "fiu":
+        return "not numbers"
+    largest = float(np.abs(values).max(initial=0))
+    if not np.isfinite(largest):
+        return "not finite"
+    return "too large" if largest > largest_value(d, dtype) else None
 
 
 @dataclass

@@ -1,33 +1,47 @@
-"""What a person sees in a terminal: the progress of a run, and its outcome. All of it on standard error."""
+"""What a person sees in a terminal: the progress of a run, and its outcome."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fedfuse.result import Result, mean_score
 from fedfuse.training import Callback, Row, Run
-from fedfuse.types import Floats
+from fedfuse.types import Floats, Ints
 
 MOST_CLUSTERS = 12
 MOST_FEATURES = 6
+MOST_COLUMNS = 6
+_DIVERGED = ("not finite", "too large")
 
 
 class ProgressBar(Callback):
-    """One line: rounds, clusters so far, validation, how much still moves, what has been sent."""
+    """One line: rounds, clusters so far, a score on held-out rows, how much still moves."""
 
     def __init__(self, console: Console) -> None:
-        columns = (SpinnerColumn(), TextColumn("round"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True)
+        columns = (SpinnerColumn(), TextColumn("round"), BarColumn(20), MofNCompleteColumn())
+        self._progress = Progress(
+            *columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+            console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
         self._task = self._progress.add_task("rounds", note="")
         self._known: Row = {}
 
     def on_start(self, run: Run) -> None:
-        self._progress.start()
         self._progress.update(self._task, total=run.settings.rounds, completed=run.k)
+        self._progress.start()
 
     def on_round(self, run: Run, row: Row) -> None:
         self._known |= row
@@ -42,85 +56,146 @@ class ProgressBar(Callback):
 
     def _note(self, run: Run) -> str:
         row = self._known
-        words = [f"sent {row['cost_floats']:.3g} floats", f"moving {row['moved']:.1e}"]
+        words = [f"moving {100 * row['moved']:.2g} %"]
         if "validation" in row:
             held_out = "validation" if np.isfinite(row["validation"]) else "test"
             score = f"{held_out} {run.federation.metric} {row[held_out]:.4f}"
-            words = [f"{row['n_clusters']} clusters", score, *words]
+            words = [_counted(row["n_clusters"], "group"), score, *words]
         return " · ".join(words)
 
 
-def show(result: Result, yardsticks: dict[str, dict[str, Floats]], console: Console) -> None:
+def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> None:
     """Print the outcome: groups, scores against local and pooled models, what tells the groups apart."""
-    profile = result.profile
-    ari = "" if result.ari is None else f" (agreement with the truth: ARI {result.ari:.3f})"
-    how = "converged after" if result.converged else "stopped at"
-    console.print(
-        f"\n[bold]{len(profile.names)} devices fall into {result.n_clusters} "
-        f"group{'s' if result.n_clusters > 1 else ''}[/bold]{ari}; {how} {result.rounds} rounds, "
-        f"{result.cost_floats:,} floats sent, {result.seconds:.1f} s\n"
-    )
-    console.print(_cluster_table(result))
+    m, ari = len(result.profile.names), ""
+    if result.ari is not None:
+        ari = f" (agreement with the truth: ARI {result.ari:.3f})"
+    how = "converged after" if result.converged else "stopped after"
+    _say(console, f"[bold]{_counted(m, 'device')} in {_counted(result.n_clusters, 'group')}[/bold]{ari}")
+    sent = f"{result.cost_floats:,} floats sent, {result.seconds:.1f} s"
+    _say(console, f"{how} {_counted(result.rounds, 'round')}, {sent}\n")
+    console.print(_cluster_table(result, console.width))
+    console.print()
     console.print(_score_table(result, yardsticks))
-    if result.n_clusters > 1 and profile.encoder is not None:
+    if result.n_clusters > 1 and result.profile.encoder is not None:
+        console.print()
         _show_contrasts(result, console)
-    for reason, count in result.refused.items():
-        console.print(f"[yellow]{count} uploads refused: {reason}[/yellow]")
+    for warning in _warnings(result):
+        _say(console, f"\n[yellow]{warning}[/yellow]")
 
 
-def profile_metric(result: Result) -> str:
-    """Return the metric with its direction."""
-    return "accuracy" if result.profile.metric == "accuracy" else "RMSE (less is better)"
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
 
 
-def _cluster_table(result: Result) -> Table:
+def _counted(n: int, word: str) -> str:
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if np.isfinite(value) else "-"
+
+
+def _warnings(result: Result) -> list[str]:
+    words = []
+    moved = float(result.history["moved"].iloc[-1])
+    if not result.converged and moved > 1e-3:
+        words.append(
+            f"not converged: models still moved by {100 * moved:.2g} % in the last round; "
+            "more rounds (--rounds) may change groups and scores"
+        )
+    words += [f"{_counted(n, 'upload')} refused: {reason}" for reason, n in result.refused.items()]
+    if any(reason in _DIVERGED for reason in result.refused):
+        words.append("local training diverges: try a smaller step (--set lr=…) or --set solver=exact")
+    return words
+
+
+def _plain_table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("group", "devices", "rows", "test"):
-        table.add_column(heading, justify="right")
-    table.add_column("members", overflow="ellipsis", no_wrap=True)
-    sizes = np.bincount(result.labels)
-    for c in np.argsort(-sizes, kind="stable")[:MOST_CLUSTERS]:
-        inside = result.labels == c
-        rows, test = int(result.profile.counts[inside].sum()), float(np.nanmean(result.scores["test"][inside]))
-        members = escape(", ".join(result.clusters[c]))
-        table.add_row(str(c), str(sizes[c]), f"{rows:,}", f"{test:.4f}", members)
-    if result.n_clusters > MOST_CLUSTERS:
-        table.add_row("…", str(sizes.size - MOST_CLUSTERS), "", "", "more groups, in labels.csv")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
-def _score_table(result: Result, yardsticks: dict[str, dict[str, Floats]]) -> Table:
+def _largest_first(result: Result) -> Ints:
+    return np.argsort(-np.bincount(result.labels), kind="stable")
+
+
+def _cluster_table(result: Result, width: int) -> Table:
+    table = _plain_table("group", "devices", "rows", "test")
+    table.add_column("members", no_wrap=True)
+    room = max(20, width - 40)
+    for c in _largest_first(result)[:MOST_CLUSTERS]:
+        inside = result.labels == c
+        rows = int(result.profile.counts[inside].sum())
+        test = _number(mean_score(result.scores["test"][inside]))
+        members = escape(_some(result.clusters[c], room))
+        table.add_row(str(c), str(inside.sum()), f"{rows:,}", test, members)
+    if result.n_clusters > MOST_CLUSTERS:
+        table.add_row("…", "", "", "", f"{result.n_clusters - MOST_CLUSTERS} more groups, in labels.csv")
+    return table
+
+
+def _some(names: Sequence[str], room: int) -> str:
+    """Write as many names as there is room for, and how many there are besides.
+
+    >>> _some(["north", "south", "east"], 30), _some(["north", "south", "east"], 17)
+    ('north, south, east', 'north, … (2 more)')
+    """
+    whole = ", ".join(names)
+    if len(whole) <= room:
+        return whole
+    for shown in range(len(names) - 1, 0, -1):
+        text = f"{', '.join(names[:shown])}, … ({len(names) - shown} more)"
+        if len(text) <= room:
+            return text
+    return whole[: room - 1] + "…"
+
+
+def _score_table(result: Result, yardsticks: Mapping[str, Floats]) -> Table:
+    metric = "accuracy" if result.profile.metric == "accuracy" else "RMSE (less is better)"
     table = Table(box=None, pad_edge=False)
-    table.add_column(f"\ntest {profile_metric(result)}, mean over devices")
-    table.add_column("", justify="right")
-    table.add_row("one model per group", f"[bold]{result.score('test'):.4f}[/bold]")
+    table.add_column(f"test {metric}, mean over devices", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_row("one model per group", f"[bold]{_number(result.score('test'))}[/bold]")
     for name, words in (("local", "every device alone"), ("pooled", "one model for all")):
         if name in yardsticks:
-            table.add_row(words, f"{mean_score(yardsticks[name]['test']):.4f}")
+            table.add_row(words, _number(mean_score(yardsticks[name])))
     return table
 
 
 def _show_contrasts(result: Result, console: Console) -> None:
-    contrasts = result.contrasts()[:MOST_FEATURES]
-    coefficients = result.coefficients()
-    console.print("\nWhat tells the groups apart (coefficient per group, in the table's units):")
+    """Show the features whose coefficients differ most, group by group where one number says it."""
+    names = [str(c) for c in result.profile.classes]
+    chosen = result.contrasts()[:MOST_FEATURES]
     table = Table(box=None, pad_edge=False)
-    table.add_column("feature")
-    if len(result.profile.classes) > 2:
-        table.add_column("contrast", justify="right")
-        for name, contrast in contrasts.items():
+    table.add_column("feature", no_wrap=True, overflow="ellipsis")
+    if len(names) > 2:
+        what = "root mean square difference of coefficients, per standard deviation of the feature"
+        table.add_column("contrast", justify="right", no_wrap=True)
+        for name, contrast in chosen.items():
             table.add_row(escape(str(name)), f"{contrast:.3g}")
     else:
-        shown = range(min(result.n_clusters, 6))
-        output = coefficients.index.get_level_values("output")[-1]
+        what = f"log-odds of {names[1]} against {names[0]}" if names else f"{_target(result)}"
+        what += " per unit of the feature"
+        shown = _largest_first(result)[:MOST_COLUMNS]
+        effects = _effects(result)
         for c in shown:
-            table.add_column(f"group {c}", justify="right")
-        for name in contrasts.index:
-            table.add_row(escape(str(name)), *(f"{_effect(result, c, output, name):.3g}" for c in shown))
+            table.add_column(f"group {c}", justify="right", no_wrap=True)
+        places = {name: j for j, name in enumerate(result.profile.features)}
+        for name in chosen.index:
+            table.add_row(escape(str(name)), *(f"{effects[c, places[name]]:.3g}" for c in shown))
+    _say(console, f"what tells the groups apart ({escape(what)}):")
     console.print(table)
 
 
-def _effect(result: Result, cluster: int, output: str, feature: str) -> float:
-    """Return a coefficient; for two classes the one of the log-odds of the second against the first."""
-    rows = result.coefficients().loc[cluster][feature]
-    return float(rows.loc[output] - (rows.iloc[0] if len(rows) == 2 else 0.0))
+def _target(result: Result) -> str:
+    encoder = result.profile.encoder
+    return encoder.target if encoder else "target"
+
+
+def _effects(result: Result) -> Floats:
+    """Return groups x features: the slope, or for two classes that of the log-odds of the second."""
+    table = (
+        result.coefficients().to_numpy()[:, :-1].reshape(result.n_clusters, -1, len(result.profile.features))
+    )
+    return np.asarray(table[:, 0] if table.shape[1] == 1 else table[:, 1] - table[:, 0])

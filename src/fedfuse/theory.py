@@ -50,8 +50,8 @@ def choose(lam: float, xi: float, a: float, L_f: float, L_minus: float = 0.0) ->
 
     Examples
     --------
-    >>> choose(lam=0.5, xi=0.1, a=3.7, L_f=4.0)
-    Choice(rho=12.01, lr=0.03568..., steps=5, inexactness=0.4...)
+    >>> choose(lam=0.5, xi=0.1, a=3.7, L_f=4.0)  # doctest: +ELLIPSIS
+    Choice(rho=12.01, lr=0.0356..., steps=4, inexactness=0.35...)
     """
     _positive(lam=lam, xi=xi, L_f=L_f)
     rho = max(3 * L_f, 2 * lam / xi, 2 / (a - 1), L_minus) + 0.01
@@ -75,7 +75,7 @@ def broken(
     def need(condition: str, bound: float, name: str, value: float, holds: bool) -> None:
         if not holds:
             sign = "<=" if name == "lr" else ">"
-            found.append(f"{condition}: needs {name} {sign} {bound:.4g}, has {value:.4g}")
+            found.append(f"{condition}: needs {name} {sign} {bound:.6g}, has {value:.6g}")
 
     need("rho > 2 lambda / xi", 2 * lam / xi, "rho", rho, rho > 2 * lam / xi)
     need("rho > 2 / (a - 1)", 2 / (a - 1), "rho", rho, rho > 2 / (a - 1))

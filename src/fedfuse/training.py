@@ -1,15 +1,19 @@
 """The one training loop.
 
-Draw the active devices, ask the method for one task each, let the fleet perform them, look every reply over, give
-the good ones to the method, record, save, stop when nothing moves any more.
+Draw the active devices, ask the method for one task each, let the fleet perform them, look every reply over,
+give the good ones to the method, record, save, stop when nothing moves any more.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from math import ceil, floor
+from math import floor
+from numbers import Integral, Real
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -27,11 +31,12 @@ from fedfuse.models import Model, default_model, model_called
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
-from fedfuse.tasks import Ledger, Order, Part, Reply, Work
+from fedfuse.tasks import Ledger, Order, Part, Reply, Work, fault
 from fedfuse.types import Floats, Ints
 
 Sampler: TypeAlias = Callable[[int, int], Ints]
 Row: TypeAlias = dict[str, Any]
+RESIDUALS = ("primal", "dual", "moved")
 
 
 @dataclass(frozen=True)
@@ -65,28 +70,23 @@ class Settings:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "evaluate_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise FedfuseError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.seed < 0:
-            raise FedfuseError(f"seed must be at least 0, got {self.seed}")
+        for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 1), ("checkpoint_every", 1)):
+            number = getattr(self, name)
+            if not isinstance(number, Integral) or number < least:
+                raise FedfuseError(f"{name} must be a whole number of at least {least}, got {number!r}")
         if not callable(self.participation):
             check_share("participation", self.participation)
-        if self.tol < 0:
-            raise FedfuseError(f"tol must be at least 0, got {self.tol:g}")
+        if not isinstance(self.tol, Real) or not 0 <= self.tol < np.inf:
+            raise FedfuseError(f"tol must be a number of at least 0, got {self.tol!r}")
         if self.dtype not in ("float32", "float64"):
             raise FedfuseError(f"dtype must be float32 or float64, got {self.dtype!r}")
 
     def active(self, k: int, m: int) -> Ints:
         """Return the active devices of round k."""
         if callable(self.participation):
-            return np.asarray(self.participation(k, m))
+            return _distinct_devices(self.participation(k, m), k, m)
         count = max(1, floor(self.participation * m + 1e-9))
         return np.sort(generator(self.seed, "participation", k).choice(m, count, replace=False))
-
-    def patience(self, m: int) -> int:
-        """Return how many quiet rounds in a row mean convergence: enough for most devices to have had a turn."""
-        return ceil(2 * m / max(1, len(self.active(0, m))))
 
 
 class Callback:
@@ -120,6 +120,7 @@ class Run:
     ledger: Ledger = field(default_factory=Ledger)
     history: list[Row] = field(default_factory=list)
     seconds: float = 0.0
+    whole: bool = False  # whether the state is that between two rounds, and so may be saved
 
     def __post_init__(self) -> None:
         self.world = _world(self.federation, self.model, self.method, self.settings)
@@ -130,15 +131,19 @@ class Run:
         self.state = self.method.begin(self.world)
         opening = self.method.opening(self.state)
         self._exchange([Order(device, -1, task) for device, task in opening.items()])
+        self.whole = True
 
     def go(self) -> Result:
         """Train to the end."""
         clock, before = time.perf_counter(), self.seconds
         self._tell("on_start")
         while self.k < self.settings.rounds and not self.converged:
-            row = self.round()
-            self.seconds = before + time.perf_counter() - clock
-            self.history.append({**row, "seconds": self.seconds})
+            with _interrupts_wait():
+                self.whole = False
+                row = self.round()
+                self.seconds = before + time.perf_counter() - clock
+                self.history.append({**row, "seconds": self.seconds})
+                self.whole = True
             self._tell("on_round", self.history[-1])
             if self.store and self.k % self.settings.checkpoint_every == 0:
                 self.save()
@@ -155,8 +160,9 @@ class Run:
         devices = np.array([r.device for r in replies], dtype=np.int64)
         residuals = method.update(self.state, devices, [r.values for r in replies])
         self.k = k + 1
-        row: Row = {"round": k, "active": len(active), "replies": len(replies), "cost_floats": self.ledger.floats}
-        row |= asdict(residuals) if residuals else dict.fromkeys(("primal", "dual", "moved"), np.nan)
+        row: Row = {"round": k, "active": len(active), "replies": len(replies)}
+        row["cost_floats"] = self.ledger.floats
+        row |= asdict(residuals) if residuals else dict.fromkeys(RESIDUALS, np.nan)
         row |= method.describe(self.state)
         if self.k % self.settings.evaluate_every == 0:
             row |= self._evaluation()
@@ -164,18 +170,19 @@ class Run:
 
     @property
     def converged(self) -> bool:
-        """Whether the last rounds moved nothing by more than the tolerance."""
-        if not self.settings.tol or not self.history:
-            return False
-        patience = self.settings.patience(self.world.m)
-        last = self.history[-patience:]
-        return len(last) == patience and all(
-            max(row["primal"], row["dual"], row["moved"]) <= self.settings.tol for row in last
-        )
+        """Whether the last rounds, enough for two turns of most devices, moved nothing by more than tol."""
+        turns = 0
+        for row in reversed(self.history):
+            if not (self.settings.tol and all(row[r] <= self.settings.tol for r in RESIDUALS)):
+                return False
+            turns += row["active"]
+            if turns >= 2 * self.world.m:
+                return True
+        return False
 
     def save(self) -> None:
         """Write a checkpoint from which `resume` goes on as if nothing had happened."""
-        if self.store:
+        if self.store and self.whole:
             meta = {
                 "fingerprint": self.federation.fingerprint,
                 "round": self.k,
@@ -191,12 +198,18 @@ class Run:
         if saved is None:
             return False
         meta, arrays = saved
-        if meta["fingerprint"] != self.federation.fingerprint:
-            raise FedfuseError("the checkpoint belongs to another federation: its data have changed since the run began")
-        self.state = self.method.unpack(arrays)
-        self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
-        self.ledger = Ledger(**meta["ledger"])
+        try:
+            if meta["fingerprint"] != self.federation.fingerprint:
+                raise FedfuseError("the checkpoint belongs to another federation: its data are not these")
+            self.state = self.method.unpack(arrays)
+            self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
+            self.ledger = Ledger(**meta["ledger"])
+        except (KeyError, TypeError) as gap:
+            raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
+        if self.method.models(self.state).shape != (self.world.m, self.world.d):
+            raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
         self.fleet.remember(self.method.models(self.state))
+        self.whole = True
         return True
 
     def result(self) -> Result:
@@ -223,19 +236,19 @@ class Run:
         """Send orders, wait for the replies, count both, keep the good replies (by device)."""
         for order in orders:
             self.ledger.sent(order)
-        open_orders = {order.device: order for order in orders}
+        asked = {order.device: order for order in orders}
         self.fleet.submit(orders)
         good: dict[int, Reply] = {}
-        while open_orders and (arrived := self.fleet.collect()):
+        while asked and (arrived := self.fleet.collect()):
             for reply in arrived:
                 self.ledger.received(reply)
-                fault = inspect(reply, open_orders, self.world)
-                if fault:
-                    self.ledger.refuse(fault)
+                wrong = fault(reply, asked, self.world.m, self.world.d, self.world.dtype)
+                if wrong:
+                    self.ledger.refuse(wrong)
                 else:
                     good[reply.device] = reply
-                if fault in (None, "wrong length", "not finite"):
-                    open_orders.pop(reply.device, None)
+                if reply.device in asked and asked[reply.device].round == reply.round:
+                    del asked[reply.device]  # its answer is in, good or bad
         return [good[i] for i in sorted(good)]
 
     def _evaluation(self) -> Row:
@@ -247,20 +260,6 @@ class Run:
     def _tell(self, hook: str, *args: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, hook)(self, *args)
-
-
-def inspect(reply: Reply, open_orders: dict[int, Order], world: World) -> str | None:
-    """Say what is wrong with a reply, or None: the gate between devices and the server's state."""
-    if not 0 <= reply.device < world.m:
-        return "unknown device"
-    order = open_orders.get(reply.device)
-    if order is None or reply.round != order.round:
-        return "not asked for, or too late"
-    if np.shape(reply.values) != (order.task.floats_up(world.d),):
-        return "wrong length"
-    if not np.isfinite(reply.values).all():
-        return "not finite"
-    return None
 
 
 class Evaluator:
@@ -278,7 +277,9 @@ class Evaluator:
     def all_parts(self, models: Floats) -> dict[str, Floats]:
         """Return every device's score on each held-out part."""
         scores = {"validation": np.full(len(self._everyone), np.nan)}
-        return scores | {p: self._model.metric(data, self._everyone, models) for p, data in self._parts.items()}
+        for part, data in self._parts.items():
+            scores[part] = self._model.metric(data, self._everyone, models)
+        return scores
 
     def means(self, models: Floats) -> dict[str, float]:
         """Return the mean over devices on each held-out part."""
@@ -338,6 +339,8 @@ def fit(
     model = _fitting_model(federation, model)
     method = method or FPFC(work=Work(solver="exact"))
     store = Store(out) if out is not None else None
+    if store:
+        store.check_free()
     run = Run(
         federation, model, method, chosen, fleet or _in_process(federation, model, chosen),
         store, tuple(callbacks), dataset,
@@ -350,29 +353,40 @@ def fit(
 def resume(
     directory: str | PathLike[str], federation: Federation | None = None, callbacks: Iterable[Callback] = ()
 ) -> Result:
-    """Go on with a run that was interrupted, from its last checkpoint; the result is the same to the bit.
+    """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
 
     ``federation`` is needed only where the run was started from Python on data without a name.
     """
     store = Store(directory)
     config = store.config()
     if store.finished:
+        store.tidy()
         return Result.load(directory)
+    try:
+        settings, method = Settings(**config["settings"]), methods.from_config(config["method"])
+        model, dataset = model_called(config["model"]), config["dataset"]
+        source, fingerprint = config["source"], config["fingerprint"]
+    except (KeyError, TypeError) as gap:
+        raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
     if federation is None:
-        from fedfuse.data.sources import load
-
-        if config["source"] is None:
-            raise FedfuseError(f"the run in {directory} was started on data in memory: pass federation= to resume")
-        federation = load(**config["source"])
-    if federation.fingerprint != config["fingerprint"]:
+        federation = _load_again(source, directory)
+    if federation.fingerprint != fingerprint:
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
-    settings = Settings(**config["settings"])
-    model = _fitting_model(federation, model_called(config["model"]))
-    run = Run(
-        federation, model, methods.from_config(config["method"]), settings,
-        _in_process(federation, model, settings), store, tuple(callbacks), config["dataset"],
-    )  # fmt: skip
+    model = _fitting_model(federation, model)
+    fleet = _in_process(federation, model, settings)
+    run = Run(federation, model, method, settings, fleet, store, tuple(callbacks), dataset)
     return _finish(run, begin=not run.restore())
+
+
+def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:
+    from fedfuse.data.sources import load
+
+    if source is None:
+        raise FedfuseError(
+            f"the run in {directory} was started from Python on data without a name: resume it there, with "
+            "fedfuse.resume(directory, federation)"
+        )
+    return load(**source)
 
 
 def _finish(run: Run, *, begin: bool) -> Result:
@@ -387,8 +401,42 @@ def _finish(run: Run, *, begin: bool) -> Result:
         run.fleet.close()
     if run.store:
         result.save(run.store.directory)
-        run.store.drop_checkpoint()
+        run.store.tidy()
     return result
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of a round, so that what is saved is whole; a second one does not wait."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    asked: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked:
+        raise KeyboardInterrupt
+
+
+def _distinct_devices(devices: Any, k: int, m: int) -> Ints:
+    chosen = np.asarray(devices)
+    whole = chosen.ndim == 1 and (chosen.dtype.kind in "iu" or not chosen.size)
+    if not whole or np.unique(chosen).size < chosen.size or not ((chosen >= 0) & (chosen < m)).all():
+        raise FedfuseError(
+            f"participation must return different device numbers from 0 to {m - 1}, in round {k} it returned "
+            f"{devices!r}"
+        )
+    return chosen.astype(np.int64)
 
 
 def _world(federation: Federation, model: Model[Any], method: Method[Any], settings: Settings) -> World:

@@ -1,7 +1,7 @@
 """Two plain answers to compare groups with: a model for every device alone, and one model for all.
 
-Both are fitted directly to the training rows (no federation, no communication) with a touch of ridge, so that they
-are what a data scientist would try first.
+Both are fitted directly to the training rows (no federation, no communication) with a touch of ridge, so that
+they are what a data scientist would try first.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def pooled_model(federation: Federation, model: Model[Any], rows: Part = "train+
     return _fitted(together, model)
 
 
-def yardsticks(federation: Federation, model: Model[Any]) -> dict[str, dict[str, Floats]]:
-    """Return every device's test score with the local and with the pooled model."""
+def yardsticks(federation: Federation, model: Model[Any]) -> dict[str, Floats]:
+    """Return every device's test score with its local and with the pooled model."""
     local = local_models(federation, model)
     pooled = np.repeat(pooled_model(federation, model), federation.m, axis=0)
     everyone = np.arange(federation.m)
     data = model.load(federation.rows("test"), np.float32)
-    return {name: {"test": model.metric(data, everyone, w)} for name, w in (("local", local), ("pooled", pooled))}
+    return {name: model.metric(data, everyone, w) for name, w in (("local", local), ("pooled", pooled))}
 
 
 def _fitted(rows: Rows, model: Model[Any]) -> Floats:

@@ -27,5 +27,5 @@ class Fleet(ABC):
     def remember(self, models: Floats) -> None:
         """Give every device its own model back (after the server was started again from a checkpoint)."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most fleets have nothing to end
         """End whatever the fleet has started."""

@@ -12,7 +12,7 @@ from fedfuse.data.federation import Federation
 from fedfuse.fleet.base import Fleet
 from fedfuse.models.base import Model
 from fedfuse.randomness import generator
-from fedfuse.tasks import Gradient, Install, Losses, Order, Part, Reply, Train
+from fedfuse.tasks import Gradient, Install, Losses, Order, Part, Reply, Train, largest_value
 from fedfuse.types import Floats, Ints
 
 
@@ -77,7 +77,9 @@ class InProcess(Fleet):
             rngs = [generator(self._seed, "batches", o.round, o.device) for o in orders]
         data = self.load(first.rows)
         new = self._model.train(data, devices, start, anchor, first.rho, first.work, rngs)
-        self._own[devices] = new
+        # a device whose training diverged goes on from the last model that the server could use
+        usable = np.abs(new).max(axis=1) <= largest_value(self._model.d, self._dtype)
+        self._own[devices[usable]] = new[usable]
         return list(new)
 
 

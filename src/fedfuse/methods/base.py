@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Generic, TypeVar
+from numbers import Real
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +35,11 @@ class World:
 
 @dataclass(frozen=True)
 class Method(ABC, Generic[State]):
-    """A rule for the server. Parameters are stored here; what changes is in the state that `begin` returns.
+    """A rule for the server. Parameters are stored here; what changes is in the state of `begin`.
 
-    One round: `tasks` says what each active device is asked, `update` takes in what came back. A state may be
-    large, so `update` changes it in place. `pack` and `unpack` turn it into plain arrays and back: that is all a
-    checkpoint needs.
+    One round: `tasks` says what each active device is asked, `update` takes in what came back. A state may
+    be large, so `update` changes it in place. `pack` and `unpack` turn it into plain arrays and back: that is
+    all a checkpoint needs.
 
     Parameters
     ----------
@@ -47,14 +48,21 @@ class Method(ABC, Generic[State]):
     work
         What a device does when it is active.
     rows
-        Which rows devices train on. All but the test rows by default: validation rows are held back only while
-        something is chosen by them.
+        Which rows devices train on: ``"train"``, or ``"train+validation"`` as validation rows are held back
+        only while something is chosen by them.
     """
 
     name: ClassVar[str]
     start: Start = "zero"
     work: Work = field(default_factory=Work)
     rows: Part = "train+validation"
+
+    def __post_init__(self) -> None:
+        if self.start not in get_args(Start):
+            raise FedfuseError(f"start must be 'zero' or 'normal', got {self.start!r}")
+        if self.rows not in ("train", "train+validation"):
+            words = "rows must be 'train' or 'train+validation' (test rows are never trained on)"
+            raise FedfuseError(f"{words}, got {self.rows!r}")
 
     @abstractmethod
     def begin(self, world: World) -> State:
@@ -114,5 +122,5 @@ def work_from_config(config: dict[str, Any]) -> Work:
 
 def check_share(name: str, value: float) -> None:
     """Raise unless 0 < value <= 1."""
-    if not 0 < value <= 1:
-        raise FedfuseError(f"{name} must lie in (0, 1], got {value:g}")
+    if not isinstance(value, Real) or not 0 < value <= 1:
+        raise FedfuseError(f"{name} must be a share above 0 and at most 1, got {value!r}")

@@ -3,7 +3,7 @@
 X. Yu, Z. Liu, W. Wang, Y. Sun: Clustered Federated Learning based on Nonconvex Pairwise Fusion (Algorithm 2).
 
     server: sends zeta_i to each active device i
-    device: omega_i <- T local steps on f_i(w) + rho/2 ||w - zeta_i||^2, from its own last omega_i; sends omega_i
+    device: omega_i <- T local steps on f_i(w) + rho/2 ||w - zeta_i||^2, from its last omega_i; sends omega_i
     server: for every pair with an active device: delta, theta, v; for all devices: zeta
 
 The pair state and its update are `fusion.FusionState`. Where Algorithm 1 of the paper says "i, j in A_k" and
@@ -39,8 +39,8 @@ class PairwiseFusion(Method[FusionState]):
     rho
         Weight of the proximal term.
     nu
-        Devices with ``||theta_ij|| <= nu`` are joined. Default: 0.5, the upper end of the paper's range, or three
-        quarters of a smaller lambda, where the penalty still pulls with its full slope.
+        Devices with ``||theta_ij|| <= nu`` are joined. Default: 0.5, the upper end of the paper's range, or
+        three quarters of a smaller lambda, where the penalty still pulls with its full slope.
     """
 
     lam: float = 0.6
@@ -48,9 +48,10 @@ class PairwiseFusion(Method[FusionState]):
     nu: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.penalty.check(self.rho)
-        if self.nu is not None and not self.nu > 0:
-            raise FedfuseError(f"nu must be positive, got {self.nu:g}")
+        if self.nu is not None and not 0 < self.nu < np.inf:
+            raise FedfuseError(f"nu must be a positive number, got {self.nu:g}")
 
     @property
     @abstractmethod
