@@ -94,6 +94,20 @@ def _usage(error: Any) -> str:
     return f"{error.format_message().rstrip('.')} ({command} --help says more)"
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number") from None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from None
+
+
 def _fail(message: str, status: int) -> None:
     print("fedfuse: " + " ".join(message.split()), file=sys.stderr)  # one plain line, whatever the width
     raise SystemExit(status)
@@ -120,9 +134,9 @@ def _top(
 def run(
     dataset: Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, or a .csv/.parquet file.")],
     method: Annotated[str, Opt(help="fpfc or fpfc-l1.")] = "fpfc",
-    lam: Annotated[float | None, Opt(help="Strength of the penalty.")] = None,
-    rounds: Annotated[int | None, Opt(help="At most so many rounds.")] = None,
-    seed: Annotated[int, Opt(help="Every random draw depends on it.")] = 0,
+    lam: Annotated[float | None, Opt(parser=_number, metavar="X", help="Strength of the penalty.")] = None,
+    rounds: Annotated[int | None, Opt(parser=_whole, metavar="N", help="At most so many rounds.")] = None,
+    seed: Annotated[int, Opt(parser=_whole, metavar="N", help="Every random draw depends on it.")] = 0,
     features: Annotated[str, Opt(help="Synthetic data: uniform or normal.")] = "uniform",
     device: Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")] = None,
     target: Annotated[str | None, Opt(help="Table: the column to predict.")] = None,

@@ -280,7 +280,7 @@ class Result:
                 labels=np.array(summary["labels"], dtype=np.int64),
                 models=arrays.pop("models"),
                 scores=arrays,
-                history=pd.read_csv(path / "history.csv", float_precision="round_trip"),
+                history=pd.read_csv(path / "history.csv"),
                 **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged")},
                 **{k: summary[k] for k in ("cost_floats", "refused", "seconds")},
             )
