@@ -225,7 +225,7 @@ SETTINGS = {
     "--method fedprox": "unknown method 'fedprox'; known: fpfc, fpfc-l1",
     "--engine cloud": "unknown engine 'cloud'; known: inprocess",
     "--task guess": "--task must be classification or regression, got 'guess'",
-    "--features normal": "features='normal' is for synthetic data only",
+    "--features normal": "--features normal is for synthetic data only",
     "--colour red": "No such option: --colour",
     "--set participation=0": "participation must be a share above 0 and at most 1, got 0.0",
     "--set participation=1.5": "participation must be a share above 0 and at most 1, got 1.5",
@@ -338,16 +338,17 @@ def test_columns_that_are_not_there(refused, tables):
 
 
 def test_text_where_numbers_are_needed(refused, tables):
-    line = refused("run", "outcome.csv", *TABLE, "outcome", "--task", "regression")
-    assert "the target column 'outcome' holds 'well', but a regression needs numbers" in line.replace(
-        "'ill'", "'well'"
-    )
+    line = refused("run", "outcome.csv", *TABLE, "outcome", "--task", "regression").replace("'ill'", "'well'")
+    assert "the target column 'outcome' holds 'well', but a regression needs numbers" in line
+    assert "use --task classification" in line
+    line = refused("run", "stay.csv", *TABLE, "stay", "--task", "classification")
+    assert "two such classes are needed; for numbers try --task regression" in line
 
 
 def test_data_sets_that_are_not_there(refused, here):
     assert "no data set is called 'synthetic:S9'; did you mean" in refused("run", "synthetic:S9")
     assert "there is no file" in refused("run", "gone.csv", *TABLE, "y")
-    assert "is for tables only" in refused("run", "synthetic:S1", "--device", "site")
+    assert "--device site is for tables only" in refused("run", "synthetic:S1", "--device", "site")
     assert "features must be" in refused("run", "synthetic:S4", "--features", "cauchy")
     assert "needs the file" in refused("run", "housing-bodyfat", "--data-dir", here / "nothing")
     assert "Missing argument 'dataset'" in refused("run").replace("DATASET", "dataset")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -50,7 +51,7 @@ def main() -> None:
         app(prog_name="fedfuse", standalone_mode=False)
         _notes.show()
     except FedfuseError as error:
-        _fail(str(error), 2)
+        _fail(_as_typed(str(error)), 2)
     except _UsageError as error:
         _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
@@ -86,6 +87,12 @@ class _Notes(logging.Handler):
 
 
 _notes = _Notes()
+
+
+def _as_typed(message: str) -> str:
+    """Write Python's arguments as the command line has them: goal='regression' is --task regression."""
+    written = re.sub(r"\b(goal|features|device|target)='([^']*)'", r"--\1 \2", message)
+    return written.replace("--goal ", "--task ")
 
 
 def _usage(error: Any) -> str:

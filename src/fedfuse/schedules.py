@@ -44,7 +44,7 @@ class Decay:
         _check_positive(self)
 
     def __call__(self, k: int) -> float:
-        return self.first * self.factor ** (k // self.every)
+        return float(self.first * self.factor ** (k // self.every))
 
     def __str__(self) -> str:
         return _written(self)
