@@ -489,6 +489,14 @@ def test_a_config_that_is_not_ours_is_refused(tmp_path):
         resume(tmp_path)
 
 
+def test_another_version_says_so(tmp_path, caplog):
+    federation = planted()
+    path = stopped_run(tmp_path / "run", federation) / "config.json"
+    path.write_text(path.read_text().replace(f'"version": "{ff.__version__}"', '"version": "0.0.1"'))
+    resume(tmp_path / "run", federation)
+    assert f"was begun by fedfuse 0.0.1, this is {ff.__version__}" in caplog.text
+
+
 def test_data_without_a_name_must_be_passed_again(tmp_path):
     with pytest.raises(FedfuseError, match=r"fedfuse\.resume\(directory, federation\)"):
         resume(stopped_run(tmp_path / "run"))
