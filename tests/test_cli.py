@@ -124,6 +124,19 @@ def test_a_classification_table(fedfuse, tables):
     assert pd.read_csv("run/contrasts.csv")["feature"].iloc[0] == "age"
 
 
+def test_more_than_two_classes(fedfuse, tables):
+    """One number per feature: by how much its coefficients differ between groups."""
+    frame = tables.drop(columns="outcome").assign(
+        stay=pd.qcut(tables["stay"], 3, labels=["short", "mid", "long"])
+    )
+    frame.to_csv("stays.csv", index=False)
+    status, out, _ = fedfuse("run", "stays.csv", *TABLE, "stay", *QUICK)
+    assert status == 0
+    table = out[out.index("what tells the groups apart (root mean square difference") :].splitlines()
+    assert table[1].split() == ["feature", "contrast"]
+    assert table[2].split()[0] == "age"
+
+
 def test_json_is_all_there_is_on_standard_output(fedfuse, tables):
     status, out, err = fedfuse("run", "stay.csv", *TABLE, "stay", *QUICK, "--json", "--out", "run")
     assert (status, err) == (0, "")
@@ -359,6 +372,23 @@ def test_a_directory_that_holds_a_run(refused, fedfuse, tables):
     assert fedfuse(*words)[0] == 0
     assert "run already holds a run: choose another directory" in refused(*words)
     assert "stay.csv is a file; a run needs a directory" in refused(*words[:-1], "stay.csv")
+
+
+@pytest.mark.parametrize(
+    ("problem", "status", "line"),
+    [
+        (MemoryError("Unable to allocate 9 GiB"), 2, "not enough memory: Unable to allocate 9 GiB"),
+        (OSError(28, "No space left on device", "x"), 2, "No space left on device: x"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+    ids=["memory", "disk", "ctrl-c"],
+)
+def test_troubles_of_the_machine_are_one_line_too(fedfuse, monkeypatch, problem, status, line):
+    def fail(store):
+        raise problem
+
+    monkeypatch.setattr(cli.Store, "check_free", fail)
+    assert fedfuse("run", "synthetic:S4") == (status, "", f"fedfuse: {line}\n")
 
 
 def test_a_directory_that_cannot_be_made(refused, tables):

@@ -41,6 +41,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object, and nothing else.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data files are (default: $FEDFUSE_DATA).")]
 Arg, Opt = typer.Argument, typer.Option
+INTERRUPTED = 130
 
 
 def main() -> None:
@@ -48,14 +49,16 @@ def main() -> None:
     logger = logging.getLogger("fedfuse")
     logger.addHandler(_notes)
     try:
-        app(prog_name="fedfuse", standalone_mode=False)
+        # some versions of typer raise an interruption, others return its status
+        if app(prog_name="fedfuse", standalone_mode=False) == INTERRUPTED:
+            raise KeyboardInterrupt
         _notes.show()
     except FedfuseError as error:
         _fail(_as_typed(str(error)), 2)
     except _UsageError as error:
         _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted", 130)
+        _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone; nothing is wrong here
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except MemoryError as error:
@@ -269,7 +272,7 @@ def _train_and_show(
         bar.close()
         if not Store(directory).started:
             raise
-        _fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", 130)
+        _fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", INTERRUPTED)
     finally:
         bar.close()
     if as_json:
