@@ -77,8 +77,8 @@ def _rounds(start: Floats, share: float) -> list[tuple[Ints, Floats]]:
     """Return a few rounds: active devices and their uploads."""
     rng, m = np.random.default_rng(1), len(start)
     draws = [np.sort(rng.choice(m, _count(m, share), replace=False)) for _ in range(8)]
-    noise = 0.1 / np.sqrt(start.shape[1])
-    return [(a, start[a] + noise * rng.normal(size=start[a].shape).astype(np.float32)) for a in draws]
+    steps = rng.normal(size=start.shape) / 10 / np.sqrt(start.shape[1])
+    return [(active, np.asarray(start[active] + steps[active], np.float32)) for active in draws]
 
 
 def _count(m: int, share: float) -> int:
