@@ -119,8 +119,8 @@ def _top(
 @app.command()
 def run(
     dataset: Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, or a .csv/.parquet file.")],
-    method: Annotated[str, Opt(help="fpfc or fpfc-l1.")] = "fpfc",
-    lam: Annotated[float | None, Opt(help="Strength of the penalty.")] = None,
+    method: Annotated[str, Opt(help="fpfc, fpfc-l1 or oracle.")] = "fpfc",
+    lam: Annotated[str | None, Opt(help="Strength of the penalty, or auto: found by itself.")] = None,
     rounds: Annotated[int | None, Opt(help="At most so many rounds.")] = None,
     seed: Annotated[int, Opt(help="Every random draw depends on it.")] = 0,
     features: Annotated[str, Opt(help="Synthetic data: uniform or normal.")] = "uniform",
@@ -138,7 +138,7 @@ def run(
 ) -> None:
     """Train on a data set and show which devices belong together."""
     from fedfuse.data.sources import load
-    from fedfuse.options import build_method, parse_options, preset
+    from fedfuse.options import build_method, parse_options, preset, read_lambda
     from fedfuse.training import Settings, fit
 
     # first look at all that can be wrong, then load, and only then write
@@ -147,7 +147,7 @@ def run(
     if task not in (None, "classification", "regression"):
         raise FedfuseError(f"--task must be classification or regression, got {task!r}")
     options, defaults = parse_options(set_), preset(dataset)
-    chosen = build_method(method, lam, defaults.work, options)
+    chosen = build_method(method, None if lam is None else read_lambda(lam), defaults.work, options)
     settings = {**defaults.settings, **options.settings, "seed": seed}
     if rounds is not None:
         settings["rounds"] = rounds

@@ -24,6 +24,8 @@ from fedfuse.types import Floats, Ints
 if TYPE_CHECKING:
     from fedfuse.data.tables import Encoder
 
+SURE = 0.9  # below this, a grouping or a device's place in it is called uncertain
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -94,6 +96,14 @@ class Result:
         Floats sent in both directions.
     refused
         Uploads that were not used, by reason.
+    rounds, refit_rounds
+        Rounds until the groups were found, and further rounds of the refit, where it is a step of its own.
+    lam
+        The strength of the penalty: what was given, or what was found.
+    stability
+        How sure the grouping is as a whole (0 to 1), where the method can tell.
+    confidence
+        For every device the chance that no other group's model suits it better, where the method can tell.
     """
 
     profile: Profile
@@ -110,6 +120,10 @@ class Result:
     cost_floats: int
     refused: dict[str, int]
     seconds: float
+    refit_rounds: int = 0
+    lam: float | None = None
+    stability: float | None = None
+    confidence: Floats | None = None
 
     @property
     def n_clusters(self) -> int:
@@ -233,7 +247,7 @@ class Result:
             "dataset": self.dataset,
             "method": self.method["method"],
             "seed": self.seed,
-            "lam": self.method.get("lam"),
+            "lam": self.lam,
             "rounds": self.rounds,
             "metric": self.profile.metric,
             "test": self.score("test"),
@@ -245,8 +259,26 @@ class Result:
             "labels": self.labels.tolist(),
             "version": __version__,
             "converged": self.converged,
+            "refit_rounds": self.refit_rounds,
             "refused": self.refused,
+            "stability": self.stability,
+            "uncertain": self.uncertain,
+            "unsure_devices": [self.profile.names[i] for i in self.unsure],
         }
+
+    @property
+    def uncertain(self) -> bool | None:
+        """Whether the grouping should not be relied on as it is; None where the method cannot tell."""
+        if self.stability is None or self.confidence is None:
+            return None
+        return bool(self.stability < SURE or len(self.unsure) > 0.1 * len(self.labels))
+
+    @property
+    def unsure(self) -> Ints:
+        """The devices that another group's model suits about as well, or that were never judged."""
+        return (
+            np.flatnonzero(self.confidence < SURE) if self.confidence is not None else np.empty(0, np.int64)
+        )
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write the result as plain files; ``summary.json`` comes last and marks a finished run."""
@@ -258,7 +290,10 @@ class Result:
         _write_table(
             path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False
         )
-        write_arrays(path / "models.npz", {"models": self.models, **self.scores})
+        arrays = {"models": self.models, **self.scores}
+        if self.confidence is not None:
+            arrays["confidence"] = self.confidence
+        write_arrays(path / "models.npz", arrays)
         profile = {"model": type(self.model).__name__, "method": self.method, **self.profile.to_json()}
         write_json(path / "profile.json", profile)
         write_json(path / "summary.json", self.summary())
@@ -279,10 +314,14 @@ class Result:
                 method=profile["method"],
                 labels=np.array(summary["labels"], dtype=np.int64),
                 models=arrays.pop("models"),
+                confidence=arrays.pop("confidence", None),
                 scores=arrays,
                 history=pd.read_csv(path / "history.csv", float_precision="round_trip"),
                 **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged")},
-                **{k: summary[k] for k in ("cost_floats", "refused", "seconds")},
+                **{
+                    k: summary[k]
+                    for k in ("cost_floats", "refused", "seconds", "lam", "stability", "refit_rounds")
+                },
             )
         except (KeyError, TypeError, OSError, ValueError) as problem:
             raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from None
@@ -310,6 +349,8 @@ class Result:
         table: pd.DataFrame = pd.DataFrame(columns)
         for part, scores in self.scores.items():
             table[part] = scores
+        if self.confidence is not None:
+            table["confidence"] = self.confidence
         if self.profile.truth is not None:
             table["truth"] = self.profile.truth
         return table

@@ -81,7 +81,8 @@ class Install:
 class Train:
     """Minimise ``f_i(w) + rho/2 ||w - anchor||^2`` from ``start``; send the new w.
 
-    ``start=None`` means: from your own last model, which you keep. Nothing is sent for it.
+    ``start=None`` means: from your own last model, which you keep. ``anchor=None`` with ``rho`` means: towards
+    zero, and without it no anchor at all. Nothing is sent for either.
     """
 
     work: Work
@@ -100,17 +101,18 @@ class Train:
 
 @dataclass(frozen=True)
 class Gradient:
-    """Send the gradient of your loss at this vector."""
+    """Send the gradient of your loss at this vector, and your loss on the parts ``also``."""
 
     at: Floats
     rows: Part = "train"
+    also: tuple[Part, ...] = ()
 
     @property
     def floats_down(self) -> int:
-        return self.at.size
+        return int(self.at.size)
 
     def floats_up(self, d: int) -> int:
-        return d
+        return d + len(self.also)
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,64 @@ class Losses:
 
     @property
     def floats_down(self) -> int:
-        return self.models.size
+        return int(self.models.size)
 
     def floats_up(self, d: int) -> int:
         return len(self.models)
 
 
-Task: TypeAlias = Install | Train | Gradient | Losses
+@dataclass(frozen=True)
+class Judge:
+    """Send the mean loss of each of these models on your rows, and how these means vary together.
+
+    With ``own``, your own model is judged too, as the first. The answer is n means, then the n (n + 1) / 2 entries
+    of the upper triangle of their covariance matrix, row by row: what a paired test of any two models needs.
+    """
+
+    models: Floats
+    rows: Part = "validation"
+    own: bool = False
+
+    @property
+    def floats_down(self) -> int:
+        return int(self.models.size)
+
+    def floats_up(self, d: int) -> int:
+        n = len(self.models) + self.own
+        return n + n * (n + 1) // 2
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Send the means of your columns, then of their squares (for values the target is the last column)."""
+
+    columns: int
+    rows: Part = "train"
+
+    @property
+    def floats_down(self) -> int:
+        return 0
+
+    def floats_up(self, d: int) -> int:
+        return 2 * self.columns
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """From now on use ``(column - shift) / scale`` in place of every column. Answered without floats."""
+
+    shift: Floats
+    scale: Floats
+
+    @property
+    def floats_down(self) -> int:
+        return int(self.shift.size + self.scale.size)
+
+    def floats_up(self, d: int) -> int:
+        return 0
+
+
+Task: TypeAlias = Install | Train | Gradient | Losses | Judge | Moments | Rescale
 
 
 @dataclass(frozen=True)

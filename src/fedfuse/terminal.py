@@ -27,8 +27,21 @@ MOST_COLUMNS = 6
 _DIVERGED = ("not finite", "too large")
 
 
+STAGES = {
+    "moments": "finding a common scale",
+    "rescale": "finding a common scale",
+    "local": "every device alone",
+    "tree": "judging who may share a model",
+    "candidates": "comparing groupings",
+    "fit": "one model per group",
+    "check": "checking the groups",
+    "again": "final fit",
+    "end": "done",
+}
+
+
 class ProgressBar(Callback):
-    """One line: rounds, clusters so far, a score on held-out rows, how much still moves."""
+    """One line: stage, lambda, clusters so far, a score on held-out rows, what was sent, how much still moves."""
 
     def __init__(self, console: Console) -> None:
         columns = (SpinnerColumn(), TextColumn("round"), BarColumn(20), MofNCompleteColumn())
@@ -40,12 +53,16 @@ class ProgressBar(Callback):
         self._known: Row = {}
 
     def on_start(self, run: Run) -> None:
-        self._progress.update(self._task, total=run.settings.rounds, completed=run.k)
+        self._progress.update(self._task, total=self._total(run), completed=run.k)
         self._progress.start()
 
     def on_round(self, run: Run, row: Row) -> None:
         self._known |= row
-        self._progress.update(self._task, completed=run.k, note=self._note(run))
+        self._progress.update(self._task, completed=run.k, total=self._total(run), note=self._note(run))
+
+    def _total(self, run: Run) -> int | None:
+        """Return how many rounds there will be at the most, where the method at work does not decide itself."""
+        return None if run.now.rounds else run.stage_start + run.settings.rounds
 
     def on_end(self, run: Run, result: Result) -> None:
         self.close()
@@ -56,7 +73,13 @@ class ProgressBar(Callback):
 
     def _note(self, run: Run) -> str:
         row = self._known
-        words = [f"moving {100 * row['moved']:.2g} %"]
+        words = [f"{row['cost_floats']:.2g} floats sent"]
+        if np.isfinite(row["moved"]):
+            words.append(f"moving {100 * row['moved']:.2g} %")
+        if "stage" in row:
+            words.insert(0, STAGES.get(row["stage"], row["stage"]))
+        if np.isfinite(row.get("lam", np.nan)):
+            words.insert(0, f"lambda {row['lam']:.3g}")
         if "validation" in row:
             held_out = "validation" if np.isfinite(row["validation"]) else "test"
             score = f"{held_out} {run.federation.metric} {row[held_out]:.4f}"
@@ -72,7 +95,9 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
     how = "converged after" if result.converged else "stopped after"
     _say(console, f"[bold]{_counted(m, 'device')} in {_counted(result.n_clusters, 'group')}[/bold]{ari}")
     sent = f"{result.cost_floats:,} floats sent, {result.seconds:.1f} s"
-    _say(console, f"{how} {_counted(result.rounds, 'round')}, {sent}\n")
+    lam = "" if result.lam is None else f", lambda {result.lam:.3g}"
+    sure = "" if result.stability is None else f", stability {result.stability:.2f}"
+    _say(console, f"{how} {_counted(result.rounds, 'round')}, {sent}{lam}{sure}\n")
     console.print(_cluster_table(result, console.width))
     console.print()
     console.print(_score_table(result, yardsticks))
@@ -97,6 +122,8 @@ def _number(value: float) -> str:
 
 def _warnings(result: Result) -> list[str]:
     words = []
+    if result.uncertain:
+        words.append(_doubt(result))
     moved = float(result.history["moved"].iloc[-1])
     if not result.converged and moved > 1e-3:
         words.append(
@@ -107,6 +134,12 @@ def _warnings(result: Result) -> list[str]:
     if any(reason in _DIVERGED for reason in result.refused):
         words.append("local training diverges: try a smaller step (--set lr=…) or --set solver=exact")
     return words
+
+
+def _doubt(result: Result) -> str:
+    unsure = [result.profile.names[i] for i in result.unsure]
+    who = f"; unsure: {escape(_some(unsure, 60))}" if unsure else ""
+    return f"the grouping is uncertain (stability {result.stability:.2f} of 1){who}"
 
 
 def _plain_table(*headings: str) -> Table:

@@ -7,10 +7,11 @@ from typing import Any
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.base import Method, World, work_from_config
 from fedfuse.methods.fpfc import FPFC, FPFCL1
+from fedfuse.methods.refit import Oracle
 
-METHODS: dict[str, type[Method[Any]]] = {kind.name: kind for kind in (FPFC, FPFCL1)}
+METHODS: dict[str, type[Method[Any]]] = {kind.name: kind for kind in (FPFC, FPFCL1, Oracle)}
 
-__all__ = ["FPFC", "FPFCL1", "METHODS", "Method", "World", "from_config", "method_called"]
+__all__ = ["FPFC", "FPFCL1", "METHODS", "Method", "Oracle", "World", "from_config", "method_called"]
 
 
 def method_called(name: str) -> type[Method[Any]]:

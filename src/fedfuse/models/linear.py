@@ -124,6 +124,9 @@ class LinearRegression(Model[LinearData]):
     def coefficients(self, w: Floats) -> Floats:
         return np.asarray(w)[None, :]
 
+    def flat(self, coefficients: Floats) -> Floats:
+        return np.asarray(coefficients)[0]
+
     def _job(self, data: LinearData, devices: Ints, w: Floats) -> _Job:
         W = np.array(np.reshape(w, (-1, self.d)), np.float64, order="C")
         return _Job(data, np.asarray(devices, np.int64), W)

@@ -113,6 +113,9 @@ class SoftmaxRegression(Model[SoftmaxData]):
         cut = self.n_classes * self.n_features
         return np.column_stack([w[:cut].reshape(self.n_classes, self.n_features), w[cut:]])
 
+    def flat(self, coefficients: Floats) -> Floats:
+        return np.concatenate([coefficients[:, :-1].ravel(), coefficients[:, -1]])
+
     def _job(self, data: SoftmaxData, devices: Ints, w: Floats) -> _Job:
         return _Job(data, np.asarray(devices, np.int64), self._matrices(data, w))
 
