@@ -252,10 +252,7 @@ def test_target_units_do_not_matter():
 @pytest.mark.parametrize("estimator", BOTH)
 def test_partial_participation_is_drawn_by_random_state(estimator):
     X, y, groups = data(estimator)
-    fits = [
-        estimator(participation=0.5, random_state=s, rounds=30, tol=0).fit(X, y, groups=groups)
-        for s in (1, 1, 2)
-    ]
+    fits = [estimator(participation=0.5, random_state=s, rounds=30, tol=0).fit(X, y, groups=groups) for s in (1, 1, 2)]
     assert_array_equal(fits[0].coef_, fits[1].coef_)
     assert not np.array_equal(fits[0].coef_, fits[2].coef_)
 

@@ -108,9 +108,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _top(
     context: typer.Context,
-    version: Annotated[
-        bool, Opt("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
+    version: Annotated[bool, Opt("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -126,9 +124,7 @@ def run(
     features: Annotated[str, Opt(help="Synthetic data: uniform or normal.")] = "uniform",
     device: Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")] = None,
     target: Annotated[str | None, Opt(help="Table: the column to predict.")] = None,
-    task: Annotated[
-        str | None, Opt(help="Table: classification or regression (told from the target).")
-    ] = None,
+    task: Annotated[str | None, Opt(help="Table: classification or regression (told from the target).")] = None,
     engine: Annotated[str, Opt(help="Where devices compute: inprocess.")] = "inprocess",
     out: Annotated[Path | None, Opt(help="A new directory for the run (default: below runs/).")] = None,
     set_: Annotated[list[str], Opt("--set", help="key=value, e.g. start=normal, steps=grow(20).")] = [],  # noqa: B006
@@ -169,9 +165,7 @@ def run(
 
 
 @app.command()
-def resume(
-    directory: Annotated[Path, Arg(help="The directory of an interrupted run.")], json_: Json = False
-) -> None:
+def resume(directory: Annotated[Path, Arg(help="The directory of an interrupted run.")], json_: Json = False) -> None:
     """Go on with an interrupted run; the result is the same as without the interruption."""
     from fedfuse.training import resume as go_on
 
@@ -181,9 +175,7 @@ def resume(
 @app.command()
 def predict(
     directory: Annotated[Path, Arg(help="The directory of a finished run on a table.")],
-    table: Annotated[
-        Path, Arg(help="A .csv or .parquet file with the same columns; the target may be missing.")
-    ],
+    table: Annotated[Path, Arg(help="A .csv or .parquet file with the same columns; the target may be missing.")],
     out: Annotated[Path | None, Opt(help="A .csv file for the answers (default: standard output).")] = None,
 ) -> None:
     """Predict each row by its device's group; rows of unknown devices are named, not guessed."""

@@ -53,9 +53,7 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         self.participation = participation
         self.random_state = random_state
 
-    def _fit(
-        self, X: Floats, y: npt.NDArray[Any], groups: Any, goal: Goal, classes: Sequence[Any] = ()
-    ) -> Floats:
+    def _fit(self, X: Floats, y: npt.NDArray[Any], groups: Any, goal: Goal, classes: Sequence[Any] = ()) -> Floats:
         """Train on rows and class numbers or values; return each cluster's table of coefficients.
 
         A table is outputs x (features + 1), the intercept last, in the units of X and of this y.
@@ -126,8 +124,7 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         devices = pd.Index(self.groups_, tupleize_cols=False).get_indexer(given)
         if (devices < 0).any():
             raise FedfuseError(
-                f"no model for groups that fit has not seen: {_some(given[devices < 0])}; "
-                f"known: {_some(self.groups_)}"
+                f"no model for groups that fit has not seen: {_some(given[devices < 0])}; known: {_some(self.groups_)}"
             )
         return np.asarray(self.labels_[devices[codes]])
 

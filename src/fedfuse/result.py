@@ -174,9 +174,7 @@ class Result:
         if rows.ndim != 2 or rows.shape[1] != need:
             raise FedfuseError(f"X must be rows x {need} features, got an array of shape {rows.shape}")
         if not np.isfinite(rows).all():
-            raise FedfuseError(
-                f"X must be finite, got {rows[~np.isfinite(rows)][0]}; fill missing values first"
-            )
+            raise FedfuseError(f"X must be finite, got {rows[~np.isfinite(rows)][0]}; fill missing values first")
         return self.model.outputs(self.models[self.index(device)].astype(np.float64), rows)
 
     def predict(self, device: str | int, X: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -228,9 +226,7 @@ class Result:
         The root mean square difference between the coefficients of two devices of different clusters, in the
         scale that was trained on (for tables: per standard deviation of the feature), over all classes.
         """
-        slopes = np.stack(
-            [self.model.coefficients(w.astype(np.float64))[:, :-1] for w in self.cluster_models]
-        )
+        slopes = np.stack([self.model.coefficients(w.astype(np.float64))[:, :-1] for w in self.cluster_models])
         if slopes.shape[1] > 1:
             slopes -= slopes.mean(axis=1, keepdims=True)  # adding the same to all classes says nothing
         sizes = np.bincount(self.labels).astype(np.float64)
@@ -276,9 +272,7 @@ class Result:
     @property
     def unsure(self) -> Ints:
         """The devices that another group's model suits about as well, or that were never judged."""
-        return (
-            np.flatnonzero(self.confidence < SURE) if self.confidence is not None else np.empty(0, np.int64)
-        )
+        return np.flatnonzero(self.confidence < SURE) if self.confidence is not None else np.empty(0, np.int64)
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write the result as plain files; ``summary.json`` comes last and marks a finished run."""
@@ -287,9 +281,7 @@ class Result:
         _write_table(path / "history.csv", self.history, index=False)
         _write_table(path / "labels.csv", self._labels_table(), index=False)
         _write_table(path / "coefficients.csv", self.coefficients(), index=True)
-        _write_table(
-            path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False
-        )
+        _write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
         arrays = {"models": self.models, **self.scores}
         if self.confidence is not None:
             arrays["confidence"] = self.confidence
@@ -318,10 +310,7 @@ class Result:
                 scores=arrays,
                 history=pd.read_csv(path / "history.csv", float_precision="round_trip"),
                 **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged")},
-                **{
-                    k: summary[k]
-                    for k in ("cost_floats", "refused", "seconds", "lam", "stability", "refit_rounds")
-                },
+                **{k: summary[k] for k in ("cost_floats", "refused", "seconds", "lam", "stability", "refit_rounds")},
             )
         except (KeyError, TypeError, OSError, ValueError) as problem:
             raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from None
@@ -355,9 +344,7 @@ class Result:
             table["truth"] = self.profile.truth
         return table
 
-    def _answer(
-        self, index: pd.Index[Any], devices: npt.NDArray[Any], position: Ints, outputs: Floats
-    ) -> pd.DataFrame:
+    def _answer(self, index: pd.Index[Any], devices: npt.NDArray[Any], position: Ints, outputs: Floats) -> pd.DataFrame:
         """Put predictions in a table; where a device has no position, leave the row empty."""
         known = position >= 0
         cluster = pd.array(np.where(known, self.labels[position], 0), dtype="Int64")

@@ -228,7 +228,5 @@ def _target(result: Result) -> str:
 
 def _effects(result: Result) -> Floats:
     """Return groups x features: the slope, or for two classes that of the log-odds of the second."""
-    table = (
-        result.coefficients().to_numpy()[:, :-1].reshape(result.n_clusters, -1, len(result.profile.features))
-    )
+    table = result.coefficients().to_numpy()[:, :-1].reshape(result.n_clusters, -1, len(result.profile.features))
     return np.asarray(table[:, 0] if table.shape[1] == 1 else table[:, 1] - table[:, 0])

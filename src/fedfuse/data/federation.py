@@ -146,8 +146,7 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        data: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]
-        | Sequence[tuple[npt.ArrayLike, npt.ArrayLike]],
+        data: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]] | Sequence[tuple[npt.ArrayLike, npt.ArrayLike]],
         *,
         goal: Goal | None = None,
         truth: Sequence[int] | npt.ArrayLike | None = None,
@@ -241,10 +240,7 @@ def shuffled_rows(counts: Ints, seed: int) -> Ints:
     """Return row numbers, device after device, each device's shuffled by its own key."""
     starts = np.cumsum(counts) - counts
     return np.concatenate(
-        [
-            s + generator(seed, "split", i).permutation(n)
-            for i, (s, n) in enumerate(zip(starts, counts, strict=True))
-        ]
+        [s + generator(seed, "split", i).permutation(n) for i, (s, n) in enumerate(zip(starts, counts, strict=True))]
     )
 
 

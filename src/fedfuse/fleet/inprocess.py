@@ -80,9 +80,7 @@ class InProcess(Fleet):
             case Judge():
                 values = [self._judgement(t, i) for t, i in zip(tasks, devices, strict=True)]
             case Moments():
-                values = [
-                    _moments(self._rows(t.rows), i, t.columns) for t, i in zip(tasks, devices, strict=True)
-                ]
+                values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(tasks, devices, strict=True)]
             case Rescale(shift=shift, scale=scale):
                 # every device gets the same: the copies are made once
                 self._scaled, self._loaded = _rescaled(self._federation.rows("all"), shift, scale), {}

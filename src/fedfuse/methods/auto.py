@@ -123,9 +123,7 @@ class AutoFPFC(Refit):
         candidates, rows = self._candidates(state), state.world.counts["validation"]
         judged = [Judgement.read(i, rows[i], v, len(candidates)) for i, v in state.answers.items()]
         best = int(np.argmin(sum(j.n * j.means for j in judged)))
-        worse = np.array([[j.difference(c, best) for j in judged] for c in range(len(candidates))]).sum(
-            axis=1
-        )
+        worse = np.array([[j.difference(c, best) for j in judged] for c in range(len(candidates))]).sum(axis=1)
         good = np.flatnonzero(worse[:, 0] <= Z * np.sqrt(worse[:, 1]))
         return self._group(state, candidates[good[np.argmin(candidates[good].max(axis=1))]])
 
@@ -215,11 +213,7 @@ class AutoFPFC(Refit):
         tasks = super().recovery(state)
         if tasks:  # every device also gets its own last estimate back
             done = state.number("ridge") - (state.stage != "tree")
-            own = (
-                state.memory["estimates"][done].copy()
-                if done >= 0
-                else np.zeros((state.world.m, state.world.d))
-            )
+            own = state.memory["estimates"][done].copy() if done >= 0 else np.zeros((state.world.m, state.world.d))
             if state.stage == "local":
                 for i, answer in state.answers.items():
                     own[i] = answer

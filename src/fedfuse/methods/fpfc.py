@@ -117,9 +117,7 @@ class PairwiseFusion(Method[FusionState]):
 
     def final(self, state: FusionState, world: World) -> Found:
         labels = self.labels(state)
-        return Found(
-            cluster_means(state.omega, labels, world.counts[self.rows])[labels], labels, self.strength
-        )
+        return Found(cluster_means(state.omega, labels, world.counts[self.rows])[labels], labels, self.strength)
 
     def pack(self, state: FusionState) -> Arrays:
         return state.pack()

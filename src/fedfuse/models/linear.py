@@ -170,9 +170,7 @@ def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
     spread(run, job.cost[by_rows] * steps)
 
 
-def _descend_batches(
-    job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]
-) -> None:
+def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]) -> None:
     epochs, lr = plain(work)
 
     def run(jobs: Ints) -> None:
