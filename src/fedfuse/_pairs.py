@@ -87,7 +87,7 @@ def _step_block(delta: Any, omega_lo: Any, omega_hi: Any, change: Any, s: Any, l
 
 @njit(cache=True, fastmath=FAST)
 def _step(delta: Any, omega_lo: Any, omega_hi: Any, change: Any, s: Any, loss: Any) -> Any:
-    """delta <- omega_lo - omega_hi + (1 - s) delta, and change += loss * (delta as it was).
+    """Delta <- omega_lo - omega_hi + (1 - s) delta, and change += loss * (delta as it was).
 
     Returns ||new||^2, ||diff||^2, <diff, new>, <new, old> and ||new - s old||^2: all that the residuals need, so
     that no second vector is kept.

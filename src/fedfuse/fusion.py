@@ -259,7 +259,7 @@ class FusionState:
             raise FedfuseError(
                 f"{active.size} devices need parameters of shape ({active.size}, {self.d}), got {new.shape}"
             )
-        if active.size and not (0 <= active.min() and active.max() < self.m):
+        if active.size and not (active.min() >= 0 and active.max() < self.m):
             raise FedfuseError(f"devices must lie in 0 … {self.m - 1}, got {active.min()} … {active.max()}")
         if np.unique(active).size < active.size:
             raise FedfuseError("a device occurs twice in one round")

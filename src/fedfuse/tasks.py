@@ -82,7 +82,8 @@ class Train:
     """Minimise ``f_i(w) + rho/2 ||w - anchor||^2`` from ``start``; send the new w.
 
     ``start=None`` means: from your own last model, which you keep. ``anchor=None`` with ``rho`` means: towards
-    zero, and without it no anchor at all. Nothing is sent for either.
+    zero, and without it no anchor at all. Nothing is sent for either. With ``score``, the accuracy or RMSE of the
+    new w on that part of your rows follows it (0 if there are none).
     """
 
     work: Work
@@ -90,13 +91,14 @@ class Train:
     anchor: Floats | None = None
     rho: float = 0.0
     rows: Part = "train"
+    score: Part | None = None
 
     @property
     def floats_down(self) -> int:
         return sum(v.size for v in (self.start, self.anchor) if v is not None)
 
     def floats_up(self, d: int) -> int:
-        return d
+        return d + (self.score is not None)
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,24 @@ class Judge:
 
 
 @dataclass(frozen=True)
+class Residue:
+    """Send the cosine between the gradients of your training and of your validation loss at this vector.
+
+    Where a model suits a device, both are noise and independent, and the cosine is around zero. Where it does not,
+    they point the same way.
+    """
+
+    at: Floats
+
+    @property
+    def floats_down(self) -> int:
+        return int(self.at.size)
+
+    def floats_up(self, d: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
 class Moments:
     """Send the means of your columns, then of their squares (for values the target is the last column)."""
 
@@ -181,7 +201,7 @@ class Rescale:
         return 0
 
 
-Task: TypeAlias = Install | Train | Gradient | Losses | Judge | Moments | Rescale
+Task: TypeAlias = Install | Train | Gradient | Losses | Judge | Residue | Moments | Rescale
 
 
 @dataclass(frozen=True)

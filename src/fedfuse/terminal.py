@@ -35,6 +35,7 @@ STAGES = {
     "candidates": "comparing groupings",
     "fit": "one model per group",
     "check": "checking the groups",
+    "residue": "looking for structure left",
     "again": "final fit",
     "end": "done",
 }

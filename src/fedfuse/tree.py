@@ -73,37 +73,65 @@ class Tree:
     def cut(self, judgements: Sequence[Judgement], z: float = Z) -> Ints:
         """Return the label of every leaf.
 
-        From the leaves up, two groups stay apart only if their members lose significantly by a common model: the
-        total rise in loss exceeds ``z`` standard errors, by the paired test over all their validation rows.
+        First the partition with the least total validation loss; then, as in cost-complexity pruning (Breiman et
+        al., 1984), its weakest splits are taken back one after the other, and the coarsest partition is kept that
+        is not significantly worse: its rise in loss is within ``z`` standard errors, by the paired test over the
+        validation rows of all devices concerned.
         """
-        chains = self.ancestors()
+        chains, losses = self.ancestors(), np.zeros(2 * self.n - 1)
         for judgement in judgements:
             judgement.stand(chains[judgement.leaf])
-        below: list[list[Judgement]] = [[] for _ in range(2 * self.n - 1)]
-        for judgement in judgements:
-            below[judgement.leaf].append(judgement)
-        whole = np.ones(2 * self.n - 1, np.bool_)
-        for k, (a, b) in enumerate(self.children):
-            node = self.n + k
-            below[node] = below[a] + below[b]
-            rises = np.array([j.rise(node) for j in below[node]]).reshape(-1, 2).sum(axis=0)
-            whole[node] = rises[0] <= z * np.sqrt(rises[1])
-            if whole[node]:
-                for judgement in below[node]:
-                    judgement.best = node
-        return self._labels(whole)
+            losses[judgement.nodes] += judgement.n * judgement.means[: len(judgement.nodes)]
+        split = best = self._least_loss(losses)
+        while split.any():
+            pruned = self._without_weakest(split, losses)
+            if self._rise(judgements, best, pruned) > z:
+                break
+            split = pruned
+        groups = self._groups(split)[: self.n]
+        return np.unique(groups, return_inverse=True)[1]
 
-    def _labels(self, whole: Bools) -> Ints:
-        labels, groups = np.zeros(2 * self.n - 1, np.int64), 1
+    def _least_loss(self, losses: Floats) -> Bools:
+        """Return which nodes are split in the partition with the least total loss."""
+        total, split = losses.copy(), np.zeros(len(losses), np.bool_)
+        for k, (a, b) in enumerate(self.children):
+            apart = total[a] + total[b]
+            split[self.n + k] = apart < total[self.n + k]
+            total[self.n + k] = min(apart, total[self.n + k])
+        return self._connected(split)
+
+    def _connected(self, split: Bools) -> Bools:
+        """Nothing is split below a node that is not."""
         for node in range(2 * self.n - 2, self.n - 1, -1):
+            split[self.children[node - self.n]] &= split[node]
+        return split
+
+    def _without_weakest(self, split: Bools, losses: Floats) -> Bools:
+        """Take back the split that gains least per group."""
+        total, groups = losses.copy(), np.ones(len(losses))
+        for node in np.flatnonzero(split):
             a, b = self.children[node - self.n]
-            labels[[a, b]] = labels[node]
-            if whole[node]:
-                whole[[a, b]] = True
-            else:
-                labels[b] = groups
-                groups += 1
-        return labels[: self.n]
+            total[node], groups[node] = total[a] + total[b], groups[a] + groups[b]
+        nodes = np.flatnonzero(split)
+        gain = (losses[nodes] - total[nodes]) / (groups[nodes] - 1)
+        fewer = split.copy()
+        fewer[nodes[int(np.argmin(gain))]] = False
+        return self._connected(fewer)
+
+    def _groups(self, split: Bools) -> Ints:
+        """Return the node that stands for the group of every node."""
+        group = np.arange(2 * self.n - 1)
+        for node in range(2 * self.n - 2, self.n - 1, -1):
+            if not split[node]:
+                group[self.children[node - self.n]] = group[node]
+        return group
+
+    def _rise(self, judgements: Sequence[Judgement], best: Bools, other: Bools) -> float:
+        """Return by how many standard errors the other partition is worse than the best."""
+        a, b = self._groups(other), self._groups(best)
+        parts = [j.rise(int(a[j.leaf]), int(b[j.leaf])) for j in judgements if a[j.leaf] != b[j.leaf]]
+        rise, variance = np.sum(np.reshape(parts, (-1, 2)), axis=0)
+        return float(rise / np.sqrt(max(variance, 1e-300)))
 
 
 class Judgement:
@@ -112,8 +140,7 @@ class Judgement:
     def __init__(self, leaf: int, n: int, means: Floats, covariance: Floats) -> None:
         self.leaf, self.n = leaf, n
         self.means, self.covariance = means, covariance
-        self.best = leaf
-        self._place: dict[int, int] = {}
+        self.nodes = [leaf]
 
     @classmethod
     def read(cls, leaf: int, n: int, answer: Floats, models: int) -> Judgement:
@@ -124,12 +151,12 @@ class Judgement:
         return cls(leaf, n, answer[:models], covariance)
 
     def stand(self, chain: list[int]) -> None:
-        """Say which node each model is of: the leaf first, then those above it."""
-        self._place = {self.leaf: 0} | {node: 1 + k for k, node in enumerate(chain)}
+        """Say which nodes the first models are of: the leaf, then those above it."""
+        self.nodes = [self.leaf, *chain]
 
-    def rise(self, node: int) -> tuple[float, float]:
-        """Return how much the total loss rises from the best model so far to that of ``node``, and its variance."""
-        return self.difference(self._place[node], self._place[self.best])
+    def rise(self, node: int, other: int) -> tuple[float, float]:
+        """Return how much the total loss rises from one node's model to another's, and its variance."""
+        return self.difference(self.nodes.index(node), self.nodes.index(other))
 
     def difference(self, a: int, b: int) -> tuple[float, float]:
         """Return the total loss of model a less that of model b, and its variance."""

@@ -22,6 +22,7 @@ from fedfuse.tasks import (
     Part,
     Reply,
     Rescale,
+    Residue,
     Train,
     largest_value,
 )
@@ -79,6 +80,8 @@ class InProcess(Fleet):
                 values = self._losses(tasks, devices)
             case Judge():
                 values = [self._judgement(t, i) for t, i in zip(tasks, devices, strict=True)]
+            case Residue():
+                values = self._residues(np.stack([t.at for t in tasks]), devices)
             case Moments():
                 values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(tasks, devices, strict=True)]
             case Rescale(shift=shift, scale=scale):
@@ -98,6 +101,11 @@ class InProcess(Fleet):
         models = np.concatenate([t.models for t in tasks])
         losses = self._model.losses(self.load(tasks[0].rows), np.repeat(devices, counts), models)
         return np.split(losses, np.cumsum(counts)[:-1])
+
+    def _residues(self, at: Floats, devices: Ints) -> Sequence[Floats]:
+        a, b = (self._model.gradients(self.load(part), devices, at) for part in ("train", "validation"))
+        lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        return list((np.einsum("kd,kd->k", a, b) / np.maximum(lengths, 1e-30))[:, None])
 
     def _judgement(self, task: Judge, device: int) -> Floats:
         models = np.vstack([self._own[device], task.models]) if task.own else task.models
@@ -124,7 +132,10 @@ class InProcess(Fleet):
         # a device whose training diverged goes on from the last model that the server could use
         usable = np.abs(new).max(axis=1) <= largest_value(self._model.d, self._dtype)
         self._own[devices[usable]] = new[usable]
-        return list(new)
+        if first.score is None:
+            return list(new)
+        scores = np.nan_to_num(self._model.metric(self.load(first.score), devices, new))
+        return list(np.column_stack([new, scores]))
 
 
 def _stack(vectors: Any) -> Floats:
@@ -138,7 +149,7 @@ def _grouped(orders: Sequence[Order]) -> list[list[Order]]:
         task = order.task
         key: tuple[Any, ...] = (type(task),)
         if isinstance(task, Train):
-            key = (Train, task.work, task.rho, task.rows, task.start is None, task.anchor is None)
+            key = (Train, task.work, task.rho, task.rows, task.start is None, task.anchor is None, task.score)
         elif isinstance(task, Gradient):
             key = (Gradient, task.rows, task.also)
         elif isinstance(task, Losses):

@@ -20,6 +20,7 @@ from itertools import combinations
 from typing import ClassVar
 
 import numpy as np
+from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import cdist, pdist
 from scipy.special import ndtr
 
@@ -27,7 +28,7 @@ from fedfuse.clusters import adjusted_rand, canonical, cluster_means
 from fedfuse.methods.base import Found
 from fedfuse.methods.refit import Refit
 from fedfuse.methods.staged import END, StagedState
-from fedfuse.tasks import Install, Judge, Task, Train, Work
+from fedfuse.tasks import Install, Judge, Residue, Task, Train, Work
 from fedfuse.tree import Judgement, Tree, Z
 from fedfuse.types import Floats, Ints
 
@@ -35,6 +36,8 @@ RIDGES = (0.1, 0.03, 0.01)
 COMMON = 1  # the ridge at which the groupings of all ridges are compared
 NEAREST = 5  # other groups' models that a device tries
 CHECKS = 3  # times that groups are checked and refitted
+SPLITS = 4  # times that groups with structure left in them are halved
+DOUBT = 2.33  # one-sided, 1 %: from here on there is structure left
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ class AutoFPFC(Refit):
         super()._prepare(state, Found(np.empty(0), np.arange(m)))
         state.put("ridge", 0)
         state.put("checks", 0)
+        state.put("splits", 0)
+        state.put("residue", 0.0)
+        state.memory["halved"] = np.empty((0, m), np.int64)
         state.memory["estimates"] = np.zeros((len(RIDGES), m, state.world.d))
         state.memory["groupings"] = np.zeros((len(RIDGES), m), np.int64)
         state.put("confidence", np.ones(m))
@@ -139,7 +145,7 @@ class AutoFPFC(Refit):
         state.put("checks", state.number("checks") + 1)
         tree = Tree.of(state.memory["models"])
         state.memory |= {"children": tree.children, "heights": tree.heights}
-        return "check" if len(state.memory["models"]) > 1 else self._leave(state)
+        return "check" if len(state.memory["models"]) > 1 else "residue"
 
     def _ask_check(self, state: StagedState, devices: Ints) -> list[Task]:
         """Send the model of the device's group, of the nearest others, and of the merges above its group."""
@@ -175,7 +181,7 @@ class AutoFPFC(Refit):
                 moved[i] = near[c, int(np.argmin(others[:, 0]))]
         new = canonical(tree.cut(judged)[moved])
         if state.number("checks") >= CHECKS or (new == canonical(labels)).all():
-            return self._leave(state)
+            return "residue"
         return self._regroup(state, new)
 
     def _regroup(self, state: StagedState, new: Ints) -> str:
@@ -184,6 +190,42 @@ class AutoFPFC(Refit):
         state.put("labels", new)
         state.memory["models"] = cluster_means(old, new, state.world.counts["train"])
         return self._fit_from(state, state.memory["models"].copy())
+
+    # -- 6: is there structure left inside the groups?
+
+    def _ask_residue(self, state: StagedState, devices: Ints) -> list[Task]:
+        models = state.memory["models"].astype(state.world.dtype)
+        return [Residue(models[c]) for c in state.memory["labels"][devices]]
+
+    def _take_residue(self, state: StagedState) -> str:
+        cosines = np.zeros(state.world.m)
+        for i, answer in state.answers.items():
+            cosines[i] = answer[0]
+        labels = state.memory["labels"]
+        state.put("residue", _z(cosines))
+        doubtful = [c for c in range(int(labels.max()) + 1) if _z(cosines[labels == c]) > DOUBT]
+        if doubtful and state.number("splits") < SPLITS and not self._seen(state):
+            state.put("splits", state.number("splits") + 1)
+            state.put("checks", 0)
+            return self._regroup(state, self._halved(state, doubtful))
+        return self._leave(state)
+
+    def _seen(self, state: StagedState) -> bool:
+        """Whether these groups were halved before, to no avail."""
+        key = canonical(state.memory["labels"])
+        seen = bool((state.memory["halved"] == key).all(axis=1).any())
+        state.memory["halved"] = np.vstack([state.memory["halved"], key])
+        return seen
+
+    def _halved(self, state: StagedState, groups: list[int]) -> Ints:
+        """Cut groups in two by their members' own estimates; the next check says whether that was right."""
+        labels, estimates = state.memory["labels"].copy(), state.memory["estimates"][COMMON]
+        for c in groups:
+            inside = np.flatnonzero(labels == c)
+            if len(inside) > 1:
+                halves = fcluster(linkage(estimates[inside], "ward"), 2, "maxclust")
+                labels[inside[halves == 2]] = labels.max() + 1
+        return canonical(labels)
 
     def _leave(self, state: StagedState) -> str:
         state.put("lam", self._lambda(state))
@@ -201,10 +243,14 @@ class AutoFPFC(Refit):
         return float(pdist(local).max()) if state.world.m > 1 else 0.0
 
     def stability(self, state: StagedState) -> float:
-        """Return how well the groupings of all ridges and the final one agree (1: all the same)."""
+        """Return how well the groupings of all ridges and the final one agree (1: all the same).
+
+        Structure that is left inside the groups counts against it.
+        """
         groupings = [*state.memory["groupings"], state.memory["labels"]]
         agreement = [adjusted_rand(x, y) or 0.0 for x, y in combinations(groupings, 2)]
-        return float(np.clip(np.mean(agreement), 0, 1))
+        left = max(0.0, float(state.memory["residue"][0]) - DOUBT)
+        return float(np.clip(np.mean(agreement), 0, 1) / (1 + left))
 
     def sureness(self, state: StagedState) -> tuple[float, Floats]:
         return self.stability(state), state.memory["confidence"]
@@ -219,3 +265,8 @@ class AutoFPFC(Refit):
                     own[i] = answer
             tasks.append({i: Install(w.astype(state.world.dtype)) for i, w in enumerate(own)})
         return tasks
+
+
+def _z(cosines: Floats) -> float:
+    """Return by how many standard errors the sum of the cosines exceeds zero."""
+    return float(cosines.sum() / np.sqrt(max(float(np.square(cosines).sum()), 1e-300)))

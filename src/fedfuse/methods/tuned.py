@@ -1,0 +1,276 @@
+"""FPFC with its lambda chosen from a grid: the paper's two strategies (section 4.3 and 6.3).
+
+    separate: for each lambda a fresh start, trained until nothing changes any more; the best on validation rows is kept
+    warm-up:  lambda_1 < lambda_2 < …, each from where the last one ended (omega, theta and v); a lambda is done when
+              the validation metric changes by less than tol from one round to the next; as soon as a lambda ends
+              worse than the one before it, go back to that one and train on with it
+
+Devices train on their training rows and send, with each upload, one number more: their accuracy or RMSE on their
+validation rows. After a fresh start or a step back the server sends a device its model again before its next turn. All
+of this is counted. A grid that is not given comes, without a further message, from the distances between the models of
+lambda = 0: the penalty reaches as far as a lambda.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from fedfuse.errors import FedfuseError
+from fedfuse.fusion import FusionState, Residuals
+from fedfuse.methods.base import Arrays, Found, Method, World
+from fedfuse.methods.fpfc import FPFC, PairwiseFusion
+from fedfuse.methods.refit import Refit
+from fedfuse.result import mean_score
+from fedfuse.tasks import Install, Task, Train
+from fedfuse.types import Bools, Floats, Ints
+
+Strategy: TypeAlias = Literal["warmup", "separate"]
+QUANTILES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0)  # of the distances, for a grid that is not given
+WINDOW = 25  # rounds over which separate compares the validation metric with itself
+ONWARDS = "training on"
+
+
+@dataclass
+class TunedState:
+    """The pairs, and where in the grid we are."""
+
+    world: World
+    fusion: FusionState
+    grid: list[float]
+    place: int = 0  # in the grid
+    age: int = 0  # rounds with this lambda
+    lineage: int = 0  # rounds that have led to these models
+    turns: int = 0  # uploads with this lambda
+    calm: int = 0  # of these, the last ones that moved nothing
+    choosing: bool = True
+    ended: bool = False
+    watched: list[float] = field(default_factory=list)  # validation metric, round by round, with this lambda
+    outcome: list[float] = field(default_factory=list)  # with which each lambda ended
+    row: dict[str, Any] = field(default_factory=dict)  # what the last round was
+    scores: Floats = field(default_factory=lambda: np.empty(0))  # of every device; nan if not known
+    stale: Bools = field(default_factory=lambda: np.empty(0, np.bool_))  # who has another model than the server thinks
+    kept: Arrays = field(default_factory=dict)  # the best so far
+
+    @property
+    def lam(self) -> float:
+        return self.grid[self.place]
+
+
+_PLAIN = [f.name for f in fields(TunedState) if f.name not in ("world", "fusion", "scores", "stale", "kept")]
+
+
+@dataclass(frozen=True)
+class Tuned(Method[TunedState]):
+    """Choose lambda for ``inner`` from ``grid`` by the validation metric, then train on with it.
+
+    Parameters
+    ----------
+    inner
+        `FPFC` or `FPFCL1`; its own lambda and rows do not matter.
+    strategy
+        ``"warmup"`` or ``"separate"``.
+    grid
+        Increasing lambdas; none: from the distances between the models of lambda = 0.
+    limit
+        Rounds of one training: of each lambda with ``separate``, of the way to the final models with ``warmup``.
+    cap
+        At most so many rounds for one lambda with ``warmup``; default: the limit shared out evenly.
+    precision
+        The change in the validation metric that no longer counts.
+    """
+
+    name: ClassVar[str] = "tuned"
+    inner: PairwiseFusion = field(default_factory=FPFC)
+    strategy: Strategy = "warmup"
+    grid: tuple[float, ...] = ()
+    limit: int = 2000
+    cap: int | None = None
+    precision: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.inner, PairwiseFusion):
+            raise FedfuseError(
+                f"lambda can be tuned for fpfc and fpfc-l1, not for {getattr(self.inner, 'name', self.inner)}"
+            )
+        if self.strategy not in get_args(Strategy):
+            raise FedfuseError(f"strategy must be 'warmup' or 'separate', got {self.strategy!r}")
+        object.__setattr__(self, "grid", tuple(float(lam) for lam in self.grid))
+        if any(b <= a for a, b in zip(self.grid, self.grid[1:], strict=False)):
+            raise FedfuseError(f"the grid of lambdas must increase, got {', '.join(f'{g:g}' for g in self.grid)}")
+        for lam in self.grid:
+            self.at(lam)
+        for name, number in (("rounds", self.limit), ("cap", self.cap)):
+            if number is not None and number < 1:
+                raise FedfuseError(f"{name} must be at least 1, got {number}")
+
+    def at(self, lam: float) -> PairwiseFusion:
+        """Return the method that trains with this lambda."""
+        return replace(self.inner, lam=lam, refit=False, rows="train")
+
+    @property
+    def plan(self) -> tuple[Method[Any], ...]:
+        return (self, Refit()) if self.inner.refit else (self,)
+
+    @property
+    def rounds(self) -> int | None:
+        return 10**9  # ends by itself
+
+    # -- one round
+
+    def begin(self, world: World, before: Found | None = None) -> TunedState:
+        state = TunedState(world, self._fresh(world, before), list(self.grid) or [0.0])
+        state.scores, state.stale = np.full(world.m, np.nan), np.zeros(world.m, np.bool_)
+        return state
+
+    def _fresh(self, world: World, before: Found | None = None) -> FusionState:
+        return self.at(self.grid[0] if self.grid else 0.0).begin(world, before)
+
+    def opening(self, state: TunedState) -> dict[int, Task]:
+        return {i: Install(omega) for i, omega in enumerate(state.fusion.omega)}
+
+    def tasks(self, state: TunedState, devices: Ints, k: int) -> list[Task]:
+        work, anchors = self.inner.work.at(state.lineage), state.fusion.anchors(devices)
+        starts = [state.fusion.omega[i].copy() if state.stale[i] else None for i in devices]
+        return [
+            Train(work, start, zeta, self.inner.rho, "train", score="validation")
+            for start, zeta in zip(starts, anchors, strict=True)
+        ]
+
+    def update(self, state: TunedState, devices: Ints, values: list[Floats]) -> Residuals | None:
+        replies = np.array(values).reshape(len(devices), state.world.d + 1)
+        residuals = state.fusion.absorb(devices, replies[:, :-1])
+        judge = state.world.counts["validation"][devices] > 0
+        state.scores[devices[judge]] = replies[judge, -1]
+        state.stale[devices] = False
+        state.age, state.lineage, state.turns = state.age + 1, state.lineage + 1, state.turns + len(devices)
+        state.calm = state.calm + len(devices) if residuals.largest <= self.precision else 0
+        state.watched.append(mean_score(state.scores))
+        state.row = {"lam": state.lam, "stage": self._stage(state), "watched": state.watched[-1], "groups": np.nan}
+        if not state.choosing:
+            state.ended = state.lineage >= self.limit
+            return residuals
+        if self._done(state):
+            self._next(state)
+        return None  # one lambda may have converged, but not the method
+
+    def _stage(self, state: TunedState) -> str:
+        of = f"{state.place + 1} of {len(state.grid)}" if len(state.grid) > 1 else "1"
+        return f"trying {of}" if state.choosing else ONWARDS
+
+    # -- when a lambda is done, and what comes then
+
+    def _done(self, state: TunedState) -> bool:
+        if state.calm >= 2 * state.world.m:
+            return True
+        if self.strategy == "warmup":
+            # at the earliest when there was a turn for everyone on average
+            small = (
+                state.turns >= state.world.m and abs(np.diff(state.watched[-2:])).min(initial=np.inf) < self.precision
+            )
+            return bool(small) or state.age >= self._cap(state) or state.lineage >= self.limit
+        if state.age < 2 * WINDOW:
+            return state.age >= self.limit
+        before, now = np.mean(state.watched[-2 * WINDOW : -WINDOW]), np.mean(state.watched[-WINDOW:])
+        return bool(abs(now - before) < self.precision) or state.age >= self.limit
+
+    def _cap(self, state: TunedState) -> int:
+        lambdas = len(self.grid) or 1 + len(QUANTILES)
+        return self.cap or -(-self.limit // lambdas)
+
+    def _next(self, state: TunedState) -> None:
+        state.row["groups"] = int(self.labels(state).max()) + 1
+        state.outcome.append(state.watched[-1])
+        if not self.grid and len(state.grid) == 1:
+            state.grid += self._grid_from(state.fusion)
+        best = self._best(state)
+        if best == state.place:
+            self._keep(state)
+        last = state.place + 1 == len(state.grid)
+        if last or (self.strategy == "warmup" and best != state.place):
+            self._go_back(state, best)
+            return
+        state.place += 1
+        if self.strategy == "separate":
+            state.fusion = self._fresh(state.world)
+            state.scores[:], state.stale[:], state.lineage = np.nan, True, 0
+        self._restart(state)
+
+    def _best(self, state: TunedState) -> int:
+        """Return the place in the grid to go back to: warm-up's is here, or one before."""
+        sign = 1 if state.world.model.goal == "classification" else -1
+        scores = sign * np.nan_to_num(np.array(state.outcome), nan=-sign * np.inf)
+        if self.strategy == "separate":
+            return int(np.argmax(scores))
+        worse = len(scores) > 1 and scores[-1] < scores[-2]
+        return state.place - int(worse)
+
+    def _keep(self, state: TunedState) -> None:
+        packed = {name: array.copy() for name, array in state.fusion.pack().items()}
+        state.kept = {**packed, "scores": state.scores.copy(), "lineage": np.array([state.lineage])}
+
+    def _go_back(self, state: TunedState, best: int) -> None:
+        if best != state.place:
+            kept = state.kept
+            state.place, state.lineage, state.scores = best, int(kept["lineage"][0]), kept["scores"]
+            state.fusion = FusionState.unpack(kept, self.at(state.lam).penalty)
+            state.stale[:] = True
+        state.kept, state.choosing = {}, False
+        state.ended = state.lineage >= self.limit
+        self._restart(state)
+
+    def _restart(self, state: TunedState) -> None:
+        state.fusion.penalty = self.at(state.lam).penalty
+        state.age = state.turns = state.calm = 0
+        state.watched = []
+
+    def _grid_from(self, fusion: FusionState) -> list[float]:
+        distances = fusion.distances()[np.tril_indices(fusion.m, -1)]
+        wanted = self.inner.grid_for(distances, QUANTILES)
+        least = 2 * getattr(self.inner, "xi", 0.0)
+        return sorted({float(f"{lam:.3g}") for lam in wanted if lam > least})
+
+    # -- what there is to see
+
+    def finished(self, state: TunedState) -> bool:
+        return state.ended
+
+    def models(self, state: TunedState) -> Floats:
+        return state.fusion.omega
+
+    def labels(self, state: TunedState) -> Ints:
+        return self.at(state.lam).labels(state.fusion)
+
+    def final(self, state: TunedState, world: World) -> Found:
+        return self.at(state.lam).final(state.fusion, world)
+
+    def validated(self, state: TunedState, found: Found) -> Floats | None:
+        return found.models
+
+    def describe(self, state: TunedState) -> dict[str, Any]:
+        return state.row
+
+    def pack(self, state: TunedState) -> Arrays:
+        plain = {name: getattr(state, name) for name in _PLAIN}
+        return {
+            "header": np.frombuffer(json.dumps(plain).encode(), np.uint8),
+            "scores": state.scores,
+            "stale": state.stale,
+            **{f"fusion_{name}": array for name, array in state.fusion.pack().items()},
+            **{f"kept_{name}": array for name, array in state.kept.items()},
+        }
+
+    def unpack(self, arrays: Arrays, world: World) -> TunedState:
+        plain = json.loads(arrays["header"].tobytes())
+        lam = plain["grid"][plain["place"]]
+        fusion = FusionState.unpack(_under("fusion_", arrays), self.at(lam).penalty)
+        rest = {"scores": arrays["scores"], "stale": arrays["stale"], "kept": _under("kept_", arrays)}
+        return TunedState(world, fusion, **plain, **rest)
+
+
+def _under(prefix: str, arrays: Arrays) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
