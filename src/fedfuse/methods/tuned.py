@@ -22,7 +22,7 @@ import numpy as np
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState, Residuals
 from fedfuse.methods.base import Arrays, Found, Method, World
-from fedfuse.methods.fpfc import FPFC, PairwiseFusion
+from fedfuse.methods.fpfc import FPFC, FPFCL1, PairwiseFusion
 from fedfuse.methods.refit import Refit
 from fedfuse.result import mean_score
 from fedfuse.tasks import Install, Task, Train
@@ -230,9 +230,13 @@ class Tuned(Method[TunedState]):
 
     def _grid_from(self, fusion: FusionState) -> list[float]:
         distances = fusion.distances()[np.tril_indices(fusion.m, -1)]
-        wanted = self.inner.grid_for(distances, QUANTILES)
+        if not distances.max(initial=0.0) > 0:
+            return []
+        lambdas = np.quantile(distances, QUANTILES) / self.inner.reach
+        if isinstance(self.inner, FPFCL1):  # it pulls at any distance, and so acts long before it reaches
+            lambdas = np.geomspace(lambdas[-1] / 50, lambdas[-1], len(QUANTILES))
         least = 2 * getattr(self.inner, "xi", 0.0)
-        return sorted({float(f"{lam:.3g}") for lam in wanted if lam > least})
+        return sorted({float(f"{lam:.3g}") for lam in lambdas if lam > least})
 
     # -- what there is to see
 
