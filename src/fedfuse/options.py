@@ -112,6 +112,18 @@ def read_lambda(text: str) -> float | Literal["auto"]:
         raise FedfuseError(f"--lam takes a number or auto, got {text!r}") from None
 
 
+def read_grid(text: str) -> list[float]:
+    """Read what ``--grid`` takes: numbers with commas between them.
+
+    >>> read_grid("0, 0.5,1")
+    [0.0, 0.5, 1.0]
+    """
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise FedfuseError(f"--grid takes increasing numbers with commas between them, got {text!r}") from None
+
+
 def build_method(name: str, lam: float | Literal["auto"] | None, work: Work, options: Options) -> Method[Any]:
     """Build the method that the command line asks for; a setting that it does not have is an error."""
     kind = method_called(name)

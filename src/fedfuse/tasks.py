@@ -19,7 +19,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.schedules import Schedule, value
 from fedfuse.types import Floats
 
-Part: TypeAlias = Literal["train", "validation", "train+validation", "test", "all"]
+Part: TypeAlias = Literal["train", "train/1", "train/2", "validation", "train+validation", "test", "all"]
 Solver: TypeAlias = Literal["gd", "exact"]
 
 
@@ -157,15 +157,16 @@ class Judge:
 class Residue:
     """Send the cosine between the gradients of your training and of your validation loss at this vector.
 
-    Where a model suits a device, both are noise and independent, and the cosine is around zero. Where it does not,
-    they point the same way.
+    From both, ``common`` is taken first: the gradient of your whole group. Where the group's model suits a device,
+    what is left is noise and independent, and the cosine is around zero. Where it does not, both point the same way.
     """
 
     at: Floats
+    common: Floats
 
     @property
     def floats_down(self) -> int:
-        return int(self.at.size)
+        return int(self.at.size + self.common.size)
 
     def floats_up(self, d: int) -> int:
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -20,6 +21,9 @@ from rich.table import Table
 from fedfuse.result import Result, mean_score
 from fedfuse.training import Callback, Row, Run
 from fedfuse.types import Floats, Ints
+
+if TYPE_CHECKING:
+    from fedfuse.tuning import Tuning
 
 MOST_CLUSTERS = 12
 MOST_FEATURES = 6
@@ -107,6 +111,23 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
         _show_contrasts(result, console)
     for warning in _warnings(result):
         _say(console, f"\n[yellow]{warning}[/yellow]")
+
+
+def show_tuning(tuning: Tuning, console: Console) -> None:
+    """Print what every lambda came to, which one was chosen, and the outcome of training on with it."""
+    result, metric = tuning.result, tuning.result.profile.metric
+    table = _plain_table("lambda", "rounds", "seconds", "floats sent", "groups", f"validation {metric}")
+    table.add_column("")
+    for row in tuning.table.to_dict("records"):
+        numbers = (f"{row['lam']:g}", f"{row['rounds']}", f"{row['seconds']:.1f}", f"{row['cost_floats']:,}")
+        groups = "-" if row["n_clusters"] is None else str(row["n_clusters"])
+        mark = "[bold]chosen[/bold]" if row["chosen"] else ""
+        table.add_row(*numbers, groups, _number(row["validation"]), mark)
+    console.print(table)
+    _say(
+        console, f"\n[bold]lambda {tuning.lam:g}[/bold] by {tuning.strategy} tuning in {tuning.seconds:.1f} s; with it:"
+    )
+    show(result, {}, console)
 
 
 def _say(console: Console, text: str) -> None:

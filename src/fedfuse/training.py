@@ -255,7 +255,7 @@ class Run:
             seed=self.settings.seed,
             rounds=self.stage_start if refitting else self.k,
             refit_rounds=self.k - self.stage_start if refitting else 0,
-            converged=self.converged or self.now.finished(self.state),
+            converged=self.converged or self.now.settled(self.state),
             lam=found.lam,
             labels=found.labels,
             models=np.asarray(found.models),

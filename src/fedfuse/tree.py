@@ -47,7 +47,7 @@ class Tree:
     def n(self) -> int:
         return len(self.children) + 1
 
-    def ancestors(self) -> list[list[int]]:
+    def ancestors(self) -> list[Ints]:
         """Return the merges above every leaf, from the lowest to the root."""
         parent = np.full(2 * self.n - 1, -1)
         for k, (a, b) in enumerate(self.children):
@@ -58,7 +58,7 @@ class Tree:
             while node >= 0:
                 chain.append(node)
                 node = int(parent[node])
-            chains.append(chain)
+            chains.append(np.array(chain, dtype=np.int64))
         return chains
 
     def means(self, points: Floats, weights: Floats) -> Floats:
@@ -70,26 +70,36 @@ class Tree:
             total[self.n + k] = total[a] + total[b]
         return np.asarray(total[self.n :, :-1] / total[self.n :, -1:])
 
-    def cut(self, judgements: Sequence[Judgement], z: float = Z) -> Ints:
+    def cut(self, judgements: Sequence[Judgement], certain: Bools | None = None, z: float = Z) -> Ints:
         """Return the label of every leaf.
 
         First the partition with the least total validation loss; then, as in cost-complexity pruning (Breiman et
         al., 1984), its weakest splits are taken back one after the other, and the coarsest partition is kept that
         is not significantly worse: its rise in loss is within ``z`` standard errors, by the paired test over the
-        validation rows of all devices concerned.
+        validation rows of all devices concerned. Splits of ``certain`` nodes are never taken back.
+
+        Where only a share of the devices is then with others, ``z`` shrinks by that share and the cut is made
+        again: where hardly any two devices have a model in common, doubtful pairs have none either.
         """
         chains, losses = self.ancestors(), np.zeros(2 * self.n - 1)
         for judgement in judgements:
             judgement.stand(chains[judgement.leaf])
             losses[judgement.nodes] += judgement.n * judgement.means[: len(judgement.nodes)]
-        split = best = self._least_loss(losses)
-        while split.any():
-            pruned = self._without_weakest(split, losses)
+        best = self._least_loss(losses)
+        held = self._held(np.zeros_like(best) if certain is None else certain & best)
+        labels = self._pruned(judgements, losses, best, held, z)
+        members = labels[[j.leaf for j in judgements]]
+        together = sharing(members) if len(members) else 1.0
+        return labels if together == 1 else self._pruned(judgements, losses, best, held, z * together)
+
+    def _pruned(self, judgements: Sequence[Judgement], losses: Floats, best: Bools, held: Bools, z: float) -> Ints:
+        split = best
+        while (split & ~held).any():
+            pruned = self._without_weakest(split, held, losses)
             if self._rise(judgements, best, pruned) > z:
                 break
             split = pruned
-        groups = self._groups(split)[: self.n]
-        return np.unique(groups, return_inverse=True)[1]
+        return np.unique(self._groups(split)[: self.n], return_inverse=True)[1]
 
     def _least_loss(self, losses: Floats) -> Bools:
         """Return which nodes are split in the partition with the least total loss."""
@@ -106,13 +116,25 @@ class Tree:
             split[self.children[node - self.n]] &= split[node]
         return split
 
-    def _without_weakest(self, split: Bools, losses: Floats) -> Bools:
+    def _held(self, certain: Bools) -> Bools:
+        """Return the nodes that are certain or have one below."""
+        held = certain.copy()
+        for k, (a, b) in enumerate(self.children):
+            held[self.n + k] |= held[a] | held[b]
+        return held
+
+    def splits(self, points: Floats, weights: Floats) -> Floats:
+        """Return for every merge the difference of the weighted means of its two sides ((n - 1) x d)."""
+        means = np.concatenate([points, self.means(points, weights)])
+        return np.asarray(means[self.children[:, 0]] - means[self.children[:, 1]])
+
+    def _without_weakest(self, split: Bools, held: Bools, losses: Floats) -> Bools:
         """Take back the split that gains least per group."""
         total, groups = losses.copy(), np.ones(len(losses))
         for node in np.flatnonzero(split):
             a, b = self.children[node - self.n]
             total[node], groups[node] = total[a] + total[b], groups[a] + groups[b]
-        nodes = np.flatnonzero(split)
+        nodes = np.flatnonzero(split & ~held)
         gain = (losses[nodes] - total[nodes]) / (groups[nodes] - 1)
         fewer = split.copy()
         fewer[nodes[int(np.argmin(gain))]] = False
@@ -150,9 +172,9 @@ class Judgement:
         covariance = covariance + covariance.T - np.diag(np.diag(covariance))
         return cls(leaf, n, answer[:models], covariance)
 
-    def stand(self, chain: list[int]) -> None:
+    def stand(self, chain: Ints) -> None:
         """Say which nodes the first models are of: the leaf, then those above it."""
-        self.nodes = [self.leaf, *chain]
+        self.nodes = [self.leaf, *chain.tolist()]
 
     def rise(self, node: int, other: int) -> tuple[float, float]:
         """Return how much the total loss rises from one node's model to another's, and its variance."""
@@ -163,3 +185,18 @@ class Judgement:
         c = self.covariance
         variance = max(c[a, a] + c[b, b] - 2 * c[a, b], 0.0)
         return self.n * float(self.means[a] - self.means[b]), self.n**2 * variance
+
+
+def sharing(labels: Ints) -> float:
+    """Return the share of the devices that are not alone in their group.
+
+    >>> sharing(np.array([0, 0, 1, 2]))
+    0.5
+    """
+    return float(np.mean(np.bincount(labels)[labels] > 1))
+
+
+def alike(first: Floats, second: Floats) -> Floats:
+    """Return the cosine of every row of one array with the same row of the other."""
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return np.asarray(np.einsum("kd,kd->k", first, second) / np.maximum(lengths, 1e-300))

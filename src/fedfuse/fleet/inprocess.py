@@ -81,7 +81,7 @@ class InProcess(Fleet):
             case Judge():
                 values = [self._judgement(t, i) for t, i in zip(tasks, devices, strict=True)]
             case Residue():
-                values = self._residues(np.stack([t.at for t in tasks]), devices)
+                values = self._residues(np.stack([t.at for t in tasks]), np.stack([t.common for t in tasks]), devices)
             case Moments():
                 values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(tasks, devices, strict=True)]
             case Rescale(shift=shift, scale=scale):
@@ -102,8 +102,9 @@ class InProcess(Fleet):
         losses = self._model.losses(self.load(tasks[0].rows), np.repeat(devices, counts), models)
         return np.split(losses, np.cumsum(counts)[:-1])
 
-    def _residues(self, at: Floats, devices: Ints) -> Sequence[Floats]:
-        a, b = (self._model.gradients(self.load(part), devices, at) for part in ("train", "validation"))
+    def _residues(self, at: Floats, common: Floats, devices: Ints) -> Sequence[Floats]:
+        parts: tuple[Part, ...] = ("train", "validation")
+        a, b = (self._model.gradients(self.load(part), devices, at) - common for part in parts)
         lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         return list((np.einsum("kd,kd->k", a, b) / np.maximum(lengths, 1e-30))[:, None])
 

@@ -28,15 +28,17 @@ from fedfuse.clusters import adjusted_rand, canonical, cluster_means
 from fedfuse.methods.base import Found
 from fedfuse.methods.refit import Refit
 from fedfuse.methods.staged import END, StagedState
-from fedfuse.tasks import Install, Judge, Residue, Task, Train, Work
-from fedfuse.tree import Judgement, Tree, Z
-from fedfuse.types import Floats, Ints
+from fedfuse.tasks import Install, Judge, Part, Residue, Task, Train, Work
+from fedfuse.tree import Judgement, Tree, Z, alike, sharing
+from fedfuse.types import Bools, Floats, Ints
 
 RIDGES = (0.1, 0.03, 0.01)
 COMMON = 1  # the ridge at which the groupings of all ridges are compared
 NEAREST = 5  # other groups' models that a device tries
 CHECKS = 3  # times that groups are checked and refitted
 SPLITS = 4  # times that groups with structure left in them are halved
+MOVE = 1.645  # standard errors by which another group's model must be better for a device to move
+CERTAIN = 3.0  # standard errors from which on two groups differ beyond doubt
 DOUBT = 2.33  # one-sided, 1 %: from here on there is structure left
 
 
@@ -58,6 +60,8 @@ class AutoFPFC(Refit):
         state.put("ridge", 0)
         state.put("checks", 0)
         state.put("splits", 0)
+        state.put("half", 0)
+        state.memory["halves"] = np.zeros((2, m, state.world.d))
         state.put("residue", 0.0)
         state.memory["halved"] = np.empty((0, m), np.int64)
         state.memory["estimates"] = np.zeros((len(RIDGES), m, state.world.d))
@@ -65,7 +69,35 @@ class AutoFPFC(Refit):
         state.put("confidence", np.ones(m))
 
     def _take_rescale(self, state: StagedState) -> str:
-        return "local"
+        return "half"
+
+    # -- two estimates from two halves: what they share is signal, what they do not is noise
+
+    def _ask_half(self, state: StagedState, devices: Ints) -> list[Task]:
+        rows: Part = "train/2" if state.number("half") else "train/1"
+        return [Train(Work(solver="exact"), rho=RIDGES[COMMON], rows=rows)] * len(devices)
+
+    def _take_half(self, state: StagedState) -> str:
+        half = state.number("half")
+        for i, answer in state.answers.items():
+            state.memory["halves"][half, i] = answer
+        state.put("half", half + 1)
+        return "half" if half == 0 else "local"
+
+    def _certain(self, state: StagedState, tree: Tree, leaves: Ints) -> Bools:
+        """Return the nodes whose two sides differ beyond doubt, by both halves alike.
+
+        The difference of the sides' mean estimates is taken in either half. Where the sides are the same, both are
+        independent noise, and their cosine varies as that of two devices' own noise (half 1 less half 2) does.
+        """
+        weights = state.world.counts["train"].astype(np.float64)
+        first, second = (cluster_means(half, leaves, weights) for half in state.memory["halves"])
+        sizes = np.bincount(leaves, weights)
+        noise = state.memory["halves"][0] - state.memory["halves"][1]
+        usual = np.sqrt(np.mean(np.square(alike(noise[:-1], noise[1:])))) if len(noise) > 1 else 1.0
+        certain = np.zeros(2 * tree.n - 1, np.bool_)
+        certain[tree.n :] = alike(tree.splits(first, sizes), tree.splits(second, sizes)) > CERTAIN * usual
+        return certain
 
     # -- 1: every device alone
 
@@ -88,14 +120,14 @@ class AutoFPFC(Refit):
         estimates = state.memory["estimates"][state.number("ridge")]
         means = tree.means(estimates, state.world.counts["train"].astype(np.float64))
         nodes, above = means.astype(state.world.dtype), tree.ancestors()
-        return [Judge(nodes[np.subtract(above[i], tree.n)], own=True) for i in devices]
+        return [Judge(nodes[above[i] - tree.n], own=True) for i in devices]
 
     def _take_tree(self, state: StagedState) -> str:
         tree, rows = self._tree(state), state.world.counts["validation"]
         above = tree.ancestors()
         judged = [Judgement.read(i, rows[i], v, 1 + len(above[i])) for i, v in state.answers.items()]
         ridge = state.number("ridge")
-        state.memory["groupings"][ridge] = canonical(tree.cut(judged))
+        state.memory["groupings"][ridge] = canonical(tree.cut(judged, self._certain(state, tree, np.arange(tree.n))))
         state.put("ridge", ridge + 1)
         if ridge + 1 < len(RIDGES):
             return "local"
@@ -130,7 +162,8 @@ class AutoFPFC(Refit):
         judged = [Judgement.read(i, rows[i], v, len(candidates)) for i, v in state.answers.items()]
         best = int(np.argmin(sum(j.n * j.means for j in judged)))
         worse = np.array([[j.difference(c, best) for j in judged] for c in range(len(candidates))]).sum(axis=1)
-        good = np.flatnonzero(worse[:, 0] <= Z * np.sqrt(worse[:, 1]))
+        margins = np.array([Z * sharing(labels) for labels in candidates])
+        good = np.flatnonzero(worse[:, 0] <= margins * np.sqrt(worse[:, 1]))
         return self._group(state, candidates[good[np.argmin(candidates[good].max(axis=1))]])
 
     def _group(self, state: StagedState, labels: Ints) -> str:
@@ -153,10 +186,7 @@ class AutoFPFC(Refit):
         sizes = np.bincount(state.memory["labels"], state.world.counts["train"])
         merged, above = tree.means(models, sizes), tree.ancestors()
         # in this order: its own, those above it, those near it
-        sent = [
-            np.concatenate([models[c : c + 1], merged[np.subtract(above[c], tree.n)], models[near[c]]])
-            for c in range(tree.n)
-        ]
+        sent = [np.concatenate([models[c : c + 1], merged[above[c] - tree.n], models[near[c]]]) for c in range(tree.n)]
         return [Judge(sent[c].astype(state.world.dtype)) for c in state.memory["labels"][devices]]
 
     def _near(self, state: StagedState) -> Ints:
@@ -177,9 +207,10 @@ class AutoFPFC(Refit):
             others = np.array([judgement.difference(own + k, 0) for k in range(near.shape[1])])
             z = others[:, 0] / np.sqrt(np.maximum(others[:, 1], 1e-300))
             state.memory["confidence"][i] = ndtr(z.min())
-            if z.min() < -Z:  # another group's model is significantly better
+            if z.min() < -MOVE:  # another group's model is significantly better
                 moved[i] = near[c, int(np.argmin(others[:, 0]))]
-        new = canonical(tree.cut(judged)[moved])
+        certain = self._certain(state, tree, labels)
+        new = canonical(tree.cut(judged, certain, z=Z * sharing(labels))[moved])
         if state.number("checks") >= CHECKS or (new == canonical(labels)).all():
             return "residue"
         return self._regroup(state, new)
@@ -194,8 +225,12 @@ class AutoFPFC(Refit):
     # -- 6: is there structure left inside the groups?
 
     def _ask_residue(self, state: StagedState, devices: Ints) -> list[Task]:
-        models = state.memory["models"].astype(state.world.dtype)
-        return [Residue(models[c]) for c in state.memory["labels"][devices]]
+        models, slopes = (state.memory[n].astype(state.world.dtype) for n in ("models", "slopes"))
+        return [Residue(models[c], slopes[c]) for c in state.memory["labels"][devices]]
+
+    def _skip_residue(self, state: StagedState) -> Bools:
+        sizes = np.bincount(state.memory["labels"])
+        return sizes[state.memory["labels"]] == 1  # nothing can be left inside one device
 
     def _take_residue(self, state: StagedState) -> str:
         cosines = np.zeros(state.world.m)
@@ -258,13 +293,18 @@ class AutoFPFC(Refit):
     def recovery(self, state: StagedState) -> list[dict[int, Task]]:
         tasks = super().recovery(state)
         if tasks:  # every device also gets its own last estimate back
-            done = state.number("ridge") - (state.stage != "tree")
-            own = state.memory["estimates"][done].copy() if done >= 0 else np.zeros((state.world.m, state.world.d))
-            if state.stage == "local":
-                for i, answer in state.answers.items():
-                    own[i] = answer
-            tasks.append({i: Install(w.astype(state.world.dtype)) for i, w in enumerate(own)})
+            tasks.append({i: Install(w.astype(state.world.dtype)) for i, w in enumerate(self._own(state))})
         return tasks
+
+    def _own(self, state: StagedState) -> Floats:
+        """Return the vectors that devices hold: what each trained last."""
+        trained = [np.zeros((state.world.m, state.world.d)), *state.memory["halves"], *state.memory["estimates"]]
+        last = trained[state.number("half") + state.number("ridge") + (state.stage == "tree")]
+        own = last.copy()
+        if state.stage in ("local", "half"):
+            for i, answer in state.answers.items():
+                own[i] = answer
+        return own
 
 
 def _z(cosines: Floats) -> float:

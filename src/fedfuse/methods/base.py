@@ -115,6 +115,10 @@ class Method(ABC, Generic[State]):
         """Whether the method itself has come to an end."""
         return False
 
+    def settled(self, state: State) -> bool:
+        """Whether it has, and not because it ran out of rounds."""
+        return self.finished(state)
+
     @abstractmethod
     def tasks(self, state: State, devices: Ints, k: int) -> list[Task]:
         """Return one task for each active device of round k."""
@@ -159,7 +163,7 @@ class Method(ABC, Generic[State]):
 def _plain(value: Any) -> Any:
     if isinstance(value, Work):
         return {"steps": str(value.steps), "lr": str(value.lr), "batch": value.batch, "solver": value.solver}
-    return value
+    return value.to_config() if isinstance(value, Method) else value
 
 
 def work_from_config(config: dict[str, Any]) -> Work:

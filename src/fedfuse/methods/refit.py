@@ -22,9 +22,11 @@ from fedfuse.methods.staged import END, Staged, StagedState
 from fedfuse.tasks import Gradient, Moments, Part, Rescale, Task
 from fedfuse.types import Bools, Floats, Ints
 
-PATIENCE = 4  # evaluations without a better validation loss
-BETTER = 1e-3  # relative improvement that counts
 LONGEST = 60  # evaluations at the most
+FLAT = 1e-4  # relative: a training loss that fell by less in WINDOW evaluations has converged
+WINDOW = 3
+WORSE = 1e-2  # relative: a validation loss above its best by more than this is rising,
+PATIENCE = 4  # and when it has been for so many evaluations, the cluster overfits
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Refit(Staged):
         for name in ("best_step", "steps"):
             state.put(name, np.zeros(clusters, np.int64))
         state.put("best_loss", np.full(clusters, np.inf))
+        state.memory["slopes"] = np.zeros_like(start)
+        state.memory["losses"] = np.full((clusters, WINDOW + 1), np.finfo(np.float64).max)
         state.put("still", np.ones(clusters, np.bool_))
         return "fit"
 
@@ -96,16 +100,18 @@ class Refit(Staged):
         optimiser = LBFGS.unpack(state.memory)
         loss, gradient, (_, watched) = self._pooled(state, "train", 2)
         memory, still = state.memory, state.memory["still"]
-        known = np.where(np.isfinite(memory["best_loss"]), memory["best_loss"], np.finfo(float).max)
-        better = still & (watched < known * (1 - BETTER))
-        memory["best_loss"][better] = watched[better]
-        memory["best_step"][better] = memory["steps"][better]
-        memory["models"][better] = optimiser.ask()[better]
         optimiser.done |= ~still
+        trial = optimiser.ask().copy()
         optimiser.tell(loss, gradient)
         memory["steps"][still] += 1
-        tired = memory["steps"] > memory["best_step"] + PATIENCE
-        memory["still"] = still & ~tired & ~optimiser.done & (memory["steps"] < LONGEST)
+        memory["losses"][still] = np.column_stack([optimiser.f, memory["losses"][:, :-1]])[still]
+        good = still & (watched <= memory["best_loss"] * (1 + WORSE))  # of equals, the one trained longest
+        memory["best_loss"][still] = np.minimum(watched, memory["best_loss"])[still]
+        memory["best_step"][good] = memory["steps"][good]
+        memory["models"][good], memory["slopes"][good] = trial[good], gradient[good]
+        flat = memory["losses"][:, -1] - memory["losses"][:, 0] <= FLAT * np.abs(memory["losses"][:, 0])
+        rising = memory["steps"] >= memory["best_step"] + PATIENCE
+        memory["still"] = still & ~optimiser.done & ~flat & ~rising & (memory["steps"] < LONGEST)
         memory |= optimiser.pack()
         return "fit" if memory["still"].any() else self._after_fit(state)
 
@@ -133,8 +139,8 @@ class Refit(Staged):
         memory, still = state.memory, state.memory["still"]
         optimiser.done |= ~still
         optimiser.tell(loss, gradient)
+        memory["models"][still] = optimiser.x[still]
         memory["steps"][still] += 1
-        memory["models"][still] = optimiser.ask()[still]
         memory["still"] = still & ~optimiser.done & (memory["steps"] < memory["best_step"])
         memory |= optimiser.pack()
         return "again" if memory["still"].any() else END
@@ -154,6 +160,9 @@ class Refit(Staged):
             weight[labels[i]] += n, n_watched
         total[:, : d + 1] /= np.maximum(weight[:, :1], 1)
         total[:, d + 1 :] /= np.maximum(weight[:, 1:], 1)
+        # a cluster without validation rows is watched by its training rows: it trains to the end
+        blind = weight[:, 1] == 0
+        total[blind, d + 1 :] = total[blind, d : d + 1]
         return total[:, d], total[:, :d], [total[:, d + k] for k in range(parts)]
 
     def recovery(self, state: StagedState) -> list[dict[int, Task]]:
