@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -39,11 +40,20 @@ app.add_typer(data_app, name="data")
 console = Console(stderr=True)
 # click's ClickException; newer typers carry a click of their own, so it has no other name that always holds
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from None
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object, and nothing else.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data files are (default: $FEDFUSE_DATA).")]
 Arg, Opt = typer.Argument, typer.Option
 Dataset = Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, or a .csv/.parquet file.")]
-Seed = Annotated[int, Opt(help="Every random draw depends on it.")]
+Seed = Annotated[int, Opt(parser=_whole, metavar="N", help="Every random draw depends on it.")]
 Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
 Device = Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")]
 Target = Annotated[str | None, Opt(help="Table: the column to predict.")]
@@ -60,7 +70,7 @@ def main() -> None:
         app(prog_name="fedfuse", standalone_mode=False)
         _notes.show()
     except FedfuseError as error:
-        _fail(str(error), 2)
+        _fail(_as_typed(str(error)), 2)
     except _UsageError as error:
         _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
@@ -98,6 +108,12 @@ class _Notes(logging.Handler):
 _notes = _Notes()
 
 
+def _as_typed(message: str) -> str:
+    """Write Python's arguments as the command line has them: goal='regression' is --task regression."""
+    written = re.sub(r"\b(goal|features|device|target)='([^']*)'", r"--\1 \2", message)
+    return written.replace("--goal ", "--task ")
+
+
 def _usage(error: Any) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "fedfuse"
@@ -129,7 +145,7 @@ def run(
     dataset: Dataset,
     method: Annotated[str, Opt(help="fpfc, fpfc-l1 or oracle.")] = "fpfc",
     lam: Annotated[str | None, Opt(help="Strength of the penalty, or auto: found by itself.")] = None,
-    rounds: Annotated[int | None, Opt(help="At most so many rounds.")] = None,
+    rounds: Annotated[int | None, Opt(parser=_whole, metavar="N", help="At most so many rounds.")] = None,
     seed: Seed = 0,
     features: Features = "uniform",
     device: Device = None,

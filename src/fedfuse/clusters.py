@@ -30,7 +30,8 @@ def components(norms: Floats, nu: float) -> Ints:
     >>> components(np.array([[0, 0.05, 9], [0.05, 0, 9], [9, 9, 0]]), nu=0.1).tolist()
     [0, 0, 1]
     """
-    _, labels = connected_components(csr_array(norms <= nu), directed=False)
+    graph: Any = csr_array(norms <= nu)
+    _, labels = connected_components(graph, directed=False)
     return canonical(labels)
 
 

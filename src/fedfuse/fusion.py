@@ -7,28 +7,31 @@ theta = s delta and v = rho (1 - s) delta, so one vector and one number per unor
     s_ij     <- shrink(||delta_ij||)
     zeta_i    = mean_j omega_j + (1/m) sum_{j != i} (2 s_ij - 1) delta_ij,    delta_ji = -delta_ij
 
-The start theta = v = 0 is delta = 0; the start theta = omega_i - omega_j, v = 0 is delta = omega_i - omega_j, s = 1.
+The start theta = v = 0 is delta = 0; the start theta = omega_i - omega_j, v = 0 is delta = omega_i - omega_j,
+s = 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from math import sqrt
 from os import PathLike
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from fedfuse import _pairs, penalties
+from fedfuse._pairs import Pairs, Plan
 from fedfuse.errors import FedfuseError
+from fedfuse.models._threads import spread
 from fedfuse.penalties import Penalty
 from fedfuse.types import Floats, Ints
 
-# Numbers in the touched pairs below which waiting for a second thread costs more than it saves.
-SMALL = 250_000
+# Numbers in a round's pairs below which a second thread costs more than it saves.
+LARGE = 3_000_000
+# How much work such a number is, in the units of `spread`: memory is slower than arithmetic.
+WORK = 4.0
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class FusionState:
     rho
         Weight of the proximal terms.
     warm
-        Start from theta_ij = omega_i - omega_j instead of theta_ij = 0: devices that differ are then not pulled
-        to their mean at first.
+        Start from theta_ij = omega_i - omega_j instead of theta_ij = 0: devices that differ are then not
+        pulled to their mean at first.
     dtype
         float32 or float64 for the stored vectors. Norms and sums are float64 in either case.
 
@@ -114,6 +117,7 @@ class FusionState:
     def penalty(self, penalty: Penalty) -> None:
         penalty.check(self._rho)
         self._penalty = penalty
+        self._pieces = penalty.pieces(self._rho)
 
     @property
     def rho(self) -> float:
@@ -125,6 +129,7 @@ class FusionState:
         self._penalty.check(rho)
         _pairs.rescale(self.delta, self.s, self.r, self._rho / rho)
         self._rho = rho
+        self._pieces = self._penalty.pieces(rho)
         self.renew()
 
     @property
@@ -136,31 +141,26 @@ class FusionState:
         """Take the new parameters of some devices and update every pair that has one of them."""
         active = np.asarray(devices, dtype=np.int64)
         new = np.asarray(omegas, dtype=self.omega.dtype)
-        self._check(active, new)
+        if active.ndim != 1 or new.shape != (active.size, self.d):
+            raise FedfuseError(
+                f"{active.size} devices need parameters of shape ({active.size}, {self.d}), got {new.shape}"
+            )
         if not active.size:
             return Residuals(0.0, 0.0, 0.0)
         order = np.argsort(active)
-        active, new = active[order], new[order]
-        moved = np.square(new - self.omega[active], dtype=np.float64).sum()
-        self.omega[active] = new
-        rank = np.full(self.m, -1)
-        rank[active] = np.arange(active.size)
-        k = active.size
-        pairs = max(k * (self.m - k) + k * (k - 1) // 2, 1)
-        pieces = self.penalty.pieces(self.rho)
-        with _threads_for(pairs * self.d):
-            squares = _pairs.absorb(
-                self.delta, self.s, self.r, self.omega, self._sums, active, rank, *pieces, self._chunks
-            )
-        scale = np.sqrt(np.square(self.omega, dtype=np.float64).sum() / self.m) or 1.0
-        primal, dual, step = np.sqrt([squares[0] / pairs, squares[1] / pairs, moved / k]) / scale
-        return Residuals(float(primal), float(dual), float(step))
+        active = active[order]
+        self._check(active)
+        moved, size = _pairs.place(self.omega, active, new[order])
+        primal, dual = self._update_pairs(active)
+        scale = sqrt(size / self.m) or 1.0
+        return Residuals(primal / scale, dual / scale, sqrt(moved / active.size) / scale)
 
     def anchors(self, devices: npt.ArrayLike) -> Floats:
         """Return zeta_i, the vector that device i is pulled to, for each of these devices."""
         index = np.asarray(devices, dtype=np.int64)
         mean = self.omega.mean(axis=0, dtype=np.float64)
-        return (mean + self._sums[index] / self.m).astype(self.omega.dtype)
+        zeta: Floats = (mean + self._sums[index] / self.m).astype(self.omega.dtype)
+        return zeta
 
     def admit(self, omega: npt.ArrayLike, *, warm: bool = True) -> Ints:
         """Add newcomers (one vector, or one row each); return their numbers. Nobody else's parameters change.
@@ -189,12 +189,18 @@ class FusionState:
     def restart_pairs(self) -> None:
         """Forget all pairs: theta_ij = omega_i - omega_j, v_ij = 0."""
         self.s[:] = 1
-        _pairs.differences(self.delta, self.r, self.omega)
+        spread(
+            lambda jobs: _pairs.differences(self.delta, self.r, self.omega, jobs),
+            WORK * np.arange(self.m) * self.d,
+        )
         self.renew()
 
     def renew(self) -> None:
         """Build all anchor sums anew from the stored pairs."""
-        _pairs.total_sums(self.delta, self.s, self._sums)
+        spread(
+            lambda jobs: _pairs.total_sums(self.delta, self.s, self._sums, jobs),
+            np.full(self.m, WORK * self.m * self.d),
+        )
 
     def norms(self) -> Floats:
         """Return ||theta_ij|| for all pairs (m x m, symmetric)."""
@@ -207,7 +213,7 @@ class FusionState:
         squares = np.square(centred).sum(axis=1)
         gram = squares[:, None] + squares[None, :] - 2 * centred @ centred.T
         np.fill_diagonal(gram, 0.0)
-        return np.sqrt(np.maximum(gram, 0.0))
+        return np.asarray(np.sqrt(np.maximum(gram, 0.0)))
 
     def theta(self, i: int, j: int) -> Floats:
         """Return theta_ij."""
@@ -239,7 +245,7 @@ class FusionState:
         """Write the state to an .npz file (no pickles)."""
         settings = {f"penalty_{k}": np.array(v) for k, v in self.penalty.to_config().items()}
         with open(path, "wb") as file:  # noqa: PTH123 - a path without the suffix that numpy would add
-            np.savez(file, **self.pack(), **settings)
+            np.savez(file, **self.pack(), **settings)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> FusionState:
@@ -249,25 +255,34 @@ class FusionState:
         settings = {k.removeprefix("penalty_"): v.item() for k, v in arrays.items() if k.startswith("penalty_")}
         return cls.unpack(arrays, penalties.from_config(settings))
 
-    @property
-    def _chunks(self) -> int:
-        """How many ways the pairs are dealt out: a function of m alone, so that threads do not change results."""
-        return int(np.clip(self.m // 25, 2, 8))
+    def _update_pairs(self, active: Ints) -> tuple[float, float]:
+        """Update every pair with an active device; return the root mean squares of its residuals."""
+        k, (m, d) = active.size, self.omega.shape
+        pairs = max(k * (m - k) + k * (k - 1) // 2, 1)
+        # by sizes alone, so that the number of threads does not change results
+        chunks = min(max(m // 25, 2), 8) if pairs * d > LARGE else 1
+        plan = _plan(m, active, chunks)
+        private, squares = np.zeros((chunks, k + 1, d), self.delta.dtype), np.zeros((chunks, 2))
+        state = Pairs(self.delta, self.s, self.r, self._sums)
+        spread(
+            lambda jobs: _pairs.absorb(state, self.omega, self._pieces, plan, private, squares, jobs),
+            np.full(chunks, WORK * pairs * d / chunks),
+        )
+        _pairs.gather(private, active, self._sums)
+        primal, dual = squares.sum(axis=0)
+        return sqrt(primal / pairs), sqrt(dual / pairs)
 
-    def _check(self, active: Ints, new: Floats) -> None:
-        if active.ndim != 1 or new.shape != (active.size, self.d):
-            raise FedfuseError(
-                f"{active.size} devices need parameters of shape ({active.size}, {self.d}), got {new.shape}"
-            )
-        if active.size and not (active.min() >= 0 and active.max() < self.m):
-            raise FedfuseError(f"devices must lie in 0 … {self.m - 1}, got {active.min()} … {active.max()}")
-        if np.unique(active).size < active.size:
+    def _check(self, active: Ints) -> None:
+        """Look over the sorted numbers of devices."""
+        if active[0] < 0 or active[-1] >= self.m:
+            raise FedfuseError(f"devices must lie in 0 … {self.m - 1}, got {active[0]} … {active[-1]}")
+        if (active[1:] == active[:-1]).any():
             raise FedfuseError("a device occurs twice in one round")
 
     def _square(self, pairs: Floats) -> Floats:
         full = np.zeros((self.m, self.m))
         full[np.tril_indices(self.m, -1)] = pairs
-        return full + full.T
+        return np.asarray(full + full.T)
 
     def _oriented(self, i: int, j: int, weight: Any) -> Floats:
         if i == j:
@@ -277,12 +292,13 @@ class FusionState:
         return np.asarray(weight(self.s[p]) * self.delta[p] * (1 if i < j else -1))
 
 
-@contextmanager
-def _threads_for(numbers: int) -> Iterator[None]:
-    """Stay in one thread for small work; results do not depend on it."""
-    before = numba.get_num_threads()
-    numba.set_num_threads(1 if numbers < SMALL else before)
-    try:
-        yield
-    finally:
-        numba.set_num_threads(before)
+def _plan(m: int, active: Ints, chunks: int) -> Plan:
+    """Cut the partners of these devices into runs of about the same number of pairs."""
+    rank = np.full(m, -1)
+    rank[active] = np.arange(active.size)
+    bounds = np.zeros(chunks + 1, np.int64)
+    if chunks > 1:
+        pairs = np.where(rank < 0, active.size, rank).cumsum()
+        bounds[1:] = np.searchsorted(pairs, pairs[-1] / chunks * np.arange(1, chunks + 1))
+    bounds[-1] = m
+    return Plan(active, rank, bounds)

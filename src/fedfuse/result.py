@@ -308,7 +308,7 @@ class Result:
                 models=arrays.pop("models"),
                 confidence=arrays.pop("confidence", None),
                 scores=arrays,
-                history=pd.read_csv(path / "history.csv", float_precision="round_trip"),
+                history=pd.read_csv(path / "history.csv"),
                 **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged")},
                 **{k: summary[k] for k in ("cost_floats", "refused", "seconds", "lam", "stability", "refit_rounds")},
             )

@@ -44,7 +44,7 @@ class Decay:
         _check_positive(self)
 
     def __call__(self, k: int) -> float:
-        return self.first * self.factor ** (k // self.every)
+        return float(self.first * self.factor ** (k // self.every))
 
     def __str__(self) -> str:
         return _written(self)
@@ -63,12 +63,14 @@ def value(schedule: Schedule, k: int) -> float:
     return schedule(k) if isinstance(schedule, (Grow, Decay)) else schedule
 
 
-def parse(text: str) -> Schedule:
-    """Read a number or a schedule as it is written on the command line.
+def parse(text: str | float) -> Schedule:
+    """Read a number or a schedule as it is written on the command line; a number stays what it is.
 
     >>> parse("0.1"), parse("grow(20)"), str(parse("decay(0.01, 0.9, 5)"))
     (0.1, Grow(every=20.0), 'decay(0.01,0.9,5)')
     """
+    if not isinstance(text, str):
+        return text
     call = re.fullmatch(r"\s*(\w+)\s*\(([^)]*)\)\s*", text)
     try:
         if not call:

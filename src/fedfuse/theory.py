@@ -1,7 +1,7 @@
 """What the paper's theorems ask of the hyperparameters (section 5, "Choice of hyperparameters").
 
-The conditions are sufficient, not necessary: the paper's own experiments (rho = 1, xi = 1e-4, lambda = 0.6) break
-``rho > 2 lambda / xi`` by four orders of magnitude and converge all the same.
+The conditions are sufficient, not necessary: the paper's own experiments (rho = 1, xi = 1e-4, lambda = 0.6)
+break ``rho > 2 lambda / xi`` by four orders of magnitude and converge all the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedfuse.errors import FedfuseError
 class Choice:
     """A setting for which Theorem 2 guarantees convergence.
 
-    ``inexactness`` is epsilon_i of Definition 1: how close ``steps`` steps come to a device's exact minimiser.
+    ``inexactness`` is epsilon_i of Definition 1: how close ``steps`` steps come to a device's minimiser.
     """
 
     rho: float

@@ -6,6 +6,7 @@ give the good ones to the method, record, save, stop when nothing moves any more
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedfuse import methods
+from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
@@ -35,6 +37,8 @@ from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
 from fedfuse.tasks import Ledger, Order, Part, Reply, Work, fault
 from fedfuse.types import Floats, Ints
+
+log = logging.getLogger(__name__)
 
 Sampler: TypeAlias = Callable[[int, int], Ints]
 Row: TypeAlias = dict[str, Any]
@@ -409,6 +413,9 @@ def resume(
         source, fingerprint = config["source"], config["fingerprint"]
     except (KeyError, TypeError) as gap:
         raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
+    if config.get("version") != __version__:
+        words = "the run in %s was begun by fedfuse %s, this is %s: the last digits may differ"
+        log.warning(words, directory, config.get("version"), __version__)
     if federation is None:
         federation = _load_again(source, directory)
     if federation.fingerprint != fingerprint:
@@ -517,6 +524,7 @@ def _config(run: Run, source: dict[str, Any] | None) -> dict[str, Any]:
     if callable(run.settings.participation):
         raise FedfuseError("a run directory needs a participation share: a function cannot be saved")
     return {
+        "version": __version__,
         "dataset": run.dataset,
         "source": source,
         "fingerprint": run.federation.fingerprint,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import Residuals
 from fedfuse.models.base import Model, Start
-from fedfuse.schedules import parse
+from fedfuse.schedules import Decay, Grow, parse
 from fedfuse.tasks import Part, Task, Work
 from fedfuse.types import Floats, Ints
 
@@ -162,13 +162,15 @@ class Method(ABC, Generic[State]):
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Work):
-        return {"steps": str(value.steps), "lr": str(value.lr), "batch": value.batch, "solver": value.solver}
-    return value.to_config() if isinstance(value, Method) else value
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Method):
+        return value.to_config()
+    return str(value) if isinstance(value, (Grow, Decay)) else value
 
 
 def work_from_config(config: dict[str, Any]) -> Work:
     """Build the work that a method's configuration describes."""
-    return Work(parse(config["steps"]), parse(config["lr"]), config["batch"], config["solver"])
+    return Work(**{**config, "steps": parse(config["steps"]), "lr": parse(config["lr"])})
 
 
 def check_share(name: str, value: float) -> None:

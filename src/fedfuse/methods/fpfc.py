@@ -104,7 +104,9 @@ class PairwiseFusion(Method[FusionState]):
 
     def tasks(self, state: FusionState, devices: Ints, k: int) -> list[Task]:
         work = self.work.at(k)
-        return [Train(work, anchor=zeta, rho=self.rho, rows=self.rows) for zeta in state.anchors(devices)]
+        # without a penalty zeta_i is omega_i, and not only up to rounding: nobody must feel the others
+        anchors = state.anchors(devices) if self.lam else state.omega[devices]
+        return [Train(work, anchor=zeta, rho=self.rho, rows=self.rows) for zeta in anchors]
 
     def update(self, state: FusionState, devices: Ints, values: list[Floats]) -> Residuals | None:
         return state.absorb(devices, np.stack(values)) if values else None
