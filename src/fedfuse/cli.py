@@ -205,7 +205,7 @@ def tune(
     lambdas = None if grid is None else read_grid(grid)
     chosen, settings = _method_and_settings(dataset, method, 0.0, set_, rounds, seed)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
-    check_tuning(chosen, strategy, lambdas, dataset=dataset, **limits)
+    way = check_tuning(chosen, strategy, lambdas, dataset=dataset, **limits).strategy
     if plot:
         check_picture(plot)
     directory = _free_directory(out, dataset, f"tune-{strategy}-{method}", seed)
@@ -214,9 +214,43 @@ def tune(
     named: dict[str, Any] = {"dataset": dataset, "source": source, **limits}
 
     def train(callbacks: list[Callback]) -> Tuning:
-        return tune(federation, chosen, strategy, lambdas, out=directory, callbacks=callbacks, **named, **settings)
+        return tune(federation, chosen, way, lambdas, out=directory, callbacks=callbacks, **named, **settings)
 
     _show_tuning(_trained(train, directory), directory, json_, plot)
+
+
+@app.command()
+def path(
+    out: Annotated[Path, Opt(help="The picture (.png, .svg or .pdf).")],
+    dataset: Annotated[str | None, Arg(help="As for run; without it, the paper's toy example (its Figure 1).")] = None,
+    penalty: Annotated[str, Opt(help="smoothed-scad, scad, mcp, l1 or l2.")] = "smoothed-scad",
+    grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1 (default: from distances).")] = None,
+    seed: Seed = 0,
+    features: Features = "uniform",
+    device: Device = None,
+    target: Target = None,
+    task: Task = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Draw how devices' models meet as lambda grows, each device's problem solved exactly."""
+    from fedfuse.options import read_grid
+    from fedfuse.paths import check_penalty, solution_path
+    from fedfuse.plots import check_picture, plot_figure1, save_picture
+
+    check_picture(out)
+    check_penalty(penalty)
+    lambdas = None if grid is None else read_grid(grid)
+    if dataset is None:
+        with console.status("the toy example under four penalties …"):
+            axes = plot_figure1()
+    else:
+        federation = _load(_source(dataset, features, device, target, task, seed, data_dir))
+        with console.status("following the devices' models along lambda …"):
+            found = solution_path(federation, penalty, lambdas)
+        Console().print(repr(found), highlight=False, markup=False, soft_wrap=True)
+        axes = found.plot()
+    save_picture(axes, out)
+    Console().print(f"picture: {out}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()

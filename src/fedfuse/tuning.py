@@ -7,7 +7,7 @@ grid and is cheaper than either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -137,10 +137,10 @@ def tune(
         Increasing lambdas. Default: the paper's for its data sets, and else from the distances between the devices'
         own models.
     rounds
-        Rounds of one training at the most: of each lambda with ``separate``, of the way to the final models with
-        ``warmup`` (500, as for `fit`).
+        Rounds of one training at the most (500): of each lambda with ``separate``, of the way from the start to the
+        final models with ``warmup``, but for the last ``cap`` of it.
     cap
-        Rounds of one lambda at the most with ``warmup``; default: ``rounds`` shared out evenly.
+        Rounds of one lambda at the most with ``warmup``; default: a quarter of ``rounds``.
     model, out, dataset, **settings
         As for `fit`.
 
@@ -210,5 +210,7 @@ def _table(history: pd.DataFrame, chosen: float) -> pd.DataFrame:
         validation=("watched", "last"),
         n_clusters=("groups", "last"),
     ).reset_index()
-    whole = {"cost_floats": "int64", "n_clusters": "Int64"}
-    return table.assign(chosen=table["lam"] == chosen).astype(whole)
+    table["chosen"] = table["lam"] == chosen
+    table["cost_floats"] = table["cost_floats"].astype("int64")
+    table["n_clusters"] = table["n_clusters"].astype("Int64")
+    return table

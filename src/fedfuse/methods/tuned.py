@@ -54,6 +54,7 @@ class TunedState:
     turns: int = 0  # uploads with this lambda
     calm: int = 0  # of these, the last ones that moved nothing
     choosing: bool = True
+    goal: int = 0  # rounds that shall lead to the final models
     ended: bool = False
     watched: list[float] = field(default_factory=list)  # validation metric, round by round, with this lambda
     outcome: list[float] = field(default_factory=list)  # with which each lambda ended
@@ -72,7 +73,7 @@ _PLAIN = [f.name for f in fields(TunedState) if f.name not in ("world", "fusion"
 
 @dataclass(frozen=True)
 class Tuned(Method[TunedState]):
-    """Choose lambda for ``inner`` from ``grid`` by the validation metric, then train on with it.
+    """Choose lambda for ``inner`` from ``grid`` by the validation metric; warm-up then trains on with it.
 
     Parameters
     ----------
@@ -83,9 +84,10 @@ class Tuned(Method[TunedState]):
     grid
         Increasing lambdas; none: from the distances between the models of lambda = 0.
     limit
-        Rounds of one training: of each lambda with ``separate``, of the way to the final models with ``warmup``.
+        Rounds of one training at the most: of each lambda with ``separate``, of the way from the start to the final
+        models with ``warmup`` (but `cap` rounds of training on there always may be).
     cap
-        At most so many rounds for one lambda with ``warmup``; default: the limit shared out evenly.
+        At most so many rounds for one lambda with ``warmup``; default: a quarter of the limit.
     precision
         The change in the validation metric that no longer counts.
     """
@@ -159,7 +161,7 @@ class Tuned(Method[TunedState]):
         state.watched.append(mean_score(state.scores))
         state.row = {"lam": state.lam, "stage": self._stage(state), "watched": state.watched[-1], "groups": np.nan}
         if not state.choosing:
-            state.ended = state.lineage >= self.limit
+            state.ended = state.lineage >= state.goal
             return residuals
         if self._done(state):
             self._next(state)
@@ -176,12 +178,11 @@ class Tuned(Method[TunedState]):
             return True
         if self.strategy == "separate":
             return state.age >= self.limit or _change(state.watched, PLATEAU) < self.precision
-        slope = _change(state.watched, SLOPE) / SLOPE
-        return state.age >= self._cap(state) or state.lineage >= self.limit or slope < self.precision
+        return state.age >= self._cap or _change(state.watched, SLOPE) / SLOPE < self.precision
 
-    def _cap(self, state: TunedState) -> int:
-        lambdas = len(self.grid) or 1 + LAMBDAS
-        return self.cap or -(-self.limit // lambdas)
+    @property
+    def _cap(self) -> int:
+        return self.cap or -(-self.limit // 4)
 
     def _next(self, state: TunedState) -> None:
         state.row["groups"] = int(self.labels(state).max()) + 1
@@ -205,7 +206,7 @@ class Tuned(Method[TunedState]):
     def _ranked(self, state: TunedState) -> Floats:
         """Return with what each lambda ended, the more the better."""
         sign = 1 if state.world.model.goal == "classification" else -1
-        return sign * np.nan_to_num(np.array(state.outcome), nan=-sign * np.inf)
+        return np.asarray(sign * np.nan_to_num(np.array(state.outcome), nan=-sign * np.inf))
 
     def _keep(self, state: TunedState) -> None:
         packed = {name: array.copy() for name, array in state.fusion.pack().items()}
@@ -218,7 +219,8 @@ class Tuned(Method[TunedState]):
             state.fusion = FusionState.unpack(kept, self.at(state.lam).penalty)
             state.stale[:] = True
         state.kept, state.choosing = {}, False
-        state.ended = state.lineage >= self.limit
+        state.goal = max(self.limit, state.lineage + self._cap)
+        state.ended = self.strategy == "separate"  # it has been trained to the end
         self._restart(state)
 
     def _restart(self, state: TunedState) -> None:
@@ -244,7 +246,8 @@ class Tuned(Method[TunedState]):
         return state.ended
 
     def settled(self, state: TunedState) -> bool:
-        return False  # whether training on has converged, the run can tell
+        # whether training on has converged, the run can tell
+        return self.strategy == "separate" and state.lineage < self.limit
 
     def models(self, state: TunedState) -> Floats:
         return state.fusion.omega
@@ -275,8 +278,8 @@ class Tuned(Method[TunedState]):
         plain = json.loads(arrays["header"].tobytes())
         lam = plain["grid"][plain["place"]]
         fusion = FusionState.unpack(_under("fusion_", arrays), self.at(lam).penalty)
-        rest = {"scores": arrays["scores"], "stale": arrays["stale"], "kept": _under("kept_", arrays)}
-        return TunedState(world, fusion, **plain, **rest)
+        kept = _under("kept_", arrays)
+        return TunedState(world, fusion, **plain, scores=arrays["scores"], stale=arrays["stale"], kept=kept)
 
 
 def _change(values: list[float], window: int) -> float:
