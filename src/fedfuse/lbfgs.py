@@ -60,10 +60,13 @@ class LBFGS:
         """Return the points to evaluate next."""
         return self.trial
 
-    def tell(self, f: Floats, g: Floats, tol: float = 1e-4) -> None:
-        """Take the values and gradients at the points asked for; ``tol`` is on the gradient's largest entry."""
-        for i in np.flatnonzero(~self.done):
-            self._tell_one(i, float(f[i]), g[i], tol)
+    def tell(self, f: Floats, g: Floats, which: Bools | None = None, tol: float = 1e-4) -> None:
+        """Take the values and gradients at the points asked for, of all problems or of ``which``.
+
+        ``tol`` is on the gradient's largest entry. A problem that is not told anything is asked for the same again.
+        """
+        for i in np.flatnonzero(~self.done if which is None else ~self.done & which):
+            self._tell_one(int(i), float(f[i]), g[i], tol)
 
     def _tell_one(self, i: int, f: float, g: Floats, tol: float) -> None:
         slope = float(self.direction[i] @ self.g[i])
@@ -102,7 +105,7 @@ class LBFGS:
             q *= curvature[0] / (Y[0] @ Y[0])
         for j in reversed(range(k)):
             q += (alpha[j] - Y[j] @ q / curvature[j]) * S[j]
-        return q
+        return np.asarray(q)
 
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state as arrays."""

@@ -23,10 +23,11 @@ from fedfuse.tasks import Gradient, Moments, Part, Rescale, Task
 from fedfuse.types import Bools, Floats, Ints
 
 LONGEST = 60  # evaluations at the most
-FLAT = 1e-4  # relative: a training loss that fell by less in WINDOW evaluations has converged
+FLAT = 1e-3  # relative: a training loss that fell by less in WINDOW steps has converged
 WINDOW = 3
-WORSE = 1e-2  # relative: a validation loss above its best by more than this is rising,
-PATIENCE = 4  # and when it has been for so many evaluations, the cluster overfits
+WORSE = 1e-2  # relative: a validation loss above its best by more than this,
+Z = 1.645  # and by more than so many standard errors, is rising,
+PATIENCE = 4  # and when it has been for so many steps, the cluster overfits
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Refit(Staged):
 
     def _take_moments(self, state: StagedState) -> str:
         who = list(state.answers)
+        if not who:
+            raise FedfuseError("no device has answered, though each was asked three times")
         weights = state.world.counts["train"][who]
         first, second = np.split(np.average([state.answers[i] for i in who], axis=0, weights=weights), 2)
         deviation = np.sqrt(np.maximum(second - first**2, 0))
@@ -79,16 +82,43 @@ class Refit(Staged):
     # -- how long to train: on training rows, watched by validation rows
 
     def _fit_from(self, state: StagedState, start: Floats) -> str:
-        state.memory["start"] = start
-        state.memory |= LBFGS.start(start).pack()
         clusters = len(start)
-        for name in ("best_step", "steps"):
+        state.memory["start"] = start
+        self._set_out(state)
+        for name in ("best_step", "since"):
             state.put(name, np.zeros(clusters, np.int64))
-        state.put("best_loss", np.full(clusters, np.inf))
+        for name in ("best_watched", "best_train"):
+            state.put(name, np.full(clusters, np.inf))
         state.memory["slopes"] = np.zeros_like(start)
-        state.memory["losses"] = np.full((clusters, WINDOW + 1), np.finfo(np.float64).max)
         state.put("still", np.ones(clusters, np.bool_))
+        state.put("to_the_end", np.zeros(clusters, np.bool_))
         return "fit"
+
+    def _set_out(self, state: StagedState) -> None:
+        """Go back to the start of the path."""
+        memory, clusters = state.memory, len(state.memory["start"])
+        memory |= LBFGS.start(memory["start"]).pack()
+        for name in ("evaluations", "steps"):
+            state.put(name, np.zeros(clusters, np.int64))
+        memory["losses"] = np.full((clusters, WINDOW + 1), np.finfo(np.float64).max)
+
+    def _advance(self, state: StagedState, loss: Floats, gradient: Floats, heard: Bools) -> Bools:
+        """Take in an evaluation; return the clusters for which it was a step, and not one that was too long."""
+        memory, still = state.memory, state.memory["still"]
+        optimiser = LBFGS.unpack(memory)
+        optimiser.done |= ~still
+        optimiser.tell(loss, gradient, heard)
+        memory |= optimiser.pack()
+        stepped = still & heard & (optimiser.cuts == 0)
+        memory["evaluations"][still] += 1
+        memory["steps"][stepped] += 1
+        memory["losses"][stepped] = np.column_stack([loss, memory["losses"][:, :-1]])[stepped]
+        return stepped
+
+    def _converged(self, state: StagedState) -> Bools:
+        losses = state.memory["losses"]
+        flat = losses[:, -1] - losses[:, 0] <= FLAT * np.abs(losses[:, 0])
+        return state.memory["lbfgs_done"] | flat | (state.memory["evaluations"] >= LONGEST)
 
     def _ask_fit(self, state: StagedState, devices: Ints) -> list[Task]:
         return [Gradient(w, "train", also=("train", "validation")) for w in self._trials(state, devices)]
@@ -97,23 +127,33 @@ class Refit(Staged):
         return ~state.memory["still"][state.memory["labels"]]
 
     def _take_fit(self, state: StagedState) -> str:
-        optimiser = LBFGS.unpack(state.memory)
-        loss, gradient, (_, watched) = self._pooled(state, "train", 2)
-        memory, still = state.memory, state.memory["still"]
-        optimiser.done |= ~still
-        trial = optimiser.ask().copy()
-        optimiser.tell(loss, gradient)
-        memory["steps"][still] += 1
-        memory["losses"][still] = np.column_stack([optimiser.f, memory["losses"][:, :-1]])[still]
-        good = still & (watched <= memory["best_loss"] * (1 + WORSE))  # of equals, the one trained longest
-        memory["best_loss"][still] = np.minimum(watched, memory["best_loss"])[still]
+        memory, trial = state.memory, state.memory["lbfgs_trial"].copy()
+        loss, gradient, (_, watched), heard = self._pooled(state, "train", 2)
+        stepped = self._advance(state, loss, gradient, heard)
+        good = stepped & (watched <= memory["best_watched"] + self._margin(state, loss))
+        better = stepped & (watched < memory["best_watched"])
+        memory["best_watched"][better], memory["best_train"][better] = watched[better], loss[better]
+        memory["since"][stepped] += 1
+        memory["since"][good] = 0  # of equals, the one trained longest
         memory["best_step"][good] = memory["steps"][good]
         memory["models"][good], memory["slopes"][good] = trial[good], gradient[good]
-        flat = memory["losses"][:, -1] - memory["losses"][:, 0] <= FLAT * np.abs(memory["losses"][:, 0])
-        rising = memory["steps"] >= memory["best_step"] + PATIENCE
-        memory["still"] = still & ~optimiser.done & ~flat & ~rising & (memory["steps"] < LONGEST)
-        memory |= optimiser.pack()
+        ends = memory["still"] & (self._converged(state) | (memory["since"] >= PATIENCE))
+        memory["to_the_end"] |= ends & (memory["since"] == 0)
+        memory["still"] = memory["still"] & ~ends
         return "fit" if memory["still"].any() else self._after_fit(state)
+
+    def _margin(self, state: StagedState, loss: Floats) -> Floats:
+        """Return how far above its best a validation loss may be without saying anything.
+
+        The difference between two models' losses varies as the gradient does along the way from one to the other,
+        and for both losses here that is by their curvature (times twice the noise for squares): so it is told by
+        how much the training loss fell on that way.
+        """
+        labels, best = state.memory["labels"], state.memory["best_watched"]
+        rows = np.bincount(labels, state.world.counts["validation"], len(best))
+        unit = 2 * loss if state.world.model.goal == "regression" else 1.0
+        fell = np.where(np.isfinite(best), state.memory["best_train"] - loss, 0).clip(min=0)
+        return np.maximum(WORSE * best, Z * np.sqrt(2 * unit * fell / np.maximum(rows, 1)))
 
     def _after_fit(self, state: StagedState) -> str:
         return self._go_again(state)
@@ -122,10 +162,9 @@ class Refit(Staged):
 
     def _go_again(self, state: StagedState) -> str:
         state.memory["chosen"] = state.memory["models"].copy()
-        state.memory |= LBFGS.start(state.memory["start"]).pack()
-        state.put("steps", np.zeros(len(state.memory["start"]), np.int64))
-        state.put("still", state.memory["best_step"] > 0)
-        return "again" if state.memory["still"].any() else END
+        self._set_out(state)
+        state.put("still", np.ones(len(state.memory["start"]), np.bool_))
+        return "again"
 
     def _ask_again(self, state: StagedState, devices: Ints) -> list[Task]:
         rows: Part = "train+validation"
@@ -134,22 +173,20 @@ class Refit(Staged):
     _skip_again = _skip_fit
 
     def _take_again(self, state: StagedState) -> str:
-        optimiser = LBFGS.unpack(state.memory)
-        loss, gradient, _ = self._pooled(state, "train+validation", 1)
-        memory, still = state.memory, state.memory["still"]
-        optimiser.done |= ~still
-        optimiser.tell(loss, gradient)
-        memory["models"][still] = optimiser.x[still]
-        memory["steps"][still] += 1
-        memory["still"] = still & ~optimiser.done & (memory["steps"] < memory["best_step"])
-        memory |= optimiser.pack()
+        memory, trial = state.memory, state.memory["lbfgs_trial"].copy()
+        loss, gradient, _, heard = self._pooled(state, "train+validation", 1)
+        stepped = self._advance(state, loss, gradient, heard)
+        memory["models"][stepped] = trial[stepped]
+        # as many steps as were good before; to the end where that was the end
+        on = memory["to_the_end"] | (memory["steps"] < memory["best_step"])
+        memory["still"] = memory["still"] & on & ~self._converged(state)
         return "again" if memory["still"].any() else END
 
     def _trials(self, state: StagedState, devices: Ints) -> Floats:
         return state.memory["lbfgs_trial"][state.memory["labels"][devices]].astype(state.world.dtype)
 
-    def _pooled(self, state: StagedState, rows: Part, parts: int) -> tuple[Floats, Floats, list[Floats]]:
-        """Return loss, gradient and the other losses of every cluster from its members' answers."""
+    def _pooled(self, state: StagedState, rows: Part, parts: int) -> tuple[Floats, Floats, list[Floats], Bools]:
+        """Return loss, gradient and the other losses of every cluster, and whether a member has answered at all."""
         labels, d, clusters = state.memory["labels"], state.world.d, len(state.memory["start"])
         total = np.zeros((clusters, d + parts))
         weight = np.zeros((clusters, 2))
@@ -163,7 +200,7 @@ class Refit(Staged):
         # a cluster without validation rows is watched by its training rows: it trains to the end
         blind = weight[:, 1] == 0
         total[blind, d + 1 :] = total[blind, d : d + 1]
-        return total[:, d], total[:, :d], [total[:, d + k] for k in range(parts)]
+        return total[:, d], total[:, :d], [total[:, d + k] for k in range(parts)], weight[:, 0] > 0
 
     def recovery(self, state: StagedState) -> list[dict[int, Task]]:
         if state.stage in ("moments", "rescale"):
