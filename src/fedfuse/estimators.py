@@ -88,7 +88,7 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         return int(self.random_state)
 
     def _train(self, federation: Federation) -> Result:
-        penalty = {"lam": self.lam, "rho": self.rho, "nu": self.nu, "a": self.a, "xi": self.xi}
+        penalty: dict[str, Any] = {"lam": self.lam, "rho": self.rho, "nu": self.nu, "a": self.a, "xi": self.xi}
         result = train(
             federation,
             FPFC(**penalty, refit=self.refit, work=Work(solver="exact")),
@@ -166,7 +166,8 @@ class FPFCClassifier(ClassifierMixin, _FPFCEstimator):  # type: ignore[misc]
     participation
         Share of the devices that is active in a round.
     random_state
-        A whole number that draws the active devices; without an effect when all are.
+        A whole number that draws the active devices and each device's validation rows, which are every fifth of
+        its rows and choose what has to be chosen.
 
     Attributes
     ----------
@@ -264,9 +265,11 @@ class FPFCRegressor(RegressorMixin, _FPFCEstimator):  # type: ignore[misc]
     Parameters
     ----------
     lam
-        Strength of the fusion penalty: how different two devices' models may be, in standard deviations of
-        the target per standard deviation of the features, and still become one. 0 leaves every device with
-        its own model.
+        ``"auto"`` finds the clusters without it. A number is the strength of the fusion penalty: how different
+        two devices' models may be, in standard deviations of the target per standard deviation of the features,
+        and still become one. 0 leaves every device with its own model.
+    refit
+        Train each cluster's model anew once the clusters are found, instead of keeping the penalty's estimates.
     rho, a, xi
         Weight of the proximal term, reach of the penalty in units of ``lam``, and its smoothing width: see
         `FPFC`.
@@ -277,7 +280,8 @@ class FPFCRegressor(RegressorMixin, _FPFCEstimator):  # type: ignore[misc]
     participation
         Share of the devices that is active in a round.
     random_state
-        A whole number that draws the active devices; without an effect when all are.
+        A whole number that draws the active devices and each device's validation rows, which are every fifth of
+        its rows and choose what has to be chosen.
 
     Attributes
     ----------

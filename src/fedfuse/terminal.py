@@ -34,12 +34,15 @@ _DIVERGED = ("not finite", "too large")
 STAGES = {
     "moments": "finding a common scale",
     "rescale": "finding a common scale",
+    "half": "every device alone",
+    "half": "every device alone",
     "local": "every device alone",
     "tree": "judging who may share a model",
     "candidates": "comparing groupings",
     "fit": "one model per group",
     "check": "checking the groups",
     "residue": "looking for structure left",
+    "alone": "devices without companions",
     "again": "final fit",
     "end": "done",
 }
@@ -82,7 +85,7 @@ class ProgressBar(Callback):
         if np.isfinite(row["moved"]):
             words.append(f"moving {100 * row['moved']:.2g} %")
         if "stage" in row:
-            words.insert(0, STAGES.get(row["stage"], row["stage"]))
+            words.insert(0, STAGES.get(row["stage"]) or row["stage"])
         if np.isfinite(row.get("lam", np.nan)):
             words.insert(0, f"lambda {row['lam']:.3g}")
         if "validation" in row:

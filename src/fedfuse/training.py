@@ -186,6 +186,7 @@ class Run:
         """Go on with the next method of the plan, from what this one has found; False if this was the last."""
         if self.stage + 1 == len(self.method.plan):
             return False
+        self._exchange([Order(device, -1, task) for device, task in self.now.closing(self.state).items()])
         self.before = self.now.final(self.state, self.world)
         self.stage, self.stage_start = self.stage + 1, self.k
         self.begin()
@@ -309,7 +310,7 @@ class Evaluator:
         self._model = model
         self._everyone = np.arange(federation.m)
         parts: tuple[Part, ...] = ("validation", "test")
-        self._parts = {part: model.load(federation.rows(part), np.dtype(dtype)) for part in parts}
+        self._parts: dict[str, Any] = {part: model.load(federation.rows(part), np.dtype(dtype)) for part in parts}
 
     def all_parts(self, models: Floats, validated: Floats | None) -> dict[str, Floats]:
         """Return every device's score on each held-out part.
@@ -492,7 +493,7 @@ def _world(federation: Federation, model: Model[Any], settings: Settings) -> Wor
         return model.initial(start, generator(settings.seed, "initial"))
 
     parts: tuple[Part, ...] = ("train", "validation", "train+validation")
-    counts = {part: federation.rows(part).counts for part in parts}
+    counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
     return World(federation.m, model, counts, initial, np.dtype(settings.dtype), federation.truth)
 
 

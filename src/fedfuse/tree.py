@@ -118,7 +118,7 @@ class Tree:
 
     def _held(self, certain: Bools) -> Bools:
         """Return the nodes that are certain or have one below."""
-        held = certain.copy()
+        held: Bools = certain.copy()
         for k, (a, b) in enumerate(self.children):
             held[self.n + k] |= held[a] | held[b]
         return held

@@ -28,7 +28,7 @@ from fedfuse.clusters import adjusted_rand, canonical, cluster_means
 from fedfuse.methods.base import Found
 from fedfuse.methods.refit import Refit
 from fedfuse.methods.staged import END, StagedState
-from fedfuse.tasks import Install, Judge, Part, Residue, Task, Train, Work
+from fedfuse.tasks import Install, Judge, Part, Rescale, Residue, Task, Train, Work
 from fedfuse.tree import Judgement, Tree, Z, alike, sharing
 from fedfuse.types import Bools, Floats, Ints
 
@@ -92,9 +92,9 @@ class AutoFPFC(Refit):
         """
         weights = state.world.counts["train"].astype(np.float64)
         first, second = (cluster_means(half, leaves, weights) for half in state.memory["halves"])
-        sizes = np.bincount(leaves, weights)
+        sizes = np.bincount(leaves, weights).astype(np.float64)
         noise = state.memory["halves"][0] - state.memory["halves"][1]
-        usual = np.sqrt(np.mean(np.square(alike(noise[:-1], noise[1:])))) if len(noise) > 1 else 1.0
+        usual = _usual_cosine(noise)
         certain = np.zeros(2 * tree.n - 1, np.bool_)
         certain[tree.n :] = alike(tree.splits(first, sizes), tree.splits(second, sizes)) > CERTAIN * usual
         return certain
@@ -183,7 +183,7 @@ class AutoFPFC(Refit):
     def _ask_check(self, state: StagedState, devices: Ints) -> list[Task]:
         """Send the model of the device's group, of the nearest others, and of the merges above its group."""
         tree, models, near = self._tree(state), state.memory["models"], self._near(state)
-        sizes = np.bincount(state.memory["labels"], state.world.counts["train"])
+        sizes = np.bincount(state.memory["labels"], state.world.counts["train"]).astype(np.float64)
         merged, above = tree.means(models, sizes), tree.ancestors()
         # in this order: its own, those above it, those near it
         sent = [np.concatenate([models[c : c + 1], merged[above[c] - tree.n], models[near[c]]]) for c in range(tree.n)]
@@ -199,6 +199,7 @@ class AutoFPFC(Refit):
     def _take_check(self, state: StagedState) -> str:
         tree, labels, near = self._tree(state), state.memory["labels"], self._near(state)
         above, moved, judged = tree.ancestors(), state.memory["labels"].copy(), []
+        state.memory["confidence"][:] = 0.5  # of those who do not answer nothing is known
         for i, answer in state.answers.items():
             c, rows = int(labels[i]), int(state.world.counts["validation"][i])
             own = 1 + len(above[c])
@@ -230,7 +231,7 @@ class AutoFPFC(Refit):
 
     def _skip_residue(self, state: StagedState) -> Bools:
         sizes = np.bincount(state.memory["labels"])
-        return sizes[state.memory["labels"]] == 1  # nothing can be left inside one device
+        return np.asarray(sizes[state.memory["labels"]] == 1)  # nothing can be left inside one device
 
     def _take_residue(self, state: StagedState) -> str:
         cosines = np.zeros(state.world.m)
@@ -267,6 +268,11 @@ class AutoFPFC(Refit):
         state.memory["chosen"] = state.memory["models"].copy()
         return self._go_again(state) if self.refit else END
 
+    def closing(self, state: StagedState) -> dict[int, Task]:
+        # without a refit, FPFC goes on with the columns as they came
+        columns = len(state.memory["shift"])
+        return dict.fromkeys(range(state.world.m), Rescale(np.zeros(columns), np.ones(columns)))
+
     def _lambda(self, state: StagedState) -> float:
         models = self._raw(state, state.memory["models"])
         if len(models) == state.world.m:
@@ -300,11 +306,21 @@ class AutoFPFC(Refit):
         """Return the vectors that devices hold: what each trained last."""
         trained = [np.zeros((state.world.m, state.world.d)), *state.memory["halves"], *state.memory["estimates"]]
         last = trained[state.number("half") + state.number("ridge") + (state.stage == "tree")]
-        own = last.copy()
+        own: Floats = last.copy()
         if state.stage in ("local", "half"):
             for i, answer in state.answers.items():
                 own[i] = answer
         return own
+
+
+def _usual_cosine(rows: Floats) -> float:
+    """Return the root mean square cosine between two different rows (1 if there is only one)."""
+    m = len(rows)
+    if m == 1:
+        return 1.0
+    directions = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
+    squares = np.square(directions @ directions.T)
+    return float(np.sqrt((squares.sum() - np.trace(squares)) / (m * (m - 1))))
 
 
 def _z(cosines: Floats) -> float:

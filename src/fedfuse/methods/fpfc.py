@@ -55,6 +55,8 @@ class PairwiseFusion(Method[FusionState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.lam, str) and self.lam != "auto":
+            raise FedfuseError(f"lam must be a number or 'auto', got {self.lam!r}")
         if self.lam != "auto":
             self.penalty.check(self.rho)
         if self.nu is not None and not 0 < self.nu < np.inf:
@@ -72,9 +74,6 @@ class PairwiseFusion(Method[FusionState]):
             return (own, Refit()) if self.refit else (own,)
         found = AutoFPFC(a=self.reach, refit=self.refit)
         return (found,) if self.refit else (found, own)
-
-    def given(self, lam: float | None) -> Method[Any]:
-        return replace(self, lam=lam or 0.0) if self.lam == "auto" else self
 
     @property
     def reach(self) -> float:
@@ -142,6 +141,17 @@ class FPFC(PairwiseFusion):
     name: ClassVar[str] = "fpfc"
     a: float = 3.7
     xi: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lam == "auto":  # all the rest can be looked at before lambda is found
+            SmoothedSCAD(2 * self.xi if 0 < self.xi < np.inf else 1.0, self.a, self.xi).check(self.rho)
+
+    def given(self, lam: float | None) -> Method[Any]:
+        if self.lam != "auto":
+            return self
+        # a lambda that was found may be of any size
+        return replace(self, lam=lam or 0.0, xi=min(self.xi, lam / 10) if lam else self.xi)
 
     @property
     def reach(self) -> float:

@@ -19,9 +19,10 @@ from fedfuse.errors import FedfuseError
 from fedfuse.lbfgs import LBFGS
 from fedfuse.methods.base import Found, World
 from fedfuse.methods.staged import END, Staged, StagedState
-from fedfuse.tasks import Gradient, Moments, Part, Rescale, Task
+from fedfuse.tasks import Alone, Gradient, Moments, Part, Rescale, Task
 from fedfuse.types import Bools, Floats, Ints
 
+LADDER = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # ridges that a device without companions tries
 LONGEST = 60  # evaluations at the most
 FLAT = 1e-3  # relative: a training loss that fell by less in WINDOW steps has converged
 WINDOW = 3
@@ -109,16 +110,16 @@ class Refit(Staged):
         optimiser.done |= ~still
         optimiser.tell(loss, gradient, heard)
         memory |= optimiser.pack()
-        stepped = still & heard & (optimiser.cuts == 0)
+        stepped: Bools = still & heard & (optimiser.cuts == 0)
         memory["evaluations"][still] += 1
         memory["steps"][stepped] += 1
         memory["losses"][stepped] = np.column_stack([loss, memory["losses"][:, :-1]])[stepped]
         return stepped
 
     def _converged(self, state: StagedState) -> Bools:
-        losses = state.memory["losses"]
-        flat = losses[:, -1] - losses[:, 0] <= FLAT * np.abs(losses[:, 0])
-        return state.memory["lbfgs_done"] | flat | (state.memory["evaluations"] >= LONGEST)
+        now, before = state.memory["losses"][:, 0], state.memory["losses"][:, -1]
+        flat = (before < np.finfo(np.float64).max) & (before - now <= FLAT * np.abs(now))
+        return np.asarray(state.memory["lbfgs_done"] | flat | (state.memory["evaluations"] >= LONGEST))
 
     def _ask_fit(self, state: StagedState, devices: Ints) -> list[Task]:
         return [Gradient(w, "train", also=("train", "validation")) for w in self._trials(state, devices)]
@@ -163,8 +164,21 @@ class Refit(Staged):
     def _go_again(self, state: StagedState) -> str:
         state.memory["chosen"] = state.memory["models"].copy()
         self._set_out(state)
-        state.put("still", np.ones(len(state.memory["start"]), np.bool_))
-        return "again"
+        alone = np.bincount(state.memory["labels"]) == 1
+        state.put("still", ~alone)
+        return "alone" if alone.any() else "again"
+
+    def _ask_alone(self, state: StagedState, devices: Ints) -> list[Task]:
+        return [Alone(LADDER)] * len(devices)
+
+    def _skip_alone(self, state: StagedState) -> Bools:
+        labels = state.memory["labels"]
+        return np.asarray(np.bincount(labels)[labels] > 1)
+
+    def _take_alone(self, state: StagedState) -> str:
+        for i, answer in state.answers.items():
+            state.memory["models"][state.memory["labels"][i]] = answer
+        return "again" if state.memory["still"].any() else END
 
     def _ask_again(self, state: StagedState, devices: Ints) -> list[Task]:
         rows: Part = "train+validation"

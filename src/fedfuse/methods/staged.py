@@ -52,8 +52,8 @@ class StagedState:
 class Staged(Method[StagedState]):
     """A method whose stages are pairs of methods ``_ask_X(state, devices)`` and ``_take_X(state)``.
 
-    The first returns a task for each device. The second is called when all have answered and returns the name of the next stage. ``_skip_X(state)`` names the
-    devices that need not be asked, where there are any.
+    The first returns a task for each device. The second is called when all have answered and returns the name of
+    the next stage. ``_skip_X(state)`` names the devices that need not be asked, where there are any.
     """
 
     first: ClassVar[str]

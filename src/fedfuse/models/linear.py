@@ -125,7 +125,7 @@ class LinearRegression(Model[LinearData]):
         return np.asarray(w)[None, :]
 
     def flat(self, coefficients: Floats) -> Floats:
-        return np.asarray(coefficients)[0]
+        return np.asarray(np.asarray(coefficients)[0])
 
     def _job(self, data: LinearData, devices: Ints, w: Floats) -> _Job:
         W = np.array(np.reshape(w, (-1, self.d)), np.float64, order="C")
