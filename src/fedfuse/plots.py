@@ -90,10 +90,13 @@ def plot_tuning(tuning: Tuning, axes: Any = None) -> Any:
         lam, onwards = piece["lam"].iloc[0], piece["stage"].iloc[0] == "training on"
         left.plot(piece["round"], piece["validation"], color=of[lam], lw=1.8, ls="--" if onwards else "-")
         # the label stands where the stage begins, out of the way of the curve
-        text = f"{lam:g}, training on" if onwards else f"{lam:g}"
-        left.annotate(text, (piece["round"].iloc[0], 1.01), xycoords=("data", "axes fraction"), rotation=60, fontsize=8)
+        place = {"xycoords": ("data", "axes fraction"), "rotation": 60, "fontsize": 8}
+        left.annotate(f"{lam:g}", (piece["round"].iloc[0], 1.01), **place)
+    for words, style in (("trying a lambda", "-"), ("training on", "--")):
+        left.plot([], [], color="grey", ls=style, label=words)
+    left.legend(frameon=False, loc="lower right")
     left.set(xlabel="round", ylabel=f"validation {result.profile.metric}")
-    left.set_title(f"{tuning.strategy}: lambda {tuning.lam:g} chosen", pad=48)
+    left.set_title(f"{tuning.strategy}: lambda {tuning.lam:g} chosen", pad=28)
     bars = right.bar([f"{lam:g}" for lam in table["lam"]], table["seconds"], color=colours)
     for bar, row in zip(bars, table.itertuples(), strict=True):
         if row.chosen:

@@ -132,7 +132,7 @@ def tune(
         `FPFC` or `FPFCL1` with everything but lambda; whether the groups are refitted at the end is its ``refit``.
     strategy
         ``"warmup"``: increasing lambdas, each from where the last one ended, until one ends worse than the one
-        before it. ``"separate"``: every lambda from a fresh start until nothing changes any more.
+        before it. ``"separate"``: every lambda from a fresh start until nothing moves any more.
     grid
         Increasing lambdas. Default: the paper's for its data sets, and else from the distances between the devices'
         own models.

@@ -95,6 +95,10 @@ class Method(ABC, Generic[State]):
     def opening(self, state: State) -> dict[int, Task]:
         """Return what is sent before the first round (device: task)."""
 
+    def closing(self, state: State) -> dict[int, Task]:
+        """Return what is sent before the plan's next method begins."""
+        return {}
+
     def recovery(self, state: State) -> list[dict[int, Task]]:
         """Return what brings devices up to date that have lost their memory, in this order."""
         return [self.opening(state)]
