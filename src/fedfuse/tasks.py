@@ -102,6 +102,22 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """Fit your own rows with each of these ridges, keep the one that your validation rows like best, fit again with
+    these rows included, and send that model: all that a device without companions can do.
+    """
+
+    ridges: tuple[float, ...]
+
+    @property
+    def floats_down(self) -> int:
+        return len(self.ridges)
+
+    def floats_up(self, d: int) -> int:
+        return d
+
+
+@dataclass(frozen=True)
 class Gradient:
     """Send the gradient of your loss at this vector, and your loss on the parts ``also``."""
 
@@ -202,7 +218,7 @@ class Rescale:
         return 0
 
 
-Task: TypeAlias = Install | Train | Gradient | Losses | Judge | Residue | Moments | Rescale
+Task: TypeAlias = Install | Train | Alone | Gradient | Losses | Judge | Residue | Moments | Rescale
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from fedfuse.fleet.base import Fleet
 from fedfuse.models.base import Model
 from fedfuse.randomness import generator
 from fedfuse.tasks import (
+    Alone,
     Gradient,
     Install,
     Judge,
@@ -24,6 +25,7 @@ from fedfuse.tasks import (
     Rescale,
     Residue,
     Train,
+    Work,
     largest_value,
 )
 from fedfuse.types import Floats, Ints
@@ -74,6 +76,8 @@ class InProcess(Fleet):
                 values = [np.empty(0)] * len(tasks)
             case Train():
                 values = self._train(orders, devices)
+            case Alone(ridges=ridges):
+                values = self._alone(ridges, devices)
             case Gradient():
                 values = self._gradients(tasks, devices)
             case Losses():
@@ -89,6 +93,15 @@ class InProcess(Fleet):
                 self._scaled, self._loaded = _rescaled(self._federation.rows("all"), shift, scale), {}
                 values = [np.empty(0)] * len(tasks)
         return [Reply(o.device, o.round, v) for o, v in zip(orders, values, strict=True)]
+
+    def _alone(self, ridges: tuple[float, ...], devices: Ints) -> Sequence[Floats]:
+        zero, work = np.zeros((len(devices), self._model.d), self._dtype), Work(solver="exact")
+        losses, models = [], []
+        for ridge in ridges:
+            w = self._model.train(self.load("train"), devices, zero, zero, ridge, work)
+            losses.append(self._model.losses(self.load("validation"), devices, w))
+            models.append(self._model.train(self.load("train+validation"), devices, zero, zero, ridge, work))
+        return list(np.stack(models)[np.argmin(losses, axis=0), np.arange(len(devices))])
 
     def _gradients(self, tasks: list[Gradient], devices: Ints) -> Sequence[Floats]:
         at, first = np.stack([t.at for t in tasks]), tasks[0]
