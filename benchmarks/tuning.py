@@ -1,15 +1,15 @@
 """Warm-up against separate tuning of lambda on S1 (uniform features) over the paper's grid 0, 0.5, … 3.5.
 
-What: the paper's Table 2 (its ratio on synthetic data: 4.02 h / 0.46 h = 8.7). Both strategies run the same loop with the
-same local work (10 gradient steps, rate 0.1), 30 of 100 devices per round, from zero, without a refit. Separate tuning
-trains every lambda until no residual exceeds 1e-4, which none does within the limit; warm-up ends a lambda when the
+What: the paper's Table 2 (its ratio on synthetic data: 4.02 h / 0.46 h = 8.7). Both strategies run the same loop with
+the same local work (10 gradient steps, rate 0.1), 30 of 100 devices per round, from zero, without a refit. Separate
+tuning trains every lambda until no residual exceeds 1e-4, which none does within the limit; warm-up ends one when the
 validation accuracy changes by less than 1e-4 per round, and the limit holds for its whole way to the final models.
 How long: 5 to 15 minutes on two cores with the default of 1,000 rounds.
 Command: python benchmarks/tuning.py [--rounds 1000] [--seed 0] [--out DIR]
 Expected: warm-up's validation at least that of separate (0.86 against 0.84), in less than a fifth of the time.
 
-Three ratios are printed: of the whole time, training on included; of the time until lambda was chosen; and, the hardest for
-warm-up, against a separate tuning that would know by itself when each lambda is within 0.1 points of where it ends.
+Three ratios are printed: of the whole time, training on included; of the time until lambda was chosen; and, the hardest
+for warm-up, against a separate tuning that would know by itself when each lambda is within 0.1 points of where it ends.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def solution_path(
     penalty
         ``smoothed-scad``, ``scad``, ``mcp``, ``l1`` or ``l2``; ``**shape`` are its other parameters (a, xi).
     grid
-        Increasing lambdas; default: 41 from 0 to half the largest distance between two devices' own estimates.
+        Increasing lambdas; default: 41 from 0 to the largest distance between two devices' own estimates.
     model
         For a federation, as for `fit`.
     rho
@@ -131,9 +131,9 @@ def solution_path(
 
     Examples
     --------
-    >>> path = solution_path([[-1.1], [-0.9], [1.0], [1.2]], "scad", [0, 0.1, 0.2, 0.3])
+    >>> path = solution_path([[-1.1], [-0.9], [1.0], [1.2]], "scad", [0, 0.2, 0.4])
     >>> path.n_clusters.tolist(), path.labels[-1].tolist()
-    ([4, 4, 2, 2], [0, 0, 1, 1])
+    ([4, 4, 2], [0, 0, 1, 1])
     """
     kind = check_penalty(penalty)
     start, solve, score, truth = _problem(data, model, rho)
@@ -235,7 +235,7 @@ def _federated(
 def _lambdas(grid: Any, start: Floats) -> Floats:
     if grid is None:
         probe = FusionState(start, PENALTIES["l2"](0.0), dtype=np.float64)
-        grid = np.linspace(0, probe.distances().max() / 2, 41)
+        grid = np.linspace(0, probe.distances().max(), 41)
     lambdas = np.array(grid, dtype=np.float64)
     if lambdas.ndim != 1 or not lambdas.size or not (np.diff(lambdas) > 0).all():
         raise FedfuseError(f"the grid of lambdas must be increasing numbers, got {grid!r}")

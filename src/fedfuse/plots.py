@@ -92,9 +92,10 @@ def plot_tuning(tuning: Tuning, axes: Any = None) -> Any:
         # the label stands where the stage begins, out of the way of the curve
         place = {"xycoords": ("data", "axes fraction"), "rotation": 60, "fontsize": 8}
         left.annotate(f"{lam:g}", (piece["round"].iloc[0], 1.01), **place)
-    for words, style in (("trying a lambda", "-"), ("training on", "--")):
-        left.plot([], [], color="grey", ls=style, label=words)
-    left.legend(frameon=False, loc="lower right")
+    if tuning.strategy == "warmup":
+        for words, style in (("trying a lambda", "-"), ("training on", "--")):
+            left.plot([], [], color="grey", ls=style, label=words)
+        left.legend(frameon=False, loc="best")
     left.set(xlabel="round", ylabel=f"validation {result.profile.metric}")
     left.set_title(f"{tuning.strategy}: lambda {tuning.lam:g} chosen", pad=28)
     bars = right.bar([f"{lam:g}" for lam in table["lam"]], table["seconds"], color=colours)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from methods.test_refit import Silent
-from planted import Keep, permuted, planted
 
 import fedfuse as ff
 from fedfuse import training
 from fedfuse.clusters import adjusted_rand
 from fedfuse.methods import Oracle
+from methods.test_refit import Silent
+from planted import Keep, permuted, planted
 
 GOALS = ["regression", "classification"]
 

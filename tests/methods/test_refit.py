@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planted import Keep, planted
 from scipy.optimize import minimize
 
 import fedfuse as ff
@@ -12,6 +11,7 @@ from fedfuse import training
 from fedfuse.fleet import Fleet, InProcess
 from fedfuse.methods import Oracle
 from fedfuse.models import default_model
+from planted import Keep, planted
 
 EXACT = ff.Work(solver="exact")
 
