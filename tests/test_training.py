@@ -311,6 +311,26 @@ def test_it_stops_when_nothing_moves_for_two_turns(share):
     assert (windows[quiet - 1 : -1] > 1e-4).all()  # and not a round earlier
 
 
+@pytest.mark.parametrize("rounds", [2, 200])
+def test_a_refit_does_not_hide_that_the_groups_were_cut_short(rounds, tmp_path):
+    """Also after a resume: a refit always comes to its end, what it refits may not have."""
+    federation, method = planted(), ff.FPFC(lam=0.3, work=Work(solver="exact"))
+
+    class StopInTheRefit(Callback):
+        def on_round(self, run, row):
+            if run.stage == 1 and run.k == run.stage_start + 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(federation, method, rounds=rounds, out=tmp_path / "run", callbacks=[StopInTheRefit()])
+    results = [fit(federation, method, rounds=rounds), resume(tmp_path / "run", federation)]
+    for result in results:
+        assert result.converged == (rounds == 200)
+        assert result.refit_rounds > 0
+        assert len(result.history) == result.rounds + result.refit_rounds
+        assert (result.rounds == 2) == (rounds == 2)
+
+
 def test_without_tolerance_it_goes_on():
     result = fit(planted(), EXACT, rounds=200, tol=0)
     assert result.rounds == 200

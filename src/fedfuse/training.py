@@ -124,7 +124,8 @@ class Run:
     k: int = 0
     stage: int = 0  # which method of the plan is at work,
     stage_start: int = 0  # and since which round
-    before: Found | None = None  # what the last one has found
+    before: Found | None = None  # what the last one has found,
+    cut_short: bool = False  # and whether one ran out of rounds
     state: Any = None
     ledger: Ledger = field(default_factory=Ledger)
     history: list[Row] = field(default_factory=list)
@@ -188,6 +189,7 @@ class Run:
             return False
         self._exchange([Order(device, -1, task) for device, task in self.now.closing(self.state).items()])
         self.before = self.now.final(self.state, self.world)
+        self.cut_short |= not self.settled
         self.stage, self.stage_start = self.stage + 1, self.k
         self.begin()
         return not self.over
@@ -210,6 +212,11 @@ class Run:
                 return True
         return False
 
+    @property
+    def settled(self) -> bool:
+        """Whether the methods so far came to their end before their rounds did."""
+        return not self.cut_short and (self.converged or self.now.settled(self.state))
+
     def save(self) -> None:
         """Write a checkpoint from which `resume` goes on as if nothing had happened."""
         if self.store and self.whole:
@@ -218,6 +225,7 @@ class Run:
                 "round": self.k,
                 "stage": self.stage,
                 "stage_start": self.stage_start,
+                "cut_short": self.cut_short,
                 "seconds": self.seconds,
                 "ledger": asdict(self.ledger),
                 "history": self.history,
@@ -234,6 +242,7 @@ class Run:
             if meta["fingerprint"] != self.federation.fingerprint:
                 raise FedfuseError("the checkpoint belongs to another federation: its data are not these")
             self.stage, self.stage_start, self.before = meta["stage"], meta["stage_start"], _unpacked(arrays)
+            self.cut_short = meta["cut_short"]
             self.state = self.now.unpack(arrays, self.world)
             self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
             self.ledger = Ledger(**meta["ledger"])
@@ -260,7 +269,7 @@ class Run:
             seed=self.settings.seed,
             rounds=self.stage_start if refitting else self.k,
             refit_rounds=self.k - self.stage_start if refitting else 0,
-            converged=self.converged or self.now.settled(self.state),
+            converged=self.settled,
             lam=found.lam,
             labels=found.labels,
             models=np.asarray(found.models),
