@@ -103,8 +103,9 @@ class Train:
 
 @dataclass(frozen=True)
 class Alone:
-    """Fit your own rows with each of these ridges, keep the one that your validation rows like best, fit again with
-    these rows included, and send that model: all that a device without companions can do.
+    """Fit your own rows with each of these ridges and send the best: all that a device without companions can do.
+
+    Validation rows say which is best; the model that is sent was then fitted with these rows included.
     """
 
     ridges: tuple[float, ...]

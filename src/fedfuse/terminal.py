@@ -35,7 +35,6 @@ STAGES = {
     "moments": "finding a common scale",
     "rescale": "finding a common scale",
     "half": "every device alone",
-    "half": "every device alone",
     "local": "every device alone",
     "tree": "judging who may share a model",
     "candidates": "comparing groupings",
