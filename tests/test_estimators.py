@@ -158,8 +158,10 @@ def test_order_of_rows_hardly_matters_where_validation_rows_choose(estimator, la
 def test_features_that_repeat_each_other():
     """First steps that are far too long are cut, and cutting them is not a sign of convergence."""
     X, y, groups = data(FPFCRegressor)
-    X = np.column_stack([X] + [X[:, :2] + 1e-3 * np.random.default_rng(j).normal(size=(len(X), 2)) * X[:, :2].std(axis=0) for j in range(30)])
-    for model in (FPFCRegressor(lam=0.5), FPFCRegressor()):
+    rng, two = np.random.default_rng(1), X[:, :2]
+    nearly = [two + 1e-3 * two.std(axis=0) * rng.normal(size=two.shape) for _ in range(30)]
+    X = np.column_stack([X, *nearly])
+    for model in (FPFCRegressor(lam=0.5, tol=0, rounds=100), FPFCRegressor()):
         model.fit(X, y, groups=groups)
         assert_array_equal(model.labels_, TRUTH)
         assert model.score(X, y, groups=groups) > 0.97

@@ -27,7 +27,7 @@ LONGEST = 60  # evaluations at the most
 FLAT = 1e-3  # relative: a training loss that fell by less in WINDOW steps has converged
 WINDOW = 3
 WORSE = 1e-2  # relative: a validation loss above its best by more than this,
-Z = 1.645  # and by more than so many standard errors, is rising,
+Z = 2.33  # and by more than so many standard errors (1 %), is rising,
 PATIENCE = 4  # and when it has been for so many steps, the cluster overfits
 
 
@@ -152,9 +152,10 @@ class Refit(Staged):
         """
         labels, best = state.memory["labels"], state.memory["best_watched"]
         rows = np.bincount(labels, state.world.counts["validation"], len(best))
-        unit = 2 * loss if state.world.model.goal == "regression" else 1.0
+        known = np.where(np.isfinite(best), best, 0)
+        unit = 2 * known if state.world.model.goal == "regression" else 1.0
         fell = np.where(np.isfinite(best), state.memory["best_train"] - loss, 0).clip(min=0)
-        return np.maximum(WORSE * best, Z * np.sqrt(2 * unit * fell / np.maximum(rows, 1)))
+        return np.maximum(WORSE * known, Z * np.sqrt(2 * unit * fell / np.maximum(rows, 1)))
 
     def _after_fit(self, state: StagedState) -> str:
         return self._go_again(state)
