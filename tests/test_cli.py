@@ -557,8 +557,8 @@ def test_presets_are_the_papers(dataset, work, settings):
 def test_every_key_reaches_its_place():
     texts = {
         "steps": "grow(5)", "lr": "decay(0.1,0.5,3)", "batch": "32", "solver": "gd", "start": "normal",
-        "rho": "2", "a": "3", "xi": "0.01", "nu": "0.2", "refit": "no", "rows": "train", "participation": "0.5", "tol": "0",
-        "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64",
+        "rho": "2", "a": "3", "xi": "0.01", "nu": "0.2", "refit": "no", "rows": "train", "participation": "0.5",
+        "tol": "0", "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64",
     }  # fmt: skip
     assert set(texts) == set(KEYS)
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
