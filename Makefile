@@ -7,7 +7,7 @@ export FEDFUSE_DATA ?= $(wildcard ../shared/data)
 .PHONY: run test slow lint bench clean
 
 run: .venv/ready
-	$(BIN)/fedfuse run synthetic:S1 --lam 0.6 --rounds 200
+	$(BIN)/fedfuse run synthetic:S1
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2 --cov=fedfuse --cov-report=term:skip-covered --cov-fail-under=90
@@ -25,7 +25,7 @@ bench: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

@@ -24,11 +24,7 @@ COMPARED = ("models.npz", "labels.csv", "coefficients.csv")
 
 def command(directory):
     """Go on where there is something to go on with; a run killed before it began is begun again."""
-    words = (
-        ["resume", directory, "--json"]
-        if (directory / "config.json").exists()
-        else [*RUN, "--out", directory]
-    )
+    words = ["resume", directory, "--json"] if (directory / "config.json").exists() else [*RUN, "--out", directory]
     return [*FEDFUSE, *map(str, words)]
 
 
@@ -38,9 +34,7 @@ def run_to_the_end(directory):
 
 def kill_after(seconds, directory):
     """Start, wait, kill; returns whether there was still something to kill."""
-    with subprocess.Popen(
-        command(directory), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as running:
+    with subprocess.Popen(command(directory), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         try:
             running.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -87,7 +81,5 @@ if __name__ == "__main__":
     repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     with tempfile.TemporaryDirectory() as scratch:
         good_runs, all_kills = kill_and_compare(repetitions, scratch, say=print)
-    print(
-        f"{good_runs} of {repetitions} runs equal the uninterrupted one to the bit, after {all_kills} kills"
-    )
+    print(f"{good_runs} of {repetitions} runs equal the uninterrupted one to the bit, after {all_kills} kills")
     sys.exit(good_runs != repetitions)

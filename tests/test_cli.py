@@ -34,8 +34,9 @@ COMMAND = [sys.executable, "-m", "fedfuse.cli"]
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty folder to work in."""
+    """An empty folder to work in; processes started there run the same fedfuse."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(ff.__file__).parents[1]))
     monkeypatch.setenv("COLUMNS", "100")
     return tmp_path
 
@@ -126,9 +127,7 @@ def test_a_classification_table(fedfuse, tables):
 
 def test_more_than_two_classes(fedfuse, tables):
     """One number per feature: by how much its coefficients differ between groups."""
-    frame = tables.drop(columns="outcome").assign(
-        stay=pd.qcut(tables["stay"], 3, labels=["short", "mid", "long"])
-    )
+    frame = tables.drop(columns="outcome").assign(stay=pd.qcut(tables["stay"], 3, labels=["short", "mid", "long"]))
     frame.to_csv("stays.csv", index=False)
     status, out, _ = fedfuse("run", "stays.csv", *TABLE, "stay", *QUICK)
     assert status == 0
@@ -164,19 +163,41 @@ def test_notes_are_shown_once_and_on_standard_error(fedfuse, tables):
 
 
 def test_a_run_on_synthetic_data(fedfuse):
-    status, out, _ = fedfuse("run", "synthetic:S4", "--rounds", "2", "--method", "fpfc-l1", "--no-yardsticks")
+    words = ["--rounds", "2", "--method", "fpfc-l1", "--no-yardsticks"]
+    status, out, _ = fedfuse("run", "synthetic:S4", *words, "--lam", "0.6", "--set", "refit=no")
     assert status == 0
-    assert out.startswith(
-        "50 devices in 1 group (agreement with the truth: ARI 1.000)\nstopped after 2 rounds"
-    )
+    assert out.startswith("50 devices in 1 group (agreement with the truth: ARI 1.000)\nstopped after 2 rounds")
     assert "not converged" in out
     assert "predict" not in out
     assert Path("runs/synthetic-S4-fpfc-l1-seed0-1/summary.json").exists()
+    # a refit comes to its end, but the groups it began with did not
+    assert "\nstopped after 2 rounds" in fedfuse("run", "synthetic:S4", *words)[1]
+
+
+def test_a_table_without_a_lambda(fedfuse, tables):
+    """What most people will type first."""
+    for target in ("stay", "outcome"):
+        status, out, err = fedfuse("run", f"{target}.csv", *TABLE, target, "--out", target)
+        assert (status, err) == (0, "")
+        assert out.startswith("10 devices in 2 groups\nconverged after ")
+        summary = json.loads(Path(target, "summary.json").read_text())
+        assert summary["labels"] == [0] * 6 + [1] * 4
+        assert summary["lam"] > 0
+        assert (summary["stability"], summary["uncertain"], summary["unsure_devices"]) == (1.0, False, [])
+
+
+def test_the_oracle_needs_the_truth(fedfuse, refused, tables):
+    status, out, _ = fedfuse("run", "synthetic:S4", "--method", "oracle", "--json")
+    assert (status, json.loads(out)["ari"]) == (0, 1.0)
+    line = "the oracle needs to be told the true groups, and these data have none"
+    status, out, err = fedfuse("run", "stay.csv", *TABLE, "stay", "--method", "oracle")
+    assert (status, out, err) == (2, "", f"fedfuse: {line}\n")
+    assert "method 'oracle' has no setting 'lam'" in refused("run", "synthetic:S4", "--method", "oracle", "--lam", "1")
 
 
 @pytest.mark.skipif(not os.environ.get("FEDFUSE_DATA"), reason="FEDFUSE_DATA does not say where the data are")
 def test_housing_and_body_fat(fedfuse):
-    status, out, _ = fedfuse("run", "housing-bodyfat", "--lam", "4", "--json")
+    status, out, _ = fedfuse("run", "housing-bodyfat", "--lam", "4", "--set", "refit=no", "--json")
     summary = json.loads(out)
     assert status == 0
     assert summary["metric"] == "rmse"
@@ -185,9 +206,7 @@ def test_housing_and_body_fat(fedfuse):
 
 
 def test_many_groups_are_cut_short(fedfuse, tables):
-    status, out, _ = fedfuse(
-        "run", "stay.csv", *TABLE, "stay", "--lam", "0", "--rounds", "3", "--no-yardsticks"
-    )
+    status, out, _ = fedfuse("run", "stay.csv", *TABLE, "stay", "--lam", "0", "--rounds", "3", "--no-yardsticks")
     assert status == 0
     assert "10 devices in 10 groups" in out
     frame = pd.concat([tables.assign(site=tables["site"] + 10 * k) for k in range(2)])
@@ -197,7 +216,7 @@ def test_many_groups_are_cut_short(fedfuse, tables):
 
 
 def test_diverging_training_is_explained(fedfuse, tables):
-    words = ["--set", "solver=gd", "--set", "lr=1000", "--rounds", "3", "--no-yardsticks"]
+    words = ["--lam", "0.6", "--set", "solver=gd", "--set", "lr=1000", "--rounds", "3", "--no-yardsticks"]
     with np.errstate(over="ignore", invalid="ignore"):
         status, out, _ = fedfuse("run", "stay.csv", *TABLE, "stay", *words)
     assert status == 0
@@ -229,12 +248,13 @@ def test_the_data_sets_with_names(fedfuse, here):
 SETTINGS = {
     "--lam -1": "lambda must be at least 0, got -1",
     "--lam nan": "lambda must be a finite number, got nan",
-    "--lam much": "Invalid value for '--lam': 'much' is not a number (fedfuse run --help says more)",
+    "--lam much": "--lam takes a number or auto, got 'much'",
+    "--method fpfc-l1 --lam auto": "fpfc-l1 has no lam='auto': its groups depend on lambda; give a number",
     "--rounds 0": "rounds must be a whole number of at least 1, got 0",
     "--rounds ten": "Invalid value for '--rounds': 'ten' is not a whole number",
     "--seed 1.5": "Invalid value for '--seed': '1.5' is not a whole number",
     "--seed -3": "seed must be a whole number of at least 0, got -3",
-    "--method fedprox": "unknown method 'fedprox'; known: fpfc, fpfc-l1",
+    "--method fedprox": "unknown method 'fedprox'; known: fpfc, fpfc-l1, oracle",
     "--engine cloud": "unknown engine 'cloud'; known: inprocess",
     "--task guess": "--task must be classification or regression, got 'guess'",
     "--features normal": "--features normal is for synthetic data only",
@@ -247,12 +267,15 @@ SETTINGS = {
     "--set nu=-1": "nu must be a positive number, got -1",
     "--set nu=nan": "nu must be a positive number, got nan",
     "--set nu": "--set takes key=value, got 'nu'",
-    "--set xi=0.6": "xi must lie between 0 and lambda = 0.6, got xi = 0.6",
-    "--set xi=0": "xi must lie between 0 and lambda = 0.6, got xi = 0",
+    "--lam 0.6 --set xi=0.6": "xi must lie between 0 and lambda = 0.6, got xi = 0.6",
+    "--lam 0.6 --set xi=0": "xi must lie between 0 and lambda = 0.6, got xi = 0",
+    "--set xi=0": "xi must lie between 0 and lambda = 1, got xi = 0",
+    "--set xi=nan": "xi must be a finite number, got nan",
+    "--set refit=maybe": "--set refit takes yes or no, got 'maybe'",
     "--set rho=0.3": "rho must exceed 1/(a - 1) = 0.3704 for a = 3.7",
     "--set rho=-1": "rho must be positive, got -1",
     "--set a=2": "SCAD needs a > 2, got a = 2; 3.7 is the usual choice",
-    "--method fpfc-l1 --set a=3": "method 'fpfc-l1' has no setting 'a'; it has lam, nu, rho",
+    "--method fpfc-l1 --set a=3": "method 'fpfc-l1' has no setting 'a'; it has lam, nu, refit, rho",
     "--set start=warm": "start must be 'zero' or 'normal', got 'warm'",
     "--set rows=test": "rows must be 'train' or 'train+validation' (test rows are never trained on)",
     "--set steps=0": "steps must be a whole number of at least 1, got 0",
@@ -278,14 +301,14 @@ def test_bad_settings(refused, tables, words):
 
 def test_the_same_words_in_python():
     for words, message in SETTINGS.items():
-        key, _, value = words.removeprefix("--set ").partition("=")
+        key, _, value = words.removeprefix("--lam 0.6 ").removeprefix("--set ").partition("=")
         if key in ("xi", "rho", "a", "nu"):
             try:
                 number = float(value)
             except ValueError:
                 continue
             with pytest.raises(FedfuseError) as caught:
-                ff.FPFC(lam=0.6, **{key: number})
+                ff.FPFC(lam=0.6 if words.startswith("--lam") else "auto", **{key: number})
             assert message in str(caught.value)
 
 
@@ -339,9 +362,7 @@ def test_bad_tables(refused, here, case):
 
 def test_columns_that_are_not_there(refused, tables):
     line = refused("run", "stay.csv", "--device", "sight", "--target", "stay")
-    assert (
-        "the table has no device column 'sight'; did you mean 'site'? its columns are 'site', 'age'" in line
-    )
+    assert "the table has no device column 'sight'; did you mean 'site'? its columns are 'site', 'age'" in line
     line = refused("run", "stay.csv", "--device", "site", "--target", "outcome")
     assert "the table has no target column 'outcome'" in line
     line = refused("run", "stay.csv", "--device", "site")
@@ -469,9 +490,7 @@ def test_directories_that_hold_no_run(refused, stopped, here):
     assert "nowhere holds no run of fedfuse" in refused("predict", "nowhere", "stay.csv")
     (here / "foreign").mkdir()
     (here / "foreign/config.json").write_text('{"a": 1}')
-    assert "foreign holds no run that can be resumed: config.json lacks 'settings'" in refused(
-        "resume", "foreign"
-    )
+    assert "foreign holds no run that can be resumed: config.json lacks 'settings'" in refused("resume", "foreign")
     stopped("cut")
     assert "the run in cut is not finished: go on with it by 'fedfuse resume cut'" in refused(
         "predict", "cut", "stay.csv"
@@ -566,14 +585,14 @@ def test_presets_are_the_papers(dataset, work, settings):
 def test_every_key_reaches_its_place():
     texts = {
         "steps": "grow(5)", "lr": "decay(0.1,0.5,3)", "batch": "32", "solver": "gd", "start": "normal",
-        "rho": "2", "a": "3", "xi": "0.01", "nu": "0.2", "rows": "train", "participation": "0.5", "tol": "0",
-        "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64",
+        "rho": "2", "a": "3", "xi": "0.01", "nu": "0.2", "refit": "no", "rows": "train", "participation": "0.5",
+        "tol": "0", "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64",
     }  # fmt: skip
     assert set(texts) == set(KEYS)
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
     method = build_method("fpfc", 0.7, Work(), options)
     assert method == ff.FPFC(
-        lam=0.7, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train",
+        lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train",
         work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd"),
     )  # fmt: skip
     assert ff.Settings(**options.settings) == ff.Settings(
@@ -586,9 +605,7 @@ def test_every_key_reaches_its_place():
 
 
 def process(*words, **options):
-    return subprocess.run(
-        [*COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **options
-    )
+    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **options)
 
 
 def test_bad_input_as_a_process(here):
@@ -643,7 +660,7 @@ def test_s1_has_four_groups(here, seed):
             "--seed",
             seed,
             "--set",
-            "start=zero",
+            "refit=no",
             "--json",
         )
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,20 +11,51 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedfuse as ff
 from fedfuse.clusters import canonical
-from fedfuse.methods import METHODS
+from fedfuse.fleet import InProcess
+from fedfuse.methods import METHODS, Oracle
+from fedfuse.models import default_model
 from fedfuse.result import Result
 from fedfuse.tasks import Work
 from fedfuse.training import Callback, fit, resume
-from planted import Keep, permuted, planted
+from planted import permuted, planted
 
 GOALS = ["regression", "classification"]
 WORKS = {"gd": Work(steps=5, lr=0.1), "sgd": Work(steps=2, lr=0.1, batch=10), "exact": Work(solver="exact")}
-every_method = pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
+# what a name of METHODS may stand for
+VARIANTS = {
+    "fpfc": partial(ff.FPFC, lam=0.6, refit=False),
+    "fpfc-refit": partial(ff.FPFC, lam=0.6),
+    "fpfc-auto": ff.FPFC,
+    "fpfc-auto-penalty": partial(ff.FPFC, refit=False),
+    "fpfc-l1": partial(ff.FPFCL1, refit=False),
+    "fpfc-l1-refit": ff.FPFCL1,
+    "oracle": Oracle,
+}
+PAPER = ("fpfc", "fpfc-l1")  # one exchange of models per round, and nothing else
+DRAWS_NOTHING = ("fpfc-auto", "oracle")  # every device is asked in turn, and answers without chance
+
+
+def over(*names):
+    return pytest.mark.parametrize("kind", [VARIANTS[n] for n in names], ids=names)
+
+
+every_variant = over(*VARIANTS)
 every_goal = pytest.mark.parametrize("goal", GOALS)
 every_work = pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+
+
+def test_every_method_has_its_variants():
+    assert {kind().name for kind in VARIANTS.values()} == set(METHODS)
+    assert all(any(kind() == method() for kind in VARIANTS.values()) for method in METHODS.values())
+
+
 # what two runs must share to be the same run
-SAME = ("labels", "models", "cost_floats", "rounds", "converged", "refused")
+SAME = (
+    *("labels", "models", "cost_floats", "rounds", "refit_rounds", "converged", "refused"),
+    *("lam", "stability", "confidence"),
+)
 
 
 def assert_same(a, b):
@@ -36,7 +68,7 @@ def assert_same(a, b):
     pd.testing.assert_frame_equal(*histories, check_dtype=False, rtol=1e-14)
 
 
-@every_method
+@every_variant
 @every_goal
 @every_work
 def test_labels_partition_the_devices(kind, goal, work):
@@ -52,30 +84,47 @@ def test_labels_partition_the_devices(kind, goal, work):
         assert np.ptp(result.models[result.labels == c], axis=0).max() == 0
 
 
-@every_method
+@every_variant
 @every_goal
 @settings(max_examples=8, deadline=None)
 @given(order=st.permutations(range(6)))
 def test_the_order_of_devices_does_not_matter(kind, goal, order):
-    federation, method = planted(goal), kind(lam=0.3, work=WORKS["gd"])
+    federation, method = planted(goal), kind(work=WORKS["gd"])
     plain, other = (
         fit(f, method, rounds=40, tol=0, dtype="float64") for f in (federation, permuted(federation, order))
     )
     assert (other.labels == canonical(plain.labels[order])).all()
-    np.testing.assert_allclose(other.models, plain.models[order], atol=1e-9)
-    np.testing.assert_allclose(other.scores["test"], plain.scores["test"][order], atol=1e-9)
+    assert (other.lam or 0) == pytest.approx(plain.lam or 0, rel=1e-6)
+    np.testing.assert_allclose(other.models, plain.models[order], atol=1e-6 * np.abs(plain.models).max())
+    np.testing.assert_allclose(other.scores["test"], plain.scores["test"][order], atol=1e-6)
 
 
-@every_method
+def one_run(kind, goal, work, seed):
+    return fit(planted(goal), kind(start="normal", work=work), rounds=20, seed=seed, participation=0.5, tol=0)
+
+
+@every_variant
 @every_goal
 @every_work
 def test_same_seed_same_result(kind, goal, work):
-    def run(seed):
-        method = kind(start="normal", work=work)
-        return fit(planted(goal), method, rounds=20, seed=seed, participation=0.5, tol=0)
+    assert_same(one_run(kind, goal, work, seed=1), one_run(kind, goal, work, seed=1))
 
-    assert_same(run(1), run(1))
-    assert (run(1).models != run(2).models).any()
+
+@over(*(name for name in VARIANTS if name not in DRAWS_NOTHING))
+@every_goal
+@every_work
+def test_another_seed_another_run(kind, goal, work):
+    """Another start and other devices in every round, so the penalty's own residuals differ from the first on."""
+    one, two = (one_run(kind, goal, work, seed).history["moved"].dropna() for seed in (1, 2))
+    assert (one.to_numpy()[:20] != two.to_numpy()[:20]).any()
+
+
+@over(*DRAWS_NOTHING)
+@every_goal
+def test_nothing_is_drawn(kind, goal):
+    one, two = (one_run(kind, goal, WORKS["gd"], seed) for seed in (1, 2))
+    np.testing.assert_array_equal(one.models, two.models)
+    assert one.cost_floats == two.cost_floats
 
 
 class StopAt(Callback):
@@ -89,7 +138,7 @@ class StopAt(Callback):
             raise KeyboardInterrupt
 
 
-@every_method
+@every_variant
 @every_goal
 @every_work
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -99,7 +148,7 @@ def test_resumed_is_uninterrupted(kind, goal, work, dtype, tmp_path):
     whole = fit(federation, kind(work=work), out=tmp_path / "whole", **options)
     with pytest.raises(KeyboardInterrupt):
         fit(federation, kind(work=work), out=tmp_path / "cut", callbacks=[StopAt(1)], **options)
-    for k in (8, 14):
+    for k in sorted({8, 14, len(whole.history) - 9, len(whole.history) - 1}):
         with pytest.raises(KeyboardInterrupt):
             resume(tmp_path / "cut", federation, callbacks=[StopAt(k)])
     assert_same(whole, resume(tmp_path / "cut", federation))
@@ -117,7 +166,7 @@ def test_resumed_is_uninterrupted(kind, goal, work, dtype, tmp_path):
     assert_same(whole, Result.load(tmp_path / "cut"))
 
 
-@every_method
+@over(*PAPER)
 @pytest.mark.parametrize("share", [0.3, 0.5, 1.0])
 @pytest.mark.parametrize("rounds", [1, 7])
 def test_cost_is_the_formula(kind, share, rounds):
@@ -130,6 +179,31 @@ def test_cost_is_the_formula(kind, share, rounds):
     assert (result.history["active"] == active).all()
 
 
+@every_variant
+@every_goal
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_every_float_sent_is_counted(kind, goal, share):
+    """By a fleet that weighs what it gets and gives."""
+
+    class Scales(InProcess):
+        down = up = 0
+
+        def submit(self, orders):
+            lists = [np.array(v) for o in orders for v in vars(o.task).values() if isinstance(v, (np.ndarray, tuple))]
+            self.down += sum(v.size for v in lists if v.dtype.kind == "f")
+            super().submit(orders)
+
+        def collect(self):
+            replies = super().collect()
+            self.up += sum(r.values.size for r in replies)
+            return replies
+
+    federation = planted(goal, m=10, n=20)
+    scales = Scales(federation, default_model(goal).sized(federation.n_features, federation.n_classes))
+    result = fit(federation, kind(), rounds=7, participation=share, tol=0, fleet=scales)
+    assert result.cost_floats == scales.down + scales.up == result.history["cost_floats"].iloc[-1]
+
+
 def scrambled(federation, part, seed=0):
     """The same federation with nonsense in one part's rows."""
     X, y, rng = federation.X.copy(), federation.y.copy(), np.random.default_rng(seed)
@@ -140,41 +214,62 @@ def scrambled(federation, part, seed=0):
     return replace(federation, X=X, y=y)
 
 
-@every_method
+def assert_found_the_same(plain, other):
+    np.testing.assert_array_equal(plain.models, other.models)
+    np.testing.assert_array_equal(plain.labels, other.labels)
+    for name in ("rounds", "refit_rounds", "cost_floats", "lam", "stability", "converged"):
+        assert getattr(plain, name) == getattr(other, name), name
+
+
+@every_variant
 @every_goal
 @every_work
-def test_held_out_rows_influence_nothing(kind, goal, work):
+def test_test_rows_influence_nothing(kind, goal, work):
     """Models, labels and the end of training are the same with other test rows; the score is not."""
     federation = planted(goal)
-    for rows, part in (("train+validation", "test"), ("train", "test"), ("train", "validation")):
+    for rows in ("train+validation", "train"):
         method = kind(rows=rows, work=work)
-        plain, other = (
-            fit(f, method, rounds=40, tol=1e-3) for f in (federation, scrambled(federation, part))
-        )
-        np.testing.assert_array_equal(plain.models, other.models)
-        np.testing.assert_array_equal(plain.labels, other.labels)
-        assert plain.rounds == other.rounds
-        assert (plain.scores[part] != other.scores[part]).any()
+        plain, other = (fit(f, method, rounds=40, tol=1e-3) for f in (federation, scrambled(federation, "test")))
+        assert_found_the_same(plain, other)
+        np.testing.assert_array_equal(plain.scores["validation"], other.scores["validation"])
+        assert (plain.scores["test"] != other.scores["test"]).any()
 
 
-@every_method
+@over(*PAPER)
 @every_goal
-def test_state_survives_packing(kind, goal):
-    keep = Keep()
-    fit(planted(goal), kind(), rounds=5, callbacks=[keep])
-    method, state = keep.run.method, keep.run.state
-    arrays = method.pack(state)
-    assert all(isinstance(a, np.ndarray) and a.dtype.kind != "O" for a in arrays.values())
-    again = method.unpack({name: a.copy() for name, a in arrays.items()})
-    np.testing.assert_array_equal(method.models(again), method.models(state))
-    np.testing.assert_array_equal(method.labels(again), method.labels(state))
-    for one, two in zip(
-        method.tasks(state, np.arange(3), 5), method.tasks(again, np.arange(3), 5), strict=True
-    ):
-        np.testing.assert_array_equal(one.anchor, two.anchor)
+@every_work
+def test_validation_rows_influence_nothing_where_they_are_held_back(kind, goal, work):
+    """Nothing is chosen here; where something is (auto, refit), they choose, and may."""
+    federation, method = planted(goal), kind(rows="train", work=work)
+    plain, other = (fit(f, method, rounds=40, tol=1e-3) for f in (federation, scrambled(federation, "validation")))
+    assert_found_the_same(plain, other)
+    assert (plain.scores["validation"] != other.scores["validation"]).any()
 
 
-@every_method
-def test_one_device_is_a_federation_too(kind):
-    result = fit(planted(m=1, groups=1), kind(work=WORKS["exact"]), rounds=20)
+class PackedAtEveryRound(Callback):
+    """Takes the state apart after every round and goes on with what comes back."""
+
+    def on_round(self, run, row):
+        arrays = run.now.pack(run.state)
+        assert all(isinstance(a, np.ndarray) and a.dtype.kind != "O" for a in arrays.values())
+        again = run.now.unpack({name: a.copy() for name, a in arrays.items()}, run.world)
+        np.testing.assert_array_equal(run.now.models(again), run.now.models(run.state))
+        np.testing.assert_array_equal(run.now.labels(again), run.now.labels(run.state))
+        run.state = again
+
+
+@every_variant
+@every_goal
+@every_work
+def test_state_survives_packing(kind, goal, work):
+    options = {"rounds": 12, "participation": 0.5, "tol": 0}
+    plain, packed = (fit(planted(goal), kind(work=work), callbacks=c, **options) for c in ((), [PackedAtEveryRound()]))
+    assert_same(plain, packed)
+
+
+@every_variant
+@every_goal
+def test_one_device_is_a_federation_too(kind, goal):
+    result = fit(planted(goal, m=1, groups=1), kind(work=WORKS["exact"]), rounds=20)
     assert result.labels.tolist() == [0]
+    assert np.isfinite(result.models).all()

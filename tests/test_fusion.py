@@ -265,8 +265,7 @@ def test_changing_rho_keeps_theta_and_v():
         np.testing.assert_allclose(state.theta(i, j), theta, atol=1e-12)
         np.testing.assert_allclose(state.v(i, j), v, atol=1e-12)
     zeta = [
-        np.mean([state.omega[j] + state.theta(i, j) - state.v(i, j) / 2 for j in range(6)], axis=0)
-        for i in range(6)
+        np.mean([state.omega[j] + state.theta(i, j) - state.v(i, j) / 2 for j in range(6)], axis=0) for i in range(6)
     ]
     np.testing.assert_allclose(state.anchors(range(6)), zeta, atol=1e-12)
 

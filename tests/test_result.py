@@ -72,7 +72,33 @@ def test_summary_keeps_the_contract(result, tmp_path):
     assert summary["ari"] == 1.0
     result.save(tmp_path)
     saved = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
-    assert saved == {**summary, "validation": None}
+    assert saved == summary
+    assert summary["lam"] == 0.5
+    assert summary["rounds"] + summary["refit_rounds"] == len(result.history)
+
+
+def test_without_held_back_rows_there_is_no_validation(tmp_path):
+    """Neither in Python nor as NaN in a file."""
+    result = fit(planted(), replace(EXACT, refit=False), rounds=5)
+    assert np.isnan(result.score("validation"))
+    result.save(tmp_path)
+    saved = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert saved == {**result.summary(), "validation": None}
+    assert (saved["stability"], saved["uncertain"], saved["unsure_devices"]) == (None, None, [])
+
+
+def test_how_sure_it_is_is_kept(tmp_path):
+    result = fit(planted(n=80))
+    result.save(tmp_path)
+    again = Result.load(tmp_path)
+    np.testing.assert_array_equal(again.confidence, result.confidence)
+    assert (again.stability, again.lam, again.uncertain) == (result.stability, result.lam, False)
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "labels.csv")["confidence"], result.confidence)
+    doubtful = replace(result, confidence=np.array([0.99, 0.2, 0.5, 1, 1, 1]))
+    assert doubtful.unsure.tolist() == [1, 2]
+    assert doubtful.summary()["unsure_devices"] == ["d1", "d2"]
+    assert doubtful.uncertain
+    assert replace(result, stability=0.3).uncertain
 
 
 def test_truth_may_be_unknown():
@@ -258,9 +284,7 @@ def test_a_run_with_a_file_missing(result, tmp_path, lost):
         Result.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("file", "content"), [("profile.json", "{}"), ("summary.json", "{}"), ("history.csv", "")]
-)
+@pytest.mark.parametrize(("file", "content"), [("profile.json", "{}"), ("summary.json", "{}"), ("history.csv", "")])
 def test_a_run_with_foreign_files(result, tmp_path, file, content):
     result.save(tmp_path)
     (tmp_path / file).write_text(content)

@@ -12,9 +12,7 @@ positive = st.floats(0.01, 20)
 def test_the_papers_choice_breaks_no_condition(lam, share, a, L_f, bent):
     xi, L_minus = lam * share, bent * L_f
     choice = choose(lam, xi, a, L_f, L_minus)
-    found = broken(
-        lam=lam, xi=xi, a=a, rho=choice.rho, lr=choice.lr, steps=choice.steps, L_f=L_f, L_minus=L_minus
-    )
+    found = broken(lam=lam, xi=xi, a=a, rho=choice.rho, lr=choice.lr, steps=choice.steps, L_f=L_f, L_minus=L_minus)
     assert found == []
     assert choice.inexactness <= 0.5 + 1e-12
 

@@ -22,7 +22,8 @@ from fedfuse.tasks import Gradient, Install, Ledger, Losses, Order, Reply, Train
 from fedfuse.training import Callback, Settings, fit, resume
 from planted import Keep, planted
 
-METHOD = ff.FPFC(lam=0.3, work=Work(steps=3, lr=0.1))
+METHOD = ff.FPFC(lam=0.3, refit=False, work=Work(steps=3, lr=0.1))
+EXACT = ff.FPFC(lam=0.3, refit=False, work=Work(solver="exact"))
 
 
 def in_process(federation, **options):
@@ -43,18 +44,14 @@ def test_so_many_devices_take_part(share, m, k):
     assert (active < m).all()
 
 
-@pytest.mark.parametrize(
-    ("share", "m", "count"), [(0.3, 100, 30), (0.3, 8, 2), (0.5, 20, 10), (0.29, 100, 29)]
-)
+@pytest.mark.parametrize(("share", "m", "count"), [(0.3, 100, 30), (0.3, 8, 2), (0.5, 20, 10), (0.29, 100, 29)])
 def test_counts_of_the_paper(share, m, count):
     assert len(Settings(participation=share).active(0, m)) == count
 
 
 def test_draws_are_keyed_by_seed_and_round():
     draws = [Settings(seed=s, participation=0.3).active(k, 100).tolist() for s in (0, 1) for k in (0, 1)]
-    assert draws == [
-        Settings(seed=s, participation=0.3).active(k, 100).tolist() for s in (0, 1) for k in (0, 1)
-    ]
+    assert draws == [Settings(seed=s, participation=0.3).active(k, 100).tolist() for s in (0, 1) for k in (0, 1)]
     assert len({tuple(d) for d in draws}) == 4
     often = Counter(int(i) for k in range(400) for i in Settings(participation=0.3).active(k, 20))
     assert min(often.values()) > 80  # 120 expected, standard deviation 9
@@ -157,9 +154,6 @@ class Liars(Fleet):
             return [reply]
         return self.lies[reply.device](reply)
 
-    def remember(self, models):
-        self.honest.remember(models)
-
 
 def with_values(change):
     return lambda reply: [Reply(reply.device, reply.round, change(reply.values))]
@@ -199,9 +193,7 @@ def test_only_the_first_answer_counts():
 
     federation, keeps = planted(m=4), (Keep(), Keep())
     plain = fit(federation, METHOD, rounds=8, tol=0, callbacks=[keeps[0]])
-    result = fit(
-        federation, METHOD, rounds=8, tol=0, fleet=Liars(federation, {2: thrice}), callbacks=[keeps[1]]
-    )
+    result = fit(federation, METHOD, rounds=8, tol=0, fleet=Liars(federation, {2: thrice}), callbacks=[keeps[1]])
     np.testing.assert_array_equal(keeps[0].run.state.omega, keeps[1].run.state.omega)
     assert result.refused == {"not asked for, or too late": 16}
     d = result.model.d
@@ -249,7 +241,7 @@ def test_any_mixture_of_lies(plan):
 def test_divergence_is_refused_and_counted():
     """A step size that is far too large: uploads overflow and are counted, models stay what they were."""
     with np.errstate(over="ignore", invalid="ignore"):
-        result = fit(planted(), ff.FPFC(work=Work(steps=50, lr=1e3)), rounds=3)
+        result = fit(planted(), ff.FPFC(lam=0.6, refit=False, work=Work(steps=50, lr=1e3)), rounds=3)
     assert set(result.refused) <= {"not finite", "too large"}
     assert sum(result.refused.values()) == 3 * 6
     assert (result.models == 0).all()
@@ -309,7 +301,7 @@ def test_callbacks_see_everything_once():
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_it_stops_when_nothing_moves_for_two_turns(share):
     settings = {"rounds": 3000, "tol": 1e-4, "participation": share, "dtype": "float64"}
-    result = fit(planted(), ff.FPFC(lam=0.3, work=Work(solver="exact")), **settings)
+    result = fit(planted(), EXACT, **settings)
     assert result.converged
     assert result.rounds < 3000
     largest = result.history[["primal", "dual", "moved"]].max(axis=1)
@@ -319,8 +311,28 @@ def test_it_stops_when_nothing_moves_for_two_turns(share):
     assert (windows[quiet - 1 : -1] > 1e-4).all()  # and not a round earlier
 
 
+@pytest.mark.parametrize("rounds", [2, 200])
+def test_a_refit_does_not_hide_that_the_groups_were_cut_short(rounds, tmp_path):
+    """Also after a resume: a refit always comes to its end, what it refits may not have."""
+    federation, method = planted(), ff.FPFC(lam=0.3, work=Work(solver="exact"))
+
+    class StopInTheRefit(Callback):
+        def on_round(self, run, row):
+            if run.stage == 1 and run.k == run.stage_start + 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(federation, method, rounds=rounds, out=tmp_path / "run", callbacks=[StopInTheRefit()])
+    results = [fit(federation, method, rounds=rounds), resume(tmp_path / "run", federation)]
+    for result in results:
+        assert result.converged == (rounds == 200)
+        assert result.refit_rounds > 0
+        assert len(result.history) == result.rounds + result.refit_rounds
+        assert (result.rounds == 2) == (rounds == 2)
+
+
 def test_without_tolerance_it_goes_on():
-    result = fit(planted(), ff.FPFC(lam=0.3, work=Work(solver="exact")), rounds=200, tol=0)
+    result = fit(planted(), EXACT, rounds=200, tol=0)
     assert result.rounds == 200
     assert not result.converged
 
@@ -336,7 +348,7 @@ def test_history_has_a_row_per_round_and_looks_every_few():
 
 
 def test_validation_is_scored_where_it_is_held_back():
-    result = fit(planted(), ff.FPFC(lam=0.3, rows="train"), rounds=20)
+    result = fit(planted(), ff.FPFC(lam=0.3, refit=False, rows="train"), rounds=20)
     assert np.isfinite(result.score("validation"))
     assert result.score("validation") != result.score("test")
 

@@ -32,9 +32,7 @@ def softmax_ridge(X, y, C):
         log_sum = np.log(np.exp(scores - top).sum(axis=1)) + top[:, 0]
         return (log_sum - scores[np.arange(len(y)), y]).mean() + RIDGE / 2 * w @ w
 
-    return minimize(
-        loss, np.zeros(C * (p + 1)), method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-15}
-    ), loss
+    return minimize(loss, np.zeros(C * (p + 1)), method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-15}), loss
 
 
 def test_least_squares_in_closed_form():
@@ -72,8 +70,6 @@ def test_groups_lie_between(goal):
     """Planted groups with different answers: everybody alone beats one model for all."""
     federation = planted(goal, n=80)
     scores = {name: s.mean() for name, s in yardsticks(federation, model_for(federation)).items()}
-    better = (
-        scores["local"] > scores["pooled"] if goal == "classification" else scores["local"] < scores["pooled"]
-    )
+    better = scores["local"] > scores["pooled"] if goal == "classification" else scores["local"] < scores["pooled"]
     assert set(scores) == {"local", "pooled"}
     assert better

@@ -16,6 +16,8 @@ from fedfuse.training import Callback, Settings, fit, resume
 
 if TYPE_CHECKING:
     from fedfuse.estimators import FPFCClassifier, FPFCRegressor
+    from fedfuse.paths import SolutionPath, solution_path
+    from fedfuse.tuning import Tuning, tune
 
 __all__ = [
     "FPFC",
@@ -36,18 +38,32 @@ __all__ = [
     "Settings",
     "SmoothedSCAD",
     "SoftmaxRegression",
+    "SolutionPath",
     "SquaredL2",
+    "Tuning",
     "Work",
     "__version__",
     "fit",
     "resume",
+    "solution_path",
+    "tune",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # scikit-learn takes most of a second to import: only those who ask for an estimator wait for it
-    if name in ("FPFCClassifier", "FPFCRegressor"):
-        from fedfuse import estimators
+# imported when first asked for: scikit-learn takes most of a second, and most runs need none of these
+_LATER = {
+    "FPFCClassifier": "estimators",
+    "FPFCRegressor": "estimators",
+    "SolutionPath": "paths",
+    "Tuning": "tuning",
+    "solution_path": "paths",
+    "tune": "tuning",
+}
 
-        return getattr(estimators, name)
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        from importlib import import_module
+
+        return getattr(import_module(f"fedfuse.{_LATER[name]}"), name)
     raise AttributeError(f"module 'fedfuse' has no attribute {name!r}")

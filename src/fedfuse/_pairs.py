@@ -128,9 +128,7 @@ def _step(delta: Any, p: int, following: int, lo: Any, hi: Any, change: Any, s: 
         last = min(first + BLOCK, d)
         for e in range(first, min(last, AHEAD // delta.itemsize), 64 // delta.itemsize):
             _prefetch(delta, following * d + e)
-        products = _step_block(
-            delta[p, first:last], lo[first:last], hi[first:last], change[first:last], keep, loss
-        )
+        products = _step_block(delta[p, first:last], lo[first:last], hi[first:last], change[first:last], keep, loss)
         a, b, c = a + products[0], b + products[1], c + products[2]
     return a, b, c
 

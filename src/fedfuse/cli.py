@@ -1,4 +1,4 @@
-"""The command line: ``fedfuse run``, ``resume``, ``predict``, ``data``, ``bench``."""
+"""The command line: ``fedfuse run``, ``tune``, ``path``, ``resume``, ``predict``, ``data``, ``bench``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from fedfuse.data.federation import Federation
     from fedfuse.result import Result
     from fedfuse.training import Callback
+    from fedfuse.tuning import Tuning
 
+Outcome = TypeVar("Outcome")
 app = typer.Typer(
     invoke_without_command=True,
     add_completion=False,
@@ -38,10 +40,27 @@ app.add_typer(data_app, name="data")
 console = Console(stderr=True)
 # click's ClickException; newer typers carry a click of their own, so it has no other name that always holds
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from None
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object, and nothing else.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data files are (default: $FEDFUSE_DATA).")]
 Arg, Opt = typer.Argument, typer.Option
 INTERRUPTED = 130
+Dataset = Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, or a .csv/.parquet file.")]
+Seed = Annotated[int, Opt(parser=_whole, metavar="N", help="Every random draw depends on it.")]
+Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
+Device = Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")]
+Target = Annotated[str | None, Opt(help="Table: the column to predict.")]
+Task = Annotated[str | None, Opt(help="Table: classification or regression (told from the target).")]
+Out = Annotated[Path | None, Opt(help="A new directory for the run (default: below runs/).")]
+Set = Annotated[list[str], Opt("--set", help="key=value, e.g. start=normal, steps=grow(20).")]
 
 
 def main() -> None:
@@ -104,20 +123,6 @@ def _usage(error: Any) -> str:
     return f"{error.format_message().rstrip('.')} ({command} --help says more)"
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number") from None
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a whole number") from None
-
-
 def _fail(message: str, status: int) -> None:
     print("fedfuse: " + " ".join(message.split()), file=sys.stderr)  # one plain line, whatever the width
     raise SystemExit(status)
@@ -132,9 +137,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _top(
     context: typer.Context,
-    version: Annotated[
-        bool, Opt("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
+    version: Annotated[bool, Opt("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -142,48 +145,34 @@ def _top(
 
 @app.command()
 def run(
-    dataset: Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, or a .csv/.parquet file.")],
-    method: Annotated[str, Opt(help="fpfc or fpfc-l1.")] = "fpfc",
-    lam: Annotated[float | None, Opt(parser=_number, metavar="X", help="Strength of the penalty.")] = None,
+    dataset: Dataset,
+    method: Annotated[str, Opt(help="fpfc, fpfc-l1 or oracle.")] = "fpfc",
+    lam: Annotated[str | None, Opt(help="Strength of the penalty, or auto: found by itself.")] = None,
     rounds: Annotated[int | None, Opt(parser=_whole, metavar="N", help="At most so many rounds.")] = None,
-    seed: Annotated[int, Opt(parser=_whole, metavar="N", help="Every random draw depends on it.")] = 0,
-    features: Annotated[str, Opt(help="Synthetic data: uniform or normal.")] = "uniform",
-    device: Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")] = None,
-    target: Annotated[str | None, Opt(help="Table: the column to predict.")] = None,
-    task: Annotated[
-        str | None, Opt(help="Table: classification or regression (told from the target).")
-    ] = None,
+    seed: Seed = 0,
+    features: Features = "uniform",
+    device: Device = None,
+    target: Target = None,
+    task: Task = None,
     engine: Annotated[str, Opt(help="Where devices compute: inprocess.")] = "inprocess",
-    out: Annotated[Path | None, Opt(help="A new directory for the run (default: below runs/).")] = None,
-    set_: Annotated[list[str], Opt("--set", help="key=value, e.g. start=normal, steps=grow(20).")] = [],  # noqa: B006
+    out: Out = None,
+    set_: Set = [],  # noqa: B006
     yardsticks: Annotated[bool, Opt(help="Compare with local and pooled models.")] = True,
     data_dir: DataDir = None,
     json_: Json = False,
 ) -> None:
     """Train on a data set and show which devices belong together."""
-    from fedfuse.data.sources import load
-    from fedfuse.options import build_method, parse_options, preset
-    from fedfuse.training import Settings, fit
+    from fedfuse.options import read_lambda
+    from fedfuse.training import fit
 
     # first look at all that can be wrong, then load, and only then write
     if engine != "inprocess":
         raise FedfuseError(f"unknown engine {engine!r}; known: inprocess")
-    if task not in (None, "classification", "regression"):
-        raise FedfuseError(f"--task must be classification or regression, got {task!r}")
-    options, defaults = parse_options(set_), preset(dataset)
-    chosen = build_method(method, lam, defaults.work, options)
-    settings = {**defaults.settings, **options.settings, "seed": seed}
-    if rounds is not None:
-        settings["rounds"] = rounds
-    Settings(**settings)
-    directory = out or _next_directory(dataset, method, seed)
-    Store(directory).check_free()
-    source: dict[str, Any] = {
-        "dataset": _absolute(dataset), "features": features, "device": device, "target": target, "goal": task,
-        "seed": seed, "data_dir": str(data_dir.absolute()) if data_dir else None,
-    }  # fmt: skip
-    federation = load(**source)
-    _notes.show()
+    strength = None if lam is None else read_lambda(lam)
+    chosen, settings = _method_and_settings(dataset, method, strength, set_, rounds, seed)
+    directory = _free_directory(out, dataset, method, seed)
+    source = _source(dataset, features, device, target, task, seed, data_dir)
+    federation = _load(source)
 
     def train(callbacks: list[Callback]) -> Result:
         named: dict[str, Any] = {"dataset": dataset, "source": source}
@@ -193,21 +182,98 @@ def run(
 
 
 @app.command()
-def resume(
-    directory: Annotated[Path, Arg(help="The directory of an interrupted run.")], json_: Json = False
+def tune(
+    dataset: Dataset,
+    strategy: Annotated[str, Opt(help="warmup or separate.")] = "warmup",
+    grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1 (default: the paper's, or found).")] = None,
+    method: Annotated[str, Opt(help="fpfc or fpfc-l1.")] = "fpfc",
+    rounds: Annotated[int | None, Opt(help="At most so many for each lambda (separate), or in all (warmup).")] = None,
+    cap: Annotated[int | None, Opt(help="Warm-up: at most so many rounds for one lambda.")] = None,
+    seed: Seed = 0,
+    features: Features = "uniform",
+    device: Device = None,
+    target: Target = None,
+    task: Task = None,
+    out: Out = None,
+    set_: Set = [],  # noqa: B006
+    plot: Annotated[Path | None, Opt(help="A picture of the tuning (.png, .svg or .pdf).")] = None,
+    data_dir: DataDir = None,
+    json_: Json = False,
 ) -> None:
+    """Choose lambda by validation rows, as the paper does: warm-up, or a fresh start for each."""
+    from fedfuse.options import read_grid
+    from fedfuse.plots import check_picture
+    from fedfuse.tuning import check_tuning, tune
+
+    lambdas = None if grid is None else read_grid(grid)
+    chosen, settings = _method_and_settings(dataset, method, 0.0, set_, rounds, seed)
+    limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
+    way = check_tuning(chosen, strategy, lambdas, dataset=dataset, **limits).strategy
+    if plot:
+        check_picture(plot)
+    directory = _free_directory(out, dataset, f"tune-{strategy}-{method}", seed)
+    source = _source(dataset, features, device, target, task, seed, data_dir)
+    federation = _load(source)
+    named: dict[str, Any] = {"dataset": dataset, "source": source, **limits}
+
+    def train(callbacks: list[Callback]) -> Tuning:
+        return tune(federation, chosen, way, lambdas, out=directory, callbacks=callbacks, **named, **settings)
+
+    _show_tuning(_trained(train, directory), directory, json_, plot)
+
+
+@app.command()
+def path(
+    out: Annotated[Path, Opt(help="The picture (.png, .svg or .pdf).")],
+    dataset: Annotated[str | None, Arg(help="As for run; without it, the paper's toy example (its Figure 1).")] = None,
+    penalty: Annotated[str, Opt(help="smoothed-scad, scad, mcp, l1 or l2.")] = "smoothed-scad",
+    grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1 (default: from distances).")] = None,
+    seed: Seed = 0,
+    features: Features = "uniform",
+    device: Device = None,
+    target: Target = None,
+    task: Task = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Draw how devices' models meet as lambda grows, each device's problem solved exactly."""
+    from fedfuse.options import read_grid
+    from fedfuse.paths import check_penalty, solution_path
+    from fedfuse.plots import check_picture, plot_figure1, save_picture
+
+    check_picture(out)
+    check_penalty(penalty)
+    lambdas = None if grid is None else read_grid(grid)
+    if dataset is None:
+        with console.status("the toy example under four penalties …"):
+            axes = plot_figure1()
+    else:
+        federation = _load(_source(dataset, features, device, target, task, seed, data_dir))
+        with console.status("following the devices' models along lambda …"):
+            found = solution_path(federation, penalty, lambdas)
+        Console().print(repr(found), highlight=False, markup=False, soft_wrap=True)
+        axes = found.plot()
+    save_picture(axes, out)
+    Console().print(f"picture: {out}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def resume(directory: Annotated[Path, Arg(help="The directory of an interrupted run.")], json_: Json = False) -> None:
     """Go on with an interrupted run; the result is the same as without the interruption."""
     from fedfuse.training import resume as go_on
+    from fedfuse.tuning import Tuning, is_tuning
 
-    _train_and_show(lambda callbacks: go_on(directory, callbacks=callbacks), directory, json_, None)
+    if not is_tuning(directory):
+        _train_and_show(lambda callbacks: go_on(directory, callbacks=callbacks), directory, json_, None)
+        return
+    tuning = Tuning.of(_trained(lambda callbacks: go_on(directory, callbacks=callbacks), directory))
+    tuning.save(directory)
+    _show_tuning(tuning, directory, json_, None)
 
 
 @app.command()
 def predict(
     directory: Annotated[Path, Arg(help="The directory of a finished run on a table.")],
-    table: Annotated[
-        Path, Arg(help="A .csv or .parquet file with the same columns; the target may be missing.")
-    ],
+    table: Annotated[Path, Arg(help="A .csv or .parquet file with the same columns; the target may be missing.")],
     out: Annotated[Path | None, Opt(help="A .csv file for the answers (default: standard output).")] = None,
 ) -> None:
     """Predict each row by its device's group; rows of unknown devices are named, not guessed."""
@@ -260,14 +326,61 @@ def data_list(data_dir: DataDir = None) -> None:
     console.print(f"data directory: {data_directory(data_dir)}", highlight=False)
 
 
-def _train_and_show(
-    train: Callable[[list[Callback]], Result], directory: Path, as_json: bool, federation: Federation | None
-) -> None:
-    from fedfuse.terminal import ProgressBar, show
+def _method_and_settings(
+    dataset: str, method: str, lam: float | Literal["auto"] | None, pairs: list[str], rounds: int | None, seed: int
+) -> tuple[Any, dict[str, Any]]:
+    """Return the method and the settings that the options ask for, both looked at."""
+    from fedfuse.options import build_method, parse_options, preset
+    from fedfuse.training import Settings
+
+    options, defaults = parse_options(pairs), preset(dataset)
+    chosen = build_method(method, lam, defaults.work, options)
+    settings = {**defaults.settings, **options.settings, "seed": seed}
+    if rounds is not None:
+        settings["rounds"] = rounds
+    Settings(**settings)
+    return chosen, settings
+
+
+def _source(
+    dataset: str,
+    features: str,
+    device: str | None,
+    target: str | None,
+    task: str | None,
+    seed: int,
+    data_dir: Path | None,
+) -> dict[str, Any]:
+    """Return what `data.sources.load` needs to find the data, now and when a run is resumed."""
+    if task not in (None, "classification", "regression"):
+        raise FedfuseError(f"--task must be classification or regression, got {task!r}")
+    return {
+        "dataset": _absolute(dataset), "features": features, "device": device, "target": target, "goal": task,
+        "seed": seed, "data_dir": str(data_dir.absolute()) if data_dir else None,
+    }  # fmt: skip
+
+
+def _load(source: dict[str, Any]) -> Federation:
+    from fedfuse.data.sources import load
+
+    federation = load(**source)
+    _notes.show()
+    return federation
+
+
+def _free_directory(out: Path | None, dataset: str, method: str, seed: int) -> Path:
+    directory = out or _next_directory(dataset, method, seed)
+    Store(directory).check_free()
+    return directory
+
+
+def _trained(train: Callable[[list[Callback]], Outcome], directory: Path) -> Outcome:
+    """Train with a progress display; say how to go on when interrupted."""
+    from fedfuse.terminal import ProgressBar
 
     bar = ProgressBar(console)
     try:
-        result = train([bar])
+        return train([bar])
     except KeyboardInterrupt:
         bar.close()
         if not Store(directory).started:
@@ -275,6 +388,15 @@ def _train_and_show(
         _fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", INTERRUPTED)
     finally:
         bar.close()
+    raise AssertionError  # _fail has left
+
+
+def _train_and_show(
+    train: Callable[[list[Callback]], Result], directory: Path, as_json: bool, federation: Federation | None
+) -> None:
+    from fedfuse.terminal import show
+
+    result = _trained(train, directory)
     if as_json:
         typer.echo(json.dumps(without_nan(result.summary())))
         return
@@ -290,6 +412,22 @@ def _train_and_show(
     if result.profile.encoder is not None:
         hint = f"predict new rows: fedfuse predict {shlex.quote(str(directory))} new.csv"
         answers.print(hint, highlight=False, markup=False, soft_wrap=True)
+
+
+def _show_tuning(tuning: Tuning, directory: Path, as_json: bool, plot: Path | None) -> None:
+    from fedfuse.terminal import show_tuning
+
+    if plot:
+        from fedfuse.plots import save_picture
+
+        save_picture(tuning.plot(), plot)
+    if as_json:
+        typer.echo(json.dumps(without_nan(tuning.summary())))
+        return
+    answers = Console()
+    show_tuning(tuning, answers)
+    for line in (f"\nfiles: {directory}", *([f"picture: {plot}"] if plot else [])):
+        answers.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _absolute(dataset: str) -> str:

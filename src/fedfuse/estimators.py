@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedfuse.data.federation import Federation, Goal, cut_points, default_features
+from fedfuse.data.federation import Federation, Goal, default_features, shuffled_rows
 from fedfuse.errors import FedfuseError
 from fedfuse.methods import FPFC
 from fedfuse.result import Result
@@ -32,8 +32,9 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        lam: float = 0.5,
+        lam: float | Literal["auto"] = "auto",
         *,
+        refit: bool = True,
         rho: float = 1.0,
         a: float = 3.7,
         xi: float = 1e-4,
@@ -44,6 +45,7 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         random_state: int = 0,
     ) -> None:
         self.lam = lam
+        self.refit = refit
         self.rho = rho
         self.a = a
         self.xi = xi
@@ -53,9 +55,7 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         self.participation = participation
         self.random_state = random_state
 
-    def _fit(
-        self, X: Floats, y: npt.NDArray[Any], groups: Any, goal: Goal, classes: Sequence[Any] = ()
-    ) -> Floats:
+    def _fit(self, X: Floats, y: npt.NDArray[Any], groups: Any, goal: Goal, classes: Sequence[Any] = ()) -> Floats:
         """Train on rows and class numbers or values; return each cluster's table of coefficients.
 
         A table is outputs x (features + 1), the intercept last, in the units of X and of this y.
@@ -63,13 +63,14 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         distinct, codes = _distinct(np.zeros(len(X), np.int64) if groups is None else groups, len(X))
         self.groups_ = distinct.to_numpy()
         scaler = StandardScaler().fit(X)
-        order = np.argsort(codes, kind="stable")
+        counts = np.bincount(codes)
+        order = np.argsort(codes, kind="stable")[shuffled_rows(counts, self._seed())]
         self.result_ = self._train(
             Federation(
                 names=_names(self.groups_),
                 X=scaler.transform(X[order]),
                 y=y[order],
-                cuts=cut_points(np.bincount(codes), test=0, validation=0),
+                cuts=_cuts(counts),
                 goal=goal,
                 classes=tuple(classes),
                 features=tuple(getattr(self, "feature_names_in_", default_features(X.shape[1]))),
@@ -81,14 +82,18 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         tables = [self.result_.model.coefficients(w) for w in self.result_.cluster_models]
         return _unscaled(np.stack(tables), scaler)
 
-    def _train(self, federation: Federation) -> Result:
+    def _seed(self) -> int:
         if not isinstance(self.random_state, Integral):
             raise FedfuseError(f"random_state must be a whole number, got {self.random_state!r}")
+        return int(self.random_state)
+
+    def _train(self, federation: Federation) -> Result:
+        penalty: dict[str, Any] = {"lam": self.lam, "rho": self.rho, "nu": self.nu, "a": self.a, "xi": self.xi}
         result = train(
             federation,
-            FPFC(lam=self.lam, rho=self.rho, nu=self.nu, a=self.a, xi=self.xi, work=Work(solver="exact")),
+            FPFC(**penalty, refit=self.refit, work=Work(solver="exact")),
             rounds=self.rounds,
-            seed=int(self.random_state),
+            seed=self._seed(),
             participation=self.participation,
             tol=self.tol,
             dtype="float64",
@@ -126,10 +131,15 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         devices = pd.Index(self.groups_, tupleize_cols=False).get_indexer(given)
         if (devices < 0).any():
             raise FedfuseError(
-                f"no model for groups that fit has not seen: {_some(given[devices < 0])}; "
-                f"known: {_some(self.groups_)}"
+                f"no model for groups that fit has not seen: {_some(given[devices < 0])}; known: {_some(self.groups_)}"
             )
         return np.asarray(self.labels_[devices[codes]])
+
+
+def _cuts(counts: Ints) -> Ints:
+    """Hold every fifth row of a device back, for what has to be chosen; there is no test part."""
+    ends = np.cumsum(counts)
+    return np.stack([ends - counts, ends - counts // 5, ends, ends], axis=1)
 
 
 class FPFCClassifier(ClassifierMixin, _FPFCEstimator):  # type: ignore[misc]
@@ -141,8 +151,11 @@ class FPFCClassifier(ClassifierMixin, _FPFCEstimator):  # type: ignore[misc]
     Parameters
     ----------
     lam
-        Strength of the fusion penalty: how different two devices' models may be, per standard deviation of
-        the features, and still become one. 0 leaves every device with its own model.
+        ``"auto"`` finds the clusters without it. A number is the strength of the fusion penalty: how different
+        two devices' models may be, per standard deviation of the features, and still become one. 0 leaves every
+        device with its own model.
+    refit
+        Train each cluster's model anew once the clusters are found, instead of keeping the penalty's estimates.
     rho, a, xi
         Weight of the proximal term, reach of the penalty in units of ``lam``, and its smoothing width: see
         `FPFC`.
@@ -153,7 +166,8 @@ class FPFCClassifier(ClassifierMixin, _FPFCEstimator):  # type: ignore[misc]
     participation
         Share of the devices that is active in a round.
     random_state
-        A whole number that draws the active devices; without an effect when all are.
+        A whole number that draws the active devices and each device's validation rows, which are every fifth of
+        its rows and choose what has to be chosen.
 
     Attributes
     ----------
@@ -251,9 +265,11 @@ class FPFCRegressor(RegressorMixin, _FPFCEstimator):  # type: ignore[misc]
     Parameters
     ----------
     lam
-        Strength of the fusion penalty: how different two devices' models may be, in standard deviations of
-        the target per standard deviation of the features, and still become one. 0 leaves every device with
-        its own model.
+        ``"auto"`` finds the clusters without it. A number is the strength of the fusion penalty: how different
+        two devices' models may be, in standard deviations of the target per standard deviation of the features,
+        and still become one. 0 leaves every device with its own model.
+    refit
+        Train each cluster's model anew once the clusters are found, instead of keeping the penalty's estimates.
     rho, a, xi
         Weight of the proximal term, reach of the penalty in units of ``lam``, and its smoothing width: see
         `FPFC`.
@@ -264,7 +280,8 @@ class FPFCRegressor(RegressorMixin, _FPFCEstimator):  # type: ignore[misc]
     participation
         Share of the devices that is active in a round.
     random_state
-        A whole number that draws the active devices; without an effect when all are.
+        A whole number that draws the active devices and each device's validation rows, which are every fifth of
+        its rows and choose what has to be chosen.
 
     Attributes
     ----------

@@ -87,9 +87,7 @@ class FusionState:
     ) -> None:
         self.omega: Floats = np.array(omega, dtype=dtype, order="C")
         if self.omega.ndim != 2:
-            raise FedfuseError(
-                f"omega must have one row per device, got an array of shape {self.omega.shape}"
-            )
+            raise FedfuseError(f"omega must have one row per device, got an array of shape {self.omega.shape}")
         self._rho = rho
         self.penalty = penalty
         pairs = self.m * (self.m - 1) // 2
@@ -254,9 +252,7 @@ class FusionState:
         """Read what `save` wrote."""
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
-        settings = {
-            k.removeprefix("penalty_"): v.item() for k, v in arrays.items() if k.startswith("penalty_")
-        }
+        settings = {k.removeprefix("penalty_"): v.item() for k, v in arrays.items() if k.startswith("penalty_")}
         return cls.unpack(arrays, penalties.from_config(settings))
 
     def _update_pairs(self, active: Ints) -> tuple[float, float]:

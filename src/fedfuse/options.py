@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from fedfuse.errors import FedfuseError
 from fedfuse.methods import Method, method_called
@@ -34,6 +34,10 @@ def _rows_per_batch(text: str) -> int | None:
     return None if text in ("none", "all") else int(text)
 
 
+def _yes_or_no(text: str) -> bool:
+    return {"yes": True, "true": True, "no": False, "false": False}[text.lower()]
+
+
 @dataclass(frozen=True)
 class Key:
     """What ``--set`` knows of a key: where it goes, how its text is read, and what that is called."""
@@ -54,6 +58,7 @@ KEYS: dict[str, Key] = {
     "a": Key("method", float, _NUMBER),
     "xi": Key("method", float, _NUMBER),
     "nu": Key("method", float, _NUMBER),
+    "refit": Key("method", _yes_or_no, "yes or no"),
     "rows": Key("method", str, "'train' or 'train+validation'"),
     "participation": Key("settings", float, "a share above 0 and at most 1"),
     "tol": Key("settings", float, _NUMBER),
@@ -92,12 +97,34 @@ def parse_options(pairs: Sequence[str]) -> Options:
             getattr(options, key.room)[word] = key.read(text)
         except FedfuseError as problem:
             raise FedfuseError(f"--set {word}: {problem}") from None
-        except ValueError:
+        except (ValueError, KeyError):
             raise FedfuseError(f"--set {word} takes {key.takes}, got {text!r}") from None
     return options
 
 
-def build_method(name: str, lam: float | None, work: Work, options: Options) -> Method[Any]:
+def read_lambda(text: str) -> float | Literal["auto"]:
+    """Read what ``--lam`` takes: a number, or auto."""
+    if text == "auto":
+        return "auto"
+    try:
+        return float(text)
+    except ValueError:
+        raise FedfuseError(f"--lam takes a number or auto, got {text!r}") from None
+
+
+def read_grid(text: str) -> list[float]:
+    """Read what ``--grid`` takes: numbers with commas between them.
+
+    >>> read_grid("0, 0.5,1")
+    [0.0, 0.5, 1.0]
+    """
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise FedfuseError(f"--grid takes increasing numbers with commas between them, got {text!r}") from None
+
+
+def build_method(name: str, lam: float | Literal["auto"] | None, work: Work, options: Options) -> Method[Any]:
     """Build the method that the command line asks for; a setting that it does not have is an error."""
     kind = method_called(name)
     given = dict(options.method)

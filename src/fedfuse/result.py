@@ -24,6 +24,8 @@ from fedfuse.types import Floats, Ints
 if TYPE_CHECKING:
     from fedfuse.data.tables import Encoder
 
+SURE = 0.9  # below this, a grouping or a device's place in it is called uncertain
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -94,6 +96,14 @@ class Result:
         Floats sent in both directions.
     refused
         Uploads that were not used, by reason.
+    rounds, refit_rounds
+        Rounds until the groups were found, and further rounds of the refit, where it is a step of its own.
+    lam
+        The strength of the penalty: what was given, or what was found.
+    stability
+        How sure the grouping is as a whole (0 to 1), where the method can tell.
+    confidence
+        For every device the chance that no other group's model suits it better, where the method can tell.
     """
 
     profile: Profile
@@ -110,6 +120,10 @@ class Result:
     cost_floats: int
     refused: dict[str, int]
     seconds: float
+    refit_rounds: int = 0
+    lam: float | None = None
+    stability: float | None = None
+    confidence: Floats | None = None
 
     @property
     def n_clusters(self) -> int:
@@ -160,9 +174,7 @@ class Result:
         if rows.ndim != 2 or rows.shape[1] != need:
             raise FedfuseError(f"X must be rows x {need} features, got an array of shape {rows.shape}")
         if not np.isfinite(rows).all():
-            raise FedfuseError(
-                f"X must be finite, got {rows[~np.isfinite(rows)][0]}; fill missing values first"
-            )
+            raise FedfuseError(f"X must be finite, got {rows[~np.isfinite(rows)][0]}; fill missing values first")
         return self.model.outputs(self.models[self.index(device)].astype(np.float64), rows)
 
     def predict(self, device: str | int, X: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -214,9 +226,7 @@ class Result:
         The root mean square difference between the coefficients of two devices of different clusters, in the
         scale that was trained on (for tables: per standard deviation of the feature), over all classes.
         """
-        slopes = np.stack(
-            [self.model.coefficients(w.astype(np.float64))[:, :-1] for w in self.cluster_models]
-        )
+        slopes = np.stack([self.model.coefficients(w.astype(np.float64))[:, :-1] for w in self.cluster_models])
         if slopes.shape[1] > 1:
             slopes -= slopes.mean(axis=1, keepdims=True)  # adding the same to all classes says nothing
         sizes = np.bincount(self.labels).astype(np.float64)
@@ -233,7 +243,7 @@ class Result:
             "dataset": self.dataset,
             "method": self.method["method"],
             "seed": self.seed,
-            "lam": self.method.get("lam"),
+            "lam": self.lam,
             "rounds": self.rounds,
             "metric": self.profile.metric,
             "test": self.score("test"),
@@ -245,8 +255,24 @@ class Result:
             "labels": self.labels.tolist(),
             "version": __version__,
             "converged": self.converged,
+            "refit_rounds": self.refit_rounds,
             "refused": self.refused,
+            "stability": self.stability,
+            "uncertain": self.uncertain,
+            "unsure_devices": [self.profile.names[i] for i in self.unsure],
         }
+
+    @property
+    def uncertain(self) -> bool | None:
+        """Whether the grouping should not be relied on as it is; None where the method cannot tell."""
+        if self.stability is None or self.confidence is None:
+            return None
+        return bool(self.stability < SURE or len(self.unsure) > 0.1 * len(self.labels))
+
+    @property
+    def unsure(self) -> Ints:
+        """The devices that another group's model suits about as well, or that were never judged."""
+        return np.flatnonzero(self.confidence < SURE) if self.confidence is not None else np.empty(0, np.int64)
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write the result as plain files; ``summary.json`` comes last and marks a finished run."""
@@ -255,10 +281,11 @@ class Result:
         _write_table(path / "history.csv", self.history, index=False)
         _write_table(path / "labels.csv", self._labels_table(), index=False)
         _write_table(path / "coefficients.csv", self.coefficients(), index=True)
-        _write_table(
-            path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False
-        )
-        write_arrays(path / "models.npz", {"models": self.models, **self.scores})
+        _write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
+        arrays = {"models": self.models, **self.scores}
+        if self.confidence is not None:
+            arrays["confidence"] = self.confidence
+        write_arrays(path / "models.npz", arrays)
         profile = {"model": type(self.model).__name__, "method": self.method, **self.profile.to_json()}
         write_json(path / "profile.json", profile)
         write_json(path / "summary.json", self.summary())
@@ -279,10 +306,11 @@ class Result:
                 method=profile["method"],
                 labels=np.array(summary["labels"], dtype=np.int64),
                 models=arrays.pop("models"),
+                confidence=arrays.pop("confidence", None),
                 scores=arrays,
                 history=pd.read_csv(path / "history.csv"),
                 **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged")},
-                **{k: summary[k] for k in ("cost_floats", "refused", "seconds")},
+                **{k: summary[k] for k in ("cost_floats", "refused", "seconds", "lam", "stability", "refit_rounds")},
             )
         except (KeyError, TypeError, OSError, ValueError) as problem:
             raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from None
@@ -310,13 +338,13 @@ class Result:
         table: pd.DataFrame = pd.DataFrame(columns)
         for part, scores in self.scores.items():
             table[part] = scores
+        if self.confidence is not None:
+            table["confidence"] = self.confidence
         if self.profile.truth is not None:
             table["truth"] = self.profile.truth
         return table
 
-    def _answer(
-        self, index: pd.Index[Any], devices: npt.NDArray[Any], position: Ints, outputs: Floats
-    ) -> pd.DataFrame:
+    def _answer(self, index: pd.Index[Any], devices: npt.NDArray[Any], position: Ints, outputs: Floats) -> pd.DataFrame:
         """Put predictions in a table; where a device has no position, leave the row empty."""
         known = position >= 0
         cluster = pd.array(np.where(known, self.labels[position], 0), dtype="Int64")

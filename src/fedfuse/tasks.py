@@ -19,7 +19,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.schedules import Schedule, value
 from fedfuse.types import Floats
 
-Part: TypeAlias = Literal["train", "validation", "train+validation", "test", "all"]
+Part: TypeAlias = Literal["train", "train/1", "train/2", "validation", "train+validation", "test", "all"]
 Solver: TypeAlias = Literal["gd", "exact"]
 
 
@@ -81,7 +81,9 @@ class Install:
 class Train:
     """Minimise ``f_i(w) + rho/2 ||w - anchor||^2`` from ``start``; send the new w.
 
-    ``start=None`` means: from your own last model, which you keep. Nothing is sent for it.
+    ``start=None`` means: from your own last model, which you keep. ``anchor=None`` with ``rho`` means: towards
+    zero, and without it no anchor at all. Nothing is sent for either. With ``score``, the accuracy or RMSE of the
+    new w on that part of your rows follows it (0 if there are none).
     """
 
     work: Work
@@ -89,10 +91,28 @@ class Train:
     anchor: Floats | None = None
     rho: float = 0.0
     rows: Part = "train"
+    score: Part | None = None
 
     @property
     def floats_down(self) -> int:
         return sum(v.size for v in (self.start, self.anchor) if v is not None)
+
+    def floats_up(self, d: int) -> int:
+        return d + (self.score is not None)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Fit your own rows with each of these ridges and send the best: all that a device without companions can do.
+
+    Validation rows say which is best; the model that is sent was then fitted with these rows included.
+    """
+
+    ridges: tuple[float, ...]
+
+    @property
+    def floats_down(self) -> int:
+        return len(self.ridges)
 
     def floats_up(self, d: int) -> int:
         return d
@@ -100,17 +120,18 @@ class Train:
 
 @dataclass(frozen=True)
 class Gradient:
-    """Send the gradient of your loss at this vector."""
+    """Send the gradient of your loss at this vector, and your loss on the parts ``also``."""
 
     at: Floats
     rows: Part = "train"
+    also: tuple[Part, ...] = ()
 
     @property
     def floats_down(self) -> int:
-        return self.at.size
+        return int(self.at.size)
 
     def floats_up(self, d: int) -> int:
-        return d
+        return d + len(self.also)
 
 
 @dataclass(frozen=True)
@@ -122,13 +143,83 @@ class Losses:
 
     @property
     def floats_down(self) -> int:
-        return self.models.size
+        return int(self.models.size)
 
     def floats_up(self, d: int) -> int:
         return len(self.models)
 
 
-Task: TypeAlias = Install | Train | Gradient | Losses
+@dataclass(frozen=True)
+class Judge:
+    """Send the mean loss of each of these models on your rows, and how these means vary together.
+
+    With ``own``, your own model is judged too, as the first. The answer is n means, then the n (n + 1) / 2 entries
+    of the upper triangle of their covariance matrix, row by row: what a paired test of any two models needs.
+    """
+
+    models: Floats
+    rows: Part = "validation"
+    own: bool = False
+
+    @property
+    def floats_down(self) -> int:
+        return int(self.models.size)
+
+    def floats_up(self, d: int) -> int:
+        n = len(self.models) + self.own
+        return n + n * (n + 1) // 2
+
+
+@dataclass(frozen=True)
+class Residue:
+    """Send the cosine between the gradients of your training and of your validation loss at this vector.
+
+    From both, ``common`` is taken first: the gradient of your whole group. Where the group's model suits a device,
+    what is left is noise and independent, and the cosine is around zero. Where it does not, both point the same way.
+    """
+
+    at: Floats
+    common: Floats
+
+    @property
+    def floats_down(self) -> int:
+        return int(self.at.size + self.common.size)
+
+    def floats_up(self, d: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Send the means of your columns, then of their squares (for values the target is the last column)."""
+
+    columns: int
+    rows: Part = "train"
+
+    @property
+    def floats_down(self) -> int:
+        return 0
+
+    def floats_up(self, d: int) -> int:
+        return 2 * self.columns
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """From now on use ``(column - shift) / scale`` in place of every column. Answered without floats."""
+
+    shift: Floats
+    scale: Floats
+
+    @property
+    def floats_down(self) -> int:
+        return int(self.shift.size + self.scale.size)
+
+    def floats_up(self, d: int) -> int:
+        return 0
+
+
+Task: TypeAlias = Install | Train | Alone | Gradient | Losses | Judge | Residue | Moments | Rescale
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -21,14 +22,33 @@ from fedfuse.result import Result, mean_score
 from fedfuse.training import Callback, Row, Run
 from fedfuse.types import Floats, Ints
 
+if TYPE_CHECKING:
+    from fedfuse.tuning import Tuning
+
 MOST_CLUSTERS = 12
 MOST_FEATURES = 6
 MOST_COLUMNS = 6
 _DIVERGED = ("not finite", "too large")
 
 
+STAGES = {
+    "moments": "finding a common scale",
+    "rescale": "finding a common scale",
+    "half": "every device alone",
+    "local": "every device alone",
+    "tree": "judging who may share a model",
+    "candidates": "comparing groupings",
+    "fit": "one model per group",
+    "check": "checking the groups",
+    "residue": "looking for structure left",
+    "alone": "devices without companions",
+    "again": "final fit",
+    "end": "done",
+}
+
+
 class ProgressBar(Callback):
-    """One line: rounds, clusters so far, a score on held-out rows, how much still moves."""
+    """One line: stage, lambda, clusters so far, a score on held-out rows, what was sent, how much still moves."""
 
     def __init__(self, console: Console) -> None:
         columns = (SpinnerColumn(), TextColumn("round"), BarColumn(20), MofNCompleteColumn())
@@ -40,12 +60,16 @@ class ProgressBar(Callback):
         self._known: Row = {}
 
     def on_start(self, run: Run) -> None:
-        self._progress.update(self._task, total=run.settings.rounds, completed=run.k)
+        self._progress.update(self._task, total=self._total(run), completed=run.k)
         self._progress.start()
 
     def on_round(self, run: Run, row: Row) -> None:
         self._known |= row
-        self._progress.update(self._task, completed=run.k, note=self._note(run))
+        self._progress.update(self._task, completed=run.k, total=self._total(run), note=self._note(run))
+
+    def _total(self, run: Run) -> int | None:
+        """Return how many rounds there will be at the most, where the method at work does not decide itself."""
+        return None if run.now.rounds else run.stage_start + run.settings.rounds
 
     def on_end(self, run: Run, result: Result) -> None:
         self.close()
@@ -56,7 +80,13 @@ class ProgressBar(Callback):
 
     def _note(self, run: Run) -> str:
         row = self._known
-        words = [f"moving {100 * row['moved']:.2g} %"]
+        words = [f"{row['cost_floats']:.2g} floats sent"]
+        if np.isfinite(row["moved"]):
+            words.append(f"moving {100 * row['moved']:.2g} %")
+        if "stage" in row:
+            words.insert(0, STAGES.get(row["stage"]) or row["stage"])
+        if np.isfinite(row.get("lam", np.nan)):
+            words.insert(0, f"lambda {row['lam']:.3g}")
         if "validation" in row:
             held_out = "validation" if np.isfinite(row["validation"]) else "test"
             score = f"{held_out} {run.federation.metric} {row[held_out]:.4f}"
@@ -72,7 +102,9 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
     how = "converged after" if result.converged else "stopped after"
     _say(console, f"[bold]{_counted(m, 'device')} in {_counted(result.n_clusters, 'group')}[/bold]{ari}")
     sent = f"{result.cost_floats:,} floats sent, {result.seconds:.1f} s"
-    _say(console, f"{how} {_counted(result.rounds, 'round')}, {sent}\n")
+    lam = "" if result.lam is None else f", lambda {result.lam:.3g}"
+    sure = "" if result.stability is None else f", stability {result.stability:.2f}"
+    _say(console, f"{how} {_counted(result.rounds, 'round')}, {sent}{lam}{sure}\n")
     console.print(_cluster_table(result, console.width))
     console.print()
     console.print(_score_table(result, yardsticks))
@@ -81,6 +113,23 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
         _show_contrasts(result, console)
     for warning in _warnings(result):
         _say(console, f"\n[yellow]{warning}[/yellow]")
+
+
+def show_tuning(tuning: Tuning, console: Console) -> None:
+    """Print what every lambda came to, which one was chosen, and the outcome of training on with it."""
+    result, metric = tuning.result, tuning.result.profile.metric
+    table = _plain_table("lambda", "rounds", "seconds", "floats sent", "groups", f"validation {metric}")
+    table.add_column("")
+    for row in tuning.table.to_dict("records"):
+        numbers = (f"{row['lam']:g}", f"{row['rounds']}", f"{row['seconds']:.1f}", f"{row['cost_floats']:,}")
+        groups = "-" if row["n_clusters"] is None else str(row["n_clusters"])
+        mark = "[bold]chosen[/bold]" if row["chosen"] else ""
+        table.add_row(*numbers, groups, _number(row["validation"]), mark)
+    console.print(table)
+    _say(
+        console, f"\n[bold]lambda {tuning.lam:g}[/bold] by {tuning.strategy} tuning in {tuning.seconds:.1f} s; with it:"
+    )
+    show(result, {}, console)
 
 
 def _say(console: Console, text: str) -> None:
@@ -97,6 +146,8 @@ def _number(value: float) -> str:
 
 def _warnings(result: Result) -> list[str]:
     words = []
+    if result.uncertain:
+        words.append(_doubt(result))
     moved = float(result.history["moved"].iloc[-1])
     if not result.converged and moved > 1e-3:
         words.append(
@@ -107,6 +158,12 @@ def _warnings(result: Result) -> list[str]:
     if any(reason in _DIVERGED for reason in result.refused):
         words.append("local training diverges: try a smaller step (--set lr=…) or --set solver=exact")
     return words
+
+
+def _doubt(result: Result) -> str:
+    unsure = [result.profile.names[i] for i in result.unsure]
+    who = f"; unsure: {escape(_some(unsure, 60))}" if unsure else ""
+    return f"the grouping is uncertain (stability {result.stability:.2f} of 1){who}"
 
 
 def _plain_table(*headings: str) -> Table:
@@ -195,7 +252,5 @@ def _target(result: Result) -> str:
 
 def _effects(result: Result) -> Floats:
     """Return groups x features: the slope, or for two classes that of the log-odds of the second."""
-    table = (
-        result.coefficients().to_numpy()[:, :-1].reshape(result.n_clusters, -1, len(result.profile.features))
-    )
+    table = result.coefficients().to_numpy()[:, :-1].reshape(result.n_clusters, -1, len(result.profile.features))
     return np.asarray(table[:, 0] if table.shape[1] == 1 else table[:, 1] - table[:, 0])

@@ -19,6 +19,7 @@ from os import PathLike
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from fedfuse import methods
@@ -28,7 +29,8 @@ from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.fleet import Fleet, InProcess
 from fedfuse.methods import FPFC, Method, World
-from fedfuse.methods.base import check_share
+from fedfuse.methods.base import Found, check_share
+from fedfuse.methods.refit import Refit
 from fedfuse.models import Model, default_model, model_called
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
@@ -120,6 +122,10 @@ class Run:
     dataset: str = "arrays"
 
     k: int = 0
+    stage: int = 0  # which method of the plan is at work,
+    stage_start: int = 0  # and since which round
+    before: Found | None = None  # what the last one has found,
+    cut_short: bool = False  # and whether one ran out of rounds
     state: Any = None
     ledger: Ledger = field(default_factory=Ledger)
     history: list[Row] = field(default_factory=list)
@@ -127,13 +133,18 @@ class Run:
     whole: bool = False  # whether the state is that between two rounds, and so may be saved
 
     def __post_init__(self) -> None:
-        self.world = _world(self.federation, self.model, self.method, self.settings)
-        self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype, self.method.rows)
+        self.world = _world(self.federation, self.model, self.settings)
+        self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
+
+    @property
+    def now(self) -> Method[Any]:
+        """The method of the plan that is at work."""
+        return self.method.plan[self.stage].given(self.before.lam if self.before else None)
 
     def begin(self) -> None:
-        """Set up the state and send what is sent before the first round."""
-        self.state = self.method.begin(self.world)
-        opening = self.method.opening(self.state)
+        """Set up the state of the method at work and send what it sends before its first round."""
+        self.state = self.now.begin(self.world, self.before)
+        opening = self.now.opening(self.state)
         self._exchange([Order(device, -1, task) for device, task in opening.items()])
         self.whole = True
 
@@ -141,7 +152,7 @@ class Run:
         """Train to the end."""
         clock, before = time.perf_counter(), self.seconds
         self._tell("on_start")
-        while self.k < self.settings.rounds and not self.converged:
+        while not self.over or self._next_method():
             with _interrupts_wait():
                 self.whole = False
                 row = self.round()
@@ -157,9 +168,9 @@ class Run:
 
     def round(self) -> Row:
         """One round of the method."""
-        k, method = self.k, self.method
-        active = self.settings.active(k, self.world.m)
-        tasks = method.tasks(self.state, active, k)
+        k, method = self.k, self.now
+        active = method.devices(self.state, self.settings.active(k, self.world.m))
+        tasks = method.tasks(self.state, active, k - self.stage_start)
         replies = self._exchange([Order(int(i), k, t) for i, t in zip(active, tasks, strict=True)])
         devices = np.array([r.device for r in replies], dtype=np.int64)
         residuals = method.update(self.state, devices, [r.values for r in replies])
@@ -172,11 +183,28 @@ class Run:
             row |= self._evaluation()
         return row
 
+    def _next_method(self) -> bool:
+        """Go on with the next method of the plan, from what this one has found; False if this was the last."""
+        if self.stage + 1 == len(self.method.plan):
+            return False
+        self._exchange([Order(device, -1, task) for device, task in self.now.closing(self.state).items()])
+        self.before = self.now.final(self.state, self.world)
+        self.cut_short |= not self.settled
+        self.stage, self.stage_start = self.stage + 1, self.k
+        self.begin()
+        return not self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether the method at work has come to its end."""
+        limit = self.now.rounds or self.settings.rounds
+        return self.now.finished(self.state) or self.k - self.stage_start >= limit or self.converged
+
     @property
     def converged(self) -> bool:
         """Whether the last rounds, enough for two turns of most devices, moved nothing by more than tol."""
         turns = 0
-        for row in reversed(self.history):
+        for row in reversed(self.history[self.stage_start :]):
             if not (self.settings.tol and all(row[r] <= self.settings.tol for r in RESIDUALS)):
                 return False
             turns += row["active"]
@@ -184,17 +212,25 @@ class Run:
                 return True
         return False
 
+    @property
+    def settled(self) -> bool:
+        """Whether the methods so far came to their end before their rounds did."""
+        return not self.cut_short and (self.converged or self.now.settled(self.state))
+
     def save(self) -> None:
         """Write a checkpoint from which `resume` goes on as if nothing had happened."""
         if self.store and self.whole:
             meta = {
                 "fingerprint": self.federation.fingerprint,
                 "round": self.k,
+                "stage": self.stage,
+                "stage_start": self.stage_start,
+                "cut_short": self.cut_short,
                 "seconds": self.seconds,
                 "ledger": asdict(self.ledger),
                 "history": self.history,
             }
-            self.store.save_checkpoint(meta, self.method.pack(self.state))
+            self.store.save_checkpoint(meta, self.now.pack(self.state) | _packed(self.before))
 
     def restore(self) -> bool:
         """Go back to the last checkpoint; False if there is none."""
@@ -205,31 +241,41 @@ class Run:
         try:
             if meta["fingerprint"] != self.federation.fingerprint:
                 raise FedfuseError("the checkpoint belongs to another federation: its data are not these")
-            self.state = self.method.unpack(arrays)
+            self.stage, self.stage_start, self.before = meta["stage"], meta["stage_start"], _unpacked(arrays)
+            self.cut_short = meta["cut_short"]
+            self.state = self.now.unpack(arrays, self.world)
             self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
             self.ledger = Ledger(**meta["ledger"])
         except (KeyError, TypeError) as gap:
             raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
-        if self.method.models(self.state).shape != (self.world.m, self.world.d):
+        if self.now.models(self.state).shape != (self.world.m, self.world.d):
             raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
-        self.fleet.remember(self.method.models(self.state))
+        for tasks in self.now.recovery(self.state):  # devices of this process have forgotten everything
+            self.fleet.submit([Order(device, -1, task) for device, task in tasks.items()])
+            self.fleet.collect()
         self.whole = True
         return True
 
     def result(self) -> Result:
         """Return what the run has found so far."""
-        models, labels = self.method.final(self.state, self.world)
+        found = self.now.final(self.state, self.world)
+        sure = self.now.sureness(self.state)
+        refitting = self.stage > 0 and isinstance(self.now, Refit)
         return Result(
             profile=Profile.of(self.federation),
             model=self.model,
             method=self.method.to_config(),
             dataset=self.dataset,
             seed=self.settings.seed,
-            rounds=self.k,
-            converged=self.converged,
-            labels=labels,
-            models=np.asarray(models),
-            scores=self._evaluator.all_parts(models),
+            rounds=self.stage_start if refitting else self.k,
+            refit_rounds=self.k - self.stage_start if refitting else 0,
+            converged=self.settled,
+            lam=found.lam,
+            labels=found.labels,
+            models=np.asarray(found.models),
+            scores=self._evaluator.all_parts(found.models, self.now.validated(self.state, found)),
+            stability=None if sure is None else sure[0],
+            confidence=None if sure is None else sure[1],
             history=pd.DataFrame(self.history),
             cost_floats=self.ledger.floats,
             refused=dict(self.ledger.refused),
@@ -256,10 +302,10 @@ class Run:
         return [good[i] for i in sorted(good)]
 
     def _evaluation(self) -> Row:
-        labels = self.method.labels(self.state)
-        scores = self._evaluator.means(self.method.models(self.state))
-        ari = adjusted_rand(self.federation.truth, labels)
-        return {"n_clusters": int(labels.max()) + 1, "ari": ari, **scores}
+        found = Found(self.now.models(self.state), self.now.labels(self.state))
+        scores = self._evaluator.means(found.models, self.now.validated(self.state, found))
+        ari = adjusted_rand(self.federation.truth, found.labels)
+        return {"n_clusters": int(found.labels.max()) + 1, "ari": ari, **scores}
 
     def _tell(self, hook: str, *args: Any) -> None:
         for callback in self.callbacks:
@@ -267,27 +313,32 @@ class Run:
 
 
 class Evaluator:
-    """Scores on held-out rows, for the record only: nothing is ever chosen by what it says of the test part.
+    """Scores on held-out rows, for the record only: nothing is ever chosen by what it says of the test part."""
 
-    Rows that the devices train on have no score: it would not mean anything.
-    """
-
-    def __init__(self, federation: Federation, model: Model[Any], dtype: str, trained: Part) -> None:
+    def __init__(self, federation: Federation, model: Model[Any], dtype: str) -> None:
         self._model = model
         self._everyone = np.arange(federation.m)
-        held_out: tuple[Part, ...] = ("test",) if trained == "train+validation" else ("validation", "test")
-        self._parts = {part: model.load(federation.rows(part), np.dtype(dtype)) for part in held_out}
+        parts: tuple[Part, ...] = ("validation", "test")
+        self._parts: dict[str, Any] = {part: model.load(federation.rows(part), np.dtype(dtype)) for part in parts}
 
-    def all_parts(self, models: Floats) -> dict[str, Floats]:
-        """Return every device's score on each held-out part."""
-        scores = {"validation": np.full(len(self._everyone), np.nan)}
-        for part, data in self._parts.items():
-            scores[part] = self._model.metric(data, self._everyone, models)
-        return scores
+    def all_parts(self, models: Floats, validated: Floats | None) -> dict[str, Floats]:
+        """Return every device's score on each held-out part.
 
-    def means(self, models: Floats) -> dict[str, float]:
+        On validation rows it is that of ``validated``, models that were not trained on them: the score of others
+        would not mean anything.
+        """
+        unknown = np.full(len(self._everyone), np.nan)
+        return {
+            "validation": unknown if validated is None else self._score("validation", validated),
+            "test": self._score("test", models),
+        }
+
+    def means(self, models: Floats, validated: Floats | None) -> dict[str, float]:
         """Return the mean over devices on each held-out part."""
-        return {part: mean_score(scores) for part, scores in self.all_parts(models).items()}
+        return {part: mean_score(scores) for part, scores in self.all_parts(models, validated).items()}
+
+    def _score(self, part: str, models: Floats) -> Floats:
+        return self._model.metric(self._parts[part], self._everyone, models)
 
 
 def fit(
@@ -446,12 +497,27 @@ def _distinct_devices(devices: Any, k: int, m: int) -> Ints:
     return chosen.astype(np.int64)
 
 
-def _world(federation: Federation, model: Model[Any], method: Method[Any], settings: Settings) -> World:
+def _world(federation: Federation, model: Model[Any], settings: Settings) -> World:
     def initial(start: Any) -> Floats:
         return model.initial(start, generator(settings.seed, "initial"))
 
-    counts = federation.rows(method.rows).counts
-    return World(federation.m, model.d, counts, initial, np.dtype(settings.dtype))
+    parts: tuple[Part, ...] = ("train", "validation", "train+validation")
+    counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
+    return World(federation.m, model, counts, initial, np.dtype(settings.dtype), federation.truth)
+
+
+def _packed(found: Found | None) -> dict[str, npt.NDArray[Any]]:
+    if found is None:
+        return {}
+    lam = np.nan if found.lam is None else found.lam
+    return {"before_models": found.models, "before_labels": found.labels, "before_lam": np.array([lam])}
+
+
+def _unpacked(arrays: dict[str, npt.NDArray[Any]]) -> Found | None:
+    if "before_models" not in arrays:
+        return None
+    lam = float(arrays["before_lam"][0])
+    return Found(arrays["before_models"], arrays["before_labels"], lam if np.isfinite(lam) else None)
 
 
 def _fitting_model(federation: Federation, model: Model[Any] | None) -> Model[Any]:

@@ -16,9 +16,7 @@ from fedfuse.errors import FedfuseError
 @pytest.fixture
 def visits(tmp_path):
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame(
-        {"hospital": ["a", "b"] * 30, "age": rng.normal(50, 9, 60), "outcome": [0, 1, 1] * 20}
-    )
+    frame = pd.DataFrame({"hospital": ["a", "b"] * 30, "age": rng.normal(50, 9, 60), "outcome": [0, 1, 1] * 20})
     frame.to_csv(tmp_path / "visits.csv", index=False)
     return tmp_path / "visits.csv"
 
@@ -98,9 +96,7 @@ def test_bad_input(dataset, options, words):
 
 
 def test_a_table_needs_its_columns_named(visits):
-    with pytest.raises(
-        FedfuseError, match=r"which column is the device and target .*'hospital', 'age', 'outcome'"
-    ):
+    with pytest.raises(FedfuseError, match=r"which column is the device and target .*'hospital', 'age', 'outcome'"):
         load(str(visits))
     with pytest.raises(FedfuseError, match=r"which column is the target \(--device, --target\)"):
         load(str(visits), device="hospital")

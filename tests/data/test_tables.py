@@ -70,9 +70,7 @@ def test_test_and_validation_rows_do_not_touch_the_encoder():
     frame["row"] = np.arange(len(frame)) + 0.5
     options = {"device": "site", "target": "row"}
     before = federation_from_frame(frame, **options)
-    held_out = np.concatenate(
-        [before.rows(p).of(i)[1] for i in range(before.m) for p in ("validation", "test")]
-    )
+    held_out = np.concatenate([before.rows(p).of(i)[1] for i in range(before.m) for p in ("validation", "test")])
     at = np.isin(frame["row"], held_out)
     spoiled = frame.copy()
     spoiled.loc[at, ["age", "dose"]] = 1e6
@@ -216,9 +214,7 @@ def test_dates_are_days(column):
 
 def test_a_date_that_is_none_is_placed():
     encoder = build(frame_with(when=["2024-01-01", "2024-02-01T10:00:00"] * (N // 2))).encoder
-    with pytest.raises(
-        FedfuseError, match=r"device 'a', column 'when', row 0 \(from 0\): .*'soon', but dates"
-    ):
+    with pytest.raises(FedfuseError, match=r"device 'a', column 'when', row 0 \(from 0\): .*'soon', but dates"):
         encoder.transform(frame_with(n=2, when=["soon", "2024-01-01"]))
 
 
@@ -296,15 +292,11 @@ def test_many_whole_numbers_are_values_unless_forced():
 
 
 def test_targets_that_cannot_be_used():
-    with pytest.raises(
-        FedfuseError, match="the target column 'y' holds 'no', but a regression needs numbers"
-    ):
+    with pytest.raises(FedfuseError, match="the target column 'y' holds 'no', but a regression needs numbers"):
         build(frame_with(y=["no", "yes"] * (N // 2)), goal="regression")
     with pytest.raises(FedfuseError, match=r"the target is 1\.0 in every row"):
         build(frame_with(y=1))
-    with pytest.raises(
-        FedfuseError, match=r"has 120 different values, 0 of them in at least 5 rows.*regression"
-    ):
+    with pytest.raises(FedfuseError, match=r"has 120 different values, 0 of them in at least 5 rows.*regression"):
         build(frame_with(), goal="classification")
     with pytest.raises(FedfuseError, match="has 2 different values, 1 of them"):
         build(frame_with(y=["u"] * (N - 1) + ["v"]))
@@ -366,9 +358,7 @@ def test_devices_are_named_by_text_in_natural_order(sites, names):
 def test_devices_with_too_few_rows_are_named():
     site = np.array(["big"] * N, dtype=object)
     site[:3] = ["tiny", "tiny", "small"]
-    with pytest.raises(
-        FedfuseError, match=r"2 of 3 devices: 'small' \(1\), 'tiny' \(2\); each needs at least 3"
-    ):
+    with pytest.raises(FedfuseError, match=r"2 of 3 devices: 'small' \(1\), 'tiny' \(2\); each needs at least 3"):
         build(frame_with(site=site))
 
 
@@ -383,9 +373,7 @@ def test_rows_of_a_new_table_whose_device_is_missing():
 def test_same_rows_as_the_arrays_and_only_once():
     frame = frame_with()
     fed = build(frame)
-    back = dict(
-        zip(fed.y, fed.X[:, 0] * fed.encoder.columns[0].sd + fed.encoder.columns[0].mean, strict=True)
-    )
+    back = dict(zip(fed.y, fed.X[:, 0] * fed.encoder.columns[0].sd + fed.encoder.columns[0].mean, strict=True))
     assert np.allclose([back[v] for v in frame["y"]], frame["x"])
     sites = {name: frame[frame["site"] == name] for name in "ab"}
     arrays = Federation.from_arrays({k: (v[["x"]], v["y"]) for k, v in sites.items()})

@@ -73,7 +73,7 @@ def test_a_device_goes_on_from_its_own_last_model(federation):
         model.load(federation.rows("train"), np.float64), np.array([2]), first[None], None, 0.0, Work(6, 0.05)
     )
     np.testing.assert_allclose(twice, whole[0], atol=1e-12)
-    fleet.remember(np.tile(once, (federation.m, 1)))
+    perform(fleet, Order(2, -1, Install(once)))
     np.testing.assert_array_equal(perform(fleet, Order(2, 1, Train(GD)))[2], twice)
 
 
@@ -113,7 +113,7 @@ def test_a_device_that_diverged_goes_back_to_its_last_usable_model(dtype):
     assert not (np.abs(bad) <= largest_value(d, dtype)).all()
     again = perform(fleet, Order(0, 2, Train(GD)), Order(1, 2, Train(GD)))
     fresh = new_fleet(federation, dtype=dtype)
-    fresh.remember(np.stack([good[i % 2] for i in range(federation.m)]))
+    perform(fresh, *(Order(i, -1, Install(good[i])) for i in (0, 1)))
     expected = perform(fresh, Order(0, 2, Train(GD)), Order(1, 2, Train(GD)))
     for i in (0, 1):
         np.testing.assert_array_equal(again[i], expected[i])

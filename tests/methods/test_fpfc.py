@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from scipy.special import softmax
@@ -13,6 +16,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.fleet import InProcess
 from fedfuse.methods import METHODS, World, from_config, method_called
 from fedfuse.models import default_model
+from fedfuse.tasks import Install, Order
 from fedfuse.training import Run, Settings, fit
 from planted import Keep, planted
 from textbook import Textbook
@@ -48,10 +52,10 @@ def by_the_book(federation, method, d, rounds, sampler):
 @pytest.mark.parametrize(
     "method",
     [
-        ff.FPFC(lam=0.4, xi=1e-2, work=ff.Work(steps=4, lr=0.05)),
-        ff.FPFC(lam=0.3, rho=2.0, a=2.5, work=ff.Work(steps=2, lr=0.1)),
-        ff.FPFCL1(lam=0.1, work=ff.Work(steps=3, lr=0.1)),
-        ff.FPFC(lam=0.0, work=ff.Work(steps=3, lr=0.1)),
+        ff.FPFC(lam=0.4, refit=False, xi=1e-2, work=ff.Work(steps=4, lr=0.05)),
+        ff.FPFC(lam=0.3, refit=False, rho=2.0, a=2.5, work=ff.Work(steps=2, lr=0.1)),
+        ff.FPFCL1(lam=0.1, refit=False, work=ff.Work(steps=3, lr=0.1)),
+        ff.FPFC(lam=0.0, refit=False, work=ff.Work(steps=3, lr=0.1)),
     ],
     ids=["fpfc", "rho-2", "l1", "lam-0"],
 )
@@ -75,7 +79,7 @@ def test_fit_equals_the_textbook(goal, method):
 def test_a_huge_lambda_is_consensus(goal):
     """All devices hold one vector, and it minimises the sum of their losses."""
     federation, keep = planted(goal, noise=1.0), Keep()
-    method = ff.FPFC(lam=1e4, work=ff.Work(solver="exact"))
+    method = ff.FPFC(lam=1e4, refit=False, work=ff.Work(solver="exact"))
     result = fit(federation, method, rounds=3000, tol=1e-9, dtype="float64", callbacks=[keep])
     omega = keep.run.state.omega
     assert result.n_clusters == 1
@@ -84,10 +88,8 @@ def test_a_huge_lambda_is_consensus(goal):
     assert np.abs(total).max() < 1e-3
 
 
-@pytest.mark.parametrize(
-    "work", [ff.Work(steps=3, lr=0.1), ff.Work(steps=2, lr=0.1, batch=8)], ids=["gd", "sgd"]
-)
-@pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("work", [ff.Work(steps=3, lr=0.1), ff.Work(steps=2, lr=0.1, batch=8)], ids=["gd", "sgd"])
+@pytest.mark.parametrize("kind", [ff.FPFC, ff.FPFCL1], ids=lambda kind: kind.name)
 def test_without_a_penalty_nobody_feels_the_others(kind, work):
     """Other data on one device leave all others bit-identical."""
     federation, omegas = planted(m=6), []
@@ -96,7 +98,7 @@ def test_without_a_penalty_nobody_feels_the_others(kind, work):
         federation.y[start:stop] *= scale
         keep = Keep()
         settings = {"rounds": 30, "tol": 0, "participation": 0.5}
-        fit(federation, kind(lam=0.0, work=work), callbacks=[keep], **settings)
+        fit(federation, kind(lam=0.0, refit=False, work=work), callbacks=[keep], **settings)
         omegas.append(keep.run.state.omega.copy())
     same = (omegas[0] == omegas[1]).all(axis=1)
     assert same.tolist() == [True, True, False, True, True, True]
@@ -105,7 +107,7 @@ def test_without_a_penalty_nobody_feels_the_others(kind, work):
 def test_devices_start_from_their_own_model():
     """With one step, rho = 1 and lr = 0.5 from omega_i: w - 0.5 (grad + w - zeta), not from zeta."""
     federation, keep = planted(m=3, n=20), Keep()
-    method = ff.FPFC(lam=0.5, work=ff.Work(steps=1, lr=0.05))
+    method = ff.FPFC(lam=0.5, refit=False, work=ff.Work(steps=1, lr=0.05))
     fit(federation, method, rounds=6, tol=0, dtype="float64", callbacks=[keep])
     run = keep.run
     omega, zeta = run.state.omega.copy(), run.state.anchors([0, 1, 2])
@@ -117,7 +119,7 @@ def test_devices_start_from_their_own_model():
 
 def test_final_models_are_means_by_rows():
     federation, keep = planted(), Keep()
-    result = fit(federation, ff.FPFC(lam=0.5), rounds=40, dtype="float64", callbacks=[keep])
+    result = fit(federation, ff.FPFC(lam=0.5, refit=False), rounds=40, dtype="float64", callbacks=[keep])
     counts = federation.rows("train+validation").counts
     means = cluster_means(keep.run.state.omega, result.labels, counts)
     np.testing.assert_array_equal(result.models, means[result.labels])
@@ -134,8 +136,9 @@ def test_threshold_follows_lambda_unless_given(lam, threshold):
 @pytest.mark.parametrize("start", ["zero", "normal"])
 def test_all_devices_start_alike(start):
     drawn = np.random.default_rng(0).normal(size=4)
-    world = World(5, 4, np.ones(5, np.int64), {"zero": np.zeros(4), "normal": drawn}.get, np.dtype("f4"))
-    method = ff.FPFC(start=start)
+    model, counts = default_model("regression").sized(3, 0), {"train+validation": np.ones(5, np.int64)}
+    world = World(5, model, counts, {"zero": np.zeros(4), "normal": drawn}.get, np.dtype("f4"))
+    method = ff.FPFC(lam=0.6, start=start)
     state = method.begin(world)
     assert (state.omega == (drawn.astype("f4") if start == "normal" else 0)).all()
     opening = method.opening(state)
@@ -146,8 +149,10 @@ def test_all_devices_start_alike(start):
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_described_and_built_again(kind):
     work = ff.Work(steps=ff.Grow(7), lr=ff.Decay(0.0123456789, 0.9, 5), batch=16)
-    method = kind(lam=0.25, rho=1.5, nu=0.2, start="normal", rows="train", work=work)
-    assert from_config(method.to_config()) == method
+    other = {"lam": 0.25, "refit": False, "rho": 1.5, "nu": 0.2, "start": "normal", "rows": "train", "work": work}
+    method = kind(**{f.name: other[f.name] for f in fields(kind) if f.name in other})
+    for m in (method, kind()):
+        assert from_config(json.loads(json.dumps(m.to_config()))) == m
 
 
 @pytest.mark.parametrize(
@@ -155,9 +160,14 @@ def test_described_and_built_again(kind):
     [
         ({"lam": -0.1}, "lambda must be at least 0"),
         ({"lam": float("nan")}, "lambda must be a finite number"),
-        ({"xi": 0.6}, "xi must lie between 0 and lambda = 0.6"),
+        ({"lam": "much"}, "lam must be a number or 'auto', got 'much'"),
+        ({"lam": 0.6, "xi": 0.6}, "xi must lie between 0 and lambda = 0.6"),
+        ({"xi": 0.0}, "xi must lie between 0 and lambda"),
+        ({"xi": float("nan")}, "xi must be a finite number"),
         ({"a": 2.0}, "a > 2"),
         ({"rho": 1 / 2.7}, r"rho must exceed 1/\(a - 1\)"),
+        ({"rho": -1.0}, "rho must be positive"),
+        ({"lam": 0.6, "rho": 1 / 2.7}, r"rho must exceed 1/\(a - 1\)"),
         ({"nu": 0.0}, "nu must be a positive number"),
         ({"nu": float("inf")}, "nu must be a positive number"),
         ({"start": "warm"}, "start must be 'zero' or 'normal'"),
@@ -170,8 +180,41 @@ def test_settings_out_of_range(settings, words):
         ff.FPFC(**settings)
 
 
+def test_settings_of_l1():
+    with pytest.raises(FedfuseError, match="fpfc-l1 has no lam='auto'"):
+        ff.FPFCL1(lam="auto")
+    with pytest.raises(FedfuseError, match="rho must be positive"):
+        ff.FPFCL1(rho=0.0)
+
+
+def test_plans():
+    """What really runs: FPFC alone as in the paper, with a refit, or the tree in place of a lambda."""
+    names = {
+        (0.6, False): ["fpfc"],
+        (0.6, True): ["fpfc", "refit"],
+        ("auto", True): ["auto"],
+        ("auto", False): ["auto", "fpfc"],
+    }
+    for (lam, refit), plan in names.items():
+        method = ff.FPFC(lam=lam, refit=refit, a=3.0)
+        assert [m.name for m in method.plan] == plan
+        assert from_config(method.to_config()) == method
+    last = ff.FPFC(refit=False, xi=0.1).plan[-1]
+    assert last.given(0.5) == ff.FPFC(lam=0.5, refit=False, xi=0.05)  # a lambda of any size fits its smoothing
+    assert last.given(None) == ff.FPFC(lam=0.0, refit=False, xi=0.1)
+
+
+def test_groups_found_without_lambda_and_kept_by_the_penalty():
+    """The lambda that was found is one with which FPFC finds the same groups."""
+    federation, keep = planted(m=8, n=80), Keep()
+    result = fit(federation, ff.FPFC(refit=False, work=ff.Work(solver="exact")), callbacks=[keep])
+    assert result.labels.tolist() == federation.truth.tolist()
+    assert keep.run.now == ff.FPFC(lam=result.lam, refit=False, work=ff.Work(solver="exact"))
+    assert result.converged
+
+
 def test_unknown_method():
-    with pytest.raises(FedfuseError, match="unknown method 'fedprox'; known: fpfc, fpfc-l1"):
+    with pytest.raises(FedfuseError, match="unknown method 'fedprox'; known: fpfc, fpfc-l1, oracle"):
         method_called("fedprox")
 
 
@@ -191,14 +234,13 @@ def test_trajectory_of_the_calibration_record():
     start = np.concatenate([stream.normal(size=(10, 60)).ravel(), stream.normal(size=(1, 10)).ravel()])
     model = default_model(federation.goal).sized(federation.n_features, federation.n_classes)
     fleet = InProcess(federation, model)
-    settings = Settings(
-        participation=lambda k, m: stream.choice(m, 30, replace=False), tol=0, evaluate_every=10**6
-    )
-    method = ff.FPFC(lam=0.6, rho=1.0, xi=1e-4, work=ff.Work(steps=10, lr=0.1))
+    settings = Settings(participation=lambda k, m: stream.choice(m, 30, replace=False), tol=0, evaluate_every=10**6)
+    method = ff.FPFC(lam=0.6, refit=False, rho=1.0, xi=1e-4, work=ff.Work(steps=10, lr=0.1))
     run = Run(federation, model, method, settings, fleet)
     run.begin()
     run.state.omega[:] = start
-    fleet.remember(run.state.omega)
+    fleet.submit([Order(i, -1, Install(start)) for i in range(federation.m)])
+    fleet.collect()
     train, found = model.load(federation.rows("train"), np.float32), {}
     for k in range(max(TRAJECTORY) + 1):
         run.round()

@@ -50,9 +50,7 @@ def test_mini_batches_equal_plain_numpy(batch, dtype, tolerance):
     new = model.train(data, devices, w, anchor, 0.5, Work(2, 0.01, batch), generators(devices))
     assert new.dtype == dtype
     for i, rng in zip(devices, generators(devices), strict=True):
-        expected = plain.batch_descent(
-            plain.linear_gradient, *rows.of(i), w[i], anchor[i], 0.5, 0.01, 2, batch, rng
-        )
+        expected = plain.batch_descent(plain.linear_gradient, *rows.of(i), w[i], anchor[i], 0.5, 0.01, 2, batch, rng)
         np.testing.assert_allclose(new[i], expected, rtol=0, atol=tolerance)
 
 

@@ -45,9 +45,7 @@ def test_steps_equal_plain_numpy_for_ragged_shapes(shape):
     model, rows, data, devices, w, anchor = setup(counts, p, C, gaps=gaps)
     new = model.train(data, devices, w, anchor, 0.7, Work(4, 0.3))
     for i in devices:
-        expected = plain.gradient_descent(
-            plain.softmax_gradient(C), *rows.of(i), w[i], anchor[i], 0.7, 0.3, 4
-        )
+        expected = plain.gradient_descent(plain.softmax_gradient(C), *rows.of(i), w[i], anchor[i], 0.7, 0.3, 4)
         np.testing.assert_allclose(new[i], expected, rtol=0, atol=1e-12)
 
 
@@ -57,9 +55,7 @@ def test_ten_steps_equal_plain_numpy(dtype, tolerance):
     new = model.train(data, devices, w, anchor, 1.0, Work(10, 0.1))
     assert new.dtype == dtype
     for i in devices:
-        expected = plain.gradient_descent(
-            plain.softmax_gradient(5), *rows.of(i), w[i], anchor[i], 1.0, 0.1, 10
-        )
+        expected = plain.gradient_descent(plain.softmax_gradient(5), *rows.of(i), w[i], anchor[i], 1.0, 0.1, 10)
         np.testing.assert_allclose(new[i], expected, rtol=0, atol=tolerance)
 
 
@@ -69,9 +65,7 @@ def test_mini_batches_equal_plain_numpy(batch, dtype, tolerance):
     model, rows, data, devices, w, anchor = setup([9, 100, 520], dtype=dtype, gaps=2)
     new = model.train(data, devices, w, anchor, 0.5, Work(2, 0.1, batch), generators(devices))
     for i, rng in zip(devices, generators(devices), strict=True):
-        expected = plain.batch_descent(
-            plain.softmax_gradient(4), *rows.of(i), w[i], anchor[i], 0.5, 0.1, 2, batch, rng
-        )
+        expected = plain.batch_descent(plain.softmax_gradient(4), *rows.of(i), w[i], anchor[i], 0.5, 0.1, 2, batch, rng)
         np.testing.assert_allclose(new[i], expected, rtol=0, atol=tolerance)
 
 

@@ -73,9 +73,7 @@ def readable(value: float, unit: str) -> str:
     ('420 us', '1.23 MB', '31.2 GB/s')
     """
     if unit == "s":
-        power, name = next(
-            p for p in ((1e-6, "us"), (1e-3, "ms"), (1.0, "s")) if value < 1e3 * p[0] or p[0] == 1
-        )
+        power, name = next(p for p in ((1e-6, "us"), (1e-3, "ms"), (1.0, "s")) if value < 1e3 * p[0] or p[0] == 1)
         return f"{value / power:.3g} {name}"
     if unit == "bytes":
         return f"{value / 1e6:.3g} MB"

@@ -52,9 +52,7 @@ class Problem:
     def plain(self) -> list[tuple[Floats, Ints]]:
         """Each device's rows, with a column of ones, and its classes."""
         own = [self.rows.of(i) for i in range(self.federation.m)]
-        return [
-            (np.column_stack([X, np.ones(len(X))]).astype(np.float32), y.astype(np.int64)) for X, y in own
-        ]
+        return [(np.column_stack([X, np.ones(len(X))]).astype(np.float32), y.astype(np.int64)) for X, y in own]
 
     def run(self) -> Run:
         """Return a run of FPFC that never evaluates."""

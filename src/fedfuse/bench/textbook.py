@@ -23,9 +23,7 @@ def transcription() -> Any:
         try:
             return importlib.import_module("fedfuse.bench._textbook")
         except ModuleNotFoundError:
-            raise FedfuseError(
-                f"the textbook loops are missing: no {IN_CHECKOUT}, and no copy here"
-            ) from None
+            raise FedfuseError(f"the textbook loops are missing: no {IN_CHECKOUT}, and no copy here") from None
     spec = importlib.util.spec_from_file_location("fedfuse.bench._textbook", IN_CHECKOUT)
     assert spec is not None
     assert spec.loader is not None

@@ -36,9 +36,7 @@ def named_pairs(data: Any) -> tuple[tuple[str, ...], list[tuple[Any, Any]]]:
     return tuple(keys), [(pair[0], pair[1]) for pair in pairs]
 
 
-def feature_names(
-    names: Sequence[str], given: Sequence[Any], features: Sequence[str] | None
-) -> tuple[str, ...] | None:
+def feature_names(names: Sequence[str], given: Sequence[Any], features: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return the column names: those asked for, else those of the devices' data frames, else None."""
     if features is not None:
         return tuple(str(f) for f in features)
@@ -61,15 +59,11 @@ def feature_array(X: Any, device: str) -> Floats:
             "use X.reshape(-1, 1) for one feature"
         )
     if array.ndim != 2:
-        raise FedfuseError(
-            f"device {device!r}: X has shape {array.shape}, but must be a table of rows x features"
-        )
+        raise FedfuseError(f"device {device!r}: X has shape {array.shape}, but must be a table of rows x features")
     if array.shape[0] == 0:
         raise FedfuseError(f"device {device!r} has no rows: give it rows or leave it out")
     if array.shape[1] == 0:
-        raise FedfuseError(
-            f"device {device!r}: X has no columns (shape {array.shape}); give at least one feature"
-        )
+        raise FedfuseError(f"device {device!r}: X has no columns (shape {array.shape}); give at least one feature")
     return _as_numbers(array, device)
 
 
@@ -77,9 +71,7 @@ def _array(values: Any, word: str, device: str) -> npt.NDArray[Any]:
     try:
         return np.asarray(values)
     except ValueError:
-        raise FedfuseError(
-            f"device {device!r}: the rows of {word} differ in length; make it an array"
-        ) from None
+        raise FedfuseError(f"device {device!r}: the rows of {word} differ in length; make it an array") from None
 
 
 def _as_numbers(array: npt.NDArray[Any], device: str) -> Floats:
@@ -132,13 +124,9 @@ def target_array(y: Any, device: str, n: int) -> npt.NDArray[Any]:
             f"device {device!r}: y has shape {array.shape}, but must hold one value per row (y.ravel()?)"
         )
     if len(array) != n:
-        raise FedfuseError(
-            f"device {device!r}: X has {n} rows but y has {len(array)} values; they must match"
-        )
+        raise FedfuseError(f"device {device!r}: X has {n} rows but y has {len(array)} values; they must match")
     if array.dtype.kind not in _TARGET_WORDS:
-        raise FedfuseError(
-            f"device {device!r}: y has the type {array.dtype}, but must be numbers, booleans or text"
-        )
+        raise FedfuseError(f"device {device!r}: y has the type {array.dtype}, but must be numbers, booleans or text")
     _check_target_present(array, device)
     return array
 
@@ -147,9 +135,7 @@ def _check_target_present(y: npt.NDArray[Any], device: str) -> None:
     bad = ~np.isfinite(y) if y.dtype.kind == "f" else np.asarray(pd.isna(y))
     if bad.any():
         row = int(np.argmax(bad))
-        raise FedfuseError(
-            f"device {device!r}: y[{row}] is {y[row]}, but every target must be known; drop such rows"
-        )
+        raise FedfuseError(f"device {device!r}: y[{row}] is {y[row]}, but every target must be known; drop such rows")
 
 
 def check_same_kind(ys: Sequence[npt.NDArray[Any]], names: Sequence[str]) -> None:
@@ -174,9 +160,7 @@ def check_widths(Xs: Sequence[Floats], names: Sequence[str], features: tuple[str
                 "all devices need the same columns"
             )
     if features is not None and len(features) != width:
-        raise FedfuseError(
-            f"{len(features)} feature names were given for {width} columns; give one name per column"
-        )
+        raise FedfuseError(f"{len(features)} feature names were given for {width} columns; give one name per column")
 
 
 def check_splits(test: float, validation: float, seed: int) -> None:
@@ -212,9 +196,7 @@ def truth_array(truth: Any, m: int) -> Ints | None:
         return None
     array = np.asarray(truth)
     if array.shape != (m,):
-        raise FedfuseError(
-            f"truth has shape {array.shape}, but must hold one group for each of the {m} devices"
-        )
+        raise FedfuseError(f"truth has shape {array.shape}, but must hold one group for each of the {m} devices")
     if array.dtype.kind in "iu":
         return array.astype(np.int64)
     return np.unique(array.astype(str), return_inverse=True)[1].astype(np.int64)

@@ -123,9 +123,7 @@ def _fit_scaled(table: Table, name: str, kind: Literal["number", "date"], train:
     with np.errstate(over="ignore"):
         mean, sd = float(seen.mean()), float(seen.std()) if varies else 0.0
     if not np.isfinite([mean, sd]).all():
-        raise FedfuseError(
-            f"column {name!r} holds values up to {np.abs(seen).max():g}, too large to standardise"
-        )
+        raise FedfuseError(f"column {name!r} holds values up to {np.abs(seen).max():g}, too large to standardise")
     return ScaledColumn(name, kind, mean, sd, float(np.median(seen)), len(seen) < len(x))
 
 

@@ -79,9 +79,7 @@ class Table:
         if isinstance(series.dtype, pd.CategoricalDtype) or types.is_bool_dtype(series.dtype):
             return "level"
         if types.is_complex_dtype(series.dtype):
-            raise FedfuseError(
-                f"column {name!r} holds complex numbers; split it into real and imaginary parts"
-            )
+            raise FedfuseError(f"column {name!r} holds complex numbers; split it into real and imaginary parts")
         if types.is_numeric_dtype(series.dtype):
             return "number"
         if types.is_datetime64_any_dtype(series.dtype) or types.is_timedelta64_dtype(series.dtype):
@@ -106,9 +104,7 @@ class Table:
             spans = pd.to_timedelta(series)
         else:
             dates = pd.to_datetime(series, format="ISO8601", utc=True, errors="coerce")
-            self._refuse(
-                name, np.asarray(dates.isna()) & ~self.missing(name), "dates like 2024-03-31 are needed"
-            )
+            self._refuse(name, np.asarray(dates.isna()) & ~self.missing(name), "dates like 2024-03-31 are needed")
             spans = dates - pd.Timestamp(0, tz="UTC")
         days: Floats = (spans / pd.Timedelta(days=1)).to_numpy(dtype=np.float64, na_value=np.nan)
         return days
@@ -118,9 +114,7 @@ class Table:
         try:
             codes, found = pd.factorize(self.series(name))
         except TypeError:
-            raise FedfuseError(
-                f"column {name!r} holds lists or the like; numbers or text are needed"
-            ) from None
+            raise FedfuseError(f"column {name!r} holds lists or the like; numbers or text are needed") from None
         merged, levels = pd.factorize(np.array([as_text(v) for v in found], dtype=object))
         # code -1 picks the last entry
         return np.append(merged, -1)[codes].astype(np.int64), list(levels)
@@ -132,9 +126,7 @@ class Table:
         row = at if self.rows is None else int(self.rows[at])
         value = self.columns[name].iloc[row]
         device = f"device {self._device_at(row)!r}, " if self.device in self.columns else ""
-        raise FedfuseError(
-            f"{device}column {name!r}, row {row} (from 0): the value is {str(value)!r}, but {need}"
-        )
+        raise FedfuseError(f"{device}column {name!r}, row {row} (from 0): the value is {str(value)!r}, but {need}")
 
     def _device_at(self, row: int) -> str:
         return as_text(self.columns[self.device].iloc[row])

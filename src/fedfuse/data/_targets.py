@@ -46,9 +46,7 @@ def check_varies(y: npt.NDArray[Any], goal: Goal | None) -> None:
         )
 
 
-def encode(
-    y: npt.NDArray[Any], goal: Goal | None, where: str
-) -> tuple[Goal, npt.NDArray[Any], tuple[Any, ...]]:
+def encode(y: npt.NDArray[Any], goal: Goal | None, where: str) -> tuple[Goal, npt.NDArray[Any], tuple[Any, ...]]:
     """Return the goal, the target as float64 values or int64 class numbers, and the classes."""
     check_goal(goal)
     check_varies(y, goal)
@@ -67,9 +65,7 @@ def values(y: npt.NDArray[Any], where: str) -> Floats:
             return y.astype(np.float64)
         except (TypeError, ValueError):
             text = y[0]
-    raise FedfuseError(
-        f"{where} holds {str(text)!r}, but a regression needs numbers; use goal='classification'"
-    )
+    raise FedfuseError(f"{where} holds {str(text)!r}, but a regression needs numbers; use goal='classification'")
 
 
 def class_numbers(y: npt.NDArray[Any], where: str) -> tuple[Ints, tuple[Any, ...]]:
@@ -78,9 +74,7 @@ def class_numbers(y: npt.NDArray[Any], where: str) -> tuple[Ints, tuple[Any, ...
         classes, codes = np.unique(y, return_inverse=True)
     except TypeError:
         kinds = sorted({type(v).__name__ for v in y})
-        raise FedfuseError(
-            f"{where} mixes {' and '.join(kinds)}, which have no common order; use one kind"
-        ) from None
+        raise FedfuseError(f"{where} mixes {' and '.join(kinds)}, which have no common order; use one kind") from None
     return codes.astype(np.int64), _plain(classes)
 
 

@@ -107,6 +107,10 @@ class Federation:
 
     def rows(self, part: Part) -> Rows:
         """Return one part of every device's rows."""
+        if part in ("train/1", "train/2"):  # two independent halves of the training rows, which lie at random
+            first, last = self.cuts[:, 0], self.cuts[:, 1]
+            middle = (first + last) // 2
+            return Rows(self.X, self.y, *((first, middle) if part == "train/1" else (middle, last)))
         a, b = _SPANS[part]
         return Rows(self.X, self.y, self.cuts[:, a], self.cuts[:, b])
 
@@ -146,8 +150,7 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        data: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]
-        | Sequence[tuple[npt.ArrayLike, npt.ArrayLike]],
+        data: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]] | Sequence[tuple[npt.ArrayLike, npt.ArrayLike]],
         *,
         goal: Goal | None = None,
         truth: Sequence[int] | npt.ArrayLike | None = None,
@@ -241,10 +244,7 @@ def shuffled_rows(counts: Ints, seed: int) -> Ints:
     """Return row numbers, device after device, each device's shuffled by its own key."""
     starts = np.cumsum(counts) - counts
     return np.concatenate(
-        [
-            s + generator(seed, "split", i).permutation(n)
-            for i, (s, n) in enumerate(zip(starts, counts, strict=True))
-        ]
+        [s + generator(seed, "split", i).permutation(n) for i, (s, n) in enumerate(zip(starts, counts, strict=True))]
     )
 
 

@@ -44,9 +44,7 @@ _BODYFAT = _Source(
 FILES = (_HOUSING.file, _BODYFAT.file)
 
 
-def housing_bodyfat(
-    directory: str | Path, seed: int = 0, test: float = 0.2, validation: float = 0.2
-) -> Federation:
+def housing_bodyfat(directory: str | Path, seed: int = 0, test: float = 0.2, validation: float = 0.2) -> Federation:
     """Return six devices with Housing rows and two with Body-fat rows.
 
     Housing gets a 14th feature of N(0, 1) noise, so that both have as many. Rows are shuffled once per seed

@@ -109,9 +109,7 @@ def load(
         _check_name(dataset)
         _refuse_columns(dataset, device=device, target=target, goal=goal)
     if not dataset.startswith(_SYNTHETIC) and features != "uniform":
-        raise FedfuseError(
-            f"features={features!r} is for synthetic data only, not for {dataset!r}; leave it out"
-        )
+        raise FedfuseError(f"features={features!r} is for synthetic data only, not for {dataset!r}; leave it out")
     if is_file:
         return _load_file(dataset, device, target, goal, seed, shares)
     if dataset == _HOUSING:
@@ -139,8 +137,7 @@ def _refuse_columns(dataset: str, **given: str | None) -> None:
     for word, value in given.items():
         if value is not None:
             raise FedfuseError(
-                f"{word}={value!r} is for tables only, but {dataset!r} has its own devices and target; "
-                "leave it out"
+                f"{word}={value!r} is for tables only, but {dataset!r} has its own devices and target; leave it out"
             )
 
 

@@ -117,9 +117,7 @@ def _group_sizes(scenario: str) -> tuple[int, ...]:
 
 def _stream(seed: int) -> np.random.RandomState:
     if not isinstance(seed, Integral) or not 0 <= seed < 2**32:
-        raise FedfuseError(
-            f"seed must be a whole number from 0 to {2**32 - 1} for synthetic data, got {seed}"
-        )
+        raise FedfuseError(f"seed must be a whole number from 0 to {2**32 - 1} for synthetic data, got {seed}")
     return np.random.RandomState(int(seed))
 
 

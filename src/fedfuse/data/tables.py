@@ -131,9 +131,7 @@ class Encoder:
         """Return the encoder that `to_json` wrote."""
         try:
             if spec["version"] != 1:
-                raise FedfuseError(
-                    f"this encoder is of version {spec['version']}; fedfuse here reads version 1"
-                )
+                raise FedfuseError(f"this encoder is of version {spec['version']}; fedfuse here reads version 1")
             columns = tuple(column_from_json(c) for c in spec["columns"])
             return cls(spec["device"], spec["target"], spec["goal"], tuple(spec["classes"]), columns)
         except (KeyError, TypeError) as problem:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from fedfuse.tasks import Order, Reply
-from fedfuse.types import Floats
 
 
 class Fleet(ABC):
@@ -22,10 +21,6 @@ class Fleet(ABC):
     @abstractmethod
     def collect(self) -> list[Reply]:
         """Wait for replies and return those that have come; an empty list says that no more will come."""
-
-    @abstractmethod
-    def remember(self, models: Floats) -> None:
-        """Give every device its own model back (after the server was started again from a checkpoint)."""
 
     def close(self) -> None:  # noqa: B027 - most fleets have nothing to end
         """End whatever the fleet has started."""

@@ -7,10 +7,12 @@ from typing import Any
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.base import Method, World, work_from_config
 from fedfuse.methods.fpfc import FPFC, FPFCL1
+from fedfuse.methods.refit import Oracle
+from fedfuse.methods.tuned import Tuned
 
-METHODS: dict[str, type[Method[Any]]] = {kind.name: kind for kind in (FPFC, FPFCL1)}
+METHODS: dict[str, type[Method[Any]]] = {kind.name: kind for kind in (FPFC, FPFCL1, Oracle)}
 
-__all__ = ["FPFC", "FPFCL1", "METHODS", "Method", "World", "from_config", "method_called"]
+__all__ = ["FPFC", "FPFCL1", "METHODS", "Method", "Oracle", "World", "from_config", "method_called"]
 
 
 def method_called(name: str) -> type[Method[Any]]:
@@ -23,7 +25,10 @@ def method_called(name: str) -> type[Method[Any]]:
 def from_config(config: dict[str, Any]) -> Method[Any]:
     """Build the method that `Method.to_config` described."""
     settings = dict(config)
-    kind = method_called(settings.pop("method"))
+    name = settings.pop("method")
+    kind = Tuned if name == Tuned.name else method_called(name)
+    if "inner" in settings:
+        settings["inner"] = from_config(settings["inner"])
     if "work" in settings:
         settings["work"] = work_from_config(settings["work"])
     return kind(**settings)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import Residuals
-from fedfuse.models.base import Start
+from fedfuse.models.base import Model, Start
 from fedfuse.schedules import Decay, Grow, parse
 from fedfuse.tasks import Part, Task, Work
 from fedfuse.types import Floats, Ints
@@ -27,10 +27,23 @@ class World:
     """What the server knows of a federation: sizes and counts, never rows."""
 
     m: int
-    d: int
-    counts: Ints
+    model: Model[Any]
+    counts: Mapping[str, Ints]  # rows of every device, by part
     initial: Callable[[Start], Floats]
-    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
+    dtype: np.dtype[Any]
+    truth: Ints | None = None  # for the oracle alone
+
+    @property
+    def d(self) -> int:
+        return self.model.d
+
+
+class Found(NamedTuple):
+    """What a method ends with, and what the next one of a run may begin with."""
+
+    models: Floats  # of every device
+    labels: Ints
+    lam: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,13 +77,51 @@ class Method(ABC, Generic[State]):
             words = "rows must be 'train' or 'train+validation' (test rows are never trained on)"
             raise FedfuseError(f"{words}, got {self.rows!r}")
 
+    @property
+    def plan(self) -> tuple[Method[Any], ...]:
+        """What really runs, one after the other: most methods are their own plan."""
+        return (self,)
+
+    @property
+    def rounds(self) -> int | None:
+        """A limit on rounds of the method's own, in place of the run's."""
+        return None
+
     @abstractmethod
-    def begin(self, world: World) -> State:
-        """Return the state before the first round."""
+    def begin(self, world: World, before: Found | None = None) -> State:
+        """Return the state before the first round; ``before`` is what the plan's last method has found."""
 
     @abstractmethod
     def opening(self, state: State) -> dict[int, Task]:
         """Return what is sent before the first round (device: task)."""
+
+    def closing(self, state: State) -> dict[int, Task]:
+        """Return what is sent before the plan's next method begins."""
+        return {}
+
+    def recovery(self, state: State) -> list[dict[int, Task]]:
+        """Return what brings devices up to date that have lost their memory, in this order."""
+        return [self.opening(state)]
+
+    def given(self, lam: float | None) -> Method[Any]:
+        """Return the method with the lambda that the plan's last method has found, where it waits for one."""
+        return self
+
+    def sureness(self, state: State) -> tuple[float, Floats] | None:
+        """Return how sure the grouping is, as a whole and for every device (0 to 1), where the method can tell."""
+        return None
+
+    def devices(self, state: State, drawn: Ints) -> Ints:
+        """Return who is asked in this round: the devices drawn, unless the method has reasons of its own."""
+        return drawn
+
+    def finished(self, state: State) -> bool:
+        """Whether the method itself has come to an end."""
+        return False
+
+    def settled(self, state: State) -> bool:
+        """Whether it has, and not because it ran out of rounds."""
+        return self.finished(state)
 
     @abstractmethod
     def tasks(self, state: State, devices: Ints, k: int) -> list[Task]:
@@ -89,15 +140,19 @@ class Method(ABC, Generic[State]):
         """Return the cluster of every device now."""
 
     @abstractmethod
-    def final(self, state: State, world: World) -> tuple[Floats, Ints]:
+    def final(self, state: State, world: World) -> Found:
         """Return every device's parameters and cluster at the end."""
+
+    def validated(self, state: State, found: Found) -> Floats | None:
+        """Return the models that never saw the validation rows, for their score; None if there are none."""
+        return None if "validation" in self.rows else found.models
 
     @abstractmethod
     def pack(self, state: State) -> Arrays:
         """Return the state as arrays."""
 
     @abstractmethod
-    def unpack(self, arrays: Arrays) -> State:
+    def unpack(self, arrays: Arrays, world: World) -> State:
         """Build the state that `pack` took apart."""
 
     def describe(self, state: State) -> dict[str, Any]:
@@ -112,6 +167,8 @@ class Method(ABC, Generic[State]):
 def _plain(value: Any) -> Any:
     if isinstance(value, Work):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Method):
+        return value.to_config()
     return str(value) if isinstance(value, (Grow, Decay)) else value
 
 

@@ -233,9 +233,7 @@ def _clear(G: Floats) -> None:
 
 
 @njit(**_ENTRY)
-def descend(
-    data: Panels, devices: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int
-) -> None:
+def descend(data: Panels, devices: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int) -> None:
     """Take full-batch gradient steps on W[k], in place, for k in ``jobs``."""
     S, G = np.empty((W.shape[1] + 2) * PANEL, W.dtype), np.empty((W.shape[1], W.shape[2]))
     for k in jobs:
@@ -468,9 +466,7 @@ def _add_row(x: Floats, y: float, w: Floats, g: Floats) -> Any:
 
 
 @njit(**_ENTRY)
-def squares(
-    X: Floats, y: Floats, start: Ints, stop: Ints, jobs: Ints, W: Floats, loss: Floats, G: Floats
-) -> None:
+def squares(X: Floats, y: Floats, start: Ints, stop: Ints, jobs: Ints, W: Floats, loss: Floats, G: Floats) -> None:
     """Add the sums of squared residuals and of their gradients over rows start[k] … stop[k], for ``jobs``."""
     for k in jobs:
         w, g, total = W[k], G[k], 0.0

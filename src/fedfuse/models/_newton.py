@@ -60,9 +60,7 @@ def _backtrack(
     return None
 
 
-def _value_and_gradient(
-    panels: Panels, device: int, W: Floats, A: Floats, rho: float
-) -> tuple[float, Floats]:
+def _value_and_gradient(panels: Panels, device: int, W: Floats, A: Floats, rho: float) -> tuple[float, Floats]:
     loss, hits, G = np.zeros(1), np.zeros(1, np.int64), np.zeros((1, *W.shape))
     evaluate(panels, np.array([device]), _JOB, W[None], loss, hits, G)
     n = max(1, int(panels.counts[device]))

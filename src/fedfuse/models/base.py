@@ -110,6 +110,28 @@ class Model(ABC, Generic[Data]):
         """Return what one parameter vector says about rows: values, or class probabilities (n x classes)."""
 
     @abstractmethod
+    def flat(self, coefficients: Floats) -> Floats:
+        """Return the parameter vector whose `coefficients` these are."""
+
+    def unscaled(self, w: Floats, shift: Floats, scale: Floats) -> Floats:
+        """Return what parameters for rescaled columns (`tasks.Rescale`) are for the columns as they were."""
+        p = self.n_features
+        given = self.coefficients(np.asarray(w, dtype=np.float64))
+        slopes = given[:, :p] / scale[:p]
+        intercepts = given[:, p] - slopes @ shift[:p]
+        if len(shift) > p:  # the target was rescaled too
+            slopes, intercepts = slopes * scale[p], intercepts * scale[p] + shift[p]
+        return self.flat(np.column_stack([slopes, intercepts]))
+
+    def row_losses(self, models: Floats, X: Floats, y: npt.NDArray[Any]) -> Floats:
+        """Return the loss of every row under every one of these parameter vectors (models x rows)."""
+        outputs = np.stack([self.outputs(w, X) for w in np.asarray(models, dtype=np.float64)])
+        if self.goal == "regression":
+            return np.asarray(np.square(outputs - y))
+        likelihood = outputs[:, np.arange(len(y)), np.asarray(y, dtype=np.int64)]
+        return np.asarray(-np.log(np.maximum(likelihood, 1e-300)))
+
+    @abstractmethod
     def coefficients(self, w: Floats) -> Floats:
         """Return one parameter vector as (outputs x (features + 1)), the intercept last."""
 

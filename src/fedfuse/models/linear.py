@@ -124,6 +124,9 @@ class LinearRegression(Model[LinearData]):
     def coefficients(self, w: Floats) -> Floats:
         return np.asarray(w)[None, :]
 
+    def flat(self, coefficients: Floats) -> Floats:
+        return np.asarray(np.asarray(coefficients)[0])
+
     def _job(self, data: LinearData, devices: Ints, w: Floats) -> _Job:
         W = np.array(np.reshape(w, (-1, self.d)), np.float64, order="C")
         return _Job(data, np.asarray(devices, np.int64), W)
@@ -167,9 +170,7 @@ def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
     spread(run, job.cost[by_rows] * steps)
 
 
-def _descend_batches(
-    job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]
-) -> None:
+def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]) -> None:
     epochs, lr = plain(work)
 
     def run(jobs: Ints) -> None:

@@ -59,9 +59,7 @@ class SoftmaxRegression(Model[SoftmaxData]):
         self._check_load(rows, dtype)
         y = np.asarray(rows.y)
         if y.size and not (np.equal(y, np.rint(y)).all() and 0 <= y.min() <= y.max() < self.n_classes):
-            raise FedfuseError(
-                f"classes must be the numbers 0 … {self.n_classes - 1}, got {y.min()} to {y.max()}"
-            )
+            raise FedfuseError(f"classes must be the numbers 0 … {self.n_classes - 1}, got {y.min()} to {y.max()}")
         whole = Rows(np.ascontiguousarray(rows.X), np.ascontiguousarray(y, np.int64), rows.start, rows.stop)
         return SoftmaxData(_panels(whole, self.n_classes, np.dtype(dtype)), whole)
 
@@ -113,6 +111,9 @@ class SoftmaxRegression(Model[SoftmaxData]):
         cut = self.n_classes * self.n_features
         return np.column_stack([w[:cut].reshape(self.n_classes, self.n_features), w[cut:]])
 
+    def flat(self, coefficients: Floats) -> Floats:
+        return np.concatenate([coefficients[:, :-1].ravel(), coefficients[:, -1]])
+
     def _job(self, data: SoftmaxData, devices: Ints, w: Floats) -> _Job:
         return _Job(data, np.asarray(devices, np.int64), self._matrices(data, w))
 
@@ -156,9 +157,7 @@ def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
     spread(lambda jobs: descend(panels, devices, jobs, W, A, rho, lr, steps), job.cost * steps)
 
 
-def _descend_batches(
-    job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]
-) -> None:
+def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]) -> None:
     epochs, lr = plain(work)
     classes = job.data.panels.classes
 

@@ -1,0 +1,328 @@
+"""FPFC without a lambda to give: the fusion tree, cut by validation, then a refit.
+
+1. Every device fits its own rows alone, with a common ridge, and uploads once. (Local work is free; rounds are not.)
+2. The server orders all pairwise fusions in a tree (`tree.Tree`): which groups meet as lambda rises.
+3. Each device judges the models of the groups above it on its validation rows; the tree is cut where that is best.
+4. Steps 1 to 3 run for a few ridges, from strong to weak: noise asks for a strong one, close groups for a weak one.
+   How well their groupings agree is a measure of how sure the result is.
+5. The groups are refitted (`methods.refit`) and checked: a device that does better with another group's model moves,
+   and groups that lose nothing by a common model merge. Then the final fit.
+
+Only validation rows choose. Everything that is sent is counted. The lambda that is reported is the largest that
+keeps the found groups apart, 0.9 b / a with b the smallest distance between two groups' models: with it, Theorem 3
+of the paper has b > a lambda.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import ClassVar
+
+import numpy as np
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import cdist, pdist
+from scipy.special import ndtr
+
+from fedfuse.clusters import adjusted_rand, canonical, cluster_means
+from fedfuse.methods.base import Found
+from fedfuse.methods.refit import Refit
+from fedfuse.methods.staged import END, StagedState
+from fedfuse.tasks import Install, Judge, Part, Rescale, Residue, Task, Train, Work
+from fedfuse.tree import Judgement, Tree, Z, alike, sharing
+from fedfuse.types import Bools, Floats, Ints
+
+RIDGES = (0.1, 0.03, 0.01)
+COMMON = 1  # the ridge at which the groupings of all ridges are compared
+NEAREST = 5  # other groups' models that a device tries
+CHECKS = 3  # times that groups are checked and refitted
+SPLITS = 4  # times that groups with structure left in them are halved
+MOVE = 1.645  # standard errors by which another group's model must be better for a device to move
+CERTAIN = 3.0  # standard errors from which on two groups differ beyond doubt
+DOUBT = 2.33  # one-sided, 1 %: from here on there is structure left
+
+
+@dataclass(frozen=True)
+class AutoFPFC(Refit):
+    """Find the groups without being given lambda; ``refit=False`` stops when they are found."""
+
+    name: ClassVar[str] = "auto"
+    a: float = 3.7
+    refit: bool = True
+
+    @property
+    def rounds(self) -> int | None:
+        return None
+
+    def _prepare(self, state: StagedState, before: Found | None) -> None:
+        m = state.world.m
+        super()._prepare(state, Found(np.empty(0), np.arange(m)))
+        state.put("ridge", 0)
+        state.put("checks", 0)
+        state.put("splits", 0)
+        state.put("half", 0)
+        state.memory["halves"] = np.zeros((2, m, state.world.d))
+        state.put("residue", 0.0)
+        state.memory["halved"] = np.empty((0, m), np.int64)
+        state.memory["estimates"] = np.zeros((len(RIDGES), m, state.world.d))
+        state.memory["groupings"] = np.zeros((len(RIDGES), m), np.int64)
+        state.put("confidence", np.ones(m))
+
+    def _take_rescale(self, state: StagedState) -> str:
+        return "half"
+
+    # -- two estimates from two halves: what they share is signal, what they do not is noise
+
+    def _ask_half(self, state: StagedState, devices: Ints) -> list[Task]:
+        rows: Part = "train/2" if state.number("half") else "train/1"
+        return [Train(Work(solver="exact"), rho=RIDGES[COMMON], rows=rows)] * len(devices)
+
+    def _take_half(self, state: StagedState) -> str:
+        half = state.number("half")
+        for i, answer in state.answers.items():
+            state.memory["halves"][half, i] = answer
+        state.put("half", half + 1)
+        return "half" if half == 0 else "local"
+
+    def _certain(self, state: StagedState, tree: Tree, leaves: Ints) -> Bools:
+        """Return the nodes whose two sides differ beyond doubt, by both halves alike.
+
+        The difference of the sides' mean estimates is taken in either half. Where the sides are the same, both are
+        independent noise, and their cosine varies as that of two devices' own noise (half 1 less half 2) does.
+        """
+        weights = state.world.counts["train"].astype(np.float64)
+        first, second = (cluster_means(half, leaves, weights) for half in state.memory["halves"])
+        sizes = np.bincount(leaves, weights).astype(np.float64)
+        noise = state.memory["halves"][0] - state.memory["halves"][1]
+        usual = _usual_cosine(noise)
+        certain = np.zeros(2 * tree.n - 1, np.bool_)
+        certain[tree.n :] = alike(tree.splits(first, sizes), tree.splits(second, sizes)) > CERTAIN * usual
+        return certain
+
+    # -- 1: every device alone
+
+    def _ask_local(self, state: StagedState, devices: Ints) -> list[Task]:
+        return [Train(Work(solver="exact"), rho=RIDGES[state.number("ridge")], rows="train")] * len(devices)
+
+    def _take_local(self, state: StagedState) -> str:
+        estimates = state.memory["estimates"][state.number("ridge")]
+        for i, answer in state.answers.items():
+            estimates[i] = answer
+        state.memory["models"] = estimates.copy()
+        tree = Tree.of(estimates)
+        state.memory |= {"children": tree.children, "heights": tree.heights}
+        return "tree"
+
+    # -- 2 and 3: the tree, and where to cut it
+
+    def _ask_tree(self, state: StagedState, devices: Ints) -> list[Task]:
+        tree = self._tree(state)
+        estimates = state.memory["estimates"][state.number("ridge")]
+        means = tree.means(estimates, state.world.counts["train"].astype(np.float64))
+        nodes, above = means.astype(state.world.dtype), tree.ancestors()
+        return [Judge(nodes[above[i] - tree.n], own=True) for i in devices]
+
+    def _take_tree(self, state: StagedState) -> str:
+        tree, rows = self._tree(state), state.world.counts["validation"]
+        above = tree.ancestors()
+        judged = [Judgement.read(i, rows[i], v, 1 + len(above[i])) for i, v in state.answers.items()]
+        ridge = state.number("ridge")
+        state.memory["groupings"][ridge] = canonical(tree.cut(judged, self._certain(state, tree, np.arange(tree.n))))
+        state.put("ridge", ridge + 1)
+        if ridge + 1 < len(RIDGES):
+            return "local"
+        return self._settle(state)
+
+    def _tree(self, state: StagedState) -> Tree:
+        return Tree(state.memory["children"], state.memory["heights"])
+
+    # -- 4: which grouping
+
+    def _settle(self, state: StagedState) -> str:
+        candidates = self._candidates(state)
+        if len(candidates) > 1:
+            return "candidates"
+        return self._group(state, candidates[0])
+
+    def _candidates(self, state: StagedState) -> Ints:
+        return np.unique(state.memory["groupings"], axis=0)
+
+    def _ask_candidates(self, state: StagedState, devices: Ints) -> list[Task]:
+        models = self._candidate_models(state)
+        return [Judge(models[:, i]) for i in devices]
+
+    def _candidate_models(self, state: StagedState) -> Floats:
+        estimates, weights = state.memory["estimates"][COMMON], state.world.counts["train"]
+        models = [cluster_means(estimates, labels, weights)[labels] for labels in self._candidates(state)]
+        return np.stack(models).astype(state.world.dtype)
+
+    def _take_candidates(self, state: StagedState) -> str:
+        """Take the grouping with the fewest groups that is not significantly worse than the best."""
+        candidates, rows = self._candidates(state), state.world.counts["validation"]
+        judged = [Judgement.read(i, rows[i], v, len(candidates)) for i, v in state.answers.items()]
+        best = int(np.argmin(sum(j.n * j.means for j in judged)))
+        worse = np.array([[j.difference(c, best) for j in judged] for c in range(len(candidates))]).sum(axis=1)
+        margins = np.array([Z * sharing(labels) for labels in candidates])
+        good = np.flatnonzero(worse[:, 0] <= margins * np.sqrt(worse[:, 1]))
+        return self._group(state, candidates[good[np.argmin(candidates[good].max(axis=1))]])
+
+    def _group(self, state: StagedState, labels: Ints) -> str:
+        state.put("labels", canonical(labels))
+        estimates, weights = state.memory["estimates"][COMMON], state.world.counts["train"]
+        state.memory["models"] = cluster_means(estimates, state.memory["labels"], weights)
+        return self._fit_from(state, state.memory["models"].copy())
+
+    # -- 5: check the groups with their refitted models
+
+    def _after_fit(self, state: StagedState) -> str:
+        state.put("checks", state.number("checks") + 1)
+        tree = Tree.of(state.memory["models"])
+        state.memory |= {"children": tree.children, "heights": tree.heights}
+        return "check" if len(state.memory["models"]) > 1 else "residue"
+
+    def _ask_check(self, state: StagedState, devices: Ints) -> list[Task]:
+        """Send the model of the device's group, of the nearest others, and of the merges above its group."""
+        tree, models, near = self._tree(state), state.memory["models"], self._near(state)
+        sizes = np.bincount(state.memory["labels"], state.world.counts["train"]).astype(np.float64)
+        merged, above = tree.means(models, sizes), tree.ancestors()
+        # in this order: its own, those above it, those near it
+        sent = [np.concatenate([models[c : c + 1], merged[above[c] - tree.n], models[near[c]]]) for c in range(tree.n)]
+        return [Judge(sent[c].astype(state.world.dtype)) for c in state.memory["labels"][devices]]
+
+    def _near(self, state: StagedState) -> Ints:
+        """Return for every group those whose models are nearest."""
+        models = state.memory["models"]
+        distances = cdist(models, models)
+        np.fill_diagonal(distances, np.inf)
+        return np.argsort(distances, axis=1, kind="stable")[:, : min(NEAREST, len(models) - 1)]
+
+    def _take_check(self, state: StagedState) -> str:
+        tree, labels, near = self._tree(state), state.memory["labels"], self._near(state)
+        above, moved, judged = tree.ancestors(), state.memory["labels"].copy(), []
+        state.memory["confidence"][:] = 0.5  # of those who do not answer nothing is known
+        for i, answer in state.answers.items():
+            c, rows = int(labels[i]), int(state.world.counts["validation"][i])
+            own = 1 + len(above[c])
+            judgement = Judgement.read(c, rows, answer, own + near.shape[1])
+            judged.append(judgement)
+            others = np.array([judgement.difference(own + k, 0) for k in range(near.shape[1])])
+            z = others[:, 0] / np.sqrt(np.maximum(others[:, 1], 1e-300))
+            state.memory["confidence"][i] = ndtr(z.min())
+            if z.min() < -MOVE:  # another group's model is significantly better
+                moved[i] = near[c, int(np.argmin(others[:, 0]))]
+        certain = self._certain(state, tree, labels)
+        new = canonical(tree.cut(judged, certain, z=Z * sharing(labels))[moved])
+        if state.number("checks") >= CHECKS or (new == canonical(labels)).all():
+            return "residue"
+        return self._regroup(state, new)
+
+    def _regroup(self, state: StagedState, new: Ints) -> str:
+        """Go on with other groups, from the mean of what their members had."""
+        old = state.memory["models"][state.memory["labels"]]
+        state.put("labels", new)
+        state.memory["models"] = cluster_means(old, new, state.world.counts["train"])
+        return self._fit_from(state, state.memory["models"].copy())
+
+    # -- 6: is there structure left inside the groups?
+
+    def _ask_residue(self, state: StagedState, devices: Ints) -> list[Task]:
+        models, slopes = (state.memory[n].astype(state.world.dtype) for n in ("models", "slopes"))
+        return [Residue(models[c], slopes[c]) for c in state.memory["labels"][devices]]
+
+    def _skip_residue(self, state: StagedState) -> Bools:
+        sizes = np.bincount(state.memory["labels"])
+        return np.asarray(sizes[state.memory["labels"]] == 1)  # nothing can be left inside one device
+
+    def _take_residue(self, state: StagedState) -> str:
+        cosines = np.zeros(state.world.m)
+        for i, answer in state.answers.items():
+            cosines[i] = answer[0]
+        labels = state.memory["labels"]
+        state.put("residue", _z(cosines))
+        doubtful = [c for c in range(int(labels.max()) + 1) if _z(cosines[labels == c]) > DOUBT]
+        if doubtful and state.number("splits") < SPLITS and not self._seen(state):
+            state.put("splits", state.number("splits") + 1)
+            state.put("checks", 0)
+            return self._regroup(state, self._halved(state, doubtful))
+        return self._leave(state)
+
+    def _seen(self, state: StagedState) -> bool:
+        """Whether these groups were halved before, to no avail."""
+        key = canonical(state.memory["labels"])
+        seen = bool((state.memory["halved"] == key).all(axis=1).any())
+        state.memory["halved"] = np.vstack([state.memory["halved"], key])
+        return seen
+
+    def _halved(self, state: StagedState, groups: list[int]) -> Ints:
+        """Cut groups in two by their members' own estimates; the next check says whether that was right."""
+        labels, estimates = state.memory["labels"].copy(), state.memory["estimates"][COMMON]
+        for c in groups:
+            inside = np.flatnonzero(labels == c)
+            if len(inside) > 1:
+                halves = fcluster(linkage(estimates[inside], "ward"), 2, "maxclust")
+                labels[inside[halves == 2]] = labels.max() + 1
+        return canonical(labels)
+
+    def _leave(self, state: StagedState) -> str:
+        state.put("lam", self._lambda(state))
+        state.memory["chosen"] = state.memory["models"].copy()
+        return self._go_again(state) if self.refit else END
+
+    def closing(self, state: StagedState) -> dict[int, Task]:
+        # without a refit, FPFC goes on with the columns as they came
+        columns = len(state.memory["shift"])
+        return dict.fromkeys(range(state.world.m), Rescale(np.zeros(columns), np.ones(columns)))
+
+    def _lambda(self, state: StagedState) -> float:
+        models = self._raw(state, state.memory["models"])
+        if len(models) == state.world.m:
+            return 0.0
+        if len(models) > 1:
+            return float(0.9 * pdist(models).min() / self.a)
+        # one group: a lambda that reaches the two devices that are furthest apart
+        local = self._raw(state, state.memory["estimates"][COMMON])
+        return float(pdist(local).max()) if state.world.m > 1 else 0.0
+
+    def stability(self, state: StagedState) -> float:
+        """Return how well the groupings of all ridges and the final one agree (1: all the same).
+
+        Structure that is left inside the groups counts against it.
+        """
+        groupings = [*state.memory["groupings"], state.memory["labels"]]
+        agreement = [adjusted_rand(x, y) or 0.0 for x, y in combinations(groupings, 2)]
+        left = max(0.0, float(state.memory["residue"][0]) - DOUBT)
+        return float(np.clip(np.mean(agreement), 0, 1) / (1 + left))
+
+    def sureness(self, state: StagedState) -> tuple[float, Floats]:
+        return self.stability(state), state.memory["confidence"]
+
+    def recovery(self, state: StagedState) -> list[dict[int, Task]]:
+        tasks = super().recovery(state)
+        if tasks:  # every device also gets its own last estimate back
+            tasks.append({i: Install(w.astype(state.world.dtype)) for i, w in enumerate(self._own(state))})
+        return tasks
+
+    def _own(self, state: StagedState) -> Floats:
+        """Return the vectors that devices hold: what each trained last."""
+        trained = [np.zeros((state.world.m, state.world.d)), *state.memory["halves"], *state.memory["estimates"]]
+        last = trained[state.number("half") + state.number("ridge") + (state.stage == "tree")]
+        own: Floats = last.copy()
+        if state.stage in ("local", "half"):
+            for i, answer in state.answers.items():
+                own[i] = answer
+        return own
+
+
+def _usual_cosine(rows: Floats) -> float:
+    """Return the root mean square cosine between two different rows (1 if there is only one)."""
+    m = len(rows)
+    if m == 1:
+        return 1.0
+    directions = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
+    squares = np.square(directions @ directions.T)
+    return float(np.sqrt((squares.sum() - np.trace(squares)) / (m * (m - 1))))
+
+
+def _z(cosines: Floats) -> float:
+    """Return by how many standard errors the sum of the cosines exceeds zero."""
+    return float(cosines.sum() / np.sqrt(max(float(np.square(cosines).sum()), 1e-300)))

@@ -1,0 +1,260 @@
+"""Refit: every cluster trains its own model on all its rows, federated; and the oracle, which knows the clusters.
+
+The paper stops at FPFC's own estimates, which are biased by the penalty and slow to converge once the clusters are
+right. Here each cluster minimises its pooled, sample-weighted loss by L-BFGS on the server: devices send gradients of
+their own loss, nothing else. Three things keep the number of rounds small and need no parameter: columns are rescaled
+to mean 0 and standard deviation 1 over the federation (devices send moments once); how long to train is told by the
+validation rows; then the same path is gone again with these rows included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedfuse.clusters import canonical
+from fedfuse.errors import FedfuseError
+from fedfuse.lbfgs import LBFGS
+from fedfuse.methods.base import Found, World
+from fedfuse.methods.staged import END, Staged, StagedState
+from fedfuse.tasks import Alone, Gradient, Moments, Part, Rescale, Task
+from fedfuse.types import Bools, Floats, Ints
+
+LADDER = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # ridges that a device without companions tries
+LONGEST = 60  # evaluations at the most
+FLAT = 1e-3  # relative: a training loss that fell by less in WINDOW steps has converged
+WINDOW = 3
+WORSE = 1e-2  # relative: a validation loss above its best by more than this,
+Z = 2.33  # and by more than so many standard errors (1 %), is rising,
+PATIENCE = 4  # and when it has been for so many steps, the cluster overfits
+
+
+@dataclass(frozen=True)
+class Refit(Staged):
+    """Train one model for each cluster that the method before has found."""
+
+    name: ClassVar[str] = "refit"
+    first: ClassVar[str] = "moments"
+    rows: Part = "train"
+
+    @property
+    def rounds(self) -> int | None:
+        return 10**9  # ends by itself: every stage is bounded
+
+    def _prepare(self, state: StagedState, before: Found | None) -> None:
+        labels = self._clusters(state.world, before)
+        state.put("labels", labels)
+        state.put("lam", np.nan if before is None or before.lam is None else before.lam)
+        state.memory["models"] = np.zeros((int(labels.max()) + 1, state.world.d))
+        columns = state.world.model.n_features + (state.world.model.goal == "regression")
+        state.put("shift", np.zeros(columns))
+        state.put("scale", np.ones(columns))
+
+    def _clusters(self, world: World, before: Found | None) -> Ints:
+        if before is None:
+            raise FedfuseError("refit needs clusters that another method has found")
+        return canonical(before.labels)
+
+    # -- one scale for all devices
+
+    def _ask_moments(self, state: StagedState, devices: Ints) -> list[Task]:
+        return [Moments(len(state.memory["shift"]))] * len(devices)
+
+    def _take_moments(self, state: StagedState) -> str:
+        who = list(state.answers)
+        if not who:
+            raise FedfuseError("no device has answered, though each was asked three times")
+        weights = state.world.counts["train"][who]
+        first, second = np.split(np.average([state.answers[i] for i in who], axis=0, weights=weights), 2)
+        deviation = np.sqrt(np.maximum(second - first**2, 0))
+        constant = deviation <= 1e-9 * np.maximum(np.abs(first), 1)
+        state.put("shift", first)
+        state.put("scale", np.where(constant, 1.0, deviation))
+        return "rescale"
+
+    def _ask_rescale(self, state: StagedState, devices: Ints) -> list[Task]:
+        return [Rescale(state.memory["shift"], state.memory["scale"])] * len(devices)
+
+    def _take_rescale(self, state: StagedState) -> str:
+        return self._fit_from(state, np.zeros_like(state.memory["models"]))
+
+    # -- how long to train: on training rows, watched by validation rows
+
+    def _fit_from(self, state: StagedState, start: Floats) -> str:
+        clusters = len(start)
+        state.memory["start"] = start
+        self._set_out(state)
+        for name in ("best_step", "since"):
+            state.put(name, np.zeros(clusters, np.int64))
+        for name in ("best_watched", "best_train"):
+            state.put(name, np.full(clusters, np.inf))
+        state.memory["slopes"] = np.zeros_like(start)
+        state.put("still", np.ones(clusters, np.bool_))
+        state.put("to_the_end", np.zeros(clusters, np.bool_))
+        return "fit"
+
+    def _set_out(self, state: StagedState) -> None:
+        """Go back to the start of the path."""
+        memory, clusters = state.memory, len(state.memory["start"])
+        memory |= LBFGS.start(memory["start"]).pack()
+        for name in ("evaluations", "steps"):
+            state.put(name, np.zeros(clusters, np.int64))
+        memory["losses"] = np.full((clusters, WINDOW + 1), np.finfo(np.float64).max)
+
+    def _advance(self, state: StagedState, loss: Floats, gradient: Floats, heard: Bools) -> Bools:
+        """Take in an evaluation; return the clusters for which it was a step, and not one that was too long."""
+        memory, still = state.memory, state.memory["still"]
+        optimiser = LBFGS.unpack(memory)
+        optimiser.done |= ~still
+        optimiser.tell(loss, gradient, heard)
+        memory |= optimiser.pack()
+        stepped: Bools = still & heard & (optimiser.cuts == 0)
+        memory["evaluations"][still] += 1
+        memory["steps"][stepped] += 1
+        memory["losses"][stepped] = np.column_stack([loss, memory["losses"][:, :-1]])[stepped]
+        return stepped
+
+    def _converged(self, state: StagedState) -> Bools:
+        now, before = state.memory["losses"][:, 0], state.memory["losses"][:, -1]
+        flat = (before < np.finfo(np.float64).max) & (before - now <= FLAT * np.abs(now))
+        return np.asarray(state.memory["lbfgs_done"] | flat | (state.memory["evaluations"] >= LONGEST))
+
+    def _ask_fit(self, state: StagedState, devices: Ints) -> list[Task]:
+        return [Gradient(w, "train", also=("train", "validation")) for w in self._trials(state, devices)]
+
+    def _skip_fit(self, state: StagedState) -> Bools:
+        return ~state.memory["still"][state.memory["labels"]]
+
+    def _take_fit(self, state: StagedState) -> str:
+        memory, trial = state.memory, state.memory["lbfgs_trial"].copy()
+        loss, gradient, (_, watched), heard = self._pooled(state, "train", 2)
+        stepped = self._advance(state, loss, gradient, heard)
+        good = stepped & (watched <= memory["best_watched"] + self._margin(state, loss))
+        better = stepped & (watched < memory["best_watched"])
+        memory["best_watched"][better], memory["best_train"][better] = watched[better], loss[better]
+        memory["since"][stepped] += 1
+        memory["since"][good] = 0  # of equals, the one trained longest
+        memory["best_step"][good] = memory["steps"][good]
+        memory["models"][good], memory["slopes"][good] = trial[good], gradient[good]
+        ends = memory["still"] & (self._converged(state) | (memory["since"] >= PATIENCE))
+        memory["to_the_end"] |= ends & (memory["since"] == 0)
+        memory["still"] = memory["still"] & ~ends
+        return "fit" if memory["still"].any() else self._after_fit(state)
+
+    def _margin(self, state: StagedState, loss: Floats) -> Floats:
+        """Return how far above its best a validation loss may be without saying anything.
+
+        The difference between two models' losses varies as the gradient does along the way from one to the other,
+        and for both losses here that is by their curvature (times twice the noise for squares): so it is told by
+        how much the training loss fell on that way.
+        """
+        labels, best = state.memory["labels"], state.memory["best_watched"]
+        rows = np.bincount(labels, state.world.counts["validation"], len(best))
+        known = np.where(np.isfinite(best), best, 0)
+        unit = 2 * known if state.world.model.goal == "regression" else 1.0
+        fell = np.where(np.isfinite(best), state.memory["best_train"] - loss, 0).clip(min=0)
+        return np.maximum(WORSE * known, Z * np.sqrt(2 * unit * fell / np.maximum(rows, 1)))
+
+    def _after_fit(self, state: StagedState) -> str:
+        return self._go_again(state)
+
+    # -- the same path with the validation rows
+
+    def _go_again(self, state: StagedState) -> str:
+        state.memory["chosen"] = state.memory["models"].copy()
+        self._set_out(state)
+        alone = np.bincount(state.memory["labels"]) == 1
+        state.put("still", ~alone)
+        return "alone" if alone.any() else "again"
+
+    def _ask_alone(self, state: StagedState, devices: Ints) -> list[Task]:
+        return [Alone(LADDER)] * len(devices)
+
+    def _skip_alone(self, state: StagedState) -> Bools:
+        labels = state.memory["labels"]
+        return np.asarray(np.bincount(labels)[labels] > 1)
+
+    def _take_alone(self, state: StagedState) -> str:
+        for i, answer in state.answers.items():
+            state.memory["models"][state.memory["labels"][i]] = answer
+        return "again" if state.memory["still"].any() else END
+
+    def _ask_again(self, state: StagedState, devices: Ints) -> list[Task]:
+        rows: Part = "train+validation"
+        return [Gradient(w, rows, also=(rows,)) for w in self._trials(state, devices)]
+
+    _skip_again = _skip_fit
+
+    def _take_again(self, state: StagedState) -> str:
+        memory, trial = state.memory, state.memory["lbfgs_trial"].copy()
+        loss, gradient, _, heard = self._pooled(state, "train+validation", 1)
+        stepped = self._advance(state, loss, gradient, heard)
+        memory["models"][stepped] = trial[stepped]
+        # as many steps as were good before; to the end where that was the end
+        on = memory["to_the_end"] | (memory["steps"] < memory["best_step"])
+        memory["still"] = memory["still"] & on & ~self._converged(state)
+        return "again" if memory["still"].any() else END
+
+    def _trials(self, state: StagedState, devices: Ints) -> Floats:
+        return state.memory["lbfgs_trial"][state.memory["labels"][devices]].astype(state.world.dtype)
+
+    def _pooled(self, state: StagedState, rows: Part, parts: int) -> tuple[Floats, Floats, list[Floats], Bools]:
+        """Return loss, gradient and the other losses of every cluster, and whether a member has answered at all."""
+        labels, d, clusters = state.memory["labels"], state.world.d, len(state.memory["start"])
+        total = np.zeros((clusters, d + parts))
+        weight = np.zeros((clusters, 2))
+        for i, answer in state.answers.items():
+            n, n_watched = state.world.counts[rows][i], state.world.counts["validation"][i]
+            total[labels[i], : d + 1] += n * answer[: d + 1]
+            total[labels[i], d + 1 :] += n_watched * answer[d + 1 :]
+            weight[labels[i]] += n, n_watched
+        total[:, : d + 1] /= np.maximum(weight[:, :1], 1)
+        total[:, d + 1 :] /= np.maximum(weight[:, 1:], 1)
+        # a cluster without validation rows is watched by its training rows: it trains to the end
+        blind = weight[:, 1] == 0
+        total[blind, d + 1 :] = total[blind, d : d + 1]
+        return total[:, d], total[:, :d], [total[:, d + k] for k in range(parts)], weight[:, 0] > 0
+
+    def recovery(self, state: StagedState) -> list[dict[int, Task]]:
+        if state.stage in ("moments", "rescale"):
+            return []
+        everyone = np.arange(state.world.m)
+        return [dict(enumerate(self._ask_rescale(state, everyone)))]
+
+    # -- what there is to see
+
+    def models(self, state: StagedState) -> Floats:
+        return self._raw(state, state.memory["models"])[state.memory["labels"]]
+
+    def labels(self, state: StagedState) -> Ints:
+        return canonical(state.memory["labels"])
+
+    def final(self, state: StagedState, world: World) -> Found:
+        lam = float(state.memory["lam"][0])
+        return Found(self.models(state), self.labels(state), lam if np.isfinite(lam) else None)
+
+    def validated(self, state: StagedState, found: Found) -> Floats | None:
+        chosen = state.memory.get("chosen")
+        return None if chosen is None else self._raw(state, chosen)[state.memory["labels"]]
+
+    def describe(self, state: StagedState) -> dict[str, Any]:
+        return {"stage": state.stage, "lam": float(state.memory["lam"][0])}
+
+    def _raw(self, state: StagedState, models: Floats) -> Floats:
+        """Return models for the columns as they are on the devices at first."""
+        shift, scale = state.memory["shift"], state.memory["scale"]
+        return np.stack([state.world.model.unscaled(w, shift, scale) for w in models])
+
+
+@dataclass(frozen=True)
+class Oracle(Refit):
+    """Pooled training within the true clusters: the yardstick for every method, where the truth is known."""
+
+    name: ClassVar[str] = "oracle"
+
+    def _clusters(self, world: World, before: Found | None) -> Ints:
+        if world.truth is None:
+            raise FedfuseError("the oracle needs to be told the true groups, and these data have none")
+        return canonical(world.truth)

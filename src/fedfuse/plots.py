@@ -1,0 +1,156 @@
+"""Pictures, by matplotlib (``pip install "fedfuse[report]"``).
+
+Every function takes data and, if you have them, axes to draw on; it returns the axes. Colours are those of Okabe and
+Ito and of viridis, which people with colour-blindness can tell apart, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedfuse.errors import FedfuseError
+
+if TYPE_CHECKING:
+    from fedfuse.paths import SolutionPath
+    from fedfuse.result import Result
+    from fedfuse.tuning import Tuning
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+PICTURES = (".png", ".svg", ".pdf")
+NAMES = {"l2": "squared l2", "l1": "l1", "scad": "SCAD", "smoothed-scad": "smoothed SCAD", "mcp": "MCP"}
+PARAMETERS = 12  # of a model, the most that a path shows
+
+
+def check_picture(path: str | PathLike[str]) -> None:
+    """Say now, and not after hours of training, that a picture cannot be drawn."""
+    if Path(path).suffix.lower() not in PICTURES:
+        raise FedfuseError(f"a picture must end in {', '.join(PICTURES)}, got {path}")
+    _pyplot()
+
+
+def save_picture(axes: Any, path: str | PathLike[str]) -> None:
+    """Write the figure of these axes to a file and close it."""
+    check_picture(path)
+    figure = np.ravel(axes)[0].figure
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    _pyplot().close(figure)
+
+
+def plot_path(path: SolutionPath, ax: Any = None) -> Any:
+    """Draw every device's estimates against lambda, coloured by the true groups, or else by those found at the end.
+
+    Of models with many parameters the twelve are shown that differ most between devices.
+    """
+    ax = _one(ax)
+    groups = path.truth if path.truth is not None else path.labels[-1]
+    for j in _telling(path.estimates[0]):
+        for group in np.unique(groups):
+            lines = path.estimates[:, groups == group, j]
+            ax.plot(path.grid, lines, color=COLOURS[group % len(COLOURS)], lw=0.9, alpha=0.7)
+    few = [(n, a, b) for n, a, b in path.spans() if n <= 3 and b > a]
+    ends = ", ".join(f"{n} from {a:.2g} on" for n, a, _ in few) if few else f"never fewer than {path.n_clusters.min()}"
+    ax.set(xlabel="lambda", ylabel="estimates")
+    ax.set_title(f"{NAMES.get(path.penalty, path.penalty)}\n", fontsize=11, fontweight="bold")
+    ax.annotate(f"clusters: {ends}", (0.5, 1.02), xycoords="axes fraction", ha="center", va="bottom", fontsize=9)
+    return _plain(ax)
+
+
+def plot_figure1(paths: Sequence[SolutionPath] | None = None, axes: Any = None) -> Any:
+    """Draw the paper's Figure 1: the toy example under squared l2, l1, SCAD and smoothed SCAD."""
+    from fedfuse.paths import figure_1
+
+    paths = figure_1() if paths is None else paths
+    if axes is None:
+        _, axes = _pyplot().subplots(2, 2, figsize=(10, 7), layout="constrained")
+    for path, ax in zip(paths, np.ravel(axes), strict=True):
+        plot_path(path, ax)
+        ax.set_ylabel("estimate of each device")
+        for value in (-1, 1):
+            ax.axhline(value, color="black", lw=0.8, ls=":", zorder=0)
+    return axes
+
+
+def plot_tuning(tuning: Tuning, axes: Any = None) -> Any:
+    """Draw the validation metric by round, coloured by lambda, and beside it the time that each lambda took."""
+    if axes is None:
+        layout: dict[str, Any] = {"layout": "constrained", "width_ratios": (3, 2)}
+        _, axes = _pyplot().subplots(1, 2, figsize=(11, 4), **layout)
+    left, right = np.ravel(axes)
+    table, curve, result = tuning.table, tuning.curve, tuning.result
+    colours = _pyplot().get_cmap("viridis")(np.linspace(0, 0.92, len(table)))
+    of = dict(zip(table["lam"], colours, strict=True))
+    stages = (curve["stage"] != curve["stage"].shift()).cumsum()
+    for _, piece in curve.groupby(stages):
+        lam, onwards = piece["lam"].iloc[0], piece["stage"].iloc[0] == "training on"
+        left.plot(piece["round"], piece["validation"], color=of[lam], lw=1.8, ls="--" if onwards else "-")
+        # the label stands where the stage begins, out of the way of the curve
+        place = {"xycoords": ("data", "axes fraction"), "rotation": 60, "fontsize": 8}
+        left.annotate(f"{lam:g}", (piece["round"].iloc[0], 1.01), **place)
+    if tuning.strategy == "warmup":
+        for words, style in (("trying a lambda", "-"), ("training on", "--")):
+            left.plot([], [], color="grey", ls=style, label=words)
+        left.legend(frameon=False, loc="best")
+    left.set(xlabel="round", ylabel=f"validation {result.profile.metric}")
+    left.set_title(f"{tuning.strategy}: lambda {tuning.lam:g} chosen", pad=28)
+    bars = right.bar([f"{lam:g}" for lam in table["lam"]], table["seconds"], color=colours)
+    for bar, row in zip(bars, table.itertuples(), strict=True):
+        if row.chosen:
+            bar.set(edgecolor="black", linewidth=2)
+    right.bar_label(bars, [f"{n}" for n in table["rounds"]], fontsize=8, padding=2)
+    right.set(
+        xlabel="lambda (chosen: outlined)", ylabel="seconds (above: rounds)", title=f"{tuning.seconds:.0f} s of tuning"
+    )
+    _plain(left), _plain(right)
+    return axes
+
+
+def plot_history(result: Result, ax: Any = None) -> Any:
+    """Draw validation and test metric and the number of clusters by round."""
+    ax = _one(ax)
+    seen = result.history
+    if "n_clusters" not in seen or not seen["n_clusters"].notna().any():
+        raise FedfuseError("the history has no evaluated round: use a smaller evaluate_every, or more rounds")
+    seen = seen[seen["n_clusters"].notna()]
+    for colour, part in zip(COLOURS, ("validation", "test"), strict=False):
+        if seen[part].notna().any():
+            ax.plot(seen["round"], seen[part], color=colour, lw=1.8, label=f"{part} {result.profile.metric}")
+    other = ax.twinx()
+    other.step(seen["round"], seen["n_clusters"], color=COLOURS[6], lw=1, ls=":", where="post", label="clusters")
+    other.set_ylim(bottom=0)
+    other.set_ylabel("clusters")
+    ax.set(xlabel="round", ylabel=result.profile.metric, title=f"{result.dataset}, {result.method['method']}")
+    lines = [*ax.get_lines(), *other.get_lines()]
+    ax.legend(lines, [line.get_label() for line in lines], frameon=False, loc="center right")
+    ax.grid(alpha=0.25)
+    ax.spines[["top"]].set_visible(False)
+    return ax
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise FedfuseError('pictures need matplotlib: pip install "fedfuse[report]"') from None
+    return plt
+
+
+def _one(ax: Any) -> Any:
+    return _pyplot().subplots(figsize=(7, 4.5), layout="constrained")[1] if ax is None else ax
+
+
+def _plain(ax: Any) -> Any:
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25)
+    return ax
+
+
+def _telling(estimates: Any) -> Any:
+    """Return the parameters in which devices differ most."""
+    spread = np.std(estimates, axis=0)
+    return np.sort(np.argsort(-spread, kind="stable")[:PARAMETERS])

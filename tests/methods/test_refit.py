@@ -1,0 +1,211 @@
+"""The refit: pooled optima, what it costs, what it never looks at, and that it survives interruptions and silence."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+import fedfuse as ff
+from fedfuse import training
+from fedfuse.fleet import Fleet, InProcess
+from fedfuse.methods import Oracle
+from fedfuse.models import default_model
+from planted import Keep, planted
+
+EXACT = ff.Work(solver="exact")
+
+
+class Silent(Fleet):
+    """Drops some replies, by chance but reproducibly; or all of certain devices."""
+
+    def __init__(self, federation, share=0.3, never=(), **settings):
+        model = default_model(federation.goal).sized(federation.n_features, federation.n_classes)
+        self._fleet = InProcess(federation, model, **settings)
+        self._share, self._never, self._rng = share, set(never), np.random.default_rng(0)
+
+    def submit(self, orders):
+        self._fleet.submit(orders)
+
+    def collect(self):
+        replies = self._fleet.collect()
+        return [r for r in replies if r.device not in self._never and self._rng.random() >= self._share]
+
+
+def pooled_optimum(federation, group, part="train+validation"):
+    """The minimiser of a group's pooled loss, by scipy."""
+    rows = federation.rows(part)
+    pieces = [rows.of(i) for i in np.flatnonzero(federation.truth == group)]
+    X, y = (np.concatenate(piece) for piece in zip(*pieces, strict=True))
+    X = np.column_stack([X, np.ones(len(X))])
+    if federation.goal == "regression":
+        return np.linalg.lstsq(X, y, rcond=None)[0]
+    C = federation.n_classes
+
+    def loss(v):
+        scores = X @ v.reshape(C, -1).T
+        top = scores.max(axis=1, keepdims=True)
+        p = np.exp(scores - top)
+        f = np.mean(np.log(p.sum(axis=1)) + top[:, 0] - scores[np.arange(len(y)), y])
+        p /= p.sum(axis=1, keepdims=True)
+        p[np.arange(len(y)), y] -= 1
+        return f, (p.T @ X / len(y)).ravel()
+
+    best = minimize(loss, np.zeros(C * X.shape[1]), jac=True, method="L-BFGS-B", tol=1e-14).x.reshape(C, -1)
+    return np.concatenate([best[:, :-1].ravel(), best[:, -1]])
+
+
+def test_refit_on_the_true_clusters_is_the_pooled_least_squares_fit():
+    federation = planted(n=400, noise=1.0)
+    result = ff.fit(federation, ff.FPFC(lam=1.0, work=EXACT), dtype="float64")
+    assert result.ari == 1
+    assert result.refit_rounds > 0
+    for group in (0, 1):
+        np.testing.assert_allclose(result.cluster_models[group], pooled_optimum(federation, group), atol=5e-3)
+
+
+def test_oracle_on_classes_predicts_as_the_pooled_optimum():
+    federation = planted("classification", n=600, noise=3.0)
+    result = ff.fit(federation, Oracle(), dtype="float64")
+    X = np.random.default_rng(5).normal(size=(200, 3))
+    for group in (0, 1):
+        best = replace(result, models=np.tile(pooled_optimum(federation, group), (6, 1)))
+        np.testing.assert_allclose(result.outputs(3 * group, X), best.outputs(0, X), atol=0.02)
+
+
+@pytest.mark.parametrize("goal", ["regression", "classification"])
+def test_oracle_is_the_refit_of_the_truth(goal):
+    federation = planted(goal, n=150)
+    oracle = ff.fit(federation, Oracle())
+    lam = 1.0 if goal == "regression" else 0.3
+    found = ff.fit(federation, ff.FPFC(lam=lam, work=EXACT))
+    assert found.ari == oracle.ari == 1
+    np.testing.assert_array_equal(found.models, oracle.models)
+    assert oracle.lam is None
+    assert found.lam == lam
+
+
+def test_oracle_needs_the_truth():
+    with pytest.raises(ff.FedfuseError, match="true groups"):
+        ff.fit(replace(planted(), truth=None), Oracle())
+
+
+def test_validation_score_is_of_models_that_never_saw_those_rows():
+    federation = planted(n=150)
+    result = ff.fit(federation, Oracle(), dtype="float64")
+    for group in (0, 1):
+        X, y = federation.rows("validation").of(3 * group)
+        w = pooled_optimum(federation, group, "train")
+        rmse = np.sqrt(np.mean((np.column_stack([X, np.ones(len(X))]) @ w - y) ** 2))
+        assert result.scores["validation"][3 * group] == pytest.approx(rmse, rel=0.02)
+
+
+def test_test_rows_never_matter():
+    federation = planted(n=100)
+    y, X = federation.y.copy(), federation.X.copy()
+    for start, stop in federation.cuts[:, 2:]:
+        y[start:stop], X[start:stop] = 1e3, -1e3
+    a, b = (ff.fit(f, Oracle()) for f in (federation, replace(federation, X=X, y=y)))
+    np.testing.assert_array_equal(a.models, b.models)
+    assert a.score("test") != b.score("test")
+
+
+def test_cost_is_what_a_hand_counts():
+    federation = planted(m=2, groups=1, p=3)
+    result = ff.fit(federation, Oracle())
+    d, columns, m = 4, 4, 2  # three features and the target or the intercept
+    stages = result.history["stage"].tolist()
+    # the history names the stage after each round: what was asked is the one before
+    asked = ["moments", *stages[:-1]]
+    floats = {"moments": 2 * columns, "rescale": 2 * columns, "fit": d + d + 2, "again": d + d + 1}
+    assert result.cost_floats == sum(m * floats[stage] for stage in asked)
+
+
+@pytest.mark.parametrize("goal", ["regression", "classification"])
+def test_resumed_anywhere_equals_uninterrupted(goal, tmp_path, monkeypatch):
+    federation = planted(goal, m=5, groups=2, n=30)
+    settings = {"participation": 0.5, "checkpoint_every": 1}
+    whole = ff.fit(federation, Oracle(), **settings)
+    save = training.Run.save
+    stages = ["moments", *whole.history["stage"]]
+    # after the first round of every stage, when some devices have answered, and later in the long ones
+    stops = {stages.index(stage) + 1 for stage in stages[:-1]} | {len(stages) // 3, 2 * len(stages) // 3}
+    stops -= {len(whole.history)}
+    for stop in sorted(stops):
+        out = tmp_path / str(stop)
+
+        def interrupt(run, stop=stop):
+            save(run)
+            if run.k == stop:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(training.Run, "save", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ff.fit(federation, Oracle(), out=out, **settings)
+        monkeypatch.setattr(training.Run, "save", save)
+        resumed = ff.resume(out, federation)
+        np.testing.assert_array_equal(resumed.models, whole.models)
+        assert resumed.cost_floats == whole.cost_floats
+        assert len(resumed.history) == len(whole.history)
+
+
+@pytest.mark.parametrize("goal", ["regression", "classification"])
+def test_lost_replies_do_not_keep_it_from_the_end(goal):
+    federation = planted(goal, m=8, n=100, groups=3)  # one of the clusters has two devices
+    whole = ff.fit(federation, Oracle())
+    lossy = ff.fit(federation, Oracle(), fleet=Silent(federation))
+    assert np.isfinite(lossy.models).all()
+    sign = 1 if goal == "classification" else -1
+    assert sign * lossy.score("test") > sign * whole.score("test") - 0.1
+
+
+def test_a_cluster_that_says_nothing_keeps_its_start():
+    federation = planted(m=6, n=100, groups=3)
+    result = ff.fit(federation, Oracle(), fleet=Silent(federation, share=0.0, never=(4, 5)))
+    assert result.converged
+    np.testing.assert_allclose(result.models[4, :-1], 0, atol=1e-6)
+    assert result.scores["test"][:4].max() < 0.3
+
+
+def test_a_cluster_that_is_silent_for_a_while_is_asked_again():
+    federation = planted(m=6, n=100, groups=3, noise=0.5)
+    fleet = Silent(federation, share=0.0, never=(4, 5))
+
+    class Later(ff.Callback):
+        def on_round(self, run, row):
+            fleet._never = {4, 5} if row["stage"] == "fit" and 6 <= row["round"] < 11 else set()
+
+    fleet._never = set()
+    whole = ff.fit(federation, Oracle())
+    result = ff.fit(federation, Oracle(), fleet=fleet, callbacks=[Later()])
+    np.testing.assert_allclose(result.models, whole.models, atol=0.02)
+
+
+def test_a_federation_that_says_nothing_is_an_error():
+    federation = planted()
+    with pytest.raises(ff.FedfuseError, match="no device"):
+        ff.fit(federation, Oracle(), fleet=Silent(federation, share=1.0))
+
+
+def test_devices_without_validation_rows_are_refitted_too():
+    federation = planted(n=60, validation=0)
+    result = ff.fit(federation, Oracle())
+    assert result.score("test") < 0.3
+
+
+def test_refit_can_be_left_out():
+    keep = Keep()
+    result = ff.fit(planted(), ff.FPFC(lam=1.0, work=EXACT, refit=False), callbacks=[keep])
+    assert result.refit_rounds == 0
+    assert keep.run.now.name == "fpfc"
+
+
+def test_constant_columns_do_no_harm():
+    rng = np.random.default_rng(0)
+    data = []
+    for i in range(4):
+        X = np.column_stack([rng.normal(size=(80, 2)), np.full(80, 7.0)])
+        data.append((X, X[:, 0] * (1 if i < 2 else -1) + 0.1 * rng.normal(size=80)))
+    result = ff.fit(ff.Federation.from_arrays(data, truth=[0, 0, 1, 1]), Oracle())
+    assert np.isfinite(result.models).all()
+    assert result.score("test") < 0.2

@@ -1,0 +1,89 @@
+"""Pictures: they say what the data say, draw where they are told, and ask for matplotlib in a sentence."""
+
+import builtins
+
+import numpy as np
+import pytest
+
+import fedfuse as ff
+from fedfuse.paths import Quadratics, solution_path
+from planted import planted
+
+plt = pytest.importorskip("matplotlib.pyplot")
+plots = pytest.importorskip("fedfuse.plots")
+plt.switch_backend("Agg")
+POINTS = np.array([[-1.2], [-1.0], [1.0], [1.1]])
+
+
+@pytest.fixture(autouse=True)
+def close():
+    yield
+    plt.close("all")
+
+
+def test_path_has_a_line_for_each_device():
+    path = solution_path(Quadratics(POINTS, np.full(4, 0.25)), "scad", [0, 0.1, 0.3, 0.4])
+    ax = path.plot()
+    assert len(ax.lines) == 4
+    assert "2 from 0." in " ".join(t.get_text() for t in ax.texts)
+    assert {line.get_color() for line in ax.lines} == set(plots.COLOURS[:2])
+
+
+def test_path_of_a_large_model_shows_the_parameters_that_differ_most():
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(3, 40)) * np.where(np.arange(40) < 2, 10, 0.1)
+    ax = plots.plot_path(solution_path(points, "l1", [0, 0.1]))
+    assert len(ax.lines) == 3 * plots.PARAMETERS
+
+
+def test_figure_1_has_four_panels(tmp_path):
+    paths = [solution_path(POINTS, name, [0, 0.2, 0.4]) for name in ("l2", "l1", "scad", "smoothed-scad")]
+    axes = plots.plot_figure1(paths)
+    assert [ax.get_title().strip() for ax in axes.ravel()] == ["squared l2", "l1", "SCAD", "smoothed SCAD"]
+    plots.save_picture(axes, tmp_path / "figure1.png")
+    assert (tmp_path / "figure1.png").stat().st_size > 10_000
+
+
+def test_axes_that_are_given_are_drawn_on():
+    _, ax = plt.subplots()
+    assert plots.plot_path(solution_path(POINTS, "l1", [0, 0.1]), ax) is ax
+
+
+@pytest.mark.parametrize("strategy", ["warmup", "separate"])
+def test_tuning(strategy, tmp_path):
+    method = ff.FPFC(lam=0.0, refit=False, work=ff.Work(solver="exact"))
+    tuning = ff.tune(planted(m=6, n=60, noise=0.5), method, strategy, [0, 0.4, 20.0], rounds=50)
+    left, right = tuning.plot()
+    assert len(right.patches) == len(tuning.table)
+    assert [bar.get_height() for bar in right.patches] == tuning.table["seconds"].tolist()
+    assert "rmse" in left.get_ylabel()
+    assert f"{tuning.lam:g}" in left.get_title()
+    plots.save_picture([left, right], tmp_path / "new" / "tuning.svg")
+    assert (tmp_path / "new" / "tuning.svg").exists()
+
+
+def test_history():
+    result = ff.fit(planted(), ff.FPFC(lam=0.4, rows="train", refit=False), rounds=20, evaluate_every=5)
+    ax = plots.plot_history(result)
+    assert [line.get_label() for line in ax.lines] == ["validation rmse", "test rmse"]
+    short = ff.fit(planted(), ff.FPFC(lam=0.4, refit=False), rounds=3)
+    with pytest.raises(ff.FedfuseError, match="evaluate_every"):
+        plots.plot_history(short)
+
+
+def test_a_picture_of_another_kind_is_refused():
+    with pytest.raises(ff.FedfuseError, match=r"\.png"):
+        plots.check_picture("figure.gif")
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ff.FedfuseError, match=r"fedfuse\[report\]"):
+        plots.check_picture("figure.png")
