@@ -91,6 +91,35 @@ def test_large_rounds_equal_the_textbook(threads, m, k, d):
     assert_equal_anchors(state, book, range(m))
 
 
+@pytest.mark.parametrize("penalty", [SmoothedSCAD(0.6), SCAD(0.6), MCP(0.6), SCAD(0.0)], ids=lambda p: p.name)
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_pairs_that_go_out_of_reach_and_come_back_equal_the_textbook(penalty, warm):
+    """Rows of far pairs are not read (they are spoilt here) and not written."""
+    rng = np.random.default_rng(13)
+    m, d = 12, 5
+    start = rng.normal(size=(m, d))
+    state = FusionState(start, penalty, warm=warm, dtype=np.float64)
+    book = Textbook(start, penalty, warm=warm)
+    left = returned = 0
+    for k in range(80):
+        if k == 40:
+            state.penalty = book.penalty = type(penalty)(1.5 * penalty.lam)  # a longer reach
+        far = state.far.copy()
+        state.delta[far] = np.nan
+        active = rng.choice(m, 4, replace=False)
+        omegas = 0.9 * state.omega[active] + 0.4 * rng.normal(size=(4, d))
+        state.absorb(active, omegas)
+        book.absorb(active, omegas)
+        assert np.isnan(state.delta[far & state.far]).all()
+        left, returned = left + (state.far & ~far).sum(), returned + (far & ~state.far).sum()
+        assert_equal_pairs(state, book)
+        assert_equal_anchors(state, book, range(m))
+        np.testing.assert_allclose(state.norms(), np.linalg.norm(book.theta, axis=2), atol=1e-10)
+        distances = state.distances()[np.tril_indices(m, -1)]
+        assert (state.r <= distances + 1e-12)[state.far].all()
+    assert min(left, returned) > 20 or not penalty.lam
+
+
 @given(
     seed=st.integers(0, 2**32 - 1),
     m=st.integers(2, 40),
@@ -176,13 +205,13 @@ def test_result_does_not_depend_on_threads_or_on_the_order_of_devices(threads, d
 def test_chunks_hold_every_partner_once_and_about_the_same_work(m, share, chunks, seed):
     k = max(1, round(share * m))
     active = np.sort(np.random.default_rng(seed).choice(m, k, replace=False))
-    plan = fusion._plan(m, active, chunks)
-    assert plan.bounds[0] == 0
-    assert plan.bounds[-1] == m
-    assert (np.diff(plan.bounds) >= 0).all()
-    assert plan.active[plan.rank[active]].tolist() == active.tolist()
-    work = np.where(plan.rank < 0, k, plan.rank)
-    parts = [work[a:b].sum() for a, b in zip(plan.bounds[:-1], plan.bounds[1:], strict=True)]
+    rank, bounds = fusion._cut(m, active, chunks)
+    assert bounds[0] == 0
+    assert bounds[-1] == m
+    assert (np.diff(bounds) >= 0).all()
+    assert rank[active].tolist() == list(range(k))
+    work = np.where(rank < 0, k, rank)
+    parts = [work[bounds[c] : bounds[c + 1]].sum() for c in range(chunks)]
     assert max(parts) <= work.sum() / chunks + k
 
 

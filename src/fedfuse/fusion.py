@@ -6,9 +6,11 @@ theta = s delta and v = rho (1 - s) delta, so one vector and one number per unor
     delta_ij <- omega_i - omega_j + (1 - s_ij) delta_ij
     s_ij     <- shrink(||delta_ij||)
     zeta_i    = mean_j omega_j + (1/m) sum_{j != i} (2 s_ij - 1) delta_ij,    delta_ji = -delta_ij
+              = omega_i + (1/m) sum_{j != i} [(2 s_ij - 1) delta_ij - (omega_i - omega_j)]
 
-The start theta = v = 0 is delta = 0; the start theta = omega_i - omega_j, v = 0 is delta = omega_i - omega_j,
-s = 1.
+The start theta = v = 0 is delta = 0, s = 1; the start theta = omega_i - omega_j, v = 0 is delta = omega_i -
+omega_j, s = 1. A pair beyond the reach of the penalty gets there by itself and adds nothing to the sum: while
+it stays there, its vector is not even looked at.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse import _pairs, penalties
-from fedfuse._pairs import Pairs, Plan
+from fedfuse._pairs import Pairs, Round, Scratch
 from fedfuse.errors import FedfuseError
 from fedfuse.models._threads import spread
 from fedfuse.penalties import Penalty
-from fedfuse.types import Floats, Ints
+from fedfuse.types import Bools, Floats, Ints
 
 # Numbers in a round's pairs below which a second thread costs more than it saves.
 LARGE = 3_000_000
@@ -95,7 +97,8 @@ class FusionState:
         self.delta[:] = 0  # not np.zeros: numpy asks for huge pages only here, and rows are visited far apart
         self.s: Floats = np.ones(pairs, dtype)
         self.r: Floats = np.zeros(pairs, dtype)
-        self._sums: Floats = np.zeros((self.m, self.d))
+        self.far: Bools = np.zeros(pairs, np.bool_)
+        self._sums: Floats = self.omega.sum(axis=0, dtype=np.float64) - self.m * self.omega.astype(np.float64)
         if warm:
             self.restart_pairs()
 
@@ -135,12 +138,12 @@ class FusionState:
     @property
     def nbytes(self) -> int:
         """Bytes of the pair state."""
-        return self.delta.nbytes + self.s.nbytes + self.r.nbytes
+        return self.delta.nbytes + self.s.nbytes + self.r.nbytes + self.far.nbytes
 
     def absorb(self, devices: npt.ArrayLike, omegas: npt.ArrayLike) -> Residuals:
         """Take the new parameters of some devices and update every pair that has one of them."""
         active = np.asarray(devices, dtype=np.int64)
-        new = np.asarray(omegas, dtype=self.omega.dtype)
+        new = np.asarray(omegas, dtype=self.omega.dtype, order="C")
         if active.ndim != 1 or new.shape != (active.size, self.d):
             raise FedfuseError(
                 f"{active.size} devices need parameters of shape ({active.size}, {self.d}), got {new.shape}"
@@ -150,17 +153,19 @@ class FusionState:
         order = np.argsort(active)
         active = active[order]
         self._check(active)
-        moved, size = _pairs.place(self.omega, active, new[order])
-        primal, dual = self._update_pairs(active)
+        if (active[1:] == active[:-1]).any():
+            raise FedfuseError("a device occurs twice in one round")
+        turn, size = self._enter(active, new[order])
+        primal, dual = self._update_pairs(turn)
         scale = sqrt(size / self.m) or 1.0
-        return Residuals(primal / scale, dual / scale, sqrt(moved / active.size) / scale)
+        moved = sqrt(np.dot(turn.lengths, turn.lengths) / active.size)
+        return Residuals(primal / scale, dual / scale, moved / scale)
 
     def anchors(self, devices: npt.ArrayLike) -> Floats:
         """Return zeta_i, the vector that device i is pulled to, for each of these devices."""
         index = np.asarray(devices, dtype=np.int64)
-        mean = self.omega.mean(axis=0, dtype=np.float64)
-        zeta: Floats = (mean + self._sums[index] / self.m).astype(self.omega.dtype)
-        return zeta
+        self._check(index)
+        return np.asarray(_pairs.anchors(self.omega, self._sums, index))
 
     def admit(self, omega: npt.ArrayLike, *, warm: bool = True) -> Ints:
         """Add newcomers (one vector, or one row each); return their numbers. Nobody else's parameters change.
@@ -172,39 +177,31 @@ class FusionState:
             raise FedfuseError(f"a newcomer needs {self.d} parameters, got {new.shape[1]}")
         before, self.omega = self.m, np.concatenate([self.omega, new])
         fresh = self.m * (self.m - 1) // 2 - len(self.s)
-        first = len(self.s)
         self.delta = np.concatenate([self.delta, np.zeros((fresh, self.d), self.delta.dtype)])
         self.s = np.concatenate([self.s, np.ones(fresh, self.s.dtype)])
         self.r = np.concatenate([self.r, np.zeros(fresh, self.r.dtype)])
+        self.far = np.concatenate([self.far, np.full(fresh, warm)])
         self._sums = np.concatenate([self._sums, np.zeros((len(new), self.d))])
-        if warm:
-            hi, lo = np.tril_indices(self.m, -1)
-            for start in range(first, len(self.s), 4096):
-                block = slice(start, start + 4096)
-                self.delta[block] = self.omega[lo[block]] - self.omega[hi[block]]
-                self.r[block] = np.linalg.norm(self.delta[block], axis=1)
+        if not warm:
             self.renew()
         return np.arange(before, self.m)
 
     def restart_pairs(self) -> None:
         """Forget all pairs: theta_ij = omega_i - omega_j, v_ij = 0."""
-        self.s[:] = 1
-        spread(
-            lambda jobs: _pairs.differences(self.delta, self.r, self.omega, jobs),
-            WORK * np.arange(self.m) * self.d,
-        )
-        self.renew()
+        self.s[:], self.r[:], self.far[:] = 1, 0, True
+        self._sums[:] = 0
 
     def renew(self) -> None:
         """Build all anchor sums anew from the stored pairs."""
         spread(
-            lambda jobs: _pairs.total_sums(self.delta, self.s, self._sums, jobs),
+            lambda jobs: _pairs.total_sums(self._all, self.omega, jobs),
             np.full(self.m, WORK * self.m * self.d),
         )
 
     def norms(self) -> Floats:
         """Return ||theta_ij|| for all pairs (m x m, symmetric)."""
-        return self._square(self.s.astype(np.float64) * self.r)
+        near = self._square(np.where(self.far, 0, self.s.astype(np.float64) * self.r))
+        return near + self._square(self.far) * self.distances() if self.far.any() else near
 
     def distances(self) -> Floats:
         """Return ||omega_i - omega_j|| for all pairs (m x m)."""
@@ -225,18 +222,17 @@ class FusionState:
 
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return the whole state as arrays (see `unpack`)."""
-        arrays = {"omega": self.omega, "delta": self.delta, "s": self.s, "r": self.r, "sums": self._sums}
-        return {**arrays, "rho": np.float64(self.rho)[None]}
+        return {**self._all._asdict(), "omega": self.omega, "rho": np.float64(self.rho)[None]}
 
     @classmethod
     def unpack(cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty) -> FusionState:
         """Build the state that `pack` took apart."""
         state = cls.__new__(cls)
-        state.omega, state.delta, state.s, state.r = (arrays[n] for n in ("omega", "delta", "s", "r"))
-        state._sums, state._rho = arrays["sums"], float(arrays["rho"][0])
+        state.omega, state._rho = arrays["omega"], float(arrays["rho"][0])
+        state.delta, state.s, state.r, state.far, state._sums = (arrays[name] for name in Pairs._fields)
         pairs = state.m * (state.m - 1) // 2
-        shapes = (state.delta.shape, state.s.shape, state.r.shape, state._sums.shape)
-        if shapes != ((pairs, state.d), (pairs,), (pairs,), (state.m, state.d)):
+        shapes = [array.shape for array in state._all]
+        if shapes != [(pairs, state.d), (pairs,), (pairs,), (pairs,), (state.m, state.d)]:
             raise FedfuseError("the arrays of this fusion state do not fit each other")
         state.penalty = penalty
         return state
@@ -255,31 +251,42 @@ class FusionState:
         settings = {k.removeprefix("penalty_"): v.item() for k, v in arrays.items() if k.startswith("penalty_")}
         return cls.unpack(arrays, penalties.from_config(settings))
 
-    def _update_pairs(self, active: Ints) -> tuple[float, float]:
-        """Update every pair with an active device; return the root mean squares of its residuals."""
+    @property
+    def _all(self) -> Pairs:
+        return Pairs(self.delta, self.s, self.r, self.far, self._sums)
+
+    def _enter(self, active: Ints, new: Floats) -> tuple[Round, float]:
+        """Put in new parameters; return what that changes, and the squared length of all parameters."""
         k, (m, d) = active.size, self.omega.shape
-        pairs = max(k * (m - k) + k * (k - 1) // 2, 1)
         # by sizes alone, so that the number of threads does not change results
-        chunks = min(max(m // 25, 2), 8) if pairs * d > LARGE else 1
-        plan = _plan(m, active, chunks)
-        private, squares = np.zeros((chunks, k + 1, d), self.delta.dtype), np.zeros((chunks, 2))
-        state = Pairs(self.delta, self.s, self.r, self._sums)
-        spread(
-            lambda jobs: _pairs.absorb(state, self.omega, self._pieces, plan, private, squares, jobs),
-            np.full(chunks, WORK * pairs * d / chunks),
+        chunks = min(max(m // 25, 2), 8) if _meetings(m, k) * d > LARGE else 1
+        rank, bounds = _cut(m, active, chunks)
+        turn = Round(active, rank, np.empty_like(new), np.empty_like(new), np.empty(k), bounds)
+        return turn, _pairs.place(self.omega, new, turn)
+
+    def _update_pairs(self, turn: Round) -> tuple[float, float]:
+        """Update every pair with an active device; return the root mean squares of its residuals."""
+        k, chunks, (m, d) = turn.active.size, turn.bounds.size - 1, self.omega.shape
+        state, reach, meetings = self._all, float(self.penalty.reach), _meetings(m, k)
+        scratch = Scratch(
+            sums=np.zeros((chunks, k + 1, d), self.delta.dtype),
+            near=np.zeros((chunks, k), np.int64),
+            todo=np.empty((chunks, 2, _pairs.TILE * m), np.int64),
+            squares=np.empty((chunks, 2)),
         )
-        _pairs.gather(private, active, self._sums)
-        primal, dual = squares.sum(axis=0)
-        return sqrt(primal / pairs), sqrt(dual / pairs)
+        spread(
+            lambda jobs: _pairs.absorb(state, self.omega, turn, self._pieces, reach, scratch, jobs),
+            np.full(chunks, WORK * meetings * d / chunks),
+        )
+        _pairs.gather(scratch, turn.active, self.omega, self._sums)
+        primal, dual = scratch.squares.sum(axis=0)
+        return sqrt(primal / max(meetings, 1)), sqrt(dual / max(meetings, 1))
 
-    def _check(self, active: Ints) -> None:
-        """Look over the sorted numbers of devices."""
-        if active[0] < 0 or active[-1] >= self.m:
-            raise FedfuseError(f"devices must lie in 0 … {self.m - 1}, got {active[0]} … {active[-1]}")
-        if (active[1:] == active[:-1]).any():
-            raise FedfuseError("a device occurs twice in one round")
+    def _check(self, devices: Ints) -> None:
+        if devices.size and not 0 <= devices.min() <= devices.max() < self.m:
+            raise FedfuseError(f"devices must lie in 0 … {self.m - 1}, got {devices.min()} … {devices.max()}")
 
-    def _square(self, pairs: Floats) -> Floats:
+    def _square(self, pairs: Floats | Bools) -> Floats:
         full = np.zeros((self.m, self.m))
         full[np.tril_indices(self.m, -1)] = pairs
         return np.asarray(full + full.T)
@@ -289,11 +296,17 @@ class FusionState:
             return np.zeros(self.d, self.delta.dtype)
         lo, hi = min(i, j), max(i, j)
         p = hi * (hi - 1) // 2 + lo
-        return np.asarray(weight(self.s[p]) * self.delta[p] * (1 if i < j else -1))
+        delta = self.omega[lo] - self.omega[hi] if self.far[p] else self.delta[p]
+        return np.asarray(weight(self.s[p]) * delta * (1 if i < j else -1))
 
 
-def _plan(m: int, active: Ints, chunks: int) -> Plan:
-    """Cut the partners of these devices into runs of about the same number of pairs."""
+def _meetings(m: int, k: int) -> int:
+    """Return the number of pairs that have at least one of k active devices."""
+    return k * (m - k) + k * (k - 1) // 2
+
+
+def _cut(m: int, active: Ints, chunks: int) -> tuple[Ints, Ints]:
+    """Return each device's place among the active ones (or -1), and partners cut into runs of equal work."""
     rank = np.full(m, -1)
     rank[active] = np.arange(active.size)
     bounds = np.zeros(chunks + 1, np.int64)
@@ -301,4 +314,4 @@ def _plan(m: int, active: Ints, chunks: int) -> Plan:
         pairs = np.where(rank < 0, active.size, rank).cumsum()
         bounds[1:] = np.searchsorted(pairs, pairs[-1] / chunks * np.arange(1, chunks + 1))
     bounds[-1] = m
-    return Plan(active, rank, bounds)
+    return rank, bounds
