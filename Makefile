@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Real data are read where they are; tests that need them skip with a reason otherwise.
-export FEDFUSE_DATA ?= $(wildcard ../shared/data)
+export FEDFUSE_DATA ?= $(abspath $(wildcard ../shared/data))
 
 .PHONY: run test slow lint bench clean
 
