@@ -39,6 +39,7 @@ CHECKS = 3  # times that groups are checked and refitted
 SPLITS = 4  # times that groups with structure left in them are halved
 MOVE = 1.645  # standard errors by which another group's model must be better for a device to move
 CERTAIN = 3.0  # standard errors from which on two groups differ beyond doubt
+ENOUGH = 3  # validation rows in all for each parameter of one model
 DOUBT = 2.33  # one-sided, 1 %: from here on there is structure left
 
 
@@ -286,12 +287,14 @@ class AutoFPFC(Refit):
     def stability(self, state: StagedState) -> float:
         """Return how well the groupings of all ridges and the final one agree (1: all the same).
 
-        Structure that is left inside the groups counts against it.
+        Structure that is left inside the groups counts against it, and so do too few validation rows: with fewer
+        than ENOUGH for each parameter of one model, groups that differ may look alike.
         """
         groupings = [*state.memory["groupings"], state.memory["labels"]]
         agreement = [adjusted_rand(x, y) or 0.0 for x, y in combinations(groupings, 2)]
         left = max(0.0, float(state.memory["residue"][0]) - DOUBT)
-        return float(np.clip(np.mean(agreement), 0, 1) / (1 + left))
+        enough = min(1.0, state.world.counts["validation"].sum() / (ENOUGH * state.world.d))
+        return float(enough * np.clip(np.mean(agreement), 0, 1) / (1 + left))
 
     def sureness(self, state: StagedState) -> tuple[float, Floats]:
         return self.stability(state), state.memory["confidence"]
