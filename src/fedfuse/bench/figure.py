@@ -42,11 +42,12 @@ class Figure:
         """Whether the goal is reached; None without a goal."""
         if self.goal is None:
             return None
-        return self.ratio >= self.goal if self.sense == "at least" else self.ratio <= self.goal
+        return bool(self.ratio >= self.goal if self.sense == "at least" else self.ratio <= self.goal)
 
     def to_dict(self, *, judged: bool) -> dict[str, Any]:
         """Return the figure for a JSON file."""
-        return {**asdict(self), "met": self.met if judged else None}
+        numbers = {name: float(getattr(self, name)) for name in ("value", "reference", "ratio")}
+        return {**asdict(self), **numbers, "met": self.met if judged else None}
 
 
 def table(figures: Iterable[Figure], *, judged: bool) -> Table:

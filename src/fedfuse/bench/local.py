@@ -25,6 +25,8 @@ from fedfuse.types import Floats, Ints
 
 STEPS, LR = 10, 0.1
 WORK = Work(steps=STEPS, lr=LR)
+METHOD = FPFC(lam=0.6, work=WORK)
+SETTINGS = Settings(rounds=10**9, participation=0.3, tol=0.0, evaluate_every=10**9)
 
 
 def figures(sizes: Sizes) -> Iterator[Figure]:
@@ -56,9 +58,8 @@ class Problem:
 
     def run(self) -> Run:
         """Return a run of FPFC that never evaluates."""
-        settings = Settings(rounds=10**9, participation=0.3, tol=0.0, evaluate_every=10**9)
-        fleet = InProcess(self.federation, self.model, dtype=settings.dtype)
-        run = Run(self.federation, self.model, FPFC(lam=0.6, work=WORK), settings, fleet)
+        fleet = InProcess(self.federation, self.model, dtype=SETTINGS.dtype)
+        run = Run(self.federation, self.model, METHOD, SETTINGS, fleet)
         run.begin()
         return run
 
@@ -83,14 +84,14 @@ class TextbookRun:
     """The same rounds as `Problem.run`, by textbook loops and plain NumPy."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem, self._run = problem, problem.run()
+        self._problem = problem
         self.omega = np.zeros((problem.federation.m, problem.model.d), np.float32)
-        self._server = TextbookServer(self.omega, self._run.method.penalty)  # type: ignore[attr-defined]
+        self._server = TextbookServer(self.omega, METHOD.penalty)
         self._k = 0
 
     def round(self) -> None:
         """One round."""
-        active = self._run.settings.active(self._k, len(self.omega))
+        active = SETTINGS.active(self._k, len(self.omega))
         anchors = np.array([self._server.zeta[i] for i in active])
         matrices = self._problem.matrices
         new = self._problem.plain_steps(active, matrices(self.omega[active]), matrices(anchors))
@@ -107,7 +108,7 @@ def _whole_round(problem: Problem, sizes: Sizes) -> Figure:
 
 
 def _local_steps(problem: Problem, sizes: Sizes) -> Iterator[Figure]:
-    model, devices = problem.model, np.arange(30)
+    model, devices = problem.model, SETTINGS.active(0, problem.federation.m)
     data = model.load(problem.rows, np.float32)
     start = np.zeros((devices.size, model.d), np.float32)
     plain, product = problem.matrices(start), machine.Sgemm(sizes.sgemm)
