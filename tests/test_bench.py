@@ -43,7 +43,7 @@ def test_rounds_of_the_yardstick_are_those_of_fedfuse():
     for _ in range(2):
         run.round()
         book.round()
-    np.testing.assert_allclose(run.state.omega, book.omega, atol=1e-4)
+    np.testing.assert_allclose(run.state.pairs.omega, book.omega, atol=1e-4)
     assert np.abs(book.omega).max() > 0.1
 
 

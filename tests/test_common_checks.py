@@ -31,9 +31,23 @@ VARIANTS = {
     "fpfc-auto-penalty": partial(ff.FPFC, refit=False),
     "fpfc-l1": partial(ff.FPFCL1, refit=False),
     "fpfc-l1-refit": ff.FPFCL1,
+    "local": ff.Local,
+    "fedavg": ff.FedAvg,
+    "lg-fedavg": ff.LGFedAvg,
+    "per-fedavg": ff.PerFedAvg,
+    "per-fedavg-hf": partial(ff.PerFedAvg, variant="hessian-free"),
+    "ifca": partial(ff.IFCA, n_models=2),
+    "ifca-gradient": partial(ff.IFCA, n_models=2, average="gradient"),
+    "ifca-soft": partial(ff.IFCA, n_models=2, temperature=0.5),
+    "ifca-searched": ff.IFCA,
+    "cfl": partial(ff.CFL, eps1=10.0, eps2=0.0),
+    "cfl-searched": ff.CFL,
+    "pacfl": partial(ff.PACFL, threshold=10.0, p=1),
+    "pacfl-cluster": partial(ff.PACFL, threshold=10.0, p=1, evaluate="cluster"),
+    "pacfl-searched": ff.PACFL,
     "oracle": Oracle,
 }
-PAPER = ("fpfc", "fpfc-l1")  # one exchange of models per round, and nothing else
+PAPER = ("fpfc", "fpfc-l1", "fedavg", "lg-fedavg", "per-fedavg")  # one exchange of models per round, and nothing else
 DRAWS_NOTHING = ("fpfc-auto", "oracle")  # every device is asked in turn, and answers without chance
 
 

@@ -194,7 +194,7 @@ def test_only_the_first_answer_counts():
     federation, keeps = planted(m=4), (Keep(), Keep())
     plain = fit(federation, METHOD, rounds=8, tol=0, callbacks=[keeps[0]])
     result = fit(federation, METHOD, rounds=8, tol=0, fleet=Liars(federation, {2: thrice}), callbacks=[keeps[1]])
-    np.testing.assert_array_equal(keeps[0].run.state.omega, keeps[1].run.state.omega)
+    np.testing.assert_array_equal(keeps[0].run.state.pairs.omega, keeps[1].run.state.pairs.omega)
     assert result.refused == {"not asked for, or too late": 16}
     d = result.model.d
     assert result.cost_floats == plain.cost_floats + 16 * d  # what was sent was sent
@@ -234,8 +234,8 @@ def test_any_mixture_of_lies(plan):
     fleet = Liars(federation, {i: LIES[word] for i, word in plan.items()})
     result = fit(federation, METHOD, rounds=4, tol=0, fleet=fleet, callbacks=[keep])
     assert sum(result.refused.values()) == 4 * sum(word != "silent" for word in plan.values())
-    assert np.isfinite(keep.run.state.omega).all()
-    assert (keep.run.state.omega[sorted(plan)] == 0).all()
+    assert np.isfinite(keep.run.state.pairs.omega).all()
+    assert (keep.run.state.pairs.omega[sorted(plan)] == 0).all()
 
 
 def test_divergence_is_refused_and_counted():

@@ -43,7 +43,7 @@ def test_warm_up_stops_when_validation_falls_and_goes_back():
     # from the snapshot on: as good as when it was left, and not as bad as the last lambda
     onwards = tuning.curve[tuning.curve["stage"] == ONWARDS]
     assert onwards["validation"].iloc[0] == pytest.approx(tuning.table["validation"][1], rel=0.05)
-    assert keep.run.state.fusion.penalty.lam == 0.4
+    assert keep.run.state.fusion.pairs.penalty.lam == 0.4
 
 
 def test_warm_up_starts_each_lambda_where_the_last_ended_and_separate_does_not():

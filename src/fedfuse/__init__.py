@@ -6,7 +6,7 @@ from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState
-from fedfuse.methods import FPFC, FPFCL1
+from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, FedAvg, LGFedAvg, Local, PerFedAvg
 from fedfuse.models import LinearRegression, SoftmaxRegression
 from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
 from fedfuse.result import Result
@@ -20,20 +20,27 @@ if TYPE_CHECKING:
     from fedfuse.tuning import Tuning, tune
 
 __all__ = [
+    "CFL",
     "FPFC",
     "FPFCL1",
+    "IFCA",
     "L1",
     "MCP",
+    "PACFL",
     "SCAD",
     "Callback",
     "Decay",
     "FPFCClassifier",
     "FPFCRegressor",
+    "FedAvg",
     "Federation",
     "FedfuseError",
     "FusionState",
     "Grow",
+    "LGFedAvg",
     "LinearRegression",
+    "Local",
+    "PerFedAvg",
     "Result",
     "Settings",
     "SmoothedSCAD",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from os import PathLike
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedfuse._version import __version__
-from fedfuse.clusters import adjusted_rand
+from fedfuse.clusters import adjusted_rand, cluster_means
 from fedfuse.data.federation import Federation, Goal, default_features
 from fedfuse.errors import FedfuseError
 from fedfuse.models import Model, model_called
@@ -104,6 +104,10 @@ class Result:
         How sure the grouping is as a whole (0 to 1), where the method can tell.
     confidence
         For every device the chance that no other group's model suits it better, where the method can tell.
+    kept
+        What the method needs besides to take in newcomers.
+    chosen
+        Settings that were left open and have been chosen on validation rows.
     """
 
     profile: Profile
@@ -124,6 +128,8 @@ class Result:
     lam: float | None = None
     stability: float | None = None
     confidence: Floats | None = None
+    kept: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    chosen: dict[str, Any] = field(default_factory=dict)
 
     @property
     def n_clusters(self) -> int:
@@ -142,9 +148,11 @@ class Result:
 
     @property
     def cluster_models(self) -> Floats:
-        """The parameters of each cluster (n_clusters x d)."""
+        """The parameters of each cluster (n_clusters x d); where devices have their own, the mean."""
         _, first = np.unique(self.labels, return_index=True)
-        return self.models[first]
+        if (self.models == self.models[first][self.labels]).all():
+            return self.models[first]
+        return cluster_means(self.models, self.labels, self.profile.counts)
 
     def score(self, part: str = "test") -> float:
         """Return the mean over devices of accuracy or RMSE on ``"validation"`` or ``"test"``."""
@@ -256,6 +264,7 @@ class Result:
             "version": __version__,
             "converged": self.converged,
             "refit_rounds": self.refit_rounds,
+            "chosen": self.chosen,
             "refused": self.refused,
             "stability": self.stability,
             "uncertain": self.uncertain,
@@ -286,6 +295,8 @@ class Result:
         if self.confidence is not None:
             arrays["confidence"] = self.confidence
         write_arrays(path / "models.npz", arrays)
+        if self.kept:
+            write_arrays(path / "kept.npz", self.kept)
         profile = {"model": type(self.model).__name__, "method": self.method, **self.profile.to_json()}
         write_json(path / "profile.json", profile)
         write_json(path / "summary.json", self.summary())
@@ -298,6 +309,7 @@ class Result:
             raise FedfuseError(f"the run in {path} is not finished: go on with it by 'fedfuse resume {path}'")
         summary, profile = read_json(path / "summary.json"), read_json(path / "profile.json")
         arrays = read_arrays(path / "models.npz")
+        kept = read_arrays(path / "kept.npz") if (path / "kept.npz").exists() else {}
         try:
             known = Profile.from_json(profile)
             return cls(
@@ -308,9 +320,13 @@ class Result:
                 models=arrays.pop("models"),
                 confidence=arrays.pop("confidence", None),
                 scores=arrays,
+                kept=kept,
                 history=pd.read_csv(path / "history.csv"),
                 **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged")},
-                **{k: summary[k] for k in ("cost_floats", "refused", "seconds", "lam", "stability", "refit_rounds")},
+                **{
+                    k: summary[k]
+                    for k in ("cost_floats", "refused", "seconds", "lam", "stability", "refit_rounds", "chosen")
+                },
             )
         except (KeyError, TypeError, OSError, ValueError) as problem:
             raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from None

@@ -21,6 +21,8 @@ from fedfuse.types import Floats
 
 Part: TypeAlias = Literal["train", "train/1", "train/2", "validation", "train+validation", "test", "all"]
 Solver: TypeAlias = Literal["gd", "exact"]
+Into: TypeAlias = Literal["all", "shared", "fused"]
+Send: TypeAlias = Literal["model", "part", "update", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,47 @@ class Work:
 
 @dataclass(frozen=True)
 class Install:
-    """Keep this vector as your own model (the first broadcast). Answered without floats."""
+    """Keep this vector as your own model (the first broadcast). Answered without floats.
+
+    The first ``known`` numbers devices can make themselves (zeros, or a draw from a seed that all know): these are not
+    sent.
+    """
 
     model: Floats
+    known: int = 0
 
     @property
     def floats_down(self) -> int:
-        return int(self.model.size)
+        return int(self.model.size) - self.known
 
     def floats_up(self, d: int) -> int:
         return 0
+
+
+@dataclass(frozen=True)
+class Add:
+    """Add this vector to your own model. Answered without floats."""
+
+    update: Floats
+
+    @property
+    def floats_down(self) -> int:
+        return int(self.update.size)
+
+    def floats_up(self, d: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Show:
+    """Let your own model be looked at: for the record of an experiment, never part of a method."""
+
+    @property
+    def floats_down(self) -> int:
+        return 0
+
+    def floats_up(self, d: int) -> int:
+        return d
 
 
 @dataclass(frozen=True)
@@ -84,6 +117,10 @@ class Train:
     ``start=None`` means: from your own last model, which you keep. ``anchor=None`` with ``rho`` means: towards
     zero, and without it no anchor at all. Nothing is sent for either. With ``score``, the accuracy or RMSE of the
     new w on that part of your rows follows it (0 if there are none).
+
+    Of a model with shared weights, ``start`` may be one part alone, ``into`` says which; the rest is the device's own.
+    The anchor pulls on the fused part, and has its length. ``send`` says what comes back: the new model, only the
+    ``"part"`` that ``start`` was, the ``"update"`` (new minus old, and the old model is kept), or nothing at all.
     """
 
     work: Work
@@ -92,13 +129,100 @@ class Train:
     rho: float = 0.0
     rows: Part = "train"
     score: Part | None = None
+    into: Into = "all"
+    send: Send = "model"
 
     @property
     def floats_down(self) -> int:
         return sum(v.size for v in (self.start, self.anchor) if v is not None)
 
     def floats_up(self, d: int) -> int:
-        return d + (self.score is not None)
+        sent = {"model": d, "update": d, "nothing": 0, "part": 0 if self.start is None else self.start.size}
+        return sent[self.send] + (self.score is not None)
+
+
+@dataclass(frozen=True)
+class MetaTrain:
+    """Take ``work.steps`` steps of size ``work.lr`` against the loss after one gradient step of size ``inner``; send w.
+
+    u = w - inner grad f(w), g = grad f(u), then w - lr g (first order), or with ``hessian`` w - lr (g - inner h), where
+    h = (grad f(w + eps g) - grad f(w - eps g)) / (2 eps) stands for the Hessian times g. With mini-batches each of the
+    gradients is on a batch of its own.
+    """
+
+    work: Work
+    start: Floats
+    inner: float
+    hessian: bool = False
+    rows: Part = "train"
+
+    @property
+    def floats_down(self) -> int:
+        return int(self.start.size)
+
+    def floats_up(self, d: int) -> int:
+        return d
+
+
+@dataclass(frozen=True)
+class Choose:
+    """Find the head that suits your rows best, and work with it: the step of a device in IFCA.
+
+    A head is the fused part of a model, ``shared`` the part that all have in common. Without ``work`` the gradient
+    comes back, else the trained model; then one weight for each head: 1 for the one with the least loss, 0 for the
+    others. With a ``temperature`` the weights are softmax(-loss / temperature), and there are as many answers as heads,
+    one after the other.
+    """
+
+    shared: Floats
+    heads: Floats
+    work: Work | None = None
+    temperature: float = 0.0
+    rows: Part = "train"
+
+    @property
+    def floats_down(self) -> int:
+        return int(self.shared.size + self.heads.size)
+
+    def floats_up(self, d: int) -> int:
+        answers = len(self.heads) if self.temperature else 1
+        return answers * d + len(self.heads)
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """Send the first ``p`` left singular vectors of your features (features x rows), for classes those of each class.
+
+    Columns one after the other, each with a sum that is not negative: singular vectors have no sign of their own.
+    """
+
+    p: int
+    features: int
+    classes: int
+    rows: Part = "train"
+
+    @property
+    def floats_down(self) -> int:
+        return 0
+
+    def floats_up(self, d: int) -> int:
+        """At the most: a device that lacks a class, or rows of it, sends less."""
+        return self.features * self.p * max(self.classes, 1)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Send the accuracy or RMSE of this model on these of your rows (0 if there are none)."""
+
+    model: Floats
+    rows: Part = "validation"
+
+    @property
+    def floats_down(self) -> int:
+        return int(self.model.size)
+
+    def floats_up(self, d: int) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -219,7 +343,10 @@ class Rescale:
         return 0
 
 
-Task: TypeAlias = Install | Train | Alone | Gradient | Losses | Judge | Residue | Moments | Rescale
+Task: TypeAlias = (
+    Install | Add | Show | Train | MetaTrain | Choose | Subspace | Score
+    | Alone | Gradient | Losses | Judge | Residue | Moments | Rescale
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -262,7 +389,7 @@ def fault(reply: Reply, asked: Mapping[int, Order], m: int, d: int, dtype: npt.D
     if order is None or reply.round != order.round:
         return "not asked for, or too late"
     values = np.asarray(reply.values)
-    if values.shape != (order.task.floats_up(d),):
+    if values.ndim != 1 or not _fits(order.task, values.size, d):
         return "wrong length"
     if values.dtype.kind not in "fiu":
         return "not numbers"
@@ -270,6 +397,12 @@ def fault(reply: Reply, asked: Mapping[int, Order], m: int, d: int, dtype: npt.D
     if not np.isfinite(largest):
         return "not finite"
     return "too large" if largest > largest_value(d, dtype) else None
+
+
+def _fits(task: Task, size: int, d: int) -> bool:
+    if isinstance(task, Subspace):
+        return 0 < size <= task.floats_up(d) and size % task.features == 0
+    return size == task.floats_up(d)
 
 
 @dataclass

@@ -6,6 +6,7 @@ give the good ones to the method, record, save, stop when nothing moves any more
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import threading
@@ -35,7 +36,7 @@ from fedfuse.models import Model, default_model, model_called
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
-from fedfuse.tasks import Ledger, Order, Part, Reply, Work, fault
+from fedfuse.tasks import Install, Ledger, Order, Part, Reply, Show, Task, Work, fault
 from fedfuse.types import Floats, Ints
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 Sampler: TypeAlias = Callable[[int, int], Ints]
 Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
+TRIES = 3  # to send what comes before the first round
+LOOK = -2  # the round of what is no message, but a look at a device
 
 
 @dataclass(frozen=True)
@@ -139,14 +142,22 @@ class Run:
     @property
     def now(self) -> Method[Any]:
         """The method of the plan that is at work."""
-        return self.method.plan[self.stage].given(self.before.lam if self.before else None)
+        return self.method.plan[self.stage].given(self.before)
 
     def begin(self) -> None:
         """Set up the state of the method at work and send what it sends before its first round."""
         self.state = self.now.begin(self.world, self.before)
-        opening = self.now.opening(self.state)
-        self._exchange([Order(device, -1, task) for device, task in opening.items()])
+        self._open(self.now.opening(self.state))
         self.whole = True
+
+    def _open(self, tasks: dict[int, Task]) -> None:
+        """Send what comes before the first round, to those who do not answer a few times."""
+        replies: dict[int, Reply] = {}
+        for _ in range(TRIES):
+            missing = [Order(device, -1, task) for device, task in tasks.items() if device not in replies]
+            replies |= {r.device: r for r in self._exchange(missing)}
+        devices = np.array(sorted(replies), dtype=np.int64)
+        self.now.opened(self.state, devices, [replies[i].values for i in sorted(replies)])
 
     def go(self) -> Result:
         """Train to the end."""
@@ -174,6 +185,7 @@ class Run:
         replies = self._exchange([Order(int(i), k, t) for i, t in zip(active, tasks, strict=True)])
         devices = np.array([r.device for r in replies], dtype=np.int64)
         residuals = method.update(self.state, devices, [r.values for r in replies])
+        self._exchange([Order(device, k, task) for device, task in method.broadcast(self.state).items()])
         self.k = k + 1
         row: Row = {"round": k, "active": len(active), "replies": len(replies)}
         row["cost_floats"] = self.ledger.floats
@@ -188,8 +200,8 @@ class Run:
         if self.stage + 1 == len(self.method.plan):
             return False
         self._exchange([Order(device, -1, task) for device, task in self.now.closing(self.state).items()])
-        self.before = self.now.final(self.state, self.world)
         self.cut_short |= not self.settled
+        self.before = self.now.final(self.state, self.world)
         self.stage, self.stage_start = self.stage + 1, self.k
         self.begin()
         return not self.over
@@ -230,7 +242,8 @@ class Run:
                 "ledger": asdict(self.ledger),
                 "history": self.history,
             }
-            self.store.save_checkpoint(meta, self.now.pack(self.state) | _packed(self.before))
+            own = {"own": np.stack(self._look([Show()] * self.world.m))} if self.now.private else {}
+            self.store.save_checkpoint(meta, self.now.pack(self.state) | _packed(self.before) | own)
 
     def restore(self) -> bool:
         """Go back to the last checkpoint; False if there is none."""
@@ -243,14 +256,20 @@ class Run:
                 raise FedfuseError("the checkpoint belongs to another federation: its data are not these")
             self.stage, self.stage_start, self.before = meta["stage"], meta["stage_start"], _unpacked(arrays)
             self.cut_short = meta["cut_short"]
-            self.state = self.now.unpack(arrays, self.world)
+            own = arrays.pop("own", None)
+            self.state = self.now.unpack(
+                {name: array for name, array in arrays.items() if not name.startswith("before_")}, self.world
+            )
             self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
             self.ledger = Ledger(**meta["ledger"])
         except (KeyError, TypeError) as gap:
             raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
         if self.now.models(self.state).shape != (self.world.m, self.world.d):
             raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
-        for tasks in self.now.recovery(self.state):  # devices of this process have forgotten everything
+        lost = self.now.recovery(self.state)  # devices of this process have forgotten everything
+        if own is not None:
+            lost.append({i: Install(w) for i, w in enumerate(own)})
+        for tasks in lost:
             self.fleet.submit([Order(device, -1, task) for device, task in tasks.items()])
             self.fleet.collect()
         self.whole = True
@@ -258,7 +277,7 @@ class Run:
 
     def result(self) -> Result:
         """Return what the run has found so far."""
-        found = self.now.final(self.state, self.world)
+        found = self._in_use(self.now.final(self.state, self.world))
         sure = self.now.sureness(self.state)
         refitting = self.stage > 0 and isinstance(self.now, Refit)
         return Result(
@@ -271,11 +290,13 @@ class Run:
             refit_rounds=self.k - self.stage_start if refitting else 0,
             converged=self.settled,
             lam=found.lam,
+            chosen=dict(self.before.settings) if self.before else {},
             labels=found.labels,
             models=np.asarray(found.models),
             scores=self._evaluator.all_parts(found.models, self.now.validated(self.state, found)),
             stability=None if sure is None else sure[0],
             confidence=None if sure is None else sure[1],
+            kept=self.now.keep(self.state),
             history=pd.DataFrame(self.history),
             cost_floats=self.ledger.floats,
             refused=dict(self.ledger.refused),
@@ -301,8 +322,21 @@ class Run:
                     del asked[reply.device]  # its answer is in, good or bad
         return [good[i] for i in sorted(good)]
 
+    def _in_use(self, found: Found) -> Found:
+        """Return what devices really use: what they make of it at home, where they do."""
+        tasks = self.now.at_home(self.state)
+        return found if tasks is None else self.now.deployed(self.state, found, self._look(tasks))
+
+    def _look(self, tasks: Sequence[Task]) -> list[Floats]:
+        """Ask every device for what only an experiment may see; not a message of the method, and not counted."""
+        self.fleet.submit([Order(i, LOOK, task) for i, task in enumerate(tasks)])
+        seen: dict[int, Floats] = {}
+        while len(seen) < len(tasks) and (arrived := self.fleet.collect()):
+            seen |= {reply.device: reply.values for reply in arrived if reply.round == LOOK}
+        return [seen[i] for i in range(len(tasks))]
+
     def _evaluation(self) -> Row:
-        found = Found(self.now.models(self.state), self.now.labels(self.state))
+        found = self._in_use(Found(self.now.models(self.state), self.now.labels(self.state)))
         scores = self._evaluator.means(found.models, self.now.validated(self.state, found))
         ari = adjusted_rand(self.federation.truth, found.labels)
         return {"n_clusters": int(found.labels.max()) + 1, "ari": ari, **scores}
@@ -498,8 +532,8 @@ def _distinct_devices(devices: Any, k: int, m: int) -> Ints:
 
 
 def _world(federation: Federation, model: Model[Any], settings: Settings) -> World:
-    def initial(start: Any) -> Floats:
-        return model.initial(start, generator(settings.seed, "initial"))
+    def initial(start: Any, number: int = 0) -> Floats:
+        return model.initial(start, generator(settings.seed, "initial", *([number] if number else [])))
 
     parts: tuple[Part, ...] = ("train", "validation", "train+validation")
     counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
@@ -510,14 +544,21 @@ def _packed(found: Found | None) -> dict[str, npt.NDArray[Any]]:
     if found is None:
         return {}
     lam = np.nan if found.lam is None else found.lam
-    return {"before_models": found.models, "before_labels": found.labels, "before_lam": np.array([lam])}
+    settings = np.frombuffer(json.dumps(dict(found.settings)).encode(), np.uint8)
+    plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam]), "settings": settings}
+    kept = {f"kept_{name}": array for name, array in found.kept.items()}
+    return {f"before_{name}": array for name, array in (plain | kept).items()}
 
 
 def _unpacked(arrays: dict[str, npt.NDArray[Any]]) -> Found | None:
     if "before_models" not in arrays:
         return None
     lam = float(arrays["before_lam"][0])
-    return Found(arrays["before_models"], arrays["before_labels"], lam if np.isfinite(lam) else None)
+    settings = json.loads(arrays["before_settings"].tobytes())
+    prefix = "before_kept_"
+    kept = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    known = lam if np.isfinite(lam) else None
+    return Found(arrays["before_models"], arrays["before_labels"], known, settings, kept)
 
 
 def _fitting_model(federation: Federation, model: Model[Any] | None) -> Model[Any]:

@@ -15,6 +15,7 @@ from fedfuse.data import load
 from fedfuse.errors import FedfuseError
 from fedfuse.fleet import InProcess
 from fedfuse.methods import METHODS, World, from_config, method_called
+from fedfuse.methods.base import Found
 from fedfuse.models import default_model
 from fedfuse.tasks import Install, Order
 from fedfuse.training import Run, Settings, fit
@@ -69,7 +70,7 @@ def test_fit_equals_the_textbook(goal, method):
 
     keep = Keep()
     fit(federation, method, rounds=rounds, tol=0, participation=sampler, dtype="float64", callbacks=[keep])
-    state = keep.run.state
+    state = keep.run.state.pairs
     book = by_the_book(federation, method, state.d, rounds, sampler)
     np.testing.assert_allclose(state.omega, book.omega, rtol=0, atol=1e-8)
     np.testing.assert_allclose(state.norms(), np.linalg.norm(book.theta, axis=2), rtol=0, atol=1e-8)
@@ -81,7 +82,7 @@ def test_a_huge_lambda_is_consensus(goal):
     federation, keep = planted(goal, noise=1.0), Keep()
     method = ff.FPFC(lam=1e4, refit=False, work=ff.Work(solver="exact"))
     result = fit(federation, method, rounds=3000, tol=1e-9, dtype="float64", callbacks=[keep])
-    omega = keep.run.state.omega
+    omega = keep.run.state.pairs.omega
     assert result.n_clusters == 1
     assert np.ptp(omega, axis=0).max() < 1e-5
     total = sum(gradient(federation, i, omega.mean(axis=0)) for i in range(federation.m))
@@ -99,7 +100,7 @@ def test_without_a_penalty_nobody_feels_the_others(kind, work):
         keep = Keep()
         settings = {"rounds": 30, "tol": 0, "participation": 0.5}
         fit(federation, kind(lam=0.0, refit=False, work=work), callbacks=[keep], **settings)
-        omegas.append(keep.run.state.omega.copy())
+        omegas.append(keep.run.state.pairs.omega.copy())
     same = (omegas[0] == omegas[1]).all(axis=1)
     assert same.tolist() == [True, True, False, True, True, True]
 
@@ -110,18 +111,18 @@ def test_devices_start_from_their_own_model():
     method = ff.FPFC(lam=0.5, refit=False, work=ff.Work(steps=1, lr=0.05))
     fit(federation, method, rounds=6, tol=0, dtype="float64", callbacks=[keep])
     run = keep.run
-    omega, zeta = run.state.omega.copy(), run.state.anchors([0, 1, 2])
+    omega, zeta = run.state.pairs.omega.copy(), run.state.pairs.anchors([0, 1, 2])
     run.round()
     for i in range(3):
         expected = omega[i] - 0.05 * (gradient(federation, i, omega[i]) + omega[i] - zeta[i])
-        np.testing.assert_allclose(run.state.omega[i], expected, atol=1e-12)
+        np.testing.assert_allclose(run.state.pairs.omega[i], expected, atol=1e-12)
 
 
 def test_final_models_are_means_by_rows():
     federation, keep = planted(), Keep()
     result = fit(federation, ff.FPFC(lam=0.5, refit=False), rounds=40, dtype="float64", callbacks=[keep])
     counts = federation.rows("train+validation").counts
-    means = cluster_means(keep.run.state.omega, result.labels, counts)
+    means = cluster_means(keep.run.state.pairs.omega, result.labels, counts)
     np.testing.assert_array_equal(result.models, means[result.labels])
     np.testing.assert_array_equal(result.cluster_models, means)
     assert result.labels.tolist() == federation.truth.tolist()
@@ -140,7 +141,7 @@ def test_all_devices_start_alike(start):
     world = World(5, model, counts, {"zero": np.zeros(4), "normal": drawn}.get, np.dtype("f4"))
     method = ff.FPFC(lam=0.6, start=start)
     state = method.begin(world)
-    assert (state.omega == (drawn.astype("f4") if start == "normal" else 0)).all()
+    assert (state.models == (drawn.astype("f4") if start == "normal" else 0)).all()
     opening = method.opening(state)
     assert sorted(opening) == list(range(5))
     assert sum(task.floats_down for task in opening.values()) == 5 * 4
@@ -200,7 +201,8 @@ def test_plans():
         assert [m.name for m in method.plan] == plan
         assert from_config(method.to_config()) == method
     last = ff.FPFC(refit=False, xi=0.1).plan[-1]
-    assert last.given(0.5) == ff.FPFC(lam=0.5, refit=False, xi=0.05)  # a lambda of any size fits its smoothing
+    found = Found(np.zeros((1, 1)), np.zeros(1, np.int64), lam=0.5)
+    assert last.given(found) == ff.FPFC(lam=0.5, refit=False, xi=0.05)  # a lambda of any size fits its smoothing
     assert last.given(None) == ff.FPFC(lam=0.0, refit=False, xi=0.1)
 
 
@@ -238,13 +240,13 @@ def test_trajectory_of_the_calibration_record():
     method = ff.FPFC(lam=0.6, refit=False, rho=1.0, xi=1e-4, work=ff.Work(steps=10, lr=0.1))
     run = Run(federation, model, method, settings, fleet)
     run.begin()
-    run.state.omega[:] = start
+    run.state.pairs.omega[:] = start
     fleet.submit([Order(i, -1, Install(start)) for i in range(federation.m)])
     fleet.collect()
     train, found = model.load(federation.rows("train"), np.float32), {}
     for k in range(max(TRAJECTORY) + 1):
         run.round()
         if k in TRAJECTORY:
-            found[k] = model.metric(train, np.arange(federation.m), run.state.omega).mean()
+            found[k] = model.metric(train, np.arange(federation.m), run.state.pairs.omega).mean()
     away = {k: round(float(found[k] - TRAJECTORY[k]), 4) for k in TRAJECTORY}
     assert max(map(abs, away.values())) <= 0.004, away

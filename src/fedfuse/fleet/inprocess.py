@@ -7,28 +7,38 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import softmax
 
 from fedfuse.data.federation import Federation, Rows
 from fedfuse.fleet.base import Fleet
-from fedfuse.models.base import Model
+from fedfuse.models.base import Model, plain
 from fedfuse.randomness import generator
 from fedfuse.tasks import (
+    Add,
     Alone,
+    Choose,
     Gradient,
     Install,
+    Into,
     Judge,
     Losses,
+    MetaTrain,
     Moments,
     Order,
     Part,
     Reply,
     Rescale,
     Residue,
+    Score,
+    Show,
+    Subspace,
     Train,
     Work,
     largest_value,
 )
 from fedfuse.types import Floats, Ints
+
+EPSILON = 1e-3  # step of the difference that stands for a Hessian
 
 
 class InProcess(Fleet):
@@ -74,8 +84,22 @@ class InProcess(Fleet):
             case Install():
                 self._own[devices] = np.stack([t.model for t in tasks])
                 values = [np.empty(0)] * len(tasks)
+            case Add():
+                self._own[devices] += np.stack([t.update for t in tasks])
+                values = [np.empty(0)] * len(tasks)
+            case Show():
+                values = list(self._own[devices])
             case Train():
                 values = self._train(orders, devices)
+            case MetaTrain():
+                values = self._meta_train(orders, devices)
+            case Choose():
+                values = self._choose(orders, devices)
+            case Subspace():
+                values = [_subspace(self._rows(t.rows), i, t) for t, i in zip(tasks, devices, strict=True)]
+            case Score(rows=rows):
+                scores = self._model.metric(self.load(rows), devices, np.stack([t.model for t in tasks]))
+                values = list(np.nan_to_num(scores)[:, None])
             case Alone(ridges=ridges):
                 values = self._alone(ridges, devices)
             case Gradient():
@@ -133,23 +157,90 @@ class InProcess(Fleet):
     def _train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         tasks = [o.task for o in orders if isinstance(o.task, Train)]
         first = tasks[0]
-        own = self._own[devices]
-        start = own if first.start is None else _stack(t.start for t in tasks)
+        start = self._starts(tasks, devices)
         anchor = None if first.anchor is None else _stack(t.anchor for t in tasks)
         if anchor is None and first.rho:
-            anchor = np.zeros_like(start)
-        rngs = None
-        if first.work.batch is not None:
-            rngs = [generator(self._seed, "batches", o.round, o.device) for o in orders]
-        data = self.load(first.rows)
-        new = self._model.train(data, devices, start, anchor, first.rho, first.work, rngs)
-        # a device whose training diverged goes on from the last model that the server could use
-        usable = np.abs(new).max(axis=1) <= largest_value(self._model.d, self._dtype)
-        self._own[devices[usable]] = new[usable]
+            anchor = np.zeros_like(start[:, self._model.fused])
+        rngs = self._generators(orders) if first.work.batch is not None else None
+        new = self._model.train(self.load(first.rows), devices, start, anchor, first.rho, first.work, rngs)
+        if first.send != "update":
+            # a device whose training diverged goes on from the last model that the server could use
+            usable = np.abs(new).max(axis=1) <= largest_value(self._model.d, self._dtype)
+            self._own[devices[usable]] = new[usable]
+        sent = {
+            "model": new,
+            "part": new[:, self._part(first.into)],
+            "update": new - start,
+            "nothing": new[:, :0],
+        }[first.send]
         if first.score is None:
-            return list(new)
+            return list(sent)
         scores = np.nan_to_num(self._model.metric(self.load(first.score), devices, new))
-        return list(np.column_stack([new, scores]))
+        return list(np.column_stack([sent, scores]))
+
+    def _starts(self, tasks: list[Train], devices: Ints) -> Floats:
+        """Return the devices' own models, with the part that was sent in its place."""
+        own: Floats = self._own[devices]
+        if tasks[0].start is not None:
+            own[:, self._part(tasks[0].into)] = _stack(t.start for t in tasks)
+        return own
+
+    def _part(self, into: Into) -> slice:
+        fused = self._model.fused
+        return {"all": slice(0, self._model.d), "shared": slice(0, fused.start), "fused": fused}[into]
+
+    def _generators(self, orders: list[Order]) -> list[np.random.Generator]:
+        return [generator(self._seed, *(("batches", o.round) if o.round >= 0 else ("look",)), o.device) for o in orders]
+
+    def _meta_train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
+        tasks = [o.task for o in orders if isinstance(o.task, MetaTrain)]
+        first, w = tasks[0], _stack(t.start for t in tasks)
+        rngs, (steps, lr) = self._generators(orders), plain(first.work)
+        if first.work.batch is not None:  # steps are passes over the rows
+            longest = self._rows(first.rows).counts[devices].max()
+            steps *= -(-int(longest) // first.work.batch)
+
+        def gradient(at: Floats) -> Floats:
+            return self._batch_gradients(at, devices, first, rngs)
+
+        for _ in range(steps):
+            g = gradient(w - first.inner * gradient(w))
+            if first.hessian:
+                g = g - first.inner * (gradient(w + EPSILON * g) - gradient(w - EPSILON * g)) / (2 * EPSILON)
+            w = (w - lr * g).astype(self._dtype)
+        return list(w)
+
+    def _batch_gradients(self, at: Floats, devices: Ints, task: MetaTrain, rngs: list[np.random.Generator]) -> Floats:
+        """Return gradients on all rows, or for mini-batches on rows drawn anew."""
+        if task.work.batch is None:
+            return self._model.gradients(self.load(task.rows), devices, at)
+        rows, everyone = self._rows(task.rows), np.arange(len(devices))
+        drawn = [rng.permutation(int(rows.counts[i]))[: task.work.batch] for rng, i in zip(rngs, devices, strict=True)]
+        index = np.concatenate([rows.start[i] + d for i, d in zip(devices, drawn, strict=True)])
+        stop = np.cumsum([len(d) for d in drawn])
+        some = Rows(rows.X[index], rows.y[index], np.concatenate([[0], stop[:-1]]), stop)
+        return self._model.gradients(self._model.load(some, self._dtype), everyone, at)
+
+    def _choose(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
+        tasks = [o.task for o in orders if isinstance(o.task, Choose)]
+        first, data, heads = tasks[0], self.load(tasks[0].rows), len(tasks[0].heads)
+        models = _stack(np.hstack([np.tile(t.shared, (heads, 1)), t.heads]) for t in tasks).astype(self._dtype)
+        each = np.repeat(devices, heads)
+        losses = self._model.losses(data, each, models.reshape(len(each), -1)).reshape(-1, heads)
+        if first.temperature:
+            weights = softmax(-losses / first.temperature, axis=1)
+            start, each = models.reshape(len(each), -1), each
+        else:
+            best = losses.argmin(axis=1)
+            weights = np.eye(heads)[best]
+            start, each = models[np.arange(len(tasks)), best], devices
+        if first.work is None:
+            answers = self._model.gradients(data, each, start)
+        else:
+            repeated = [o for o in orders for _ in range(len(each) // len(orders))]
+            rngs = self._generators(repeated) if first.work.batch is not None else None
+            answers = self._model.train(data, each, start, None, 0.0, first.work, rngs)
+        return list(np.hstack([answers.reshape(len(tasks), -1), weights]))
 
 
 def _stack(vectors: Any) -> Floats:
@@ -163,7 +254,14 @@ def _grouped(orders: Sequence[Order]) -> list[list[Order]]:
         task = order.task
         key: tuple[Any, ...] = (type(task),)
         if isinstance(task, Train):
-            key = (Train, task.work, task.rho, task.rows, task.start is None, task.anchor is None, task.score)
+            given = (task.start is None, task.anchor is None, task.into, task.send)
+            key = (Train, task.work, task.rho, task.rows, task.score, *given)
+        elif isinstance(task, MetaTrain):
+            key = (MetaTrain, task.work, task.inner, task.hessian, task.rows)
+        elif isinstance(task, Choose):
+            key = (Choose, len(task.heads), task.work, task.temperature, task.rows)
+        elif isinstance(task, Score):
+            key = (Score, task.rows)
         elif isinstance(task, Gradient):
             key = (Gradient, task.rows, task.also)
         elif isinstance(task, Losses):
@@ -176,6 +274,20 @@ def _rescaled(rows: Rows, shift: Floats, scale: Floats) -> Rows:
     p = rows.X.shape[1]
     y = (rows.y - shift[p]) / scale[p] if len(shift) > p else rows.y
     return Rows((rows.X - shift[:p]) / scale[:p], y, rows.start, rows.stop)
+
+
+def _subspace(rows: Rows, device: int, task: Subspace) -> Floats:
+    X, y = rows.of(device)
+    lots = [X[y == c] for c in range(task.classes)] if task.classes else [X]
+    bases = [_leading(lot, task.p) for lot in lots if len(lot)]
+    return np.concatenate([basis.T.ravel() for basis in bases])
+
+
+def _leading(X: Floats, p: int) -> Floats:
+    """Return the first left singular vectors of X' (features x p), none with a negative sum."""
+    U, _, _ = np.linalg.svd(np.asarray(X, dtype=np.float64).T, full_matrices=False)
+    U = U[:, :p]
+    return np.asarray(U * np.where(U.sum(axis=0) < 0, -1.0, 1.0))
 
 
 def _moments(rows: Rows, device: int, columns: int) -> Floats:

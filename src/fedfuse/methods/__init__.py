@@ -6,13 +6,42 @@ from typing import Any
 
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.base import Method, World, work_from_config
+from fedfuse.methods.cfl import CFL
+from fedfuse.methods.fedavg import ClusteredFedAvg, FedAvg
 from fedfuse.methods.fpfc import FPFC, FPFCL1
+from fedfuse.methods.ifca import IFCA
+from fedfuse.methods.lg_fedavg import LGFedAvg
+from fedfuse.methods.local import Local
+from fedfuse.methods.pacfl import PACFL
+from fedfuse.methods.per_fedavg import PerFedAvg
 from fedfuse.methods.refit import Oracle
+from fedfuse.methods.search import Searched
 from fedfuse.methods.tuned import Tuned
 
-METHODS: dict[str, type[Method[Any]]] = {kind.name: kind for kind in (FPFC, FPFCL1, Oracle)}
+METHODS: dict[str, type[Method[Any]]] = {
+    kind.name: kind for kind in (FPFC, FPFCL1, Local, FedAvg, LGFedAvg, PerFedAvg, IFCA, CFL, PACFL, Oracle)
+}
+# what only other methods are made of
+_PARTS: dict[str, type[Method[Any]]] = {kind.name: kind for kind in (Tuned, Searched, ClusteredFedAvg)}
 
-__all__ = ["FPFC", "FPFCL1", "METHODS", "Method", "Oracle", "World", "from_config", "method_called"]
+__all__ = [
+    "CFL",
+    "FPFC",
+    "FPFCL1",
+    "IFCA",
+    "METHODS",
+    "PACFL",
+    "ClusteredFedAvg",
+    "FedAvg",
+    "LGFedAvg",
+    "Local",
+    "Method",
+    "Oracle",
+    "PerFedAvg",
+    "World",
+    "from_config",
+    "method_called",
+]
 
 
 def method_called(name: str) -> type[Method[Any]]:
@@ -26,7 +55,7 @@ def from_config(config: dict[str, Any]) -> Method[Any]:
     """Build the method that `Method.to_config` described."""
     settings = dict(config)
     name = settings.pop("method")
-    kind = Tuned if name == Tuned.name else method_called(name)
+    kind = _PARTS.get(name) or method_called(name)
     if "inner" in settings:
         settings["inner"] = from_config(settings["inner"])
     if "work" in settings:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.clusters import cluster_means
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import Residuals
 from fedfuse.models.base import Model, Start
@@ -29,7 +31,7 @@ class World:
     m: int
     model: Model[Any]
     counts: Mapping[str, Ints]  # rows of every device, by part
-    initial: Callable[[Start], Floats]
+    initial: Callable[..., Floats]  # (start, number of the draw = 0)
     dtype: np.dtype[Any]
     truth: Ints | None = None  # for the oracle alone
 
@@ -44,6 +46,51 @@ class Found(NamedTuple):
     models: Floats  # of every device
     labels: Ints
     lam: float | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})  # that were left open, and have been chosen
+    kept: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})  # what devices need not send again
+
+
+class Known(NamedTuple):
+    """What the server still knows when a run is over and somebody new comes."""
+
+    models: Floats  # of every device
+    labels: Ints
+    counts: Ints  # rows that each was trained on
+    lam: float | None
+    kept: Arrays  # what `Method.keep` kept
+
+    @property
+    def cluster_models(self) -> Floats:
+        """One model per cluster; where devices have models of their own, their mean."""
+        return cluster_means(self.models, self.labels, self.counts)
+
+
+class Joined(NamedTuple):
+    """A newcomer's model, and the cluster it has come to (None: to none)."""
+
+    model: Floats
+    cluster: int | None = None
+    sureness: float | None = None
+
+
+Admission: TypeAlias = Generator[Task, Floats, Joined]
+
+
+@dataclass
+class Memory:
+    """A state that is a few arrays under names."""
+
+    world: World
+    arrays: Arrays = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self.arrays[name]
+
+    def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
+        self.arrays[name] = np.asarray(value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.arrays
 
 
 @dataclass(frozen=True)
@@ -66,6 +113,8 @@ class Method(ABC, Generic[State]):
     """
 
     name: ClassVar[str]
+    clusters: ClassVar[bool] = True  # whether it finds groups of devices
+    private: ClassVar[bool] = False  # whether devices hold what the server never sees
     start: Start = "zero"
     work: Work = field(default_factory=Work)
     rows: Part = "train+validation"
@@ -95,6 +144,41 @@ class Method(ABC, Generic[State]):
     def opening(self, state: State) -> dict[int, Task]:
         """Return what is sent before the first round (device: task)."""
 
+    def opened(self, state: State, devices: Ints, values: list[Floats]) -> None:
+        """Take in what was answered to `opening`."""
+
+    def broadcast(self, state: State) -> dict[int, Task]:
+        """Return what is sent when a round's replies have been taken in. Nothing comes back."""
+        return {}
+
+    def at_home(self, state: State) -> list[Task] | None:
+        """Return what every device does for itself before it uses its model, one task each; None for nothing.
+
+        It costs nothing and changes nothing: the answers go to `deployed`, for evaluation and for the result.
+        """
+        return None
+
+    def deployed(self, state: State, found: Found, seen: list[Floats]) -> Found:
+        """Return what devices really use, from what was found and their answers to `at_home`."""
+        return found
+
+    def keep(self, state: State) -> Arrays:
+        """Return what a newcomer may need later, besides models, labels and lambda."""
+        return {}
+
+    def admit(self, known: Known, world: World, device: int) -> Admission:
+        """Take in a newcomer, device ``device`` of ``world``: yield tasks for it, return its model and cluster."""
+        raise FedfuseError(f"{self.name} has no way to take in newcomers")
+        yield
+
+    def fresh(self, world: World, used: State) -> State:
+        """Return a first state for a new training, for which devices need not send again what ``used`` has of them."""
+        return self.begin(world)
+
+    def candidates(self, state: State) -> list[dict[str, Any]]:
+        """Return the settings to choose from on validation rows, where some were left open (`methods.search`)."""
+        return []
+
     def closing(self, state: State) -> dict[int, Task]:
         """Return what is sent before the plan's next method begins."""
         return {}
@@ -103,9 +187,9 @@ class Method(ABC, Generic[State]):
         """Return what brings devices up to date that have lost their memory, in this order."""
         return [self.opening(state)]
 
-    def given(self, lam: float | None) -> Method[Any]:
-        """Return the method with the lambda that the plan's last method has found, where it waits for one."""
-        return self
+    def given(self, before: Found | None) -> Method[Any]:
+        """Return the method with the settings that the plan's last method has chosen, where it waits for some."""
+        return replace(self, **before.settings) if before else self
 
     def sureness(self, state: State) -> tuple[float, Floats] | None:
         """Return how sure the grouping is, as a whole and for every device (0 to 1), where the method can tell."""
@@ -162,6 +246,23 @@ class Method(ABC, Generic[State]):
     def to_config(self) -> dict[str, Any]:
         """Return the method as JSON-ready data (see `methods.from_config`)."""
         return {"method": self.name, **{f.name: _plain(getattr(self, f.name)) for f in fields(self)}}
+
+
+@dataclass(frozen=True)
+class Remembering(Method[Memory]):
+    """A method whose state is a `Memory`: it packs by itself."""
+
+    def pack(self, state: Memory) -> Arrays:
+        return dict(state.arrays)
+
+    def unpack(self, arrays: Arrays, world: World) -> Memory:
+        return Memory(world, dict(arrays))
+
+
+def moved(old: Floats, new: Floats) -> Residuals:
+    """Say how far a round moved parameters (rows), relative to their size."""
+    size = float(np.sqrt(np.square(new).sum(axis=1).mean())) or 1.0
+    return Residuals(0.0, 0.0, float(np.sqrt(np.square(new - old).sum(axis=1).mean())) / size)
 
 
 def _plain(value: Any) -> Any:

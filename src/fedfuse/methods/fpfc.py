@@ -9,6 +9,9 @@ X. Yu, Z. Liu, W. Wang, Y. Sun: Clustered Federated Learning based on Nonconvex 
 The pair state and its update are `fusion.FusionState`. Where Algorithm 1 of the paper says "i, j in A_k" and
 Algorithm 2 says "or", we follow the latter. Devices start at zero instead of at one N(0, 1) draw unless told
 otherwise: on convex models far fewer rounds are needed.
+
+Of a model with shared weights only the last part is fused. The rest goes along with zeta_i and omega_i, and becomes the
+mean over the active devices, weighted by their rows; whoever is active next gets it.
 """
 
 from __future__ import annotations
@@ -22,16 +25,58 @@ import numpy as np
 from fedfuse.clusters import cluster_means, components
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState, Residuals
+from fedfuse.guest import Guest
 from fedfuse.methods.auto import AutoFPFC
-from fedfuse.methods.base import Arrays, Found, Method, World
+from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Method, World
 from fedfuse.methods.refit import Refit
+from fedfuse.methods.welcome import judged
 from fedfuse.penalties import L1, Penalty, SmoothedSCAD
 from fedfuse.tasks import Install, Task, Train
 from fedfuse.types import Floats, Ints
 
+MEETINGS = 100  # with a newcomer, at the most
+STILL = 1e-4  # relative: a newcomer that moves less has come to rest
+
+
+@dataclass
+class Fusing:
+    """The pairs of what is fused, and the part of the model that all devices share (often none)."""
+
+    pairs: FusionState
+    shared: Floats
+    weights: Ints  # rows of every device
+
+    @classmethod
+    def start(cls, models: Floats, weights: Ints, cut: int, penalty: Penalty, rho: float, **options: Any) -> Fusing:
+        """Begin with these models (m x d), of which the first ``cut`` columns are shared."""
+        shared = np.average(models[:, :cut], axis=0, weights=weights) if cut else models[0, :0]
+        dtype = options["dtype"]
+        return cls(FusionState(models[:, cut:], penalty, rho, **options), shared.astype(dtype), weights)
+
+    @property
+    def models(self) -> Floats:
+        """Return every device's whole model."""
+        omega = self.pairs.omega
+        return np.hstack([np.tile(self.shared, (len(omega), 1)), omega]) if self.shared.size else omega
+
+    def absorb(self, devices: Ints, models: Floats) -> Residuals:
+        """Take in new models: pairs for what is fused, the weighted mean for what is shared."""
+        cut = self.shared.size
+        if cut:
+            self.shared = np.average(models[:, :cut], axis=0, weights=self.weights[devices]).astype(self.shared.dtype)
+        return self.pairs.absorb(devices, models[:, cut:])
+
+    def pack(self) -> Arrays:
+        return {**self.pairs.pack(), "shared": self.shared}
+
+    @classmethod
+    def unpack(cls, arrays: Arrays, penalty: Penalty, weights: Ints) -> Fusing:
+        pairs = {name: array for name, array in arrays.items() if name != "shared"}
+        return cls(FusionState.unpack(pairs, penalty), arrays["shared"], weights)
+
 
 @dataclass(frozen=True)
-class PairwiseFusion(Method[FusionState]):
+class PairwiseFusion(Method[Fusing]):
     """What FPFC and FPFC-l1 share.
 
     Parameters
@@ -75,6 +120,9 @@ class PairwiseFusion(Method[FusionState]):
         found = AutoFPFC(a=self.reach, refit=self.refit)
         return (found,) if self.refit else (found, own)
 
+    def given(self, before: Found | None) -> PairwiseFusion:
+        return self
+
     @property
     def reach(self) -> float:
         """How far apart groups must be to be left alone, in units of lambda."""
@@ -92,41 +140,67 @@ class PairwiseFusion(Method[FusionState]):
         """Devices whose theta is at most this long are joined."""
         return min(0.5, 0.75 * self.strength) if self.nu is None else self.nu
 
-    def begin(self, world: World, before: Found | None = None) -> FusionState:
-        if before is not None:  # from models that differ: no pull to their mean
-            return FusionState(before.models, self.penalty, self.rho, warm=True, dtype=world.dtype)
-        omega = np.tile(world.initial(self.start), (world.m, 1))
-        return FusionState(omega, self.penalty, self.rho, dtype=world.dtype)
+    def begin(self, world: World, before: Found | None = None) -> Fusing:
+        # from models that differ there is no pull to their mean
+        warm = before is not None
+        models = np.tile(world.initial(self.start), (world.m, 1)) if before is None else before.models
+        weights, cut = world.counts[self.rows], world.model.fused.start
+        return Fusing.start(models, weights, cut, self.penalty, self.rho, warm=warm, dtype=world.dtype)
 
-    def opening(self, state: FusionState) -> dict[int, Task]:
-        return {i: Install(omega) for i, omega in enumerate(state.omega)}
+    def opening(self, state: Fusing) -> dict[int, Task]:
+        return {i: Install(w) for i, w in enumerate(state.models)}
 
-    def tasks(self, state: FusionState, devices: Ints, k: int) -> list[Task]:
-        work = self.work.at(k)
+    def tasks(self, state: Fusing, devices: Ints, k: int) -> list[Task]:
+        work, pairs = self.work.at(k), state.pairs
         # without a penalty zeta_i is omega_i, and not only up to rounding: nobody must feel the others
-        anchors = state.anchors(devices) if self.lam else state.omega[devices]
-        return [Train(work, anchor=zeta, rho=self.rho, rows=self.rows) for zeta in anchors]
+        anchors = pairs.anchors(devices) if self.lam else pairs.omega[devices]
+        trunk: dict[str, Any] = {"start": state.shared, "into": "shared"} if state.shared.size else {}
+        return [Train(work, anchor=zeta, rho=self.rho, rows=self.rows, **trunk) for zeta in anchors]
 
-    def update(self, state: FusionState, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: Fusing, devices: Ints, values: list[Floats]) -> Residuals | None:
         return state.absorb(devices, np.stack(values)) if values else None
 
-    def models(self, state: FusionState) -> Floats:
-        return state.omega
+    def models(self, state: Fusing) -> Floats:
+        return state.models
 
-    def labels(self, state: FusionState) -> Ints:
-        return components(state.norms(), self.threshold)
+    def labels(self, state: Fusing) -> Ints:
+        return components(state.pairs.norms(), self.threshold)
 
-    def final(self, state: FusionState, world: World) -> Found:
+    def final(self, state: Fusing, world: World) -> Found:
         labels = self.labels(state)
-        return Found(cluster_means(state.omega, labels, world.counts[self.rows])[labels], labels, self.strength)
+        return Found(cluster_means(state.models, labels, state.weights)[labels], labels, self.strength)
 
-    def pack(self, state: FusionState) -> Arrays:
+    def pack(self, state: Fusing) -> Arrays:
         return state.pack()
 
-    def unpack(self, arrays: Arrays, world: World) -> FusionState:
-        return FusionState.unpack(arrays, self.penalty)
+    def unpack(self, arrays: Arrays, world: World) -> Fusing:
+        return Fusing.unpack(arrays, self.penalty, world.counts[self.rows])
 
-    def describe(self, state: FusionState) -> dict[str, Any]:
+    def admit(self, known: Known, world: World, device: int) -> Admission:
+        """Let a newcomer meet all old devices, whose parameters stay as they are (the paper's section 6.4.2).
+
+        First it trains alone; then server and newcomer take turns as in training, until its parameters rest. It is of
+        the cluster whose devices it has been fused with, and takes their model. Where clusters were refitted, their
+        models' losses decide (`methods.welcome`).
+        """
+        if self.refit:
+            return (yield from judged(known, world, self.work, self.rows))
+        work, rows, cut = self.work.at(0), self.rows, world.model.fused.start
+        method = self.given(Found(known.models, known.labels, known.lam))
+        shared = known.models[0, :cut]
+        w = yield Train(work, start=np.concatenate([shared, world.initial(self.start)[cut:]]), rows=rows)
+        guest = Guest(known.models[:, cut:], w[cut:], method.penalty, self.rho)
+        for _ in range(MEETINGS):
+            w = yield Train(work, anchor=guest.anchor(), rho=self.rho, rows=rows)
+            if guest.absorb(w[cut:]) <= STILL:
+                break
+        near = guest.norms()
+        nearest = int(near.argmin())
+        if near[nearest] > method.threshold:
+            return Joined(w)
+        return Joined(known.models[nearest], int(known.labels[nearest]))
+
+    def describe(self, state: Fusing) -> dict[str, Any]:
         return {"lam": self.lam}
 
 
@@ -147,9 +221,10 @@ class FPFC(PairwiseFusion):
         if self.lam == "auto":  # all the rest can be looked at before lambda is found
             SmoothedSCAD(2 * self.xi if 0 < self.xi < np.inf else 1.0, self.a, self.xi).check(self.rho)
 
-    def given(self, lam: float | None) -> Method[Any]:
+    def given(self, before: Found | None) -> PairwiseFusion:
         if self.lam != "auto":
             return self
+        lam = before.lam if before else None
         # a lambda that was found may be of any size
         return replace(self, lam=lam or 0.0, xi=min(self.xi, lam / 10) if lam else self.xi)
 

@@ -17,8 +17,9 @@ import numpy as np
 from fedfuse.clusters import canonical
 from fedfuse.errors import FedfuseError
 from fedfuse.lbfgs import LBFGS
-from fedfuse.methods.base import Found, World
+from fedfuse.methods.base import Admission, Found, Known, World
 from fedfuse.methods.staged import END, Staged, StagedState
+from fedfuse.methods.welcome import judged
 from fedfuse.tasks import Alone, Gradient, Moments, Part, Rescale, Task
 from fedfuse.types import Bools, Floats, Ints
 
@@ -253,6 +254,10 @@ class Oracle(Refit):
     """Pooled training within the true clusters: the yardstick for every method, where the truth is known."""
 
     name: ClassVar[str] = "oracle"
+
+    def admit(self, known: Known, world: World, device: int) -> Admission:
+        """Find the newcomer's cluster by losses: its true group is not known here."""
+        return (yield from judged(known, world, self.work, "train+validation"))
 
     def _clusters(self, world: World, before: Found | None) -> Ints:
         if world.truth is None:

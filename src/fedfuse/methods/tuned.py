@@ -29,7 +29,7 @@ import numpy as np
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState, Residuals
 from fedfuse.methods.base import Arrays, Found, Method, World
-from fedfuse.methods.fpfc import FPFC, FPFCL1, PairwiseFusion
+from fedfuse.methods.fpfc import FPFC, FPFCL1, Fusing, PairwiseFusion
 from fedfuse.methods.refit import Refit
 from fedfuse.result import mean_score
 from fedfuse.tasks import Install, Task, Train
@@ -46,7 +46,7 @@ class TunedState:
     """The pairs, and where in the grid we are."""
 
     world: World
-    fusion: FusionState
+    fusion: Fusing
     grid: list[float]
     place: int = 0  # in the grid
     age: int = 0  # rounds with this lambda
@@ -136,17 +136,20 @@ class Tuned(Method[TunedState]):
         state.scores, state.stale = np.full(world.m, np.nan), np.zeros(world.m, np.bool_)
         return state
 
-    def _fresh(self, world: World, before: Found | None = None) -> FusionState:
+    def _fresh(self, world: World, before: Found | None = None) -> Fusing:
         return self.at(self.grid[0] if self.grid else 0.0).begin(world, before)
 
     def opening(self, state: TunedState) -> dict[int, Task]:
-        return {i: Install(omega) for i, omega in enumerate(state.fusion.omega)}
+        return {i: Install(w) for i, w in enumerate(state.fusion.models)}
 
     def tasks(self, state: TunedState, devices: Ints, k: int) -> list[Task]:
-        work, anchors = self.inner.work.at(state.lineage), state.fusion.anchors(devices)
-        starts = [state.fusion.omega[i].copy() if state.stale[i] else None for i in devices]
+        work, fusion = self.inner.work.at(state.lineage), state.fusion
+        anchors, models = fusion.pairs.anchors(devices), fusion.models
+        # who is up to date needs the shared part alone, where there is one
+        trunk: dict[str, Any] = {"start": fusion.shared, "into": "shared"} if fusion.shared.size else {}
+        starts = [{"start": models[i].copy()} if state.stale[i] else trunk for i in devices]
         return [
-            Train(work, start, zeta, self.inner.rho, "train", score="validation")
+            Train(work, anchor=zeta, rho=self.inner.rho, rows="train", score="validation", **start)
             for start, zeta in zip(starts, anchors, strict=True)
         ]
 
@@ -188,7 +191,7 @@ class Tuned(Method[TunedState]):
         state.row["groups"] = int(self.labels(state).max()) + 1
         state.outcome.append(state.watched[-1])
         if not self.grid and len(state.grid) == 1:
-            state.grid += self._grid_from(state.fusion)
+            state.grid += self._grid_from(state.fusion.pairs)
         scores = self._ranked(state)
         best, here = int(np.argmax(scores)), state.place
         if best == here:
@@ -216,7 +219,8 @@ class Tuned(Method[TunedState]):
         if best != state.place:
             kept = state.kept
             state.place, state.lineage, state.scores = best, int(kept["lineage"][0]), kept["scores"]
-            state.fusion = FusionState.unpack(kept, self.at(state.lam).penalty)
+            arrays = {name: array for name, array in kept.items() if name not in ("scores", "lineage")}
+            state.fusion = Fusing.unpack(arrays, self.at(state.lam).penalty, state.world.counts["train"])
             state.stale[:] = True
         state.kept, state.choosing = {}, False
         state.goal = max(self.limit, state.lineage + self._cap)
@@ -224,12 +228,12 @@ class Tuned(Method[TunedState]):
         self._restart(state)
 
     def _restart(self, state: TunedState) -> None:
-        state.fusion.penalty = self.at(state.lam).penalty
+        state.fusion.pairs.penalty = self.at(state.lam).penalty
         state.age = state.turns = state.calm = 0
         state.watched = []
 
-    def _grid_from(self, fusion: FusionState) -> list[float]:
-        distances = fusion.distances()[np.tril_indices(fusion.m, -1)]
+    def _grid_from(self, pairs: FusionState) -> list[float]:
+        distances = pairs.distances()[np.tril_indices(pairs.m, -1)]
         distances = distances[distances > 0]
         if not distances.size:
             return []
@@ -250,7 +254,7 @@ class Tuned(Method[TunedState]):
         return self.strategy == "separate" and state.lineage < self.limit
 
     def models(self, state: TunedState) -> Floats:
-        return state.fusion.omega
+        return state.fusion.models
 
     def labels(self, state: TunedState) -> Ints:
         return self.at(state.lam).labels(state.fusion)
@@ -277,7 +281,7 @@ class Tuned(Method[TunedState]):
     def unpack(self, arrays: Arrays, world: World) -> TunedState:
         plain = json.loads(arrays["header"].tobytes())
         lam = plain["grid"][plain["place"]]
-        fusion = FusionState.unpack(_under("fusion_", arrays), self.at(lam).penalty)
+        fusion = Fusing.unpack(_under("fusion_", arrays), self.at(lam).penalty, world.counts["train"])
         kept = _under("kept_", arrays)
         return TunedState(world, fusion, **plain, scores=arrays["scores"], stale=arrays["stale"], kept=kept)
 

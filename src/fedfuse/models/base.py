@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ class Model(ABC, Generic[Data]):
     (k x d), and never looks at another device's rows.
     """
 
+    convex: ClassVar[bool] = True  # whether each device's problem has one solution, which can be found exactly
     n_features: int = 0
     n_classes: int = 0
 

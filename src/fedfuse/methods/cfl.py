@@ -1,0 +1,198 @@
+"""CFL: all in one cluster at first, cut in two wherever the members' updates stop agreeing.
+
+F. Sattler, K.-R. Müller, W. Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization
+under Privacy Constraints (IEEE TNNLS 2020).
+
+    device: Delta_i <- T local steps from its cluster's model, minus that model; sends Delta_i
+    server: in every cluster C, if ||mean Delta|| < eps1 and max ||Delta_i|| > eps2: cut C in two by the cosines of the
+            members' updates, such that updates of different parts are alike as little as possible;
+            then sends every member of C the mean of its active members' updates
+    device: adds it to its model
+
+The original lets all devices take part in every round. With fewer, norms and means are those of the active members, and
+a cluster is cut only when every member has sent an update once; the last one of each counts ("skip"). Nothing is cut in
+the first rounds, nor are clusters of one or two. Members are kept by device number: positions inside a parent, as in
+well-known code, go wrong from the second cut on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+from scipy.cluster.hierarchy import cut_tree, linkage
+from scipy.spatial.distance import squareform
+
+from fedfuse.clusters import canonical
+from fedfuse.errors import FedfuseError
+from fedfuse.fusion import Residuals
+from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Memory, Method, Remembering, World, moved
+from fedfuse.methods.fedavg import averaged
+from fedfuse.methods.search import Searched
+from fedfuse.tasks import Add, Install, Task, Train
+from fedfuse.types import Bools, Floats, Ints
+
+Linkage = Literal["complete", "single"]
+Auto = Literal["auto"]
+PATIENCE = 20  # rounds before the first cut
+SMALLEST = 2  # clusters of so many or fewer stay whole
+EPS1 = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+RATIOS = (1, 2, 5, 10)
+
+
+def cosines(updates: Floats) -> Floats:
+    """Return the cosine of every two rows."""
+    rows = np.asarray(updates, dtype=np.float64)
+    unit = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-12)
+    return np.asarray(np.clip(unit @ unit.T, -1, 1))
+
+
+def bipartition(updates: Floats, how: Linkage = "complete") -> Bools:
+    """Cut rows in two by the cosines between them; True for those that are with the first.
+
+    ``"single"`` makes the largest cosine across the cut as small as possible, which is the original's criterion;
+    ``"complete"`` is what its authors' code does, and cuts off lone devices less often.
+    """
+    distance = 1 - cosines(updates)
+    np.fill_diagonal(distance, 0)
+    tree = linkage(squareform(distance, checks=False), method=how)
+    part = cut_tree(tree, n_clusters=[2])[:, 0]
+    return np.asarray(part == part[0])
+
+
+@dataclass(frozen=True)
+class CFL(Remembering):
+    """Recursive bipartition.
+
+    Parameters
+    ----------
+    eps1, eps2
+        A cluster is cut when its mean update is shorter than ``eps1`` and the longest of its updates is longer than
+        ``eps2``. ``"auto"`` chooses both on validation rows.
+    linkage
+        How a cluster is cut, see `bipartition`.
+    """
+
+    name: ClassVar[str] = "cfl"
+    eps1: float | Auto = "auto"
+    eps2: float | Auto = "auto"
+    linkage: Linkage = "complete"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, eps in (("eps1", self.eps1), ("eps2", self.eps2)):
+            if eps != "auto" and (isinstance(eps, str) or not 0 <= eps < np.inf):
+                raise FedfuseError(f"{name} must be a number of at least 0 or 'auto', got {eps!r}")
+        if self.linkage not in get_args(Linkage):
+            raise FedfuseError(f"linkage must be 'complete' or 'single', got {self.linkage!r}")
+
+    @property
+    def plan(self) -> tuple[Method[Any], ...]:
+        return (Searched(inner=self), self) if "auto" in (self.eps1, self.eps2) else (self,)
+
+    def candidates(self, state: Memory) -> list[dict[str, Any]]:
+        firsts = EPS1 if self.eps1 == "auto" else (float(self.eps1),)
+        pairs = [(e, e * ratio if self.eps2 == "auto" else float(self.eps2)) for e in firsts for ratio in RATIOS]
+        return [{"eps1": e1, "eps2": e2} for e1, e2 in dict.fromkeys(pairs)]
+
+    def begin(self, world: World, before: Found | None = None) -> Memory:
+        start, m, d = world.initial(self.start).astype(world.dtype), world.m, world.d
+        return Memory(world, {
+            "models": start[None].copy(), "labels": np.zeros(m, np.int64), "age": np.zeros(1, np.int64),
+            "last": np.zeros((m, d), world.dtype), "heard": np.zeros(m, np.bool_),
+            "step": np.zeros((1, d), world.dtype),
+            # for newcomers, every cut: which node of the tree, who was in it, on which side, with which update
+            "cut_models": np.zeros((0, d), world.dtype),
+            "cut_children": np.zeros((0, 2), np.int64), "cut_of": np.zeros(0, np.int64),
+            "cut_side": np.zeros(0, np.int64), "cut_updates": np.zeros((0, d), world.dtype),
+        })  # fmt: skip
+
+    def opening(self, state: Memory) -> dict[int, Task]:
+        return {i: Install(w) for i, w in enumerate(self.models(state))}
+
+    def tasks(self, state: Memory, devices: Ints, k: int) -> list[Task]:
+        return [Train(self.work.at(k), rows=self.rows, send="update")] * len(devices)
+
+    def update(self, state: Memory, devices: Ints, values: list[Floats]) -> Residuals | None:
+        state["age"] += 1
+        updates = np.array(values, dtype=state.world.dtype).reshape(len(devices), state.world.d)
+        state["last"][devices], state["heard"][devices] = updates, True
+        for cluster in range(len(state["models"])):
+            if self._apart(state, cluster, devices):
+                self._cut(state, cluster)
+        state["step"] = self._means(state, devices, updates).astype(state.world.dtype)
+        old = state["models"]
+        state["models"] = old + state["step"]
+        return moved(old, state["models"])
+
+    def _means(self, state: Memory, devices: Ints, updates: Floats) -> Floats:
+        """Return every cluster's mean update, over its active members."""
+        rows = state.world.counts[self.rows][devices].astype(np.float64)
+        return averaged(np.zeros(state["models"].shape), state["labels"][devices], updates, rows)
+
+    def _apart(self, state: Memory, cluster: int, devices: Ints) -> bool:
+        """Whether the cluster has come to rest as a whole and its members have not."""
+        members = state["labels"] == cluster
+        active = devices[members[devices]]
+        if state["age"][0] <= PATIENCE or members.sum() <= SMALLEST or not active.size:
+            return False
+        updates = state["last"][active].astype(np.float64)
+        mean = np.average(updates, axis=0, weights=state.world.counts[self.rows][active])
+        at_rest = np.linalg.norm(mean) < float(self.eps1)
+        restless = np.linalg.norm(updates, axis=1).max() > float(self.eps2)
+        return bool(at_rest and restless and state["heard"][members].all())
+
+    def _cut(self, state: Memory, cluster: int) -> None:
+        members = np.flatnonzero(state["labels"] == cluster)
+        first = bipartition(state["last"][members], self.linkage)
+        self._remember(state, cluster, members, first)
+        state["labels"][members[~first]] = len(state["models"])
+        state["models"] = np.vstack([state["models"], state["models"][cluster]])
+
+    def _remember(self, state: Memory, cluster: int, members: Ints, first: Bools) -> None:
+        """Keep the cut: node numbers are cuts first come first, leaves are -1 - cluster."""
+        new, parent = len(state["cut_models"]), self._leaf(state, cluster)
+        if parent is not None:
+            state["cut_children"][parent] = new
+        children = [-1 - cluster, -1 - len(state["models"])]
+        state["cut_models"] = np.vstack([state["cut_models"], state["models"][cluster]])
+        state["cut_children"] = np.vstack([state["cut_children"], children])
+        state["cut_of"] = np.concatenate([state["cut_of"], np.full(len(members), new)])
+        state["cut_side"] = np.concatenate([state["cut_side"], np.where(first, 0, 1)])
+        state["cut_updates"] = np.vstack([state["cut_updates"], state["last"][members]])
+
+    def _leaf(self, state: Memory, cluster: int) -> tuple[int, int] | None:
+        """Return where in the tree the cluster hangs: (cut, side), or None for the root."""
+        cut, side = np.nonzero(state["cut_children"] == -1 - cluster)
+        return (int(cut[0]), int(side[0])) if cut.size else None
+
+    def broadcast(self, state: Memory) -> dict[int, Task]:
+        return {i: Add(state["step"][cluster]) for i, cluster in enumerate(state["labels"])}
+
+    def models(self, state: Memory) -> Floats:
+        return np.asarray(state["models"][state["labels"]])
+
+    def labels(self, state: Memory) -> Ints:
+        return canonical(state["labels"])
+
+    def final(self, state: Memory, world: World) -> Found:
+        return Found(self.models(state), self.labels(state))
+
+    def keep(self, state: Memory) -> Arrays:
+        names = ("models", "cut_models", "cut_children", "cut_of", "cut_side", "cut_updates")
+        place = canonical(state["labels"])
+        number = np.array([place[np.argmax(state["labels"] == c)] for c in range(len(state["models"]))])
+        return {"number": number, **{name: state[name] for name in names}}
+
+    def admit(self, known: Known, world: World, device: int) -> Admission:
+        """Go down the tree of cuts, each time to the side of the member whose update is most like one's own."""
+        kept = known.kept
+        node = 0 if len(kept["cut_models"]) else -1
+        while node >= 0:
+            update = yield Train(self.work.at(0), start=kept["cut_models"][node], rows=self.rows, send="update")
+            there = kept["cut_of"] == node
+            alike = cosines(np.vstack([update, kept["cut_updates"][there]]))[0, 1:]
+            node = int(kept["cut_children"][node, kept["cut_side"][there][int(alike.argmax())]])
+        yield Install(kept["models"][-1 - node])
+        return Joined(kept["models"][-1 - node], int(kept["number"][-1 - node]))

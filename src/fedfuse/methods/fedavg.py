@@ -1,0 +1,100 @@
+"""FedAvg, and FedAvg within clusters.
+
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-Efficient Learning of Deep Networks
+from Decentralized Data (AISTATS 2017).
+
+    server: sends w to each active device
+    device: w_i <- T local steps from w; sends w_i
+    server: w <- sum_i n_i w_i / sum_i n_i over the active devices
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedfuse.clusters import canonical
+from fedfuse.errors import FedfuseError
+from fedfuse.fusion import Residuals
+from fedfuse.methods.base import Admission, Found, Joined, Known, Memory, Remembering, World, moved
+from fedfuse.tasks import Install, Task, Train
+from fedfuse.types import Floats, Ints
+
+
+def averaged(models: Floats, clusters: Ints, values: Floats, weights: Floats) -> Floats:
+    """Return one weighted mean of ``values`` per cluster; a cluster of which nobody is here keeps its model."""
+    total = np.zeros(models.shape)
+    np.add.at(total, clusters, weights[:, None] * values)
+    weight = np.bincount(clusters, weights, len(models))
+    here = weight > 0
+    new: Floats = models.copy()
+    new[here] = total[here] / weight[here, None]
+    return new
+
+
+@dataclass(frozen=True)
+class Averaging(Remembering):
+    """Every cluster's model is the mean of what its active members made of it."""
+
+    def _state(self, world: World, labels: Ints) -> Memory:
+        models = np.tile(world.initial(self.start), (int(labels.max()) + 1, 1)).astype(world.dtype)
+        return Memory(world, {"models": models, "labels": labels})
+
+    def tasks(self, state: Memory, devices: Ints, k: int) -> list[Task]:
+        work, starts = self.work.at(k), state["models"][state["labels"][devices]]
+        return [Train(work, start=w, rows=self.rows) for w in starts]
+
+    def update(self, state: Memory, devices: Ints, values: list[Floats]) -> Residuals | None:
+        if not values:
+            return None
+        weights = state.world.counts[self.rows][devices].astype(np.float64)
+        old = state["models"]
+        state["models"] = averaged(old, state["labels"][devices], np.stack(values), weights)
+        return moved(old, state["models"])
+
+    def models(self, state: Memory) -> Floats:
+        return np.asarray(state["models"][state["labels"]])
+
+    def labels(self, state: Memory) -> Ints:
+        return canonical(state["labels"])
+
+    def final(self, state: Memory, world: World) -> Found:
+        return Found(self.models(state), self.labels(state))
+
+
+@dataclass(frozen=True)
+class FedAvg(Averaging):
+    """One model for all devices."""
+
+    name: ClassVar[str] = "fedavg"
+    clusters: ClassVar[bool] = False
+
+    def begin(self, world: World, before: Found | None = None) -> Memory:
+        return self._state(world, np.zeros(world.m, np.int64))
+
+    def opening(self, state: Memory) -> dict[int, Task]:
+        return {i: Install(w) for i, w in enumerate(self.models(state))}
+
+    def admit(self, known: Known, world: World, device: int) -> Admission:
+        """Use the model as it is."""
+        yield Install(known.models[0])
+        return Joined(known.models[0])
+
+
+@dataclass(frozen=True)
+class ClusteredFedAvg(Averaging):
+    """FedAvg within clusters that are given (one number per device), or that the method before has found."""
+
+    name: ClassVar[str] = "clustered-fedavg"
+    given_labels: tuple[int, ...] = ()
+
+    def begin(self, world: World, before: Found | None = None) -> Memory:
+        labels = np.array(self.given_labels, np.int64) if before is None else before.labels
+        if labels.shape != (world.m,):
+            raise FedfuseError(f"clusters must be given for {world.m} devices, got {labels.size}")
+        return self._state(world, canonical(labels))
+
+    def opening(self, state: Memory) -> dict[int, Task]:
+        return {}

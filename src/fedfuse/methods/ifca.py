@@ -1,0 +1,166 @@
+"""IFCA: a given number of models, and every device takes the one that suits it best.
+
+A. Ghosh, J. Chung, D. Yin, K. Ramchandran: An Efficient Framework for Clustered Federated Learning (NeurIPS 2020).
+
+    server: sends all L models theta_1 … theta_L to each active device
+    device: c_i = argmin_j f_i(theta_j) on its training rows; sends c_i (one-hot) and
+            gradient averaging (option I):  grad f_i(theta_{c_i})
+            model averaging (option II):    T local steps from theta_{c_i}
+    server: option I:   theta_j <- theta_j - gamma / |A| sum_{i in A, c_i = j} g_i       (A: all active devices)
+            option II:  theta_j <- the mean of its members' models; a cluster without members stays as it is
+
+Of a model with shared weights (the original's section 6) only the heads are L; the rest is one for all, and averaged
+over all active devices in every round. With a temperature, estimates are soft: a device works on every model, with
+weights softmax(-f_i(theta_j) / temperature); published code takes the other sign, which favours the worst model.
+
+The L models begin at L draws of N(0, 1) (networks: L draws of their own). At the end every device chooses once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from fedfuse.clusters import canonical
+from fedfuse.errors import FedfuseError
+from fedfuse.fusion import Residuals
+from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Memory, Method, Remembering, World, moved
+from fedfuse.methods.fedavg import averaged
+from fedfuse.methods.search import Searched
+from fedfuse.models.base import Start
+from fedfuse.schedules import value
+from fedfuse.tasks import Choose, Losses, Task
+from fedfuse.types import Floats, Ints
+
+Average = Literal["gradient", "model"]
+NUMBERS = (1, 2, 3, 4, 6, 8, 12)  # of clusters, where none is given
+
+
+@dataclass(frozen=True)
+class IFCA(Remembering):
+    """Iterative federated clustering.
+
+    Parameters
+    ----------
+    n_models
+        Number of clusters L; ``"auto"`` chooses among a few on validation rows.
+    average
+        ``"gradient"``: one step for each exchange. ``"model"``: as many as ``work`` says.
+    temperature
+        0 for hard estimates of the cluster, more for soft ones.
+    near
+        Where the models begin, one row each, in place of draws; for experiments.
+    """
+
+    name: ClassVar[str] = "ifca"
+    start: Start = "normal"
+    n_models: int | Literal["auto"] = "auto"
+    average: Average = "model"
+    temperature: float = 0.0
+    near: tuple[tuple[float, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_models != "auto" and (not isinstance(self.n_models, int) or self.n_models < 1):
+            raise FedfuseError(f"n_models must be a whole number of at least 1 or 'auto', got {self.n_models!r}")
+        if self.average not in get_args(Average):
+            raise FedfuseError(f"average must be 'gradient' or 'model', got {self.average!r}")
+        if self.start == "zero" and self.n_models != 1 and not self.near:
+            raise FedfuseError("ifca needs models that differ at the start: start must be 'normal', got 'zero'")
+        if not 0 <= self.temperature < np.inf:
+            raise FedfuseError(f"temperature must be a number of at least 0, got {self.temperature!r}")
+        object.__setattr__(self, "near", tuple(tuple(float(x) for x in row) for row in self.near))
+        if self.near and len(self.near) != self.n_models:
+            raise FedfuseError(f"near must be one row for each of the {self.n_models} models, got {len(self.near)}")
+
+    @property
+    def plan(self) -> tuple[Method[Any], ...]:
+        return (Searched(inner=self), self) if self.n_models == "auto" else (self,)
+
+    def candidates(self, state: Memory) -> list[dict[str, Any]]:
+        return [{"n_models": n} for n in NUMBERS if n <= state.world.m]
+
+    def begin(self, world: World, before: Found | None = None) -> Memory:
+        count = 1 if self.n_models == "auto" else int(self.n_models)
+        drawn = [world.initial(self.start, number) for number in range(count)]
+        models = np.array(self.near or drawn, dtype=world.dtype)
+        fused = world.model.fused
+        # one trunk for all, as a device would have it
+        return Memory(world, {
+            "shared": models[0, : fused.start], "heads": models[:, fused], "choice": np.zeros(world.m, np.int64),
+            "rate": np.zeros(1),
+        })  # fmt: skip
+
+    def opening(self, state: Memory) -> dict[int, Task]:
+        return {}
+
+    def tasks(self, state: Memory, devices: Ints, k: int) -> list[Task]:
+        work = self.work.at(k)
+        state["rate"] = [value(work.lr, 0)]
+        local = None if self.average == "gradient" else work
+        return [Choose(state["shared"], state["heads"], local, self.temperature, self.rows)] * len(devices)
+
+    def update(self, state: Memory, devices: Ints, values: list[Floats]) -> Residuals | None:
+        if not values:
+            return None
+        old, count, d = self._all(state), len(state["heads"]), state.world.d
+        replies = np.stack(values)
+        weights = replies[:, -count:]
+        state["choice"][devices] = weights.argmax(axis=1)
+        answers = replies[:, :-count].reshape(len(devices), -1, d)  # one each, or with soft estimates one per model
+        self._descend(state, weights, answers) if self.average == "gradient" else self._mean(
+            state, devices, weights, answers
+        )
+        return moved(old, self._all(state))
+
+    def _descend(self, state: Memory, weights: Floats, gradients: Floats) -> None:
+        """Option I: the divisor is the number of all active devices, whatever cluster they are of."""
+        rate, cut = float(state["rate"][0]) / len(gradients), state.world.model.fused.start
+        per_head = np.einsum("ij,ijd->jd", weights, np.broadcast_to(gradients, (*weights.shape, state.world.d)))
+        state["heads"] = (state["heads"] - rate * per_head[:, cut:]).astype(state.world.dtype)
+        state["shared"] = (state["shared"] - rate * per_head[:, :cut].sum(axis=0)).astype(state.world.dtype)
+
+    def _mean(self, state: Memory, devices: Ints, weights: Floats, models: Floats) -> None:
+        """Option II, weighted by rows as in the original's experiments on images."""
+        cut, count = state.world.model.fused.start, len(state["heads"])
+        rows = state.world.counts[self.rows][devices].astype(np.float64)
+        every = np.broadcast_to(models, (*weights.shape, state.world.d)).reshape(-1, state.world.d)
+        weight = (rows[:, None] * weights).ravel()
+        cluster = np.tile(np.arange(count), len(devices))
+        state["heads"] = averaged(state["heads"], cluster, every[:, cut:], weight)
+        one = np.zeros(len(cluster), np.int64)
+        state["shared"] = averaged(state["shared"][None], one, every[:, :cut], weight)[0]
+
+    def _all(self, state: Memory) -> Floats:
+        """Return the L models, whole."""
+        shared = np.tile(state["shared"], (len(state["heads"]), 1))
+        return np.hstack([shared, state["heads"]])
+
+    def at_home(self, state: Memory) -> list[Task]:
+        return [Losses(self._all(state), self.rows)] * state.world.m
+
+    def deployed(self, state: Memory, found: Found, seen: list[Floats]) -> Found:
+        choice = np.stack(seen).argmin(axis=1)
+        return Found(self._all(state)[choice], canonical(choice))
+
+    def models(self, state: Memory) -> Floats:
+        return np.asarray(self._all(state)[state["choice"]])
+
+    def labels(self, state: Memory) -> Ints:
+        return canonical(state["choice"])
+
+    def final(self, state: Memory, world: World) -> Found:
+        return Found(self.models(state), self.labels(state))
+
+    def keep(self, state: Memory) -> Arrays:
+        return {"all": self._all(state)}
+
+    def admit(self, known: Known, world: World, device: int) -> Admission:
+        """Take the model with the least loss on the newcomer's training rows, as it is."""
+        models = known.kept["all"]
+        losses = yield Losses(models, self.rows)
+        model = models[int(np.argmin(losses))]
+        same = np.flatnonzero((known.models == model).all(axis=1))
+        return Joined(model, int(known.labels[same[0]]) if same.size else None)

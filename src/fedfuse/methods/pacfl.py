@@ -1,0 +1,197 @@
+"""PACFL: clusters by the angles between the devices' data, found before training; then FedAvg within each.
+
+S. Vahidian, M. Morafah, W. Wang, V. Kungurtsev, C. Chen, M. Shah, B. Lin: Efficient Distribution Similarity
+Identification in Clustered Federated Learning via Principal Angles between Client Data Subspaces (AAAI 2023).
+
+    device: sends U_i, the first p left singular vectors of its features, for every class (once)
+    server: A_ij = angle between U_i and U_j; agglomerates until the next merge is wider than the threshold
+    then, in every round, per cluster:
+    server: sends the cluster's model to each active member; device: T local steps; server: the weighted mean
+
+As in the original, a device is evaluated with its own last local model, or with ``evaluate="cluster"`` with that of its
+cluster. The default angle is the original code's, the smallest between two columns; ``"principal"`` is the smallest
+principal angle of the two spaces, which is of use while they are small against the number of features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.linalg import orth
+from scipy.spatial.distance import squareform
+
+from fedfuse.clusters import canonical
+from fedfuse.errors import FedfuseError
+from fedfuse.fusion import Residuals
+from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Memory, Method, World
+from fedfuse.methods.fedavg import Averaging
+from fedfuse.methods.search import Searched
+from fedfuse.tasks import Install, Subspace, Task
+from fedfuse.types import Floats, Ints
+
+Angle = Literal["column", "principal"]
+Linkage = Literal["average", "complete", "single"]
+QUANTILES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+# the original's average is that of two clusters, not of their members
+_SCIPY: dict[str, Literal["weighted", "complete", "single"]] = {
+    "average": "weighted",
+    "complete": "complete",
+    "single": "single",
+}
+
+
+def angle(U: Floats, V: Floats, how: Angle = "column") -> float:
+    """Return the angle between two bases (features x columns), in degrees."""
+    if how == "principal":
+        U, V = orth(U), orth(V)
+        largest = np.linalg.svd(U.T @ V, compute_uv=False).max(initial=-1.0)
+    else:
+        largest = (U.T @ V).max(initial=-1.0)
+    return float(np.degrees(np.arccos(np.clip(largest, -1, 1))))
+
+
+def proximities(bases: list[Floats], how: Angle = "column") -> Floats:
+    """Return the angle between every two devices (0 on the diagonal)."""
+    m = len(bases)
+    A = np.zeros((m, m))
+    for i in range(m):
+        for j in range(i):
+            A[i, j] = A[j, i] = angle(bases[i], bases[j], how)
+    return A
+
+
+def agglomerated(A: Floats, threshold: float, how: Linkage = "average") -> Ints:
+    """Merge the two nearest clusters until they are further apart than the threshold; return labels."""
+    if len(A) == 1:
+        return np.zeros(1, np.int64)
+    tree = linkage(squareform(A, checks=False), method=_SCIPY[how])
+    return canonical(fcluster(tree, threshold, criterion="distance"))
+
+
+@dataclass(frozen=True)
+class PACFL(Averaging):
+    """FedAvg within clusters of devices whose data span alike spaces.
+
+    Parameters
+    ----------
+    threshold
+        Angle in degrees beyond which clusters are not merged; ``"auto"`` chooses among quantiles of the angles, on
+        validation rows.
+    p
+        Singular vectors of each class, or of all rows for regression.
+    angle, linkage
+        How near two devices are, and two clusters.
+    evaluate
+        ``"local"``: a device uses its last local model; ``"cluster"``: its cluster's.
+    """
+
+    name: ClassVar[str] = "pacfl"
+    threshold: float | Literal["auto"] = "auto"
+    p: int = 5
+    angle: Angle = "column"
+    linkage: Linkage = "average"
+    evaluate: Literal["local", "cluster"] = "local"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threshold != "auto" and (isinstance(self.threshold, str) or not 0 <= self.threshold < np.inf):
+            raise FedfuseError(f"threshold must be an angle of at least 0 degrees or 'auto', got {self.threshold!r}")
+        if not isinstance(self.p, int) or self.p < 1:
+            raise FedfuseError(f"p must be a whole number of at least 1, got {self.p!r}")
+        if self.angle not in get_args(Angle):
+            raise FedfuseError(f"angle must be 'column' or 'principal', got {self.angle!r}")
+        if self.linkage not in get_args(Linkage):
+            raise FedfuseError(f"linkage must be 'average', 'complete' or 'single', got {self.linkage!r}")
+        if self.evaluate not in ("local", "cluster"):
+            raise FedfuseError(f"evaluate must be 'local' or 'cluster', got {self.evaluate!r}")
+
+    @property
+    def plan(self) -> tuple[Method[Any], ...]:
+        return (Searched(inner=self), self) if self.threshold == "auto" else (self,)
+
+    def candidates(self, state: Memory) -> list[dict[str, Any]]:
+        A = state["angles"]
+        tree = linkage(squareform(A, checks=False), method=_SCIPY[self.linkage]) if len(A) > 1 else np.zeros((0, 4))
+        heights = np.quantile(np.concatenate([[0.0], tree[:, 2]]), QUANTILES)
+        return [{"threshold": float(f"{h:.6g}") + 1e-6} for h in np.unique(heights)]
+
+    def begin(self, world: World, before: Found | None = None) -> Memory:
+        state = self._state(world, np.zeros(world.m, np.int64))
+        state["trained"] = np.repeat(state["models"], world.m, axis=0)
+        if before is not None and "angles" in before.kept:
+            self._recall(state, before.kept)
+        return state
+
+    def fresh(self, world: World, used: Memory) -> Memory:
+        state = self.begin(world)
+        self._recall(state, used.arrays)
+        return state
+
+    def _recall(self, state: Memory, arrays: Mapping[str, Any]) -> None:
+        """Use the bases that devices have sent before."""
+        for name in ("angles", "bases", "columns"):
+            state[name] = arrays[name]
+        self._cluster(state)
+
+    def opening(self, state: Memory) -> dict[int, Task]:
+        if "angles" in state:
+            return {}
+        model = state.world.model
+        task = Subspace(self.p, model.n_features, model.n_classes, self.rows)
+        return dict.fromkeys(range(state.world.m), task)
+
+    def opened(self, state: Memory, devices: Ints, values: list[Floats]) -> None:
+        if "angles" in state:
+            return
+        features, m = state.world.model.n_features, state.world.m
+        bases = {int(i): v.reshape(-1, features).T for i, v in zip(devices, values, strict=True)}
+        nothing = np.zeros((features, 0))  # who has not answered is at right angles to everybody, and stays alone
+        each = [bases.get(i, nothing) for i in range(m)]
+        state["angles"] = proximities(each, self.angle)
+        state["columns"] = [basis.shape[1] for basis in each]
+        state["bases"] = np.hstack(each)
+        self._cluster(state)
+
+    def _cluster(self, state: Memory) -> None:
+        if self.threshold == "auto":
+            return
+        labels = agglomerated(state["angles"], float(self.threshold), self.linkage)
+        state["models"] = np.repeat(state["models"][:1], int(labels.max()) + 1, axis=0)
+        state["labels"] = labels
+
+    def update(self, state: Memory, devices: Ints, values: list[Floats]) -> Residuals | None:
+        if values:
+            state["trained"][devices] = np.stack(values)
+        return super().update(state, devices, values)
+
+    def models(self, state: Memory) -> Floats:
+        return np.asarray(state["trained"]) if self.evaluate == "local" else super().models(state)
+
+    def recovery(self, state: Memory) -> list[dict[int, Task]]:
+        return []
+
+    def keep(self, state: Memory) -> Arrays:
+        return {name: state[name] for name in ("models", "angles", "bases", "columns", "labels")}
+
+    def admit(self, known: Known, world: World, device: int) -> Admission:
+        """Send one's basis; the server clusters anew with the same threshold, and the newcomer takes that model."""
+        kept, model = known.kept, world.model
+        answer = yield Subspace(self.p, model.n_features, model.n_classes, self.rows)
+        new = answer.reshape(-1, model.n_features).T
+        bases = np.split(kept["bases"], np.cumsum(kept["columns"])[:-1], axis=1)
+        row = np.array([angle(new, basis, self.angle) for basis in bases])
+        A = np.block([[kept["angles"], row[:, None]], [row[None], np.zeros((1, 1))]])
+        labels = agglomerated(A, float(self.threshold), self.linkage)
+        companions = np.flatnonzero(labels[:-1] == labels[-1])
+        if not companions.size:  # nobody is like this one: the mean of all, which FedAvg would give
+            everybody = np.average(known.models, axis=0, weights=known.counts)
+            yield Install(everybody)
+            return Joined(everybody)
+        # clusters may have merged: the nearest companion's it is
+        old = int(kept["labels"][companions[int(row[companions].argmin())]])
+        yield Install(kept["models"][old])
+        return Joined(kept["models"][old], old)

@@ -1,0 +1,83 @@
+"""Per-FedAvg: one model from which a single step leads every device to a good one of its own.
+
+A. Fallah, A. Mokhtari, A. Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
+Meta-Learning Approach (NeurIPS 2020).
+
+    server: sends w to each active device
+    device: T times: u = w_i - alpha grad f_i(w_i), g = grad f_i(u), then
+            first order:   w_i <- w_i - beta g
+            Hessian-free:  w_i <- w_i - beta (g - alpha h), h a difference of gradients along g; sends w_i
+    server: w <- sum_i n_i w_i / sum_i n_i over the active devices
+
+A device uses w - alpha grad f_i(w), one step (with mini-batches: one pass) on its own rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+
+from fedfuse.errors import FedfuseError
+from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Memory, World
+from fedfuse.methods.fedavg import FedAvg
+from fedfuse.schedules import value
+from fedfuse.tasks import MetaTrain, Task, Train
+from fedfuse.types import Floats, Ints
+
+Variant = Literal["first-order", "hessian-free"]
+
+
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    """A model that is made to be adapted.
+
+    Parameters
+    ----------
+    adapt_lr
+        Step size alpha of the adaptation; default: the step size of ``work``, which is beta.
+    variant
+        ``"first-order"`` or ``"hessian-free"``.
+    """
+
+    name: ClassVar[str] = "per-fedavg"
+    adapt_lr: float | None = None
+    variant: Variant = "first-order"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant not in get_args(Variant):
+            raise FedfuseError(f"variant must be 'first-order' or 'hessian-free', got {self.variant!r}")
+        if self.adapt_lr is not None and not 0 < self.adapt_lr < np.inf:
+            raise FedfuseError(f"adapt_lr must be a positive number, got {self.adapt_lr!r}")
+        if self.work.solver != "gd":
+            raise FedfuseError("per-fedavg adapts by gradient steps: it needs solver='gd'")
+
+    @property
+    def alpha(self) -> float:
+        """The step size of the adaptation."""
+        return float(value(self.work.lr, 0)) if self.adapt_lr is None else self.adapt_lr
+
+    def tasks(self, state: Memory, devices: Ints, k: int) -> list[Task]:
+        work, hessian = self.work.at(k), self.variant == "hessian-free"
+        starts = state["models"][state["labels"][devices]]
+        return [MetaTrain(work, w, self.alpha, hessian, self.rows) for w in starts]
+
+    def _adapt(self, w: Floats) -> Train:
+        one = replace(self.work, steps=1, lr=self.alpha)
+        return Train(one, start=w, rows=self.rows, send="update")
+
+    def at_home(self, state: Memory) -> list[Task]:
+        return [self._adapt(state["models"][0])] * state.world.m
+
+    def deployed(self, state: Memory, found: Found, seen: list[Floats]) -> Found:
+        return found._replace(models=found.models + np.stack(seen))
+
+    def keep(self, state: Memory) -> Arrays:
+        return {"model": state["models"][0]}
+
+    def admit(self, known: Known, world: World, device: int) -> Admission:
+        """Adapt the model by one step."""
+        w = known.kept["model"]
+        return Joined(w + (yield self._adapt(w)))
