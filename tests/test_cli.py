@@ -254,7 +254,7 @@ SETTINGS = {
     "--rounds ten": "Invalid value for '--rounds': 'ten' is not a whole number",
     "--seed 1.5": "Invalid value for '--seed': '1.5' is not a whole number",
     "--seed -3": "seed must be a whole number of at least 0, got -3",
-    "--method fedprox": "unknown method 'fedprox'; known: fpfc, fpfc-l1, oracle",
+    "--method fedprox": "unknown method 'fedprox'; known: fpfc, fpfc-l1, local, fedavg, lg-",
     "--engine cloud": "unknown engine 'cloud'; known: inprocess",
     "--task guess": "--task must be classification or regression, got 'guess'",
     "--features normal": "--features normal is for synthetic data only",
