@@ -53,7 +53,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSO
 DataDir = Annotated[Path | None, typer.Option(help="Where data files are (default: $FEDFUSE_DATA).")]
 Arg, Opt = typer.Argument, typer.Option
 INTERRUPTED = 130
-Dataset = Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, or a .csv/.parquet file.")]
+Dataset = Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, mnist, digits, …, or a .csv/.parquet file.")]
 Seed = Annotated[int, Opt(parser=_whole, metavar="N", help="Every random draw depends on it.")]
 Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
 Device = Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")]
@@ -315,7 +315,8 @@ def data_list(data_dir: DataDir = None) -> None:
     """Show the data sets that have a name, and whether their files are here."""
     from rich.table import Table
 
-    from fedfuse.data.sources import available, data_directory
+    from fedfuse.data.directory import data_directory
+    from fedfuse.data.sources import available
 
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "what", "here"):
