@@ -327,6 +327,23 @@ def data_list(data_dir: DataDir = None) -> None:
     console.print(f"data directory: {data_directory(data_dir)}", highlight=False)
 
 
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, Arg(help="A data set with files: mnist, fashion-mnist.")], data_dir: DataDir = None
+) -> None:
+    """Download the files of a data set, checked; what is there is not touched, half a file is gone on with."""
+    from fedfuse.data.fetch import fetch
+    from fedfuse.terminal import Downloads
+
+    with Downloads(console) as downloads:
+        done = fetch(name, data_dir, progress=downloads)
+    if not done.new and not done.present:
+        words = f"{name} needs no files"
+    else:
+        words = f"{name}: {len(done.new)} files fetched, {len(done.present)} already there, in {done.directory}"
+    Console().print(words, highlight=False, markup=False, soft_wrap=True)
+
+
 def _method_and_settings(
     dataset: str, method: str, lam: float | Literal["auto"] | None, pairs: list[str], rounds: int | None, seed: int
 ) -> tuple[Any, dict[str, Any]]:

@@ -28,11 +28,7 @@ _GROUPS = {
     "S5": "50 devices, all different",
 }
 _ROTATED = ":rotated"
-_IMAGES = {
-    "mnist": "10 classes, 28 x 28 pixels, 20 devices in 4 groups",
-    "fashion-mnist": "10 classes, 28 x 28 pixels, 20 devices in 4 groups",
-    "digits": "10 classes, 8 x 8 pixels, 20 devices in 4 groups",
-}
+_IMAGES = {"mnist": "28 x 28", "fashion-mnist": "28 x 28", "digits": "8 x 8"}
 _MAKERS: dict[str, Callable[..., Federation]] = {"mnist": mnist, "fashion-mnist": fashion_mnist, "digits": digits}
 TEST = 0.2
 
@@ -72,11 +68,11 @@ def available(data_dir: str | Path | None = None) -> list[Source]:
 
 def _image_sources(directory: Path) -> list[Source]:
     sources = []
-    for name, text in _IMAGES.items():
+    for name, size in _IMAGES.items():
         files = IMAGE_FILES.get(name, ())
         here = not absent(files, directory)
-        sources.append(Source(name, f"{text} by swapped labels", files, here))
-        sources.append(Source(name + _ROTATED, f"{text} by rotation", files, here))
+        sources.append(Source(name, f"images of {size}, 4 groups of 5 by swapped labels", files, here))
+        sources.append(Source(name + _ROTATED, f"images of {size}, 4 groups of 5 by rotation", files, here))
     return sources
 
 
@@ -121,7 +117,7 @@ def load(
     shares = {"test": test, "validation": validation}
     is_file = _is_file(dataset)
     if not is_file:
-        _check_name(dataset)
+        check_name(dataset)
         _refuse_columns(dataset, device=device, target=target, goal=goal)
     if not dataset.startswith(_SYNTHETIC) and features != "uniform":
         raise FedfuseError(f"features={features!r} is for synthetic data only, not for {dataset!r}; leave it out")
@@ -139,7 +135,8 @@ def _is_file(dataset: str) -> bool:
     return dataset.lower().endswith(SUFFIXES) or Path(dataset).expanduser().is_file()
 
 
-def _check_name(dataset: str) -> None:
+def check_name(dataset: str) -> None:
+    """Refuse a name that no data set has."""
     known = [source.name for source in available()]
     if dataset not in known:
         near = get_close_matches(dataset, known, n=1)
