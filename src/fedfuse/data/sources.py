@@ -60,8 +60,8 @@ def available(data_dir: str | Path | None = None) -> list[Source]:
     ['synthetic:S1', 'synthetic:S2']
     """
     directory = data_directory(data_dir)
-    computed = [Source(_SYNTHETIC + s, f"10 classes, 60 features, {_GROUPS[s]}") for s in SCENARIOS]
-    text = "regression, 14 features, 6 devices with Boston housing and 2 with body fat"
+    computed = [Source(_SYNTHETIC + s, f"{_GROUPS[s]}; 10 classes") for s in SCENARIOS]
+    text = "regression; 6 devices with housing, 2 with body fat"
     housing = Source(_HOUSING, text, FILES, not absent(FILES, directory))
     return [*computed, housing, *_image_sources(directory)]
 
