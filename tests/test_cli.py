@@ -239,8 +239,18 @@ def test_the_data_sets_with_names(fedfuse, here):
     status, out, err = fedfuse("data", "list", "--data-dir", here)
     assert status == 0
     rows = {line.split()[0]: line.split()[-1] for line in out.splitlines()[1:]}
-    assert rows == {**{f"synthetic:S{k}": "yes" for k in range(1, 6)}, "housing-bodyfat": "no"}
+    images = {
+        name + kind: name == "digits" for name in ("mnist", "fashion-mnist", "digits") for kind in ("", ":rotated")
+    }
+    known = {**{f"synthetic:S{k}": True for k in range(1, 6)}, "housing-bodyfat": False, **images}
+    assert rows == {name: "yes" if present else "no" for name, present in known.items()}
     assert str(here) in err.replace("\n", "")
+
+
+def test_missing_images_say_how_to_get_them(fedfuse, here):
+    status, out, err = fedfuse("run", "mnist", "--data-dir", here)
+    assert (status, out) == (2, "")
+    assert "'fedfuse data fetch mnist', or set FEDFUSE_DATA (or --data-dir)" in err
 
 
 # -------------------------------------------------------------------------------------------- bad input

@@ -53,7 +53,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSO
 DataDir = Annotated[Path | None, typer.Option(help="Where data files are (default: $FEDFUSE_DATA).")]
 Arg, Opt = typer.Argument, typer.Option
 INTERRUPTED = 130
-Dataset = Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, or a .csv/.parquet file.")]
+Dataset = Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, mnist, digits, …, or a .csv/.parquet file.")]
 Seed = Annotated[int, Opt(parser=_whole, metavar="N", help="Every random draw depends on it.")]
 Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
 Device = Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")]
@@ -315,7 +315,8 @@ def data_list(data_dir: DataDir = None) -> None:
     """Show the data sets that have a name, and whether their files are here."""
     from rich.table import Table
 
-    from fedfuse.data.sources import available, data_directory
+    from fedfuse.data.directory import data_directory
+    from fedfuse.data.sources import available
 
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "what", "here"):
@@ -324,6 +325,23 @@ def data_list(data_dir: DataDir = None) -> None:
         table.add_row(source.name, source.description, "yes" if source.present else "no")
     Console().print(table)
     console.print(f"data directory: {data_directory(data_dir)}", highlight=False)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, Arg(help="A data set with files: mnist, fashion-mnist.")], data_dir: DataDir = None
+) -> None:
+    """Download the files of a data set, checked; what is there is not touched, half a file is gone on with."""
+    from fedfuse.data.fetch import fetch
+    from fedfuse.terminal import Downloads
+
+    with Downloads(console) as downloads:
+        done = fetch(name, data_dir, progress=downloads)
+    if not done.new and not done.present:
+        words = f"{name} needs no files"
+    else:
+        words = f"{name}: {len(done.new)} files fetched, {len(done.present)} already there, in {done.directory}"
+    Console().print(words, highlight=False, markup=False, soft_wrap=True)
 
 
 def _method_and_settings(

@@ -15,6 +15,7 @@ import pandas as pd
 
 from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand, cluster_means
+from fedfuse.data._checks import as_numpy
 from fedfuse.data.federation import Federation, Goal, default_features
 from fedfuse.errors import FedfuseError
 from fedfuse.models import Model, model_called
@@ -38,13 +39,14 @@ class Profile:
     counts: Ints
     truth: Ints | None = None
     encoder: Encoder | None = None
+    shape: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, federation: Federation) -> Profile:
         """Return the profile of a federation; ``counts`` are all rows of a device."""
         f = federation
         features = f.features or default_features(f.n_features)
-        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, f.truth, f.encoder)
+        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, f.truth, f.encoder, f.shape)
 
     @property
     def metric(self) -> str:
@@ -60,6 +62,7 @@ class Profile:
             "counts": self.counts.tolist(),
             "truth": None if self.truth is None else self.truth.tolist(),
             "encoder": None if self.encoder is None else self.encoder.to_json(),
+            "shape": None if self.shape is None else list(self.shape),
         }
 
     @classmethod
@@ -75,6 +78,7 @@ class Profile:
             counts=np.array(data["counts"], dtype=np.int64),
             truth=None if data["truth"] is None else np.array(data["truth"], dtype=np.int64),
             encoder=None if data["encoder"] is None else Encoder.from_json(data["encoder"]),
+            shape=tuple(data["shape"]) if data.get("shape") else None,
         )
 
 
@@ -175,10 +179,12 @@ class Result:
     def outputs(self, device: str | int, X: npt.ArrayLike) -> Floats:
         """Return values, or class probabilities (n x classes), for rows by a device's model."""
         try:
-            rows = np.asarray(X, dtype=np.float64)
+            rows = np.asarray(as_numpy(X, "X", str(device)), dtype=np.float64)
         except (TypeError, ValueError) as problem:
             raise FedfuseError(f"features must be numbers: {problem}") from None
-        need = self.model.n_features
+        need, shape = self.model.n_features, self.profile.shape
+        if shape is not None and rows.shape[1:] == shape:
+            rows = rows.reshape(len(rows), -1)
         if rows.ndim != 2 or rows.shape[1] != need:
             raise FedfuseError(f"X must be rows x {need} features, got an array of shape {rows.shape}")
         if not np.isfinite(rows).all():

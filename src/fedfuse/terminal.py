@@ -10,11 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.table import Table
 
@@ -92,6 +95,30 @@ class ProgressBar(Callback):
             score = f"{held_out} {run.federation.metric} {row[held_out]:.4f}"
             words = [_counted(row["n_clusters"], "group"), score, *words]
         return " · ".join(words)
+
+
+class Downloads:
+    """One line for each file that is coming: bytes so far, how fast, how long still."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(20), DownloadColumn(), TransferSpeedColumn(),
+            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Downloads:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, file: str, done: int, total: int | None) -> None:
+        """Note how much of a file has come."""
+        if file not in self._tasks:
+            self._tasks[file] = self._progress.add_task(file)
+        self._progress.update(self._tasks[file], completed=done, total=total)
 
 
 def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> None:
