@@ -17,7 +17,7 @@ from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand
 from fedfuse.data.federation import Federation, Goal, default_features
 from fedfuse.errors import FedfuseError
-from fedfuse.models import Model, model_called
+from fedfuse.models import Model, from_config
 from fedfuse.store import read_arrays, read_json, write_arrays, write_json, written_whole
 from fedfuse.types import Floats, Ints
 
@@ -175,7 +175,7 @@ class Result:
             raise FedfuseError(f"X must be rows x {need} features, got an array of shape {rows.shape}")
         if not np.isfinite(rows).all():
             raise FedfuseError(f"X must be finite, got {rows[~np.isfinite(rows)][0]}; fill missing values first")
-        return self.model.outputs(self.models[self.index(device)].astype(np.float64), rows)
+        return self.model.outputs(self.models[self.index(device)], rows)
 
     def predict(self, device: str | int, X: npt.ArrayLike) -> npt.NDArray[Any]:
         """Return the predicted classes or values for rows by a device's model."""
@@ -280,19 +280,24 @@ class Result:
         path.mkdir(parents=True, exist_ok=True)
         _write_table(path / "history.csv", self.history, index=False)
         _write_table(path / "labels.csv", self._labels_table(), index=False)
-        _write_table(path / "coefficients.csv", self.coefficients(), index=True)
-        _write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
+        if self.model.convex:
+            _write_table(path / "coefficients.csv", self.coefficients(), index=True)
+            _write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
         arrays = {"models": self.models, **self.scores}
         if self.confidence is not None:
             arrays["confidence"] = self.confidence
         write_arrays(path / "models.npz", arrays)
-        profile = {"model": type(self.model).__name__, "method": self.method, **self.profile.to_json()}
+        profile = {"model": self.model.to_config(), "method": self.method, **self.profile.to_json()}
         write_json(path / "profile.json", profile)
         write_json(path / "summary.json", self.summary())
 
     @classmethod
-    def load(cls, directory: str | PathLike[str]) -> Result:
-        """Read what `save` wrote."""
+    def load(cls, directory: str | PathLike[str], model: Model[Any] | None = None) -> Result:
+        """Read what `save` wrote.
+
+        A run that trained a module of your own needs it again as ``model`` to predict; labels, scores and parameters
+        are there without it.
+        """
         path = Path(directory)
         if (path / "config.json").exists() and not (path / "summary.json").exists():
             raise FedfuseError(f"the run in {path} is not finished: go on with it by 'fedfuse resume {path}'")
@@ -300,9 +305,10 @@ class Result:
         arrays = read_arrays(path / "models.npz")
         try:
             known = Profile.from_json(profile)
+            shape = profile["model"].get("shape") if isinstance(profile["model"], dict) else None
             return cls(
                 profile=known,
-                model=model_called(profile["model"]).sized(len(known.features), len(known.classes)),
+                model=from_config(profile["model"], model).sized(len(known.features), len(known.classes), shape),
                 method=profile["method"],
                 labels=np.array(summary["labels"], dtype=np.int64),
                 models=arrays.pop("models"),

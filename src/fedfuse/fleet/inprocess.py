@@ -137,9 +137,9 @@ class InProcess(Fleet):
         start = own if first.start is None else _stack(t.start for t in tasks)
         anchor = None if first.anchor is None else _stack(t.anchor for t in tasks)
         if anchor is None and first.rho:
-            anchor = np.zeros_like(start)
+            anchor = np.zeros_like(start[:, self._model.fused])
         rngs = None
-        if first.work.batch is not None:
+        if first.work.batch is not None or not self._model.convex:
             rngs = [generator(self._seed, "batches", o.round, o.device) for o in orders]
         data = self.load(first.rows)
         new = self._model.train(data, devices, start, anchor, first.rho, first.work, rngs)
