@@ -96,15 +96,42 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
+@dataclass(frozen=True)
+class Form:
+    """How rows of numbers become what the module takes.
+
+    Images lie in memory with their channels last where the module allows it: torch convolves and pools these in about
+    half the time. The module sees the same shape, (rows, channels, height, width).
+    """
+
+    shape: tuple[int, ...]
+    channels_last: bool = False
+
+    def stored(self, rows: Tensor) -> Tensor:
+        """Bring rows (n x features) into the order that `batch` expects, without a copy for one channel."""
+        if not self.channels_last or self.shape[0] == 1:
+            return rows
+        return rows.view(len(rows), *self.shape).permute(0, 2, 3, 1).reshape(len(rows), -1)
+
+    def batch(self, rows: Tensor) -> Tensor:
+        if not self.channels_last:
+            return rows.view(len(rows), *self.shape)
+        channels, height, width = self.shape
+        return rows.view(len(rows), height, width, channels).permute(0, 3, 1, 2)
+
+
 class Engine:
     """A copy of the module that computes from one flat tensor ``w`` and writes its gradient into another, ``g``."""
 
-    def __init__(self, module: nn.Module, layout: Layout, loss: Loss, dtype: torch.dtype, device: torch.device) -> None:
-        self.module, self.loss, self.layout = copy.deepcopy(module).to(device, dtype), loss, layout
+    def __init__(
+        self, module: nn.Module, layout: Layout, form: Form, loss: Loss, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.module, self.loss, self.layout, self.form = copy.deepcopy(module).to(device, dtype), loss, layout, form
         self.w, self.g = (torch.zeros(layout.d, dtype=dtype, device=device) for _ in range(2))
         self._rest = [(b, b.clone()) for n, b in self.module.named_buffers() if n not in layout.names]
         self._still = list(frozen_modules(self.module).values())
-        self.couples_rows = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+        at_work = (m for m in self.module.modules() if not any(m is inner for s in self._still for inner in s.modules()))
+        self.couples_rows = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in at_work)
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         for (name, value), (_, slope) in zip(layout.views(self.w), layout.views(self.g), strict=True):
             # .data: in-place updates of the flat vector must not look like changes to autograd
@@ -123,7 +150,7 @@ class Engine:
 
     def add_gradient(self, x: Tensor, y: Tensor, weight: float = 1.0) -> None:
         """Add the gradient of the mean loss of these rows to ``g``."""
-        loss = self.loss(self.module(x), y)
+        loss = self.loss(self.module(self.form.batch(x)), y)
         (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
 
     def descend(
@@ -167,7 +194,7 @@ class Engine:
         """Return the module's outputs in use, some rows at a time, with the number of their first row."""
         self.mode(training=False)
         for first in range(0, len(x), CHUNK):
-            yield first, self.module(x[first : first + CHUNK])
+            yield first, self.module(self.form.batch(x[first : first + CHUNK]))
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the gradient of the mean loss in use (statistics as they are, nothing dropped)."""

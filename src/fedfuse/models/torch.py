@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models._flat import Engine, Layout, layout_of, one_thread, seeded
+from fedfuse.models._flat import Engine, Form, Layout, layout_of, one_thread, seeded
 from fedfuse.models._threads import spread
 from fedfuse.models.base import Model, Shape, Start, batch_orders, one_each, plain
 from fedfuse.tasks import Work
@@ -34,8 +34,16 @@ _DTYPES: dict[np.dtype[Any], torch.dtype] = {np.dtype(np.float32): torch.float32
 
 
 @dataclass(frozen=True)
+class _Habits:
+    """What is found out about a module by trying it."""
+
+    form: Form
+    draws: bool  # random numbers in training, as dropout does
+
+
+@dataclass(frozen=True)
 class TorchData:
-    """Rows as tensors; ``X[start[i]:stop[i]]`` belongs to device i."""
+    """Rows as tensors (n x features, see `Form`); ``X[start[i]:stop[i]]`` belongs to device i."""
 
     X: Tensor
     y: Tensor
@@ -59,7 +67,8 @@ class TorchModel(Model[TorchData]):
     The flat vector holds what is learned: first the parameters that all devices share, then floating-point buffers
     (the running statistics of batch norm: averaged like parameters, but without gradient, decay or anchor), last the
     ``fused`` parameters. Frozen parameters (``requires_grad=False``) are never sent; a submodule that is frozen as a
-    whole also keeps its statistics and drops nothing. Whole-number buffers stay in the module.
+    whole also keeps its statistics and drops nothing. Whole-number buffers stay in the module. With batch norm, a lone
+    last row of an epoch joins the batch before it.
 
     Parameters
     ----------
@@ -164,11 +173,9 @@ class TorchModel(Model[TorchData]):
     def load(self, rows: Rows, dtype: npt.DTypeLike) -> TorchData:
         self._check_load(rows, dtype)
         dtype = np.dtype(dtype)
-        X = _tensor(rows.X, dtype).view(len(rows.X), *(self.shape or (self.n_features,)))
-        y = _tensor(rows.y, np.dtype(np.int64) if self.goal == "classification" else dtype)
-        data = TorchData(X.to(self._place), y.to(self._place), rows.start, rows.stop, dtype)
-        self._check_outputs(data)
-        return data
+        X = _tensor(rows.X, dtype, self._habits.form)
+        y = _tensor(rows.y, np.dtype(np.int64) if self.n_classes else dtype)
+        return TorchData(X.to(self._place), y.to(self._place), rows.start, rows.stop, dtype)
 
     def train(
         self,
@@ -182,7 +189,7 @@ class TorchModel(Model[TorchData]):
     ) -> Floats:
         if work.solver == "exact":
             raise FedfuseError("a network has no exact solver: give Work(steps=…, lr=…, batch=…)")
-        if work.batch is not None or self._draws(data):
+        if work.batch is not None or self._habits.draws:
             rngs = one_each(rngs, devices)
         W = np.array(np.reshape(start, (-1, self.d)), data.dtype)
         A = None if anchor is None or not rho else self._anchors(anchor, data.dtype)
@@ -190,14 +197,16 @@ class TorchModel(Model[TorchData]):
         def train(engine: Engine, k: int) -> None:
             rng = rngs[k] if rngs else None
             x, y = data.of(devices[k])
+            if engine.couples_rows and 1 in (len(x), work.batch):
+                raise FedfuseError(f"batch norm learns from two rows at least; device {devices[k]} would have one")
             engine.set(torch.from_numpy(W[k]))
             pull = None if A is None else A[k].to(self._place)
-            with self._randomness(data, rng):
+            with self._randomness(rng):
                 engine.descend(x, y, _batches(x, work, rng, engine.couples_rows), pull, float(rho), work)
             W[k] = engine.w.cpu().numpy()
 
         passes = plain(work)[0] if work.batch is None or work.unit == "epochs" else 1
-        self._each(data, devices, train, passes, alone=self._draws(data))
+        self._each(data, devices, train, passes, alone=self._habits.draws)
         return W
 
     def losses(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
@@ -307,10 +316,6 @@ class TorchModel(Model[TorchData]):
     def _idle(self) -> dict[np.dtype[Any], list[Engine]]:
         return {dtype: [] for dtype in _DTYPES}
 
-    @cached_property
-    def _known(self) -> dict[str, bool]:
-        return {}
-
     @contextmanager
     def _engine(self, dtype: np.dtype[Any]) -> Iterator[Engine]:
         """Lend a working copy of the module; there are as many as threads that want one."""
@@ -318,9 +323,12 @@ class TorchModel(Model[TorchData]):
         try:
             engine = idle.pop()
         except IndexError:
-            engine = Engine(self.module, self.layout, self._mean_loss, _DTYPES[dtype], self._place)
+            engine = self._new_engine(self._habits.form, _DTYPES[dtype])
         yield engine
         idle.append(engine)  # not after an error: its state would not be known
+
+    def _new_engine(self, form: Form, dtype: torch.dtype) -> Engine:
+        return Engine(self.module, self.layout, form, self._mean_loss, dtype, self._place)
 
     def _each(
         self, data: TorchData, devices: Ints, do: Callable[[Engine, int], None], passes: int = 1, alone: bool = False
@@ -339,23 +347,9 @@ class TorchModel(Model[TorchData]):
             else:
                 spread(run, data.counts[devices] * float(self.d * passes))
 
-    def _draws(self, data: TorchData) -> bool:
-        """Whether the module draws random numbers in training, as dropout does: tried once."""
-        some = np.flatnonzero(data.counts)
-        if "draws" not in self._known and some.size:
-            x = data.of(int(some[0]))[0][:1].repeat_interleave(2, 0)  # batch norm wants two rows
-            with seeded(0, self._place), self._engine(data.dtype) as engine, torch.no_grad():
-                states = [_generator_state(self._place)]
-                engine.set(self._on_place(vector(self.module, self.layout), data.dtype))
-                engine.mode(training=True)
-                engine.module(x)
-                states.append(_generator_state(self._place))
-            self._known["draws"] = not torch.equal(*states)
-        return self._known.get("draws", False)
-
     @contextmanager
-    def _randomness(self, data: TorchData, rng: np.random.Generator | None) -> Iterator[None]:
-        if rng is None or not self._draws(data):
+    def _randomness(self, rng: np.random.Generator | None) -> Iterator[None]:
+        if rng is None or not self._habits.draws:
             yield
             return
         # a child of the device's generator: the batches are the same with and without dropout
@@ -389,33 +383,51 @@ class TorchModel(Model[TorchData]):
     def _outputs(self, w: Floats, X: Floats) -> Tensor:
         """Return the module's outputs for rows, in the precision of the weights."""
         dtype = np.dtype(np.float64 if np.asarray(w).dtype == np.float64 else np.float32)
-        x = torch.from_numpy(np.ascontiguousarray(X, dtype)).to(self._place)
-        x = x.view(len(x), *(self.shape or (self.n_features,)))
+        x = self._habits.form.stored(torch.from_numpy(np.ascontiguousarray(X, dtype)).to(self._place))
         with one_thread(), self._engine(dtype) as engine:
             engine.set(self._on_place(w, dtype))
             parts = [out if self.goal == "classification" else _flat(out) for _, out in engine.look(x)]
         width = (0, self.n_classes) if self.goal == "classification" else (0,)
         return torch.cat(parts) if parts else torch.zeros(width)
 
-    def _check_outputs(self, data: TorchData) -> None:
-        """Raise an error unless the module takes such rows and says one thing about each."""
-        some = np.flatnonzero(data.counts)
-        if "fits" in self._known or not some.size:
-            return
-        x = data.of(int(some[0]))[0][:1]
-        with self._engine(data.dtype) as engine:
-            try:
-                engine.set(self._on_place(vector(self.module, self.layout), data.dtype))
-                shape = tuple(next(engine.look(x))[1].shape)
-            except Exception as problem:  # whatever a user's module raises
-                line = str(problem).partition("\n")[0]
-                raise FedfuseError(f"the module cannot take rows of shape {tuple(x.shape[1:])}: {line}") from problem
-        if self.goal == "classification" and shape != (1, self.n_classes):
+    @cached_property
+    def _habits(self) -> _Habits:
+        """Try the module once, on rows of zeros: does it fit, may channels come last, does it draw?"""
+        shape = self.shape or (self.n_features,)
+        engine = self._new_engine(Form(shape), torch.float32)
+        engine.set(self._on_place(vector(self.module, self.layout), np.dtype(np.float32)))
+        rows = torch.zeros(2, self.n_features, device=self._place)
+        self._check_outputs(engine, rows)
+        with seeded(0, self._place), torch.no_grad():
+            states = [_generator_state(self._place)]
+            engine.mode(training=True)
+            engine.module(engine.form.batch(rows))
+            states.append(_generator_state(self._place))
+        return _Habits(Form(shape, _takes_channels_last(engine, rows)), not torch.equal(*states))
+
+    def _check_outputs(self, engine: Engine, rows: Tensor) -> None:
+        try:
+            shape = tuple(next(engine.look(rows))[1].shape)
+        except Exception as problem:  # whatever a user's module raises
+            line = str(problem).partition("\n")[0]
+            raise FedfuseError(f"the module cannot take rows of shape {engine.form.shape}: {line}") from problem
+        if self.goal == "classification" and shape != (2, self.n_classes):
             words = f"the module must return one score for each of {self.n_classes} classes"
-            raise FedfuseError(f"{words} (n x {self.n_classes}), but for one row it returned shape {shape}")
-        if self.goal == "regression" and prod(shape) != 1:
-            raise FedfuseError(f"the module must return one value per row, but for one row it returned shape {shape}")
-        self._known["fits"] = True
+            raise FedfuseError(f"{words} (n x {self.n_classes}), but for two rows it returned shape {shape}")
+        if self.goal == "regression" and shape not in ((2,), (2, 1)):
+            raise FedfuseError(f"the module must return one value per row, but for two rows it returned shape {shape}")
+
+
+def _takes_channels_last(engine: Engine, rows: Tensor) -> bool:
+    shape = engine.form.shape
+    if len(shape) != 3 or not any(isinstance(m, nn.Conv2d) for m in engine.module.modules()):
+        return False
+    engine.form = Form(shape, channels_last=True)
+    try:
+        next(engine.look(rows))
+    except RuntimeError:  # x.view(…) in the module: only one order in memory will do
+        return False
+    return True
 
 
 def _batches(x: Tensor, work: Work, rng: np.random.Generator | None, couples_rows: bool) -> Iterator[Tensor | None]:
@@ -451,18 +463,19 @@ def _generator_state(place: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(place) if place.type == "cuda" else torch.get_rng_state()
 
 
-_TENSORS: dict[tuple[int, np.dtype[Any]], Tensor] = {}
+_TENSORS: dict[tuple[int, np.dtype[Any], Form | None], Tensor] = {}
 
 
-def _tensor(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> Tensor:
-    """Return an array as a tensor: the same memory where the type is right, else one copy for all parts of the rows."""
-    key = (id(array), dtype)
-    if key not in _TENSORS:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # read-only memory: nobody writes
-            tensor = torch.from_numpy(np.ascontiguousarray(array, dtype))
-        if tensor.data_ptr() == array.ctypes.data:
-            return tensor
+def _tensor(array: npt.NDArray[Any], dtype: np.dtype[Any], form: Form | None = None) -> Tensor:
+    """Return an array as a tensor: its own memory where that will do, else one copy for all parts of the rows."""
+    key = (id(array), dtype, form)
+    if key in _TENSORS:
+        return _TENSORS[key]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # read-only memory: nobody writes
+        tensor = torch.from_numpy(np.ascontiguousarray(array, dtype))
+    tensor = form.stored(tensor) if form else tensor
+    if tensor.data_ptr() != array.ctypes.data:
         _TENSORS[key] = tensor
         weakref.finalize(array, _TENSORS.pop, key, None)
-    return _TENSORS[key]
+    return tensor
