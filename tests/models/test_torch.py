@@ -31,7 +31,10 @@ def mlp(p=6, C=4, seed=0):
 
 def setup(module=None, counts=COUNTS, p=6, C=4, dtype=np.float64, seed=0, **kwargs):
     rows = plain.ragged(counts, p, C, seed)
-    model = TorchModel(module or mlp(p, max(C, 1)), "cross_entropy" if C else "mse", **kwargs).sized(p, C)
+    module = module or mlp(p, max(C, 1))
+    if dtype == np.float64:
+        module.double()
+    model = TorchModel(module, "cross_entropy" if C else "mse", **kwargs).sized(p, C)
     rng = np.random.default_rng(seed + 1)
     w = model.initial("auto", rng) + 0.1 * rng.normal(size=(len(counts), model.d))
     anchor = rng.normal(size=(len(counts), model.d))[:, model.fused]
@@ -51,7 +54,7 @@ def batches(n, work, rng):
 
 def optimised(model, x, y, w, anchor, rho, work, rng, loss=nn.functional.cross_entropy):
     """The same training by torch's own optimiser: the proximal term is a part of the loss."""
-    module = model.module_with(w).double().train()
+    module = model.module_with(w).train()
     optimiser = torch.optim.SGD(module.parameters(), lr=work.lr, momentum=work.momentum, weight_decay=work.decay)
     names = dict(module.named_parameters())
     fused = [names[name] for name in model.layout.names if name in names][-len(anchor) :]
@@ -104,9 +107,9 @@ def test_the_module_is_the_start_and_comes_back_with_other_weights():
     for p, q in zip(model.module.parameters(), model.module_with(start).parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=0)
     own = copy.deepcopy(model.module.state_dict())
-    changed = model.module_with(w[0].astype(np.float32))
+    changed = model.module_with(w[0])
     assert not changed.training
-    np.testing.assert_array_equal(changed[0].weight.detach().numpy().ravel(), w[0, :30].astype(np.float32))
+    np.testing.assert_array_equal(changed[0].weight.detach().numpy().ravel(), w[0, :30])
     assert all(torch.equal(own[name], value) for name, value in model.module.state_dict().items())
     assert set(model.tensors(w[0])) == set(own)
 
@@ -124,7 +127,7 @@ def test_frozen_parameters_are_not_in_the_vector_and_never_change():
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     # a trunk in use is a fixed function: the head is softmax regression on what it says
     with torch.no_grad():
-        features = copy.deepcopy(trunk).eval().double()(torch.from_numpy(rows.X)).numpy()
+        features = copy.deepcopy(trunk).eval()(torch.from_numpy(rows.X)).numpy()
     head = SoftmaxRegression().sized(5, 4)
     lot = head.load(Rows(features, rows.y, rows.start, rows.stop), np.float64)
     expected = head.train(lot, devices, w, anchor, 1.0, BATCHES, generators(devices))
@@ -148,11 +151,11 @@ def test_gradient_is_that_of_the_plain_module():
     model, rows, data, devices, w, _ = setup()
     G = model.gradients(data, devices, w)
     for i in (0, 1, 3, 4):
-        module = model.module_with(w[i]).double()
+        module = model.module_with(w[i])
         X, y = rows.of(i)
         nn.functional.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(y)).backward()
         expected = torch.cat([p.grad.ravel() for p in module.parameters()]).numpy()
-        np.testing.assert_allclose(G[i], expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(G[i], expected, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(G[2], 0)  # no rows
 
 
@@ -209,9 +212,7 @@ def test_training_is_that_of_torch_optim_sgd(fused, unit, momentum, decay):
     for i, rng in zip(devices, generators(devices), strict=True):
         if rows.counts[i]:
             x, y = (torch.from_numpy(a) for a in rows.of(i))
-            start = w[i].astype(np.float64)
-            net = model._with(module=copy.deepcopy(model.module).double())
-            expected = optimised(net, x, y, start, pieces(model, anchor[i]), 0.5, work, rng)
+            expected = optimised(model, x, y, w[i], pieces(model, anchor[i]), 0.5, work, rng)
             np.testing.assert_allclose(new[i], expected, rtol=0, atol=1e-12)
 
 
@@ -242,8 +243,7 @@ def test_batch_norm_statistics_are_in_the_vector_without_gradient_decay_or_pull(
     new = model.train(data, devices, w, anchor, 0.5, work, generators(devices))
     for i, rng in zip(devices, generators(devices), strict=True):
         x, y = (torch.from_numpy(a) for a in rows.of(i))
-        net = model._with(module=copy.deepcopy(model.module).double())
-        expected = optimised(net, x, y, w[i], pieces(model, anchor[i]), 0.5, work, rng)
+        expected = optimised(model, x, y, w[i], pieces(model, anchor[i]), 0.5, work, rng)
         np.testing.assert_allclose(new[i], expected, rtol=0, atol=1e-11)
     assert (new[:, span] != w[:, span]).all()
     np.testing.assert_array_equal(model.gradients(data, devices, w)[:, span], 0)
@@ -355,13 +355,12 @@ def test_images_of_several_channels_in_either_order_of_memory(kind):
     for i, rng in zip(devices, generators(devices), strict=True):
         X, y = rows.of(i)
         x, y = torch.from_numpy(X).view(-1, 2, 6, 6), torch.from_numpy(y)
-        double = model._with(module=copy.deepcopy(net).double())
-        expected = optimised(double, x, y, w[i], pieces(model, anchor[i]), 0.5, BATCHES, rng)
+        expected = optimised(model, x, y, w[i], pieces(model, anchor[i]), 0.5, BATCHES, rng)
         np.testing.assert_allclose(new[i], expected, rtol=0, atol=1e-12)
-    module = model.module_with(w[0]).double()
+    module = model.module_with(w[0])
     with torch.no_grad():
         expected = torch.softmax(module(torch.from_numpy(rows.X).view(-1, 2, 6, 6)), 1).numpy()
-    np.testing.assert_allclose(model.outputs(w[0], rows.X), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(model.outputs(w[0], rows.X), expected, rtol=0, atol=1e-12)
 
 
 def test_the_papers_network():
@@ -395,7 +394,7 @@ def test_a_loss_of_ones_own(rowwise):
         return nn.functional.huber_loss(out, y, reduction="none" if rowwise else "mean")
 
     rows = plain.ragged([20, 30], 6, 0)
-    model = TorchModel(mlp(6, 1), huber).sized(6, 0)
+    model = TorchModel(mlp(6, 1).double(), huber).sized(6, 0)
     data, devices = model.load(rows, np.float64), np.arange(2)
     w = np.tile(model.initial("auto", np.random.default_rng(0)), (2, 1))
     new = model.train(data, devices, w, None, 0.0, Work(50, 0.1))

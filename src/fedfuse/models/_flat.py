@@ -130,8 +130,9 @@ class Engine:
         self.w, self.g = (torch.zeros(layout.d, dtype=dtype, device=device) for _ in range(2))
         self._rest = [(b, b.clone()) for n, b in self.module.named_buffers() if n not in layout.names]
         self._still = list(frozen_modules(self.module).values())
-        at_work = (m for m in self.module.modules() if not any(m is inner for s in self._still for inner in s.modules()))
-        self.couples_rows = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in at_work)
+        still = {id(inner) for frozen in self._still for inner in frozen.modules()}
+        norms = (m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        self.couples_rows = any(id(m) not in still for m in norms)
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         for (name, value), (_, slope) in zip(layout.views(self.w), layout.views(self.g), strict=True):
             # .data: in-place updates of the flat vector must not look like changes to autograd

@@ -152,6 +152,10 @@ class Model(ABC, Generic[Data]):
         if config["name"] != type(self).__name__:
             raise FedfuseError(f"the run has the model {config['name']}, got {type(self).__name__}")
 
+    def module_with(self, w: Floats) -> Any:
+        """Return a torch module with these parameters, where the model is one."""
+        raise FedfuseError(f"{type(self).__name__} is no torch module: result.coefficients() has its parameters")
+
     def tensors(self, w: Floats) -> dict[str, npt.NDArray[Any]]:
         """Return one parameter vector as named arrays, for other programs."""
         table = self.coefficients(w)
@@ -184,10 +188,14 @@ class Forgotten(Model[Any]):
     def d(self) -> int:
         return sum(prod(shape) for _, shape in self.config["tensors"])
 
+    def check(self, goal: Goal) -> None:
+        """Raise nothing: only the module knows, and it is not here."""
+
     def tensors(self, w: Floats) -> dict[str, npt.NDArray[Any]]:
         ends = np.cumsum([prod(shape) for _, shape in self.config["tensors"]])
         parts = np.split(np.asarray(w), ends[:-1])
-        return {name: part.reshape(shape) for (name, shape), part in zip(self.config["tensors"], parts, strict=True)}
+        named = zip(self.config["tensors"], parts, strict=True)
+        return {name: part.reshape(shape).astype(np.float32) for (name, shape), part in named}
 
     def to_config(self) -> dict[str, Any]:
         return self.config

@@ -255,8 +255,7 @@ class TorchModel(Model[TorchData]):
         return np.asarray(answer.cpu().numpy().astype(np.float64))
 
     def row_losses(self, models: Floats, X: Floats, y: npt.NDArray[Any]) -> Floats:
-        exact = np.asarray(models).dtype == np.float64
-        kind = np.int64 if self.goal == "classification" else np.float64 if exact else np.float32
+        kind = np.dtype(np.int64) if self.n_classes else self._precision
         target = torch.from_numpy(np.ascontiguousarray(y, kind)).to(self._place)
         losses = [self._row_losses(self._outputs(w, X), target) for w in np.asarray(models)]
         return np.stack([row.cpu().numpy().astype(np.float64) for row in losses])
@@ -311,6 +310,11 @@ class TorchModel(Model[TorchData]):
         if self.device != "auto":
             return torch.device(self.device)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @cached_property
+    def _precision(self) -> np.dtype[Any]:
+        double = any(p.dtype == torch.float64 for p in self.module.parameters())
+        return np.dtype(np.float64 if double else np.float32)
 
     @cached_property
     def _idle(self) -> dict[np.dtype[Any], list[Engine]]:
@@ -381,8 +385,8 @@ class TorchModel(Model[TorchData]):
         return torch.stack([self._mean_loss(out[i : i + 1], y[i : i + 1]) for i in range(len(y))])
 
     def _outputs(self, w: Floats, X: Floats) -> Tensor:
-        """Return the module's outputs for rows, in the precision of the weights."""
-        dtype = np.dtype(np.float64 if np.asarray(w).dtype == np.float64 else np.float32)
+        """Return the module's outputs for rows, in its own precision."""
+        dtype = self._precision
         x = self._habits.form.stored(torch.from_numpy(np.ascontiguousarray(X, dtype)).to(self._place))
         with one_thread(), self._engine(dtype) as engine:
             engine.set(self._on_place(w, dtype))
