@@ -16,16 +16,20 @@ from fedfuse.training import Callback, Settings, fit, resume
 
 if TYPE_CHECKING:
     from fedfuse.estimators import FPFCClassifier, FPFCRegressor
+    from fedfuse.models.networks import CNN, MLP
+    from fedfuse.models.torch import TorchModel
     from fedfuse.paths import SolutionPath, solution_path
     from fedfuse.tuning import Tuning, tune
 
 __all__ = [
     "CFL",
+    "CNN",
     "FPFC",
     "FPFCL1",
     "IFCA",
     "L1",
     "MCP",
+    "MLP",
     "PACFL",
     "SCAD",
     "Callback",
@@ -47,6 +51,7 @@ __all__ = [
     "SoftmaxRegression",
     "SolutionPath",
     "SquaredL2",
+    "TorchModel",
     "Tuning",
     "Work",
     "__version__",
@@ -57,8 +62,11 @@ __all__ = [
 ]
 
 
-# imported when first asked for: scikit-learn takes most of a second, and most runs need none of these
+# imported when first asked for: scikit-learn and torch take most of a second, and most runs need none of these
 _LATER = {
+    "CNN": "models",
+    "MLP": "models",
+    "TorchModel": "models",
     "FPFCClassifier": "estimators",
     "FPFCRegressor": "estimators",
     "SolutionPath": "paths",

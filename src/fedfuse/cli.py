@@ -1,4 +1,4 @@
-"""The command line: ``fedfuse run``, ``tune``, ``path``, ``resume``, ``predict``, ``data``, ``bench``."""
+"""The command line: ``fedfuse run``, ``tune``, ``path``, ``resume``, ``predict``, ``export``, ``data``, ``bench``."""
 
 from __future__ import annotations
 
@@ -300,6 +300,19 @@ def predict(
 
 
 @app.command()
+def export(
+    directory: Annotated[Path, Arg(help="The directory of a finished run.")],
+    out: Annotated[Path | None, Opt(help="Where to write (default: export/ in the run's directory).")] = None,
+) -> None:
+    """Write each group's model for other programs: safetensors files, and export.json."""
+    from fedfuse.export import export as write
+    from fedfuse.result import Result
+
+    for path in write(Result.load(directory), out or directory / "export"):
+        Console().print(str(path), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
 def bench(
     out: Annotated[Path, typer.Option(help="Where to write the figures.")] = Path("bench.json"),
     quick: Annotated[bool, typer.Option(help="Small sizes, for a first look.")] = False,
@@ -419,7 +432,7 @@ def _train_and_show(
         typer.echo(json.dumps(without_nan(result.summary())))
         return
     sticks = {}
-    if federation is not None:
+    if federation is not None and result.model.convex:
         from fedfuse.yardsticks import yardsticks
 
         with console.status("fitting local and pooled models to compare with …"):

@@ -18,9 +18,9 @@ from fedfuse.fleet import Fleet, InProcess
 from fedfuse.methods import from_config
 from fedfuse.methods.base import Admission, Joined, Known, Method, World
 from fedfuse.models import Model
-from fedfuse.randomness import generator
 from fedfuse.result import Result, mean_score
 from fedfuse.tasks import Ledger, Order, Part, Task, fault
+from fedfuse.training import draw_initial
 from fedfuse.types import Floats, Ints
 
 
@@ -94,7 +94,7 @@ def _rule(result: Result) -> Method[Any]:
 
 def _world(newcomers: Federation, model: Model[Any], seed: int, dtype: Any) -> World:
     def initial(start: Any, number: int = 0) -> Floats:
-        return model.initial(start, generator(seed, "initial", *([number] if number else [])))
+        return draw_initial(model, start, seed, number)
 
     parts: tuple[Part, ...] = ("train", "validation", "train+validation")
     counts: dict[str, Ints] = {part: newcomers.rows(part).counts for part in parts}

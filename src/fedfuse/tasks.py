@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -23,6 +23,7 @@ Part: TypeAlias = Literal["train", "train/1", "train/2", "validation", "train+va
 Solver: TypeAlias = Literal["gd", "exact"]
 Into: TypeAlias = Literal["all", "shared", "fused"]
 Send: TypeAlias = Literal["model", "part", "update", "nothing"]
+Unit: TypeAlias = Literal["epochs", "batches"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Work:
     Parameters
     ----------
     steps
-        Full-batch gradient steps, or passes over the data (epochs) when ``batch`` is given.
+        Full-batch gradient steps; with ``batch``, passes over the data or mini-batch steps, as ``unit`` says.
     lr
         Step size.
     batch
@@ -40,12 +41,22 @@ class Work:
     solver
         ``"gd"`` follows ``steps``, ``lr`` and ``batch``; ``"exact"`` solves the device's convex problem
         (linear regression in closed form, softmax regression by Newton's method) and needs none of them.
+    momentum
+        As `torch.optim.SGD` has it, from rest in every round; for networks only.
+    decay
+        Weight decay: ``decay * w`` is added to the gradient.
+    unit
+        What ``steps`` counts when ``batch`` is given: ``"epochs"`` or ``"batches"``. Batches go on through reshuffled
+        epochs; the last batch of an epoch may be smaller.
     """
 
     steps: Schedule = 10
     lr: Schedule = 0.1
     batch: int | None = None
     solver: Solver = "gd"
+    momentum: float = 0.0
+    decay: float = 0.0
+    unit: Unit = "epochs"
 
     def __post_init__(self) -> None:
         steps, lr = value(self.steps, 0), value(self.lr, 0)
@@ -57,12 +68,18 @@ class Work:
             raise FedfuseError(f"batch must be at least 1, got {self.batch}")
         if self.solver not in ("gd", "exact"):
             raise FedfuseError(f"solver must be 'gd' or 'exact', got {self.solver!r}")
+        if not 0 <= self.momentum < 1:
+            raise FedfuseError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        if not 0 <= self.decay < np.inf:
+            raise FedfuseError(f"decay must be a number of at least 0, got {self.decay}")
+        if self.unit not in ("epochs", "batches"):
+            raise FedfuseError(f"unit must be 'epochs' or 'batches', got {self.unit!r}")
 
     def at(self, k: int) -> Work:
         """Return the work of round ``k``: the same with plain numbers for schedules."""
         # a schedule that falls ends at the smallest work there is, not in an error after hours
         steps, lr = max(1, int(value(self.steps, k))), max(value(self.lr, k), sys.float_info.min)
-        return Work(steps, lr, self.batch, self.solver)
+        return replace(self, steps=steps, lr=lr)
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
     console.print(_cluster_table(result, console.width))
     console.print()
     console.print(_score_table(result, yardsticks))
-    if result.n_clusters > 1 and result.profile.encoder is not None:
+    if result.n_clusters > 1 and result.profile.encoder is not None and result.model.convex:
         console.print()
         _show_contrasts(result, console)
     for warning in _warnings(result):

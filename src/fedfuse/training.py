@@ -32,7 +32,9 @@ from fedfuse.fleet import Fleet, InProcess
 from fedfuse.methods import FPFC, Method, World
 from fedfuse.methods.base import Found, check_share
 from fedfuse.methods.refit import Refit
-from fedfuse.models import Model, default_model, model_called
+from fedfuse.methods.staged import Staged
+from fedfuse.models import Model, default_model
+from fedfuse.models import from_config as model_from_config
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
@@ -427,6 +429,7 @@ def fit(
     chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
     model = _fitting_model(federation, model)
     method = method or FPFC(work=Work(solver="exact"))
+    _check_plan(method, model)
     store = Store(out) if out is not None else None
     if store:
         store.check_free()
@@ -440,20 +443,24 @@ def fit(
 
 
 def resume(
-    directory: str | PathLike[str], federation: Federation | None = None, callbacks: Iterable[Callback] = ()
+    directory: str | PathLike[str],
+    federation: Federation | None = None,
+    callbacks: Iterable[Callback] = (),
+    model: Model[Any] | None = None,
 ) -> Result:
     """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
 
-    ``federation`` is needed only where the run was started from Python on data without a name.
+    ``federation`` is needed only where the run was started from Python on data without a name, ``model`` only where
+    it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen.
     """
     store = Store(directory)
     config = store.config()
     if store.finished:
         store.tidy()
-        return Result.load(directory)
+        return Result.load(directory, model)
     try:
         settings, method = Settings(**config["settings"]), methods.from_config(config["method"])
-        model, dataset = model_called(config["model"]), config["dataset"]
+        model, dataset = model_from_config(config["model"], model), config["dataset"]
         source, fingerprint = config["source"], config["fingerprint"]
     except (KeyError, TypeError) as gap:
         raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
@@ -531,9 +538,18 @@ def _distinct_devices(devices: Any, k: int, m: int) -> Ints:
     return chosen.astype(np.int64)
 
 
+def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> Floats:
+    """Return the first parameters of a run; draws of other numbers differ from the first, whatever the model."""
+    rng = generator(seed, "initial", *([number] if number else []))
+    w = model.initial(start, rng)
+    if number and not model.convex and (w == model.initial(start, generator(seed, "initial"))).all():
+        w = w + w.std() * rng.normal(size=w.shape)  # a module that was given has but one start
+    return w
+
+
 def _world(federation: Federation, model: Model[Any], settings: Settings) -> World:
     def initial(start: Any, number: int = 0) -> Floats:
-        return model.initial(start, generator(settings.seed, "initial", *([number] if number else [])))
+        return draw_initial(model, start, settings.seed, number)
 
     parts: tuple[Part, ...] = ("train", "validation", "train+validation")
     counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
@@ -564,7 +580,21 @@ def _unpacked(arrays: dict[str, npt.NDArray[Any]]) -> Found | None:
 def _fitting_model(federation: Federation, model: Model[Any] | None) -> Model[Any]:
     model = model or default_model(federation.goal)
     model.check(federation.goal)
-    return model.sized(federation.n_features, federation.n_classes)
+    return model.sized(federation.n_features, federation.n_classes, getattr(federation, "shape", None))
+
+
+def _check_plan(method: Method[Any], model: Model[Any]) -> None:
+    """Refuse what a network cannot do before anything is trained."""
+    if model.convex:
+        return
+    for part in method.plan:
+        if isinstance(part, Staged):
+            raise FedfuseError(
+                f"{part.name!r} rescales columns and solves exactly, which a network cannot: "
+                "give a lambda and no refit, e.g. FPFC(lam=0.5, refit=False, work=Work(steps=1, lr=0.01, batch=100))"
+            )
+        if part.work.solver == "exact":
+            raise FedfuseError("a network has no exact solver: give work=Work(steps=…, lr=…, batch=…)")
 
 
 def _in_process(federation: Federation, model: Model[Any], settings: Settings) -> Fleet:
@@ -579,7 +609,7 @@ def _config(run: Run, source: dict[str, Any] | None) -> dict[str, Any]:
         "dataset": run.dataset,
         "source": source,
         "fingerprint": run.federation.fingerprint,
-        "model": type(run.model).__name__,
+        "model": run.model.to_config(),
         "method": run.method.to_config(),
         "settings": asdict(run.settings),
     }

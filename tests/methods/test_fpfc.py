@@ -171,7 +171,7 @@ def test_described_and_built_again(kind):
         ({"lam": 0.6, "rho": 1 / 2.7}, r"rho must exceed 1/\(a - 1\)"),
         ({"nu": 0.0}, "nu must be a positive number"),
         ({"nu": float("inf")}, "nu must be a positive number"),
-        ({"start": "warm"}, "start must be 'zero' or 'normal'"),
+        ({"start": "warm"}, "start must be 'auto', 'zero' or 'normal'"),
         ({"rows": "test"}, "test rows are never trained on"),
         ({"rows": "all"}, "test rows are never trained on"),
     ],

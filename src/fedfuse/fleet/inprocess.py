@@ -161,7 +161,8 @@ class InProcess(Fleet):
         anchor = None if first.anchor is None else _stack(t.anchor for t in tasks)
         if anchor is None and first.rho:
             anchor = np.zeros_like(start[:, self._model.fused])
-        rngs = self._generators(orders) if first.work.batch is not None else None
+        drawing = first.work.batch is not None or not self._model.convex
+        rngs = self._generators(orders) if drawing else None
         new = self._model.train(self.load(first.rows), devices, start, anchor, first.rho, first.work, rngs)
         if first.send != "update":
             # a device whose training diverged goes on from the last model that the server could use
@@ -238,7 +239,8 @@ class InProcess(Fleet):
             answers = self._model.gradients(data, each, start)
         else:
             repeated = [o for o in orders for _ in range(len(each) // len(orders))]
-            rngs = self._generators(repeated) if first.work.batch is not None else None
+            drawing = first.work.batch is not None or not self._model.convex
+            rngs = self._generators(repeated) if drawing else None
             answers = self._model.train(data, each, start, None, 0.0, first.work, rngs)
         return list(np.hstack([answers.reshape(len(tasks), -1), weights]))
 

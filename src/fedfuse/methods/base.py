@@ -104,7 +104,8 @@ class Method(ABC, Generic[State]):
     Parameters
     ----------
     start
-        First parameters of all devices: ``"zero"``, or ``"normal"`` for one draw of N(0, 1).
+        First parameters of all devices: ``"zero"``, ``"normal"`` for one draw of N(0, 1), or ``"auto"`` for what suits
+        the model: zero for linear and softmax regression, its own first weights for a network.
     work
         What a device does when it is active.
     rows
@@ -115,13 +116,13 @@ class Method(ABC, Generic[State]):
     name: ClassVar[str]
     clusters: ClassVar[bool] = True  # whether it finds groups of devices
     private: ClassVar[bool] = False  # whether devices hold what the server never sees
-    start: Start = "zero"
+    start: Start = "auto"
     work: Work = field(default_factory=Work)
     rows: Part = "train+validation"
 
     def __post_init__(self) -> None:
         if self.start not in get_args(Start):
-            raise FedfuseError(f"start must be 'zero' or 'normal', got {self.start!r}")
+            raise FedfuseError(f"start must be 'auto', 'zero' or 'normal', got {self.start!r}")
         if self.rows not in ("train", "train+validation"):
             words = "rows must be 'train' or 'train+validation' (test rows are never trained on)"
             raise FedfuseError(f"{words}, got {self.rows!r}")
