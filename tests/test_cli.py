@@ -595,6 +595,7 @@ def test_presets_are_the_papers(dataset, work, settings):
 def test_every_key_reaches_its_place():
     texts = {
         "steps": "grow(5)", "lr": "decay(0.1,0.5,3)", "batch": "32", "solver": "gd", "start": "normal",
+        "momentum": "0.9", "decay": "0.01", "unit": "batches",
         "rho": "2", "a": "3", "xi": "0.01", "nu": "0.2", "refit": "no", "rows": "train", "participation": "0.5",
         "tol": "0", "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64",
     }  # fmt: skip
@@ -603,7 +604,7 @@ def test_every_key_reaches_its_place():
     method = build_method("fpfc", 0.7, Work(), options)
     assert method == ff.FPFC(
         lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train",
-        work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd"),
+        work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd", 0.9, 0.01, "batches"),
     )  # fmt: skip
     assert ff.Settings(**options.settings) == ff.Settings(
         participation=0.5, tol=0.0, evaluate_every=7, checkpoint_every=9, dtype="float64"

@@ -57,6 +57,6 @@ def from_config(config: dict[str, Any] | str, own: Model[Any] | None = None) -> 
     if own is not None:
         own.check_config(config)
         return own
-    if config["name"] not in (*MODELS, *NETWORKS):
+    if config["name"] not in (*MODELS, *NETWORKS) or config.get("loss") == "custom":
         return Forgotten(config)
     return model_called(config["name"], **{k: v for k, v in config.items() if k not in ("name", "tensors")})
