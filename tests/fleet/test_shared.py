@@ -43,8 +43,6 @@ def test_only_the_receiver_sees_what_it_writes():
     one["a"][:] = -1
     check_equal(other)
     check_equal(parcel.open())
-    with pytest.raises(ValueError, match="read-only"):
-        parcel.open()["a"][:] = -1
 
 
 def test_arrays_that_lie_in_a_block_are_not_copied_again():
@@ -61,6 +59,9 @@ def test_tensors_are_arrays_too():
     module, data = torch.nn.Linear(100, 3), torch.arange(1000.0)
     parcel = pack((module, data))
     assert parcel.blocks[0].size >= 4 * 1303  # nothing of them is in the pickle
+    rows = pack(np.arange(10.0))
+    known = pack(torch.from_numpy(rows.open()), *rows.blocks)
+    assert known.blocks[1].size == 1  # lies where the rows do
     again, same = received(parcel)
     assert torch.equal(same, data)
     assert torch.equal(again.weight, module.weight)

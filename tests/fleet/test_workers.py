@@ -154,6 +154,26 @@ def test_an_interrupted_run_goes_on_where_it_was_or_elsewhere(engine, tmp_path):
     np.testing.assert_array_equal(result.models, ff.fit(federation, method, **options).models)
 
 
+def all_lots(fleet):
+    while fleet._queue:
+        yield [job.device for job in fleet._next_lot()]
+
+
+def test_orders_wait_in_line_and_the_longest_of_a_round_goes_first(monkeypatch):
+    """An order from before keeps its place, so that none waits for ever; small ones go together."""
+    monkeypatch.setattr(Workers, "_dispatch", lambda self: None)
+    sizes = [5, 90, 20, 40, 5, 60, 5, 300]
+    federation = ff.Federation.from_arrays([(np.ones((n, 1)), np.arange(n) + 0.5) for n in sizes])
+    fleet = Workers(federation, model_for(federation), workers=2)
+    orders = [Order(i, 0, Train(GD)) for i in range(8)]
+    fleet.submit(orders[:7])
+    assert list(all_lots(fleet)) == [[1], [5], [3], [2], [0, 4], [6]]
+    fleet._asked.clear()
+    fleet.submit(orders[:7])
+    fleet.submit(orders[7:])
+    assert np.concatenate(list(all_lots(fleet))).tolist() == [1, 5, 3, 2, 0, 4, 6, 7]
+
+
 # ------------------------------------------------------------------------- real concurrency, and death
 
 

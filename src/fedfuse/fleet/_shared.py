@@ -73,8 +73,8 @@ class Parcel:
         self.blocks = tuple(blocks)
 
     def open(self) -> Any:
-        """Return the object as this process may see it: its arrays cannot be written to."""
-        return _opened(self._content, self._places, [memoryview(b.memory).toreadonly() for b in self.blocks])
+        """Return the object with its arrays where they lie: what is written to them, all will see."""
+        return _opened(self._content, self._places, [memoryview(b.memory) for b in self.blocks])
 
     def send(self, connection: Connection) -> None:
         """Pass the parcel on to the process at the other end."""

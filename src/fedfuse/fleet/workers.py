@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from multiprocessing import get_context, resource_tracker
@@ -88,6 +88,7 @@ class Workers(Fleet):
         self._crew: list[_Worker] = []
         self._queue: list[_Job] = []
         self._asked: set[int] = set()  # devices with an order under way
+        self._least = 0.0  # cost of the smallest lot
         self._replies: list[Reply] = []
         self._submissions = self._stillborn = 0
         self._closed = False
@@ -99,15 +100,14 @@ class Workers(Fleet):
 
     def submit(self, orders: Sequence[Order]) -> None:
         """Send these orders, also while others are under way; a device has at most one at a time."""
-        if self._closed:
-            raise FedfuseError("this fleet is closed")
+        self._check(orders)
         self._submissions += 1
+        self._least = self._cost[[o.device for o in orders]].sum() / (8 * self._size)
         for alike in _grouped(orders):
             if isinstance(alike[0].task, Rescale):
                 self._rescale(alike[0].task, alike)
             else:
-                for order in alike:
-                    self._add(order)
+                self._enqueue(alike)
         self._dispatch()
 
     def collect(self) -> list[Reply]:
@@ -131,12 +131,20 @@ class Workers(Fleet):
         for worker in crew:
             worker.end()
 
-    def _add(self, order: Order) -> None:
-        if order.device in self._asked:
-            raise FedfuseError(f"device {self._name(order)} has an order under way already")
-        self._asked.add(order.device)
-        cost = int(self._cost[order.device])
-        heappush(self._queue, _Job(self._submissions, -cost, order.device, order, self._edition))
+    def _check(self, orders: Sequence[Order]) -> None:
+        if self._closed:
+            raise FedfuseError("this fleet is closed")
+        asked = set(self._asked)
+        for order in orders:
+            if order.device in asked:
+                raise FedfuseError(f"device {self._name(order)} has an order under way already")
+            asked.add(order.device)
+
+    def _enqueue(self, orders: list[Order]) -> None:
+        for order in orders:
+            cost = int(self._cost[order.device])
+            heappush(self._queue, _Job(self._submissions, -cost, order.device, order, self._edition))
+        self._asked.update(o.device for o in orders)
 
     def _rescale(self, task: Rescale, orders: list[Order]) -> None:
         """Change the columns of all devices, here and once; orders from now on see the new ones."""
@@ -161,8 +169,11 @@ class Workers(Fleet):
             self._replace(worker)
 
     def _next_lot(self) -> list[_Job]:
-        """Take the next orders from the queue: a share of what waits, so that lots become smaller towards the end."""
-        room = sum(job.cost for job in self._queue) / (2 * self._size)
+        """Take the next orders from the queue: a share of what waits, so that lots become smaller towards the end.
+
+        They do not become very small: each costs a change of processes, twice.
+        """
+        room = max(sum(job.cost for job in self._queue) / (2 * self._size), self._least)
         jobs = [heappop(self._queue)]
         while self._queue and jobs[0].goes_with(self._queue[0]):
             room -= jobs[-1].cost
@@ -332,8 +343,7 @@ def _started() -> _Worker:
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
     """Hold back Ctrl-C: a process that starts here is deaf to it from its first moment on; here it comes later."""
-    with suppress(AttributeError):
-        resource_tracker.ensure_running()  # by itself it would let them through again
+    resource_tracker.ensure_running()  # starting it inside would let them through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
