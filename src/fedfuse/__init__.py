@@ -15,6 +15,7 @@ from fedfuse.tasks import Work
 from fedfuse.training import Callback, Settings, fit, resume
 
 if TYPE_CHECKING:
+    from fedfuse.comparison import Comparison, compare
     from fedfuse.estimators import FPFCClassifier, FPFCRegressor
     from fedfuse.paths import SolutionPath, solution_path
     from fedfuse.tuning import Tuning, tune
@@ -26,6 +27,7 @@ __all__ = [
     "MCP",
     "SCAD",
     "Callback",
+    "Comparison",
     "Decay",
     "FPFCClassifier",
     "FPFCRegressor",
@@ -43,6 +45,7 @@ __all__ = [
     "Tuning",
     "Work",
     "__version__",
+    "compare",
     "fit",
     "resume",
     "solution_path",
@@ -52,10 +55,12 @@ __all__ = [
 
 # imported when first asked for: scikit-learn takes most of a second, and most runs need none of these
 _LATER = {
+    "Comparison": "comparison",
     "FPFCClassifier": "estimators",
     "FPFCRegressor": "estimators",
     "SolutionPath": "paths",
     "Tuning": "tuning",
+    "compare": "comparison",
     "solution_path": "paths",
     "tune": "tuning",
 }
