@@ -96,18 +96,19 @@ class _Notes(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._lines: list[str] = []
+        self._shown: dict[str, bool] = {}  # many runs on the same data say the same
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())
+        self._shown.setdefault(record.getMessage(), False)
 
     def show(self) -> None:
-        for line in self._lines:
-            console.print("note: " + line, style="yellow", highlight=False, markup=False, soft_wrap=True)
-        self.forget()
+        for line, shown in self._shown.items():
+            if not shown:
+                console.print("note: " + line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        self._shown = dict.fromkeys(self._shown, True)
 
     def forget(self) -> None:
-        self._lines.clear()
+        self._shown.clear()
 
 
 _notes = _Notes()

@@ -14,7 +14,6 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -65,14 +64,23 @@ class Job:
         return None if self.source is None else {**self.source, "seed": self.seed}
 
     def data(self, given: Federation | None) -> Federation:
-        """Return the federation that was given, or the one that the seed draws."""
-        return given or _loaded(json.dumps(self.whole_source))
+        """Return the federation that was given, or else the one of the seed."""
+        return given or loaded(self.source or {}, self.seed)
+
+
+def loaded(source: dict[str, Any], seed: int) -> Federation:
+    """Load the data of a seed, once for all methods: jobs come seed by seed."""
+    return _loaded(json.dumps({**source, "seed": seed}))
 
 
 @lru_cache(maxsize=1)
 def _loaded(source: str) -> Federation:
-    """Load data once for all methods: jobs come seed by seed."""
     return load(**json.loads(source))
+
+
+def forget_data() -> None:
+    """Let go of the data that were loaded last."""
+    _loaded.cache_clear()
 
 
 class Board:
@@ -165,14 +173,14 @@ def run_here(jobs: Sequence[Job], given: Federation | None, watcher: Watcher) ->
             outcomes.append(_message(problem))
         board.put(number, FAILED if isinstance(outcomes[-1], str) else DONE)
         watcher.look(board)
-    _loaded.cache_clear()
     return outcomes
 
 
 def run_in_workers(jobs: Sequence[Job], processes: int, watcher: Watcher) -> list[Result | str]:
     """Perform jobs in worker processes; return a result or an error message for each.
 
-    Results come by way of the run directories, which all jobs must have.
+    Results come by way of the run directories, which all jobs must have. A worker that is killed breaks the pool, and
+    that is raised; what was done is kept in the directories.
     """
     context = get_context("spawn")
     board = Board(context.RawArray("q", Board.size(len(jobs))))
@@ -184,9 +192,6 @@ def run_in_workers(jobs: Sequence[Job], processes: int, watcher: Watcher) -> lis
         watcher.begin(jobs)
         _watch(futures, board, watcher)
         reports = [future.result() for future in futures]
-    except BrokenProcessPool:
-        words = "a worker process was killed (if memory is short, take fewer --jobs); what is done is kept"
-        raise FedfuseError(words) from None
     except BaseException:
         board.ask_to_stop()
         watcher.stopping()

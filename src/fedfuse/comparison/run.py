@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from numbers import Integral
 from os import PathLike
@@ -11,11 +13,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedfuse.comparison.jobs import Job, Watcher, alone_in, loaded_or_error, run_here, run_in_workers, usable_cores
+from fedfuse.comparison.jobs import (
+    Job,
+    Watcher,
+    alone_in,
+    forget_data,
+    loaded,
+    loaded_or_error,
+    run_here,
+    run_in_workers,
+    usable_cores,
+)
 from fedfuse.comparison.request import FILE, Entry, Methods, Request, entries_of, seeds_of
 from fedfuse.comparison.table import Comparison
 from fedfuse.data.federation import Federation, Goal
-from fedfuse.data.sources import absolute, load
+from fedfuse.data.sources import absolute
 from fedfuse.data.synthetic import FeatureLaw
 from fedfuse.errors import FedfuseError
 from fedfuse.methods import Oracle
@@ -98,7 +110,7 @@ def compare(
         place = None if data_dir is None else str(Path(data_dir).absolute())
         columns = {"device": device, "target": target, "goal": goal}
         source = {"dataset": absolute(data), "features": features, **columns, "data_dir": place}
-    federation = load(**source, seed=witness) if source is not None else data
+    federation = loaded(source, witness) if source is not None else data
     assert isinstance(federation, Federation)
     if methods == "all" and federation.truth is None:
         entries = _without_oracle(entries)
@@ -124,7 +136,7 @@ def resume_comparison(
             f"the comparison in {path} was started from Python on data without a name: go on with it there, by "
             "fedfuse.compare(federation, …, out=directory)"
         )
-    if load(**request.source, seed=request.witness).fingerprint != request.fingerprint:
+    if loaded(request.source, request.witness).fingerprint != request.fingerprint:
         raise FedfuseError(f"the comparison in {path} belongs to another federation: its data are not these")
     model = None if request.model is None else model_called(request.model)
     return _run(request, path, model, jobs, None, watcher or Watcher())
@@ -184,7 +196,11 @@ def _run(
         finished = [job for job in everything if job.directory is not None and Store(job.directory).finished]
         outcomes = {(job.label, job.seed): loaded_or_error(job.directory) for job in finished if job.directory}
         rest = [job for job in everything if (job.label, job.seed) not in outcomes]
-        found = _performed(rest, min(processes, len(rest)), federation, watcher)
+        try:
+            found = _performed(rest, min(processes, len(rest)), federation, watcher)
+        except BrokenProcessPool:
+            how = "" if directory is None else f"; go on with: fedfuse resume {shlex.quote(str(directory))}"
+            raise FedfuseError(f"a worker process was killed (is memory short?){how}") from None
         outcomes |= {(job.label, job.seed): outcome for job, outcome in zip(rest, found, strict=True)}
     comparison = Comparison.of(request, outcomes)
     if directory is not None:
@@ -199,6 +215,7 @@ def _performed(
         return run_in_workers(jobs, processes, watcher) if processes > 1 else run_here(jobs, federation, watcher)
     finally:
         watcher.close()
+        forget_data()
 
 
 @contextmanager
