@@ -46,10 +46,10 @@ def made_up(found, scores, seeds=(0, 1), same=True, metric="rmse"):
     results = {}
     for method, rows in scores.items():
         for seed, row in zip(seeds, rows, strict=True):
-            names, counts = tuple(f"d{i}" for i in range(len(row))), np.full(len(row), 50 if same else 50 + seed)
+            names, counts = tuple(f"d{i}" for i in range(len(row))), np.full(len(row), 50)
             profile = replace(real.profile, goal=goal, names=names, counts=counts)
             results[method, seed] = replace(real, profile=profile, scores={"test": np.array(row)}, seed=seed)
-    return Comparison("made up", tuple(scores), tuple(seeds), frozenset(scores), results, {})
+    return Comparison("made up", tuple(scores), tuple(seeds), frozenset(scores), results, {}, same)
 
 
 # -------------------------------------------------------------------------------------------- the table
@@ -180,9 +180,30 @@ def test_marks(found):
     made = made_up(found, DRAWN)
     marked = {line.split()[0]: "≈" in line for line in repr(made).splitlines()[1:4]}
     assert marked == {"a": False, "b": True, "c": False}
-    assert "no significant difference from the best" in repr(made)
-    assert "averaged over seeds" in made.to_markdown()
+    verdict = (
+        "≈ not significantly different from the best (a), by Wilcoxon's signed-rank test on device scores averaged"
+    )
+    assert verdict in repr(made)
+    assert verdict in made.to_markdown()
+    two = made_up(found, {"a": DRAWN["a"], "c": DRAWN["c"]}, same=False)
+    assert "all others differ significantly from the best (a)" in repr(two)
+    assert "device scores of all seeds" in repr(two)
     assert made.table.loc["c", "p_holm"] < 0.05 <= made.table.loc["b", "p_holm"]
+
+
+def test_too_few_devices_are_said_to_be_so(found):
+    """Five devices that all agree have p = 1/16."""
+    made = made_up(found, {"a": [[1.0, 2, 3, 4, 5]], "b": [[1.1, 2.2, 3.3, 4.4, 5.5]]}, seeds=[0])
+    assert made.table.loc["b", "p"] == 1 / 16
+    assert "; 5 devices are too few to tell so many methods apart" in repr(made)
+    assert "too few" not in repr(made_up(found, DRAWN))
+
+
+def test_named_data_are_new_devices_for_every_seed(tmp_path):
+    made = compare("synthetic:S4", ["fpfc", "fpfc-l1"], seeds=2, rounds=1, words=["refit=no", "lam=0.1"])
+    assert not made.same_devices
+    assert made.table["pairs"].dropna().tolist() == [100]
+    assert "device scores of all seeds" in repr(made)
 
 
 def test_methods_that_do_not_differ(found):
@@ -415,6 +436,11 @@ def stay(tmp_path):
 
 
 NAMED = {"device": "site", "target": "stay", "rounds": 10, "words": ["fpfc.lam=0.3", "refit=no"]}
+
+
+def test_rounds_of_one_method(stay):
+    found = compare(stay, ["fpfc", "fpfc-l1"], seeds=1, **{**NAMED, "words": [*NAMED["words"], "fpfc-l1.rounds=4"]})
+    assert found.table["rounds"].tolist() == [10, 4]
 
 
 def test_a_seed_changes_the_data(stay):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -258,12 +258,16 @@ def build_method(name: str, lam: float | Literal["auto"] | None, work: Work, opt
 
 
 def build(
-    dataset: str, name: str, options: Options, lam: float | Literal["auto"] | None = None
+    dataset: str,
+    name: str,
+    options: Options,
+    lam: float | Literal["auto"] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> tuple[Method[Any], dict[str, Any]]:
-    """Return a method and the settings of its run: the preset's for the data set, and what the options change."""
+    """Return a method and the settings of its run: the preset's, ``settings``, the options; the last counts most."""
     if lam is not None and "lam" in options.method:
         raise FedfuseError("--set lam is one lambda too many: it is given by --lam, or looked for")
     defaults = preset(dataset, name, options.preset.get("preset", "usual"))
     having = {key: value for key, value in defaults.method.items() if key in setting_names(name)}
     method = build_method(name, lam, defaults.work, replace(options, method=having | options.method))
-    return method, defaults.settings | options.settings
+    return method, {**defaults.settings, **(settings or {}), **options.settings}

@@ -54,11 +54,8 @@ def footnotes(found: Comparison) -> list[str]:
     if len(found.seeds) > 1:
         seeds = f"mean ± population sd over {len(found.seeds)} seeds"
     notes = [f"{found.dataset}, {seeds}"]
-    if _alike(found.table).any():
-        notes.append(
-            f"{ALIKE} no significant difference from the best (bold): Wilcoxon signed-rank test on "
-            f"{_witnesses(found)}, Holm-corrected p ≥ {ALPHA:g}"
-        )
+    if found.table["p"].notna().any():
+        notes.append(_verdict(found))
     return notes + failures(found)
 
 
@@ -69,6 +66,20 @@ def failures(found: Comparison) -> list[str]:
         f"{method}: {len(found.seeds) - row['runs']} of {len(found.seeds)} runs failed: {row['error']}"
         for method, row in failed.iterrows()
     ]
+
+
+def _verdict(found: Comparison) -> str:
+    """Say what the mark means, and by which test."""
+    table = found.table
+    best = ", ".join(str(method) for method in table.index[table["best"]])
+    test = f"by Wilcoxon's signed-rank test on {_witnesses(found)} (two-sided, Holm-corrected, level {ALPHA:g})"
+    if not _alike(table).any():
+        return f"all others differ significantly from the best ({best}), {test}"
+    pairs = int(table["pairs"].max())
+    # even if every device prefers the best; Holm's rule begins with the number of tests
+    few = 2.0 ** (1 - pairs) * table["p"].count() >= ALPHA
+    doubt = f"; {pairs} devices are too few to tell so many methods apart" if few else ""
+    return f"{ALIKE} not significantly different from the best ({best}), {test}{doubt}"
 
 
 def _witnesses(found: Comparison) -> str:
@@ -85,14 +96,14 @@ def _row(found: Comparison, method: str, row: pd.Series[float], spreads: bool) -
     if not row["runs"]:
         return [method, FAILED, *[NOTHING] * (len(headings(found)) - 2)]
     many = len(found.seeds) > 1
-    mark = f" {ALIKE}" if bool(_alike(found.table)[method]) else ""
     scale, places = (100.0, 2) if found.metric == "accuracy" else (1.0, _places(row["test"]))
-    texts = [method, _spread(scale * row["test"], scale * row["test_sd"], places, many) + mark]
+    mark = f"{ALIKE} " if bool(_alike(found.table)[method]) else ""  # in front: numbers stay one below the other
+    texts = [method, mark + _spread(scale * row["test"], scale * row["test_sd"], places, many)]
     texts.append(_count(row["n_clusters"], row["n_clusters_sd"]))
     if "ARI" in headings(found):
         texts.append(_spread(row["ari"], row["ari_sd"], 2, many))
     spread = spreads and many
-    texts.append(_floats(row["cost_floats"]) + (f" ± {_floats(row['cost_floats_sd'])}" if spread else ""))
+    texts.append(_floats(row["cost_floats"], row["cost_floats_sd"] if spread else None))
     texts.append(_spread(row["rounds"], row["rounds_sd"], 0, spread))
     texts.append(_spread(row["seconds"], row["seconds_sd"], 1, spread))
     return texts
@@ -125,13 +136,16 @@ def _count(mean: float, sd: float) -> str:
     return f"{mean:.0f}" if not sd else f"{mean:.2f} ± {sd:.2f}"
 
 
-def _floats(value: float) -> str:
+def _floats(mean: float, sd: float | None = None) -> str:
     """Write a number of floats as the paper does.
 
-    >>> _floats(12120), _floats(73261000.0), _floats(1.8324e9)
-    ('12,120', '7.33e7', '1.83e9')
+    >>> _floats(12120), _floats(73261000.0), _floats(1.8324e9, 2.7e5)
+    ('12,120', '7.33e7', '1.83e9 ± 2.70e5')
     """
-    if value < 1e6:
-        return f"{value:,.0f}"
+    numbers = [mean] if sd is None else [mean, sd]
+    return " ± ".join(f"{x:,.0f}" if mean < 1e6 or not x else _scientific(x) for x in numbers)
+
+
+def _scientific(value: float) -> str:
     digits, _, power = f"{value:.2e}".partition("e")
     return f"{digits}e{int(power)}"

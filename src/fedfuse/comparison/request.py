@@ -124,7 +124,7 @@ def entries_of(
 ) -> dict[str, Entry]:
     """Return the methods that are asked for, by name or as they are, with the settings of their runs.
 
-    ``words`` are those of ``--set`` and go to methods given by name; ``settings`` go to all and count more.
+    ``settings`` go to all; ``words`` are those of ``--set``, go to methods given by name, and count more.
     """
     chosen = _named(methods)
     names = [label for label, method in chosen.items() if method is None]
@@ -134,10 +134,9 @@ def entries_of(
     entries = {}
     for label, method in chosen.items():
         if method is None:
-            found, chosen_settings = build(dataset, label, options[label])
+            entries[label] = Entry(*build(dataset, label, options[label], settings=settings))
         else:
-            found, chosen_settings = method, preset(dataset, method.name).settings
-        entries[label] = Entry(found, {**chosen_settings, **(settings or {})})
+            entries[label] = Entry(method, {**preset(dataset, method.name).settings, **(settings or {})})
     return entries
 
 

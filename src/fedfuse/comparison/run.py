@@ -74,14 +74,16 @@ def compare(
         As for `fit`.
     out
         A directory for the runs and the tables. Calling again with the same directory goes on where it was; more
-        seeds and more methods may be asked for then.
+        seeds and more methods may be asked for then. (Methods of your own cannot be found again by name: for them,
+        leave it out.)
     jobs
         Runs at a time, each in a process of its own; None for as many as there are cores. With more than one, a
         script must call this below ``if __name__ == "__main__":``.
     rounds, **settings
         As for `fit`, for all methods. Without them, those of `options.preset` for the data set.
     words
-        ``key=value`` or ``method.key=value``, as of ``--set``, for methods given by name.
+        ``key=value`` or ``method.key=value``, as of ``--set``, for methods given by name; they count more than the
+        settings of all.
     features, device, target, goal, data_dir
         As for `data.load`, where a name is given.
     watcher

@@ -38,6 +38,8 @@ class Comparison:
         The result of every run that succeeded, by (method, seed).
     errors
         The message of every run that failed, by (method, seed).
+    same_devices
+        Whether the devices are the same for all seeds, as those of a table are; if not, a seed draws new ones.
     """
 
     dataset: str
@@ -46,6 +48,7 @@ class Comparison:
     clustering: frozenset[str]
     results: dict[Run, Result]
     errors: dict[Run, str]
+    same_devices: bool
 
     @classmethod
     def of(cls, request: Request, outcomes: Mapping[Run, Result | str]) -> Comparison:
@@ -59,9 +62,10 @@ class Comparison:
         clustering = {
             label for label, e in request.entries.items() if getattr(type(e.method), "clusters", True) is not False
         }
-        return cls(
-            request.dataset, tuple(request.entries), request.seeds, frozenset(clustering), results, errors
-        )  # fmt: skip
+        # a data set with a name is drawn or cut anew by each seed; of a table, only the split changes
+        same = request.source is None or request.source["device"] is not None
+        methods = tuple(request.entries)
+        return cls(request.dataset, methods, request.seeds, frozenset(clustering), results, errors, same)
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> Comparison:
@@ -122,12 +126,6 @@ class Comparison:
         table["p_holm"] = holm(table["p"].to_numpy())
         table["error"] = [self._first_error(method) for method in self.methods]
         return table
-
-    @property
-    def same_devices(self) -> bool:
-        """Whether the devices are the same in all seeds (names and numbers of rows), and not a new draw each time."""
-        first, *others = ((r.profile.names, r.profile.counts.tolist()) for r in self.results.values())
-        return all(other == first for other in others)
 
     def summary(self) -> dict[str, Any]:
         """Return all numbers as JSON-ready data: what ``table.json`` holds."""
