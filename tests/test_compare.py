@@ -304,7 +304,7 @@ def test_more_seeds_and_more_methods(federation, tmp_path):
     first, out = {"apart": PAIR["apart"]}, tmp_path / "c"
     compare(federation, first, seeds=1, out=out, **SHORT)
     count = Count()
-    compare(federation, first, seeds=[0, 2], out=out, watcher=count, **SHORT)
+    compare(federation, first, seeds=[0, 2], out=out, watcher=count, jobs=None, **SHORT)
     assert count.jobs == [("apart", 2)]
     wider = compare(federation, {"fused": PAIR["fused"]}, seeds=1, out=out, watcher=count, **SHORT)
     assert count.jobs == [("fused", 0), ("fused", 2)]
@@ -419,6 +419,11 @@ def test_bad_input(federation, tmp_path, case):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_data_of_another_kind():
+    with pytest.raises(FedfuseError, match="data must be a Federation or the name of a data set, got DataFrame"):
+        compare(visits(50))
+
+
 def test_seeds():
     assert seeds_of(3) == (0, 1, 2)
     assert seeds_of([7, 0, 5]) == (0, 5, 7)
@@ -457,6 +462,7 @@ def test_worker_processes_give_the_same(stay, tmp_path):
     """And a comparison that was begun in one process is gone on with in two."""
     here = compare(stay, ["fpfc", "fpfc-l1"], seeds=2, **NAMED)
     compare(stay, ["fpfc"], seeds=1, out=tmp_path / "c", **NAMED)
+    assert compare(stay, ["fpfc"], seeds=2, jobs=2, **NAMED).scores.equals(here.scores.query("method == 'fpfc'"))
     there = compare(stay, ["fpfc", "fpfc-l1"], seeds=2, out=tmp_path / "c", jobs=2, **NAMED)
     pd.testing.assert_frame_equal(without_seconds(there.table), without_seconds(here.table))
     for run, result in here.results.items():

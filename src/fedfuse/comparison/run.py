@@ -100,20 +100,16 @@ def compare(
     >>> found.table["n_clusters"].to_dict()
     {'alone': 6.0, 'fused': 2.0}
     """
+    columns = {"device": device, "target": target, "goal": goal, "data_dir": data_dir}
+    _check(data, jobs, columns)
     name = data if isinstance(data, str) else "arrays"
     given = settings if rounds is None else {**settings, "rounds": rounds}
     entries, numbers = entries_of(methods, name, words, given), seeds_of(seeds)
-    _check(jobs, data, device=device, target=target, goal=goal, data_dir=data_dir)
     directory = None if out is None else Path(out)
     before = _request_in(directory)
     witness = before.witness if before else numbers[0]
-    source: dict[str, Any] | None = None
-    if isinstance(data, str):
-        place = None if data_dir is None else str(Path(data_dir).absolute())
-        columns = {"device": device, "target": target, "goal": goal}
-        source = {"dataset": absolute(data), "features": features, **columns, "data_dir": place}
-    federation = loaded(source, witness) if source is not None else data
-    assert isinstance(federation, Federation)
+    source = _source(data, features, columns) if isinstance(data, str) else None
+    federation = data if isinstance(data, Federation) else loaded(source or {}, witness)
     if methods == "all" and federation.truth is None:
         entries = _without_oracle(entries)
     request = Request(
@@ -123,8 +119,7 @@ def compare(
     )  # fmt: skip
     if before and directory:
         request = before.extended(request, directory)
-    only = federation if source is None else None
-    return _run(request, directory, model, jobs, only, watcher or Watcher())
+    return _run(request, directory, model, jobs, None if source else federation, watcher or Watcher())
 
 
 def resume_comparison(
@@ -149,16 +144,25 @@ def is_comparison(directory: str | PathLike[str]) -> bool:
     return (Path(directory) / FILE).exists()
 
 
-def _check(jobs: int | None, data: Federation | str, **columns: Any) -> None:
+def _check(data: Any, jobs: Any, columns: dict[str, Any]) -> None:
+    if not isinstance(data, (str, Federation)):
+        raise FedfuseError(f"data must be a Federation or the name of a data set, got {type(data).__name__}")
     if jobs is not None and (not isinstance(jobs, Integral) or jobs < 1):
         raise FedfuseError(f"jobs must be a whole number of at least 1, got {jobs!r}")
     if isinstance(data, str):
         return
-    if jobs is not None and jobs > 1:
+    if jobs not in (None, 1):
         raise FedfuseError("a federation from Python cannot be built again in other processes: leave out jobs")
     for word, value in columns.items():
         if value is not None:
             raise FedfuseError(f"{word}={value!r} is for data sets given by name")
+
+
+def _source(name: str, features: str, columns: dict[str, Any]) -> dict[str, Any]:
+    """Return what `data.load` needs besides the seed, so that it finds the data from anywhere."""
+    place = columns["data_dir"]
+    whole = {"data_dir": None if place is None else str(Path(place).absolute())}
+    return {"dataset": absolute(name), "features": features, **columns, **whole}
 
 
 def _request_in(directory: Path | None) -> Request | None:
@@ -189,7 +193,7 @@ def _run(
     """Load what is finished, run what is not, and write the tables."""
     if directory is not None:
         request.save(directory)
-    with _room(directory, jobs) as (home, processes):
+    with _room(directory, jobs if federation is None else 1) as (home, processes):
         everything = [
             Job(label, seed, entry.method, entry.settings, request.dataset, request.source, model,
                 None if home is None else home / "runs" / f"{label}-seed{seed}")
