@@ -31,9 +31,9 @@ from fedfuse.errors import FedfuseError
 from fedfuse.fleet import Engine, Fleet
 from fedfuse.methods import FPFC, Method, World
 from fedfuse.methods.base import Found, check_share
+from fedfuse.methods.networks import NetworkRefit
 from fedfuse.methods.refit import Refit
-from fedfuse.methods.staged import Staged
-from fedfuse.models import Model, default_model
+from fedfuse.models import Model, default_model, model_called
 from fedfuse.models import from_config as model_from_config
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 Sampler: TypeAlias = Callable[[int, int], Ints]
 Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
+NETWORK = Work(steps=2, lr=0.05, batch=50, momentum=0.9)  # of a device with a network, where none is given
 TRIES = 3  # to send what comes before the first round
 LOOK = -2  # the round of what is no message, but a look at a device
 
@@ -138,13 +139,14 @@ class Run:
     whole: bool = False  # whether the state is that between two rounds, and so may be saved
 
     def __post_init__(self) -> None:
+        self.plan = self.method.plan_for(self.model)
         self.world = _world(self.federation, self.model, self.settings)
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
 
     @property
     def now(self) -> Method[Any]:
         """The method of the plan that is at work."""
-        return self.method.plan[self.stage].given(self.before)
+        return self.plan[self.stage].given(self.before)
 
     def begin(self) -> None:
         """Set up the state of the method at work and send what it sends before its first round."""
@@ -199,7 +201,7 @@ class Run:
 
     def _next_method(self) -> bool:
         """Go on with the next method of the plan, from what this one has found; False if this was the last."""
-        if self.stage + 1 == len(self.method.plan):
+        if self.stage + 1 == len(self.plan):
             return False
         self._exchange([Order(device, -1, task) for device, task in self.now.closing(self.state).items()])
         self.cut_short |= not self.settled
@@ -282,7 +284,7 @@ class Run:
         """Return what the run has found so far."""
         found = self._in_use(self.now.final(self.state, self.world))
         sure = self.now.sureness(self.state)
-        refitting = self.stage > 0 and isinstance(self.now, Refit)
+        refitting = self.stage > 0 and isinstance(self.now, (Refit, NetworkRefit))
         return Result(
             profile=Profile.of(self.federation),
             model=self.model,
@@ -381,7 +383,7 @@ class Evaluator:
 def fit(
     federation: Federation,
     method: Method[Any] | None = None,
-    model: Model[Any] | None = None,
+    model: Model[Any] | str | None = None,
     *,
     rounds: int | None = None,
     seed: int = 0,
@@ -403,7 +405,8 @@ def fit(
     method
         `FPFC` by default.
     model
-        Softmax regression for classes and linear regression for values by default.
+        Softmax regression for classes, linear regression for values and the paper's network for images by default; or a
+        name: ``"softmax"``, ``"linear"``, ``"cnn"``, ``"mlp"``.
     rounds, seed
         At most so many rounds; every random draw depends on the seed.
     out
@@ -434,7 +437,7 @@ def fit(
     chosen = Settings(seed=seed, **settings)
     chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
     model = _fitting_model(federation, model)
-    method = method or FPFC(work=Work(solver="exact"))
+    method = method or FPFC(work=Work(solver="exact") if model.convex else NETWORK)
     _check_plan(method, model)
     place = Engine(engine, workers)
     if fleet and place != Engine():
@@ -597,22 +600,19 @@ def _unpacked(arrays: dict[str, npt.NDArray[Any]]) -> Found | None:
     return Found(arrays["before_models"], arrays["before_labels"], known, settings, kept)
 
 
-def _fitting_model(federation: Federation, model: Model[Any] | None) -> Model[Any]:
-    model = model or default_model(federation.goal)
+def _fitting_model(federation: Federation, model: Model[Any] | str | None) -> Model[Any]:
+    if isinstance(model, str):
+        model = model_called(model)
+    model = model or default_model(federation.goal, federation.shape)
     model.check(federation.goal)
-    return model.sized(federation.n_features, federation.n_classes, getattr(federation, "shape", None))
+    return model.sized(federation.n_features, federation.n_classes, federation.shape)
 
 
 def _check_plan(method: Method[Any], model: Model[Any]) -> None:
     """Refuse what a network cannot do before anything is trained."""
     if model.convex:
         return
-    for part in method.plan:
-        if isinstance(part, Staged):
-            raise FedfuseError(
-                f"{part.name!r} rescales columns and solves exactly, which a network cannot: "
-                "give a lambda and no refit, e.g. FPFC(lam=0.5, refit=False, work=Work(steps=1, lr=0.01, batch=100))"
-            )
+    for part in method.plan_for(model):
         if part.work.solver == "exact":
             raise FedfuseError("a network has no exact solver: give work=Work(steps=…, lr=…, batch=…)")
 
