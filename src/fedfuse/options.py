@@ -27,7 +27,7 @@ class Preset:
 PRESETS = {
     "synthetic": Preset(Work(steps=10, lr=0.1), {"participation": 0.3, "rounds": 2000}),
     "housing-bodyfat": Preset(Work(steps=20, lr=0.01), {"participation": 0.3, "rounds": 200}),
-    "digits": Preset(Work(steps=2, lr=0.05, batch=10, momentum=0.9), {"rounds": 30}),
+    "digits": Preset(Work(steps=5, lr=0.05, batch=10, momentum=0.9), {"rounds": 40}),
     "mnist": Preset(
         Work(steps=2, lr=Decay(0.05, 0.9, 2), batch=50, momentum=0.9), {"participation": 0.5, "rounds": 40}
     ),

@@ -1,6 +1,7 @@
 """Networks, where nothing can be solved exactly: FPFC without a lambda to give, and the refit of its groups.
 
-    together: all devices train one network for a few turns (FedAvg), so that their weights can be compared
+    together: all devices train one network (FedAvg), so that their weights can be compared, until what each has just
+              made of it no longer gets better on its validation rows
     apart:    every device trains on from there by itself, and uploads once
     tree:     the fused parts are ordered in a tree (`tree.Tree`); each device judges the models of the groups above it
               on its validation rows, and the tree is cut where that is best
@@ -14,7 +15,7 @@ the groups; the refit then trains on them as well. Convex models have `methods.a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +30,8 @@ from fedfuse.tasks import Judge, Part, Task, Train
 from fedfuse.tree import Judgement, Tree
 from fedfuse.types import Floats, Ints
 
-TURNS = 3  # of training together before devices go apart
+FEWEST, MOST = 3, 8  # turns of training together before devices go apart
+FLAT = 0.02  # a score on validation rows that rose by less (accuracy; of RMSE, this share) has stopped rising
 NEAREST = 5  # other groups' models that a device tries
 MOVE = 1.645  # standard errors by which another group's model must be better for a device to move
 
@@ -71,7 +73,7 @@ class NetworkRefit(Staged):
         state.put("labels", labels)
         state.memory["models"] = groups.astype(state.world.dtype)
 
-    def _train(self, state: StagedState, devices: Ints, rows: Part) -> list[Task]:
+    def _train(self, state: StagedState, devices: Ints, rows: Part) -> list[Train]:
         work = self.work.at(state.number("turn"))
         starts = state.memory["models"][state.memory["labels"][devices]]
         return [Train(work, start=w, rows=rows) for w in starts]
@@ -92,7 +94,7 @@ class NetworkRefit(Staged):
         state.memory["models"] = models.astype(state.world.dtype)
 
     def _ask_refit(self, state: StagedState, devices: Ints) -> list[Task]:
-        return self._train(state, devices, self.rows)
+        return list(self._train(state, devices, self.rows))
 
     def _take_refit(self, state: StagedState) -> str:
         self._averaged(state)
@@ -151,19 +153,28 @@ class NetworkAuto(NetworkRefit):
         state.memory["own"] = np.zeros((m, d), state.world.dtype)
         state.put("confidence", np.full(m, 0.5))
         state.put("agreement", 1.0)
+        state.put("score", 0.0)
 
     def _clusters(self, world: World, before: Found | None) -> Ints:
         return np.zeros(world.m, np.int64)
 
     def _ask_together(self, state: StagedState, devices: Ints) -> list[Task]:
-        return self._train(state, devices, "train")
+        return [replace(task, score="validation") for task in self._train(state, devices, "train")]
 
     def _take_together(self, state: StagedState) -> str:
+        judges = [i for i in state.answers if state.world.counts["validation"][i]]
+        score = float(np.mean([state.answers[i][-1] for i in judges])) if judges else 0.0
+        state.answers = {i: answer[:-1] for i, answer in state.answers.items()}
         self._averaged(state)
-        return "together" if state.number("turn") < TURNS else "apart"
+        turn, before = state.number("turn"), float(state.memory["score"][0])
+        state.put("score", score)
+        if state.world.model.goal == "regression":
+            score, before = -score / max(before, 1e-300), -1.0
+        still_rising = turn < FEWEST or (turn < MOST and score > before + FLAT)
+        return "together" if still_rising else "apart"
 
     def _ask_apart(self, state: StagedState, devices: Ints) -> list[Task]:
-        return self._train(state, devices, "train")
+        return list(self._train(state, devices, "train"))
 
     def _take_apart(self, state: StagedState) -> str:
         own = self.models(state).copy()
