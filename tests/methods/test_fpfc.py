@@ -7,7 +7,6 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from scipy.special import softmax
 
 import fedfuse as ff
 from fedfuse.clusters import cluster_means
@@ -19,20 +18,8 @@ from fedfuse.methods.base import Found
 from fedfuse.models import default_model
 from fedfuse.tasks import Install, Order
 from fedfuse.training import Run, Settings, fit
-from planted import Keep, planted
+from planted import Keep, gradient, planted
 from textbook import Textbook
-
-
-def gradient(federation, device, w):
-    """The gradient of a device's mean loss on all but its test rows, by the formula."""
-    X, y = federation.rows("train+validation").of(device)
-    Z = np.column_stack([X, np.ones(len(X))])
-    if federation.goal == "regression":
-        return 2 * Z.T @ (Z @ w - y) / len(y)
-    C, p = federation.n_classes, X.shape[1]
-    W = np.column_stack([w[: C * p].reshape(C, p), w[C * p :]])
-    G = (softmax(Z @ W.T, axis=1) - np.eye(C)[y]).T @ Z / len(y)
-    return np.concatenate([G[:, :p].ravel(), G[:, p]])
 
 
 def by_the_book(federation, method, d, rounds, sampler):
