@@ -289,8 +289,10 @@ def _subspace(rows: Rows, device: int, task: Subspace) -> Floats:
 
 def _leading(X: Floats, p: int) -> Floats:
     """Return the first left singular vectors of X' (features x p), none with a negative sum."""
-    U, _, _ = np.linalg.svd(np.asarray(X, dtype=np.float64).T, full_matrices=False)
-    U = U[:, :p]
+    X = np.asarray(X, dtype=np.float64)
+    if len(X) > X.shape[1]:  # of X = QR, where Q is large and R small, X' and R' have the same
+        X = np.asarray(np.linalg.qr(X, mode="r"))
+    U = np.linalg.svd(X.T, full_matrices=False)[0][:, :p]
     return np.asarray(U * np.where(U.sum(axis=0) < 0, -1.0, 1.0))
 
 

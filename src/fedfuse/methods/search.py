@@ -35,11 +35,11 @@ class SearchState:
     age: int = 0  # rounds of this stage
     scores: Floats = field(default_factory=lambda: np.empty(0))  # of every device with this candidate; nan: not known
     outcome: list[float] = field(default_factory=list)
-    watched: float = float("nan")  # with which the last round's candidate ended
+    row: dict[str, Any] = field(default_factory=dict)  # what the last round was
     opening: bool = False  # whether devices are still to hear of a fresh start
 
 
-_PLAIN = ("grid", "place", "stage", "age", "outcome", "watched")
+_PLAIN = ("grid", "place", "stage", "age", "outcome", "row")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Searched(Method[SearchState]):
 
     name: ClassVar[str] = "searched"
     inner: Method[Any] = None  # type: ignore[assignment]
-    trial: int = 60
+    trial: int = 50
     grid: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
@@ -112,6 +112,7 @@ class Searched(Method[SearchState]):
 
     def update(self, state: SearchState, devices: Ints, values: list[Floats]) -> Residuals | None:
         state.age += 1
+        state.row = {"stage": state.stage, "candidate": state.place, **state.grid[state.place], "watched": np.nan}
         if state.stage == JUDGING:
             self._judged(state, devices, values)
             return None
@@ -122,8 +123,8 @@ class Searched(Method[SearchState]):
 
     def _judged(self, state: SearchState, devices: Ints, values: list[Floats]) -> None:
         scores = [float(v[0]) for v in values]
-        state.watched = float(np.mean(scores)) if scores else float("nan")
-        state.outcome.append(state.watched)
+        state.row["watched"] = float(np.mean(scores)) if scores else float("nan")
+        state.outcome.append(state.row["watched"])
         state.age = 0
         if state.place + 1 == len(state.grid):
             state.stage, state.place = END, self._best(state)
@@ -164,8 +165,7 @@ class Searched(Method[SearchState]):
         return found._replace(settings=state.grid[state.place], kept=self._now(state).keep(state.inner))
 
     def describe(self, state: SearchState) -> dict[str, Any]:
-        settings = state.grid[state.place]
-        return {"stage": state.stage, "watched": state.watched, **settings}
+        return dict(state.row)
 
     def pack(self, state: SearchState) -> Arrays:
         plain = {name: getattr(state, name) for name in _PLAIN}
