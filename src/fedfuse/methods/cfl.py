@@ -38,7 +38,7 @@ Auto = Literal["auto"]
 PATIENCE = 20  # rounds before the first cut
 SMALLEST = 2  # clusters of so many or fewer stay whole
 EPS1 = (0.05, 0.1, 0.2, 0.5, 1.0)  # to choose from; the paper's range is [0, 1],
-RATIOS = (1, 2, 5, 10)  # and [eps1, 10 eps1] for eps2
+RATIOS = (1, 2, 5)  # and [eps1, 10 eps1] for eps2
 
 
 def cosines(updates: Floats) -> Floats:

@@ -35,7 +35,7 @@ from fedfuse.types import Floats, Ints
 
 Angle = Literal["column", "principal"]
 Linkage = Literal["average", "complete", "single"]
-NUMBERS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 18, 25, 35, 50, 70)  # of clusters among which a threshold is chosen, besides m
+NUMBERS = (1, 2, 3, 4, 5, 6, 8, 11, 15, 22, 35, 60)  # of clusters among which a threshold is chosen, besides m
 # the original's average is that of two clusters, not of their members
 _SCIPY: dict[str, Literal["weighted", "complete", "single"]] = {
     "average": "weighted",
