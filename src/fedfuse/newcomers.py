@@ -18,6 +18,8 @@ from fedfuse.errors import FedfuseError
 from fedfuse.fleet import Fleet, InProcess
 from fedfuse.methods import from_config
 from fedfuse.methods.base import Admission, Joined, Known, Method, World
+from fedfuse.methods.search import Searched
+from fedfuse.methods.tuned import Tuned
 from fedfuse.models import Model
 from fedfuse.randomness import generator
 from fedfuse.result import Result, mean_score
@@ -90,7 +92,11 @@ def admit(result: Result, newcomers: Federation, fleet: Fleet | None = None) -> 
 def _rule(result: Result) -> Method[Any]:
     """Return the run's method, with what it has chosen for settings that were left open."""
     method = from_config(result.method)
-    return replace(method, **result.chosen) if result.chosen else method
+    if isinstance(method, Tuned):
+        method = method.at(result.lam or 0.0)
+    elif isinstance(method, Searched):
+        method = method.inner
+    return replace(method, **result.chosen)
 
 
 def _world(newcomers: Federation, model: Model[Any], seed: int, dtype: Any) -> World:

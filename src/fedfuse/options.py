@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -21,8 +21,18 @@ class Preset:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def preset(dataset: str) -> Preset:
-    """Return the defaults for a data set."""
+# LOCAL trains all devices in every round: as many steps on each as 2000 rounds with 30 % of them have
+ROUNDS = {("synthetic", "local"): 600, ("housing-bodyfat", "local"): 60}
+
+
+def preset(dataset: str, method: str = "fpfc") -> Preset:
+    """Return the defaults for a method on a data set."""
+    usual = _usual(dataset)
+    rounds = ROUNDS.get((dataset.partition(":")[0], method))
+    return replace(usual, settings=usual.settings | {"rounds": rounds}) if rounds else usual
+
+
+def _usual(dataset: str) -> Preset:
     if dataset.startswith("synthetic:"):
         return Preset(Work(steps=10, lr=0.1), {"participation": 0.3, "rounds": 2000})
     if dataset == "housing-bodyfat":
@@ -36,6 +46,10 @@ def _rows_per_batch(text: str) -> int | None:
 
 def _yes_or_no(text: str) -> bool:
     return {"yes": True, "true": True, "no": False, "false": False}[text.lower()]
+
+
+def _or_auto(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: "auto" if text == "auto" else read(text)
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,18 @@ KEYS: dict[str, Key] = {
     "nu": Key("method", float, _NUMBER),
     "refit": Key("method", _yes_or_no, "yes or no"),
     "rows": Key("method", str, "'train' or 'train+validation'"),
+    "n_models": Key("method", _or_auto(int), "a whole number or auto"),
+    "average": Key("method", str, "'gradient' or 'model'"),
+    "temperature": Key("method", float, _NUMBER),
+    "eps1": Key("method", _or_auto(float), "a number or auto"),
+    "eps2": Key("method", _or_auto(float), "a number or auto"),
+    "threshold": Key("method", _or_auto(float), "an angle in degrees or auto"),
+    "p": Key("method", int, _WHOLE),
+    "angle": Key("method", str, "'column' or 'principal'"),
+    "linkage": Key("method", str, "'average', 'complete' or 'single'"),
+    "evaluate": Key("method", str, "'local' or 'cluster'"),
+    "adapt_lr": Key("method", float, _NUMBER),
+    "variant": Key("method", str, "'first-order' or 'hessian-free'"),
     "participation": Key("settings", float, "a share above 0 and at most 1"),
     "tol": Key("settings", float, _NUMBER),
     "evaluate_every": Key("settings", int, _WHOLE),
@@ -122,6 +148,18 @@ def read_grid(text: str) -> list[float]:
         return [float(word) for word in text.split(",")]
     except ValueError:
         raise FedfuseError(f"--grid takes increasing numbers with commas between them, got {text!r}") from None
+
+
+def read_candidates(text: str) -> list[dict[str, Any]]:
+    """Read what ``--grid`` takes for methods with other settings than lambda: candidates with semicolons between them.
+
+    >>> read_candidates("eps1=0.1, eps2=0.2; eps1=0.5, eps2=1")
+    [{'eps1': 0.1, 'eps2': 0.2}, {'eps1': 0.5, 'eps2': 1.0}]
+    """
+    candidates = [parse_options(candidate.split(",")).method for candidate in text.split(";") if candidate.strip()]
+    if not candidates or not all(candidates):
+        raise FedfuseError(f"--grid takes candidates such as eps1=0.1,eps2=0.2;eps1=0.5,eps2=1, got {text!r}")
+    return candidates
 
 
 def build_method(name: str, lam: float | Literal["auto"] | None, work: Work, options: Options) -> Method[Any]:

@@ -18,7 +18,6 @@ GRID = ({"threshold": 1e-6}, {"threshold": 181.0})
 
 
 def searched(inner, trial=15, grid=()):
-    """The search alone."""
     return Searched(inner=inner, trial=trial, grid=grid)
 
 
@@ -41,7 +40,8 @@ def test_the_best_on_validation_rows_is_chosen(goal):
     np.testing.assert_allclose(judged(result), alone, atol=1e-12)
     better = np.argmax if goal == "classification" else np.argmin
     assert better(alone) == 0  # two groups, and one model for all is worse than one for each device
-    assert result.history["threshold"].iloc[-1] == 181.0  # of the round, whose candidate was the last
+    assert result.chosen == GRID[0]
+    assert result.history["candidate"].dropna().iloc[-1] == 1  # every row is of the candidate that its round was of
 
 
 def test_what_was_chosen_is_trained_on_all_rows():
@@ -61,12 +61,13 @@ def test_all_that_is_sent_is_counted(goal):
     method = replace(searched(inner, trial=4), grid=({"n_models": 1}, {"n_models": 3}))
     d = fit(federation, ff.IFCA(n_models=1), rounds=1).model.d
     result = fit(federation, method, rounds=6, participation=0.3, tol=0)
-    trials = sum(4 * 3 * (L * d + d + L) for L in (1, 3))
-    assert result.cost_floats == trials + 2 * 10 * (d + 1)
+    trials, L = sum(4 * 3 * (L * d + d + L) for L in (1, 3)), result.chosen["n_models"]
+    assert result.cost_floats == trials + 2 * 10 * (d + 1) + 6 * 3 * (L * d + d + L)
     # CFL: every trial begins with a broadcast, and so does every round but the last, as models go along with `Score`
     cfl = replace(searched(ff.CFL(work=WORK), trial=4), grid=({"eps1": 0.1, "eps2": 0.2},) * 2)
     result = fit(federation, cfl, rounds=6, participation=0.3, tol=0)
-    assert result.cost_floats == 2 * (10 * d + 4 * 3 * d + 3 * 10 * d + 10 * (d + 1))
+    trial = 10 * d + 4 * 3 * d + 3 * 10 * d + 10 * (d + 1)
+    assert result.cost_floats == 2 * trial + 10 * d + 6 * (3 * d + 10 * d)
 
 
 def test_bases_are_sent_once():

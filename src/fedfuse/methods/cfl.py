@@ -89,7 +89,7 @@ class CFL(Remembering):
 
     @property
     def plan(self) -> tuple[Method[Any], ...]:
-        return (Searched(inner=self), self) if "auto" in (self.eps1, self.eps2) else (self,)
+        return Searched(inner=self).plan if "auto" in (self.eps1, self.eps2) else (self,)
 
     def candidates(self, state: Memory) -> list[dict[str, Any]]:
         firsts = EPS1 if self.eps1 == "auto" else (float(self.eps1),)

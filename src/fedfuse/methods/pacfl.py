@@ -123,7 +123,7 @@ class PACFL(Averaging):
 
     @property
     def plan(self) -> tuple[Method[Any], ...]:
-        return (Searched(inner=self), self) if self.threshold == "auto" else (self,)
+        return Searched(inner=self).plan if self.threshold == "auto" else (self,)
 
     def candidates(self, state: Memory) -> list[dict[str, Any]]:
         return [{"threshold": threshold} for threshold in thresholds(state["angles"], self.linkage)]

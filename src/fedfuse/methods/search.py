@@ -9,7 +9,7 @@ Everything that is sent for this is counted. `methods.tuned` does the same for l
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -44,12 +44,12 @@ _PLAIN = ("grid", "place", "stage", "age", "outcome", "row")
 
 @dataclass(frozen=True)
 class Searched(Method[SearchState]):
-    """Choose open settings of ``inner`` on validation rows.
+    """Choose open settings of ``inner`` on validation rows, then train with them.
 
     Parameters
     ----------
     inner
-        A method with `candidates`.
+        `CFL`, `PACFL` or `IFCA`: a method with `candidates`.
     trial
         Rounds for each candidate.
     grid
@@ -67,6 +67,17 @@ class Searched(Method[SearchState]):
             raise FedfuseError(f"a search needs a method to search settings for, got {self.inner!r}")
         if self.trial < 1:
             raise FedfuseError(f"trial must be at least 1 round, got {self.trial}")
+        object.__setattr__(self, "grid", tuple(dict(settings) for settings in self.grid))
+        known = {f.name for f in fields(self.inner)}
+        for settings in self.grid:
+            if not settings or not known.issuperset(settings):
+                words = f"method {self.inner.name!r} has no such settings to choose from: {settings}"
+                raise FedfuseError(f"{words}; it has {', '.join(sorted(known))}")
+            self.at(settings)
+
+    @property
+    def plan(self) -> tuple[Method[Any], ...]:
+        return (self, self.inner)
 
     def at(self, settings: dict[str, Any], rows: Part = "train") -> Method[Any]:
         """Return the method with these settings."""
@@ -76,6 +87,9 @@ class Searched(Method[SearchState]):
         if not state.grid:  # candidates may depend on what devices send first
             return replace(self.inner, rows="train")
         return self.at(state.grid[state.place])
+
+    def given(self, before: Found | None) -> Method[Any]:
+        return self
 
     @property
     def rounds(self) -> int | None:
@@ -124,6 +138,7 @@ class Searched(Method[SearchState]):
     def _judged(self, state: SearchState, devices: Ints, values: list[Floats]) -> None:
         scores = [float(v[0]) for v in values]
         state.row["watched"] = float(np.mean(scores)) if scores else float("nan")
+        state.row["groups"] = int(self._now(state).labels(state.inner).max()) + 1
         state.outcome.append(state.row["watched"])
         state.age = 0
         if state.place + 1 == len(state.grid):
