@@ -210,9 +210,10 @@ def tune(
     from fedfuse.plots import check_picture
     from fedfuse.tuning import check_tuning, is_searched, tune
 
-    searched = is_searched(method_called(method))
+    kind = method_called(method)
+    searched, lam = is_searched(kind), 0.0 if hasattr(kind, "lam") else None
     candidates: Any = None if grid is None else (read_candidates if searched else read_grid)(grid)
-    chosen, settings = _method_and_settings(dataset, method, None if searched else 0.0, set_, rounds, seed)
+    chosen, settings = _method_and_settings(dataset, method, lam, set_, rounds, seed)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
     check_tuning(chosen, strategy, candidates, dataset=dataset, **limits)
     if plot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -29,7 +29,10 @@ def preset(dataset: str, method: str = "fpfc") -> Preset:
     """Return the defaults for a method on a data set."""
     usual = _usual(dataset)
     rounds = ROUNDS.get((dataset.partition(":")[0], method))
-    return replace(usual, settings=usual.settings | {"rounds": rounds}) if rounds else usual
+    settings = usual.settings | {"rounds": rounds} if rounds else usual.settings
+    # Per-FedAvg adapts by gradient steps, and has no use for an exact solver
+    work = Work() if method == "per-fedavg" and usual.work.solver == "exact" else usual.work
+    return Preset(work, settings)
 
 
 def _usual(dataset: str) -> Preset:
