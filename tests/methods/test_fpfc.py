@@ -18,7 +18,8 @@ from fedfuse.methods.base import Found
 from fedfuse.models import default_model
 from fedfuse.tasks import Install, Order
 from fedfuse.training import Run, Settings, fit
-from planted import Keep, gradient, planted
+from partly_fused import PartlyFused
+from planted import Keep, begun, gradient, planted
 from textbook import Textbook
 
 
@@ -61,6 +62,33 @@ def test_fit_equals_the_textbook(goal, method):
     book = by_the_book(federation, method, state.d, rounds, sampler)
     np.testing.assert_allclose(state.omega, book.omega, rtol=0, atol=1e-8)
     np.testing.assert_allclose(state.norms(), np.linalg.norm(book.theta, axis=2), rtol=0, atol=1e-8)
+
+
+def test_shared_weights_are_averaged_and_the_rest_is_fused():
+    """The book for the fused part; for the shared part the mean over active devices, by rows."""
+    federation, cut, work = planted(m=6, n=30), 2, ff.Work(steps=3, lr=0.05)
+    method = ff.FPFC(lam=0.3, xi=1e-2, refit=False, work=work, start="normal")
+    draws = np.random.default_rng(3)
+    turns = [draws.choice(6, draws.integers(1, 7), replace=False) for _ in range(20)]
+    run = begun(federation, method, PartlyFused(cut=cut), participation=lambda k, m: turns[k])
+    n, shared = federation.rows("train+validation").counts, run.state.shared.copy()
+    book = Textbook(run.state.pairs.omega, method.penalty, method.rho)
+    for active in turns:
+        run.round()
+        new = []
+        for i in active:
+            w, zeta = np.concatenate([shared, book.omega[i]]), book.anchor(i)
+            for _ in range(3):
+                pull = np.concatenate([np.zeros(cut), method.rho * (w[cut:] - zeta)])
+                w = w - 0.05 * (gradient(federation, i, w) + pull)
+            new.append(w)
+        book.absorb(active, np.array(new)[:, cut:])
+        shared = n[active] @ np.array(new)[:, :cut] / n[active].sum()
+        np.testing.assert_allclose(run.state.pairs.omega, book.omega, atol=1e-10)
+        np.testing.assert_allclose(run.state.shared, shared, atol=1e-12)
+    np.testing.assert_allclose(run.state.pairs.norms(), np.linalg.norm(book.theta, axis=2), atol=1e-10)
+    np.testing.assert_allclose(run.now.models(run.state)[:, :cut], np.tile(shared, (6, 1)))
+    assert run.ledger.floats == 6 * 4 + 2 * 4 * sum(map(len, turns))
 
 
 @pytest.mark.parametrize("goal", ["regression", "classification"])

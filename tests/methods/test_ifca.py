@@ -7,7 +7,10 @@ import pytest
 from scipy.special import softmax
 
 import fedfuse as ff
+from fedfuse.data import load
+from fedfuse.data.synthetic import synthetic_truth
 from fedfuse.errors import FedfuseError
+from fedfuse.methods import Oracle
 from fedfuse.training import fit
 from partly_fused import PartlyFused
 from planted import Keep, begun, descended, gradient, line, planted, written_out
@@ -163,6 +166,19 @@ def test_models_that_begin_near_the_truth_find_the_groups():
     method = ff.IFCA(n_models=2, near=tuple(map(tuple, own + 0.3)), work=WORK)
     result = fit(federation, method, rounds=60, callbacks=[keep])
     assert result.labels.tolist() == federation.truth.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_near_the_truth_it_is_as_good_as_knowing_the_groups(seed):
+    """S1, models at the true parameters (without what all classes share, which says nothing) and noise of sd 0.5."""
+    federation, truth = load("synthetic:S1", seed=seed), synthetic_truth("S1", seed)
+    true = [np.concatenate([(W - W.mean(axis=0)).ravel(), b - b.mean()]) for W, b in zip(truth.W, truth.b, strict=True)]
+    near = np.array(true) + 0.5 * np.random.default_rng(seed).normal(size=(4, 610))
+    options = {"seed": seed, "participation": 0.3, "tol": 0, "evaluate_every": 10**6}
+    found = fit(federation, ff.IFCA(n_models=4, near=tuple(map(tuple, near))), rounds=600, **options)
+    assert found.ari == 1
+    assert found.score("test") > fit(federation, Oracle(), **options).score("test") - 0.01
 
 
 @pytest.mark.parametrize(
