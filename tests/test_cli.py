@@ -18,7 +18,7 @@ import fedfuse as ff
 from fedfuse import cli
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
-from fedfuse.options import KEYS, build_method, parse_options, preset, setting_names
+from fedfuse.options import KEYS, build_method, parse_options, preset
 from fedfuse.result import Result
 from fedfuse.store import read_arrays, write_arrays
 from fedfuse.tasks import Work
@@ -131,6 +131,47 @@ def test_a_table_without_a_lambda(fedfuse, tables):
         assert summary["labels"] == [0] * 6 + [1] * 4
         assert summary["lam"] > 0
         assert (summary["stability"], summary["uncertain"], summary["unsure_devices"]) == (1.0, False, [])
+
+
+GRIDS = {
+    "cfl": "eps1=0.6,eps2=0.6; eps1=0,eps2=0",
+    "pacfl": "threshold=1; threshold=181",
+    "ifca": "n_models=1; n_models=2",
+}
+
+
+@pytest.mark.parametrize("method", GRIDS)
+def test_settings_of_other_methods_are_tuned(fedfuse, tables, method):
+    """A line for each candidate, files that are read again, and a picture."""
+    words = ["stay.csv", *TABLE, "stay", "--method", method, "--grid", GRIDS[method], "--cap", "25", "--rounds", "5"]
+    status, out, err = fedfuse("tune", *words, "--set", "solver=gd", "--out", "run", "--plot", "candidates.png")
+    assert (status, err) == (0, "")
+    first = GRIDS[method].partition("=")[0]
+    assert out.split()[0] == first
+    assert out.count("chosen") == 1
+    assert f"{first} " in out[out.index("by search in") - 40 :]
+    assert Path("candidates.png").stat().st_size > 1000
+    summary = json.loads(Path("run/tuning.json").read_text())
+    assert summary["method"] == method
+    assert [row["chosen"] for row in summary["tuning"]["candidates"]].count(True) == 1
+    status, out, _ = fedfuse("resume", "run", "--json")
+    assert status == 0
+    assert json.loads(out)["tuning"] == summary["tuning"]
+
+
+TUNINGS = {
+    "--method fedavg": "lambda can be tuned for fpfc and fpfc-l1, not for fedavg",
+    "--method cfl --strategy separate": "strategies are for lambda; cfl tries each candidate",
+    "--method cfl --grid 0.1,0.2": "--set takes key=value, got '0.1'",
+    "--method cfl --grid threshold=3": "method 'cfl' has no such settings to choose from",
+    "--method ifca --grid ;": "--grid takes candidates such as eps1=0.1,eps2=0.2;eps1=0.5,eps2=1",
+    "--method pacfl --cap 0": "trial must be at least 1 round, got 0",
+}
+
+
+@pytest.mark.parametrize("words", TUNINGS)
+def test_what_cannot_be_tuned(refused, tables, words):
+    assert TUNINGS[words] in refused("tune", "stay.csv", *TABLE, "stay", *words.split())
 
 
 def test_the_oracle_needs_the_truth(fedfuse, refused, tables):
@@ -541,6 +582,29 @@ def test_presets_are_the_papers(dataset, work, settings):
     assert preset(dataset).settings == settings
 
 
+def test_defaults_of_a_method():
+    """LOCAL has as many steps on each device as 30 % of 2000 rounds; Per-FedAvg never solves exactly."""
+    assert preset("synthetic:S2", "local").settings == {"participation": 0.3, "rounds": 600}
+    assert preset("some.csv", "per-fedavg").work == Work()
+    assert preset("some.csv", "fedavg").work == Work(solver="exact")
+
+
+# keys of methods other than FPFC
+OTHERS = {
+    "n_models": ("ifca", "3", 3), "average": ("ifca", "gradient", "gradient"), "temperature": ("ifca", "0.5", 0.5),
+    "eps1": ("cfl", "0.2", 0.2), "eps2": ("cfl", "auto", "auto"), "linkage": ("cfl", "single", "single"),
+    "threshold": ("pacfl", "4.5", 4.5), "p": ("pacfl", "3", 3), "angle": ("pacfl", "principal", "principal"),
+    "evaluate": ("pacfl", "cluster", "cluster"), "adapt_lr": ("per-fedavg", "0.05", 0.05),
+    "variant": ("per-fedavg", "hessian-free", "hessian-free"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_every_key_of_other_methods_reaches_its_place(key):
+    name, text, value = OTHERS[key]
+    assert getattr(build_method(name, None, Work(), parse_options([f"{key}={text}"])), key) == value
+
+
 def test_every_key_reaches_its_place():
     texts = {
         "steps": "grow(5)", "lr": "decay(0.1,0.5,3)", "batch": "32", "solver": "gd", "start": "normal",
@@ -549,16 +613,7 @@ def test_every_key_reaches_its_place():
         "tol": "0", "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64", "lam": "0.7", "rounds": "8",
         "preset": "paper", "workers": "3",
     }  # fmt: skip
-    others = {
-        "adapt_lr": "0.1", "variant": "hessian-free", "n_models": "4", "average": "model", "temperature": "0.5",
-        "eps1": "0.1", "eps2": "auto", "threshold": "4.5", "p": "3", "angle": "principal", "linkage": "single",
-        "evaluate": "cluster",
-    }  # fmt: skip
-    assert set(texts) | set(others) == set(KEYS)
-    for name in ("per-fedavg", "ifca", "cfl", "pacfl"):
-        having = [f"{key}={text}" for key, text in others.items() if key in setting_names(name)]
-        method = build_method(name, None, Work(), parse_options(having))
-        assert method != build_method(name, None, Work(), parse_options([]))
+    assert set(texts) | set(OTHERS) == set(KEYS)
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
     assert options.preset == {"preset": "paper"}
     method = build_method("fpfc", None, Work(), options)

@@ -223,11 +223,13 @@ def compare(
 @app.command()
 def tune(
     dataset: Dataset,
-    strategy: Annotated[str, Opt(help="warmup or separate.")] = "warmup",
-    grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1 (default: the paper's, or found).")] = None,
-    method: Annotated[str, Opt(help="fpfc or fpfc-l1.")] = "fpfc",
+    strategy: Annotated[str | None, Opt(help="For lambda: warmup (default) or separate.")] = None,
+    grid: Annotated[
+        str | None, Opt(help="Lambdas, 0,0.5,1, or other settings, eps1=0.1,eps2=0.2;eps1=0.5,eps2=1.")
+    ] = None,
+    method: Annotated[str, Opt(help="fpfc, fpfc-l1, cfl, pacfl or ifca.")] = "fpfc",
     rounds: Annotated[int | None, Opt(help="At most so many for each lambda (separate), or in all (warmup).")] = None,
-    cap: Annotated[int | None, Opt(help="Warm-up: at most so many rounds for one lambda.")] = None,
+    cap: Annotated[int | None, Opt(help="At most so many rounds for one lambda (warmup) or other candidate.")] = None,
     seed: Seed = 0,
     features: Features = "uniform",
     device: Device = None,
@@ -240,24 +242,29 @@ def tune(
     data_dir: DataDir = None,
     json_: Json = False,
 ) -> None:
-    """Choose lambda by validation rows, as the paper does: warm-up, or a fresh start for each."""
-    from fedfuse.options import read_grid
+    """Choose lambda, or the settings of another method, by validation rows, and train with them."""
+    from fedfuse.methods import method_called
+    from fedfuse.options import read_candidates, read_grid
     from fedfuse.plots import check_picture
-    from fedfuse.tuning import check_tuning, tune
+    from fedfuse.tuning import check_tuning, is_searched, tune
 
-    lambdas = None if grid is None else read_grid(grid)
-    chosen, settings = _method_and_settings(dataset, method, 0.0, set_, rounds, seed, engine)
+    kind = method_called(method)
+    searched, lam = is_searched(kind), 0.0 if hasattr(kind, "lam") else None
+    candidates: Any = None if grid is None else (read_candidates if searched else read_grid)(grid)
+    chosen, settings = _method_and_settings(dataset, method, lam, set_, rounds, seed, engine)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
-    way = check_tuning(chosen, strategy, lambdas, dataset=dataset, **limits).strategy
+    check_tuning(chosen, strategy, candidates, dataset=dataset, **limits)
     if plot:
         check_picture(plot)
-    directory = _free_directory(out, dataset, f"tune-{strategy}-{method}", seed)
+    way = "search" if searched else strategy or "warmup"
+    directory = _free_directory(out, dataset, f"tune-{way}-{method}", seed)
     source = _source(dataset, features, device, target, task, seed, data_dir)
     federation = _load(source)
     named: dict[str, Any] = {"dataset": dataset, "source": source, **limits}
 
     def train(callbacks: list[Callback]) -> Tuning:
-        return tune(federation, chosen, way, lambdas, out=directory, callbacks=callbacks, **named, **settings)
+        how: Any = strategy
+        return tune(federation, chosen, how, candidates, out=directory, callbacks=callbacks, **named, **settings)
 
     _show_tuning(_trained(train, directory), directory, json_, plot)
 

@@ -35,6 +35,9 @@ PRESETS = {
 PRESETS["fashion-mnist"] = PRESETS["mnist"]
 # What the paper trains images with: for the others the usual work is the paper's.
 PAPER_IMAGES = Preset(Work(steps=10, lr=Decay(0.01, 0.9, 5), batch=100), {"participation": 0.5, "rounds": 200})
+# LOCAL trains all devices in every round: as many steps on each as 2000 rounds with 30 % of them have
+ROUNDS = {("synthetic", "local"): 600, ("housing-bodyfat", "local"): 60}
+ROUNDS |= {("mnist", "local"): 20, ("fashion-mnist", "local"): 20}
 # IFCA is told how many groups there are, as in the paper.
 GROUPS = {"synthetic:S1": 4, "synthetic:S2": 4, "synthetic:S3": 2, "synthetic:S4": 1, "synthetic:S5": 50}
 GROUPS |= {"housing-bodyfat": 2, "digits": 4, "mnist": 4, "fashion-mnist": 4}
@@ -66,6 +69,8 @@ def preset(dataset: str, method: str = "fpfc", style: Style = "usual") -> Preset
     """
     data = dataset.partition(":")[0]
     usual = PRESETS.get(data, Preset(Work(solver="exact")))
+    if (data, method) in ROUNDS:
+        usual = replace(usual, settings=usual.settings | {"rounds": ROUNDS[data, method]})
     groups = GROUPS.get(dataset, GROUPS.get(data))
     if method == "ifca" and groups:
         usual = replace(usual, method={"n_models": groups})
@@ -158,7 +163,7 @@ KEYS: dict[str, Key] = {
     "threshold": Key("method", _number_or_auto(float), "an angle in degrees or auto"),
     "p": Key("method", int, _WHOLE),
     "angle": Key("method", str, "'column' or 'principal'"),
-    "linkage": Key("method", str, "a way to join clusters"),
+    "linkage": Key("method", str, "'average', 'complete' or 'single'"),
     "evaluate": Key("method", str, "'local' or 'cluster'"),
     "rows": Key("method", str, "'train' or 'train+validation'"),
     "rounds": Key("settings", int, _WHOLE),
@@ -294,6 +299,18 @@ def read_seeds(text: str) -> list[int]:
 def setting_names(method: str) -> set[str]:
     """Return the settings that a method has."""
     return {f.name for f in fields(method_called(method))}
+
+
+def read_candidates(text: str) -> list[dict[str, Any]]:
+    """Read what ``--grid`` takes for methods with other settings than lambda: candidates with semicolons between them.
+
+    >>> read_candidates("eps1=0.1, eps2=0.2; eps1=0.5, eps2=1")
+    [{'eps1': 0.1, 'eps2': 0.2}, {'eps1': 0.5, 'eps2': 1.0}]
+    """
+    candidates = [parse_options(candidate.split(",")).method for candidate in text.split(";") if candidate.strip()]
+    if not candidates or not all(candidates):
+        raise FedfuseError(f"--grid takes candidates such as eps1=0.1,eps2=0.2;eps1=0.5,eps2=1, got {text!r}")
+    return candidates
 
 
 def build_method(name: str, lam: float | Literal["auto"] | None, work: Work, options: Options) -> Method[Any]:

@@ -111,6 +111,24 @@ def plot_tuning(tuning: Tuning, axes: Any = None) -> Any:
     return axes
 
 
+def plot_search(tuning: Tuning, axes: Any = None) -> Any:
+    """Draw what every candidate came to on validation rows; the one chosen is outlined."""
+    from fedfuse.tuning import in_words
+
+    table = tuning.table
+    if axes is None:
+        _, axes = _pyplot().subplots(figsize=(7, 1.2 + 0.25 * len(table)), layout="constrained")
+    names = [in_words(row) for row in table[list(tuning.settings)].to_dict("records")]
+    bars = axes.barh(np.arange(len(table)), table["validation"], tick_label=names, color="#4c72b0")
+    for bar, chosen in zip(bars, table["chosen"], strict=True):
+        if chosen:
+            bar.set(edgecolor="black", linewidth=2)
+    axes.invert_yaxis()
+    axes.set(xlabel=f"validation {tuning.result.profile.metric} (chosen: outlined)", title=f"{tuning.words} chosen")
+    _plain(axes)
+    return axes
+
+
 def plot_history(result: Result, ax: Any = None) -> Any:
     """Draw validation and test metric and the number of clusters by round."""
     ax = _one(ax)

@@ -163,8 +163,8 @@ class MetaTrain:
     """Take ``work.steps`` steps of size ``work.lr`` against the loss after one gradient step of size ``inner``; send w.
 
     u = w - inner grad f(w), g = grad f(u), then w - lr g (first order), or with ``hessian`` w - lr (g - inner h), where
-    h = (grad f(w + eps g) - grad f(w - eps g)) / (2 eps) stands for the Hessian times g. With mini-batches each of the
-    gradients is on a batch of its own.
+    h = (grad f(w + eps g) - grad f(w - eps g)) / (2 eps) stands for the Hessian times g. With mini-batches the
+    gradients of u, g and h are each on a batch of their own, and steps are passes over the device's rows.
     """
 
     work: Work

@@ -209,19 +209,20 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
 
 
 def show_tuning(tuning: Tuning, console: Console) -> None:
-    """Print what every lambda came to, which one was chosen, and the outcome of training on with it."""
-    result, metric = tuning.result, tuning.result.profile.metric
-    table = _plain_table("lambda", "rounds", "seconds", "floats sent", "groups", f"validation {metric}")
+    """Print what every candidate came to, which one was chosen, and the outcome of training on with it."""
+    result, metric, names = tuning.result, tuning.result.profile.metric, list(tuning.settings)
+    headings = ["lambda" if name == "lam" else name for name in names]
+    table = _plain_table(*headings, "rounds", "seconds", "floats sent", "groups", f"validation {metric}")
     table.add_column("")
     for row in tuning.table.to_dict("records"):
-        numbers = (f"{row['lam']:g}", f"{row['rounds']}", f"{row['seconds']:.1f}", f"{row['cost_floats']:,}")
+        settings = [f"{row[name]:g}" for name in names]
+        numbers = (*settings, f"{row['rounds']}", f"{row['seconds']:.1f}", f"{row['cost_floats']:,}")
         groups = "-" if row["n_clusters"] is None else str(row["n_clusters"])
         mark = "[bold]chosen[/bold]" if row["chosen"] else ""
         table.add_row(*numbers, groups, _number(row["validation"]), mark)
     console.print(table)
-    _say(
-        console, f"\n[bold]lambda {tuning.lam:g}[/bold] by {tuning.strategy} tuning in {tuning.seconds:.1f} s; with it:"
-    )
+    how = "search" if tuning.strategy == "search" else f"{tuning.strategy} tuning"
+    _say(console, f"\n[bold]{tuning.words}[/bold] by {how} in {tuning.seconds:.1f} s; with it:")
     show(result, {}, console)
 
 

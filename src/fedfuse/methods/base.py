@@ -55,7 +55,7 @@ class Known(NamedTuple):
 
     models: Floats  # of every device
     labels: Ints
-    counts: Ints  # rows that each was trained on
+    counts: Ints  # rows of each
     lam: float | None
     kept: Arrays  # what `Method.keep` kept
 

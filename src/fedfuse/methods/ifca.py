@@ -76,7 +76,7 @@ class IFCA(Remembering):
 
     @property
     def plan(self) -> tuple[Method[Any], ...]:
-        return (Searched(inner=self), self) if self.n_models == "auto" else (self,)
+        return Searched(inner=self).plan if self.n_models == "auto" else (self,)
 
     def candidates(self, state: Memory) -> list[dict[str, Any]]:
         return [{"n_models": n} for n in NUMBERS if n <= state.world.m]
