@@ -255,7 +255,9 @@ SETTINGS = {
     "--seed 1.5": "Invalid value for '--seed': '1.5' is not a whole number",
     "--seed -3": "seed must be a whole number of at least 0, got -3",
     "--method fedprox": "unknown method 'fedprox'; known: fpfc, fpfc-l1, local, fedavg, lg-",
-    "--engine cloud": "unknown engine 'cloud'; known: inprocess",
+    "--engine cloud": "unknown engine 'cloud'; known: inprocess, workers",
+    "--set workers=2": "engine 'inprocess' has no workers; workers=2 is for engine 'workers'",
+    "--engine workers --set workers=0": "workers must be a whole number of at least 1, got 0",
     "--task guess": "--task must be classification or regression, got 'guess'",
     "--features normal": "--features normal is for synthetic data only",
     "--colour red": "No such option: --colour",
@@ -587,6 +589,7 @@ def test_every_key_reaches_its_place():
         "steps": "grow(5)", "lr": "decay(0.1,0.5,3)", "batch": "32", "solver": "gd", "start": "normal",
         "rho": "2", "a": "3", "xi": "0.01", "nu": "0.2", "refit": "no", "rows": "train", "participation": "0.5",
         "tol": "0", "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64",
+        "workers": "3",
     }  # fmt: skip
     assert set(texts) == set(KEYS)
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
@@ -595,6 +598,7 @@ def test_every_key_reaches_its_place():
         lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train",
         work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd"),
     )  # fmt: skip
+    assert options.engine == {"workers": 3}
     assert ff.Settings(**options.settings) == ff.Settings(
         participation=0.5, tol=0.0, evaluate_every=7, checkpoint_every=9, dtype="float64"
     )

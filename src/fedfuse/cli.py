@@ -59,6 +59,7 @@ Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
 Device = Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")]
 Target = Annotated[str | None, Opt(help="Table: the column to predict.")]
 Task = Annotated[str | None, Opt(help="Table: classification or regression (told from the target).")]
+Place = Annotated[str, Opt("--engine", help="Where devices compute: inprocess, or workers (processes).")]
 Out = Annotated[Path | None, Opt(help="A new directory for the run (default: below runs/).")]
 Set = Annotated[list[str], Opt("--set", help="key=value, e.g. start=normal, steps=grow(20).")]
 
@@ -154,7 +155,7 @@ def run(
     device: Device = None,
     target: Target = None,
     task: Task = None,
-    engine: Annotated[str, Opt(help="Where devices compute: inprocess.")] = "inprocess",
+    engine: Place = "inprocess",
     out: Out = None,
     set_: Set = [],  # noqa: B006
     yardsticks: Annotated[bool, Opt(help="Compare with local and pooled models.")] = True,
@@ -166,10 +167,8 @@ def run(
     from fedfuse.training import fit
 
     # first look at all that can be wrong, then load, and only then write
-    if engine != "inprocess":
-        raise FedfuseError(f"unknown engine {engine!r}; known: inprocess")
     strength = None if lam is None else read_lambda(lam)
-    chosen, settings = _method_and_settings(dataset, method, strength, set_, rounds, seed)
+    chosen, settings = _method_and_settings(dataset, method, strength, set_, rounds, seed, engine)
     directory = _free_directory(out, dataset, method, seed)
     source = _source(dataset, features, device, target, task, seed, data_dir)
     federation = _load(source)
@@ -194,6 +193,7 @@ def tune(
     device: Device = None,
     target: Target = None,
     task: Task = None,
+    engine: Place = "inprocess",
     out: Out = None,
     set_: Set = [],  # noqa: B006
     plot: Annotated[Path | None, Opt(help="A picture of the tuning (.png, .svg or .pdf).")] = None,
@@ -206,7 +206,7 @@ def tune(
     from fedfuse.tuning import check_tuning, tune
 
     lambdas = None if grid is None else read_grid(grid)
-    chosen, settings = _method_and_settings(dataset, method, 0.0, set_, rounds, seed)
+    chosen, settings = _method_and_settings(dataset, method, 0.0, set_, rounds, seed, engine)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
     way = check_tuning(chosen, strategy, lambdas, dataset=dataset, **limits).strategy
     if plot:
@@ -257,15 +257,22 @@ def path(
 
 
 @app.command()
-def resume(directory: Annotated[Path, Arg(help="The directory of an interrupted run.")], json_: Json = False) -> None:
+def resume(
+    directory: Annotated[Path, Arg(help="The directory of an interrupted run.")],
+    engine: Annotated[str | None, Opt(help="Where devices compute, if elsewhere than before.")] = None,
+    json_: Json = False,
+) -> None:
     """Go on with an interrupted run; the result is the same as without the interruption."""
     from fedfuse.training import resume as go_on
     from fedfuse.tuning import Tuning, is_tuning
 
+    def train(callbacks: list[Callback]) -> Result:
+        return go_on(directory, callbacks=callbacks, engine=engine)
+
     if not is_tuning(directory):
-        _train_and_show(lambda callbacks: go_on(directory, callbacks=callbacks), directory, json_, None)
+        _train_and_show(train, directory, json_, None)
         return
-    tuning = Tuning.of(_trained(lambda callbacks: go_on(directory, callbacks=callbacks), directory))
+    tuning = Tuning.of(_trained(train, directory))
     tuning.save(directory)
     _show_tuning(tuning, directory, json_, None)
 
@@ -327,9 +334,16 @@ def data_list(data_dir: DataDir = None) -> None:
 
 
 def _method_and_settings(
-    dataset: str, method: str, lam: float | Literal["auto"] | None, pairs: list[str], rounds: int | None, seed: int
+    dataset: str,
+    method: str,
+    lam: float | Literal["auto"] | None,
+    pairs: list[str],
+    rounds: int | None,
+    seed: int,
+    engine: str = "inprocess",
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the method and the settings that the options ask for, both looked at."""
+    """Return the method, and what else `fit` is told by the options; all of it looked at."""
+    from fedfuse.fleet import Engine
     from fedfuse.options import build_method, parse_options, preset
     from fedfuse.training import Settings
 
@@ -339,7 +353,8 @@ def _method_and_settings(
     if rounds is not None:
         settings["rounds"] = rounds
     Settings(**settings)
-    return chosen, settings
+    Engine(engine, **options.engine)
+    return chosen, {**settings, "engine": engine, **options.engine}
 
 
 def _source(

@@ -65,6 +65,7 @@ KEYS: dict[str, Key] = {
     "evaluate_every": Key("settings", int, _WHOLE),
     "checkpoint_every": Key("settings", int, _WHOLE),
     "dtype": Key("settings", str, "'float32' or 'float64'"),
+    "workers": Key("engine", int, _WHOLE),
 }
 
 
@@ -75,6 +76,7 @@ class Options:
     work: dict[str, Any] = field(default_factory=dict)
     method: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
 
 
 def parse_options(pairs: Sequence[str]) -> Options:

@@ -28,7 +28,7 @@ from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet import Fleet, InProcess
+from fedfuse.fleet import Engine, Fleet
 from fedfuse.methods import FPFC, Method, World
 from fedfuse.methods.base import Found, check_share
 from fedfuse.methods.refit import Refit
@@ -271,7 +271,8 @@ class Run:
             lost.append({i: Install(w) for i, w in enumerate(own)})
         for tasks in lost:
             self.fleet.submit([Order(device, -1, task) for device, task in tasks.items()])
-            self.fleet.collect()
+            while self.fleet.collect():
+                pass
         self.whole = True
         return True
 
@@ -383,6 +384,8 @@ def fit(
     rounds: int | None = None,
     seed: int = 0,
     out: str | PathLike[str] | None = None,
+    engine: str = "inprocess",
+    workers: int | None = None,
     fleet: Fleet | None = None,
     callbacks: Iterable[Callback] = (),
     dataset: str = "arrays",
@@ -403,8 +406,11 @@ def fit(
         At most so many rounds; every random draw depends on the seed.
     out
         A new directory for checkpoints and results.
+    engine, workers
+        Where devices compute: ``"inprocess"``, or ``"workers"`` for so many processes beside this one (by default
+        one for each core). The result is the same to the bit.
     fleet
-        Where devices compute; in this process by default.
+        A fleet of your own in place of an engine's; it is closed at the end.
     callbacks
         Hooks into the run.
     dataset, source
@@ -427,24 +433,31 @@ def fit(
     chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
     model = _fitting_model(federation, model)
     method = method or FPFC(work=Work(solver="exact"))
+    place = Engine(engine, workers)
+    if fleet and place != Engine():
+        raise FedfuseError(f"give a fleet or an engine, not both: engine={engine!r}, fleet={fleet!r}")
     store = Store(out) if out is not None else None
     if store:
         store.check_free()
-    run = Run(
-        federation, model, method, chosen, fleet or _in_process(federation, model, chosen),
-        store, tuple(callbacks), dataset,
-    )  # fmt: skip
+    fleet = fleet or place.fleet(federation, model, chosen.seed, chosen.dtype)
+    run = Run(federation, model, method, chosen, fleet, store, tuple(callbacks), dataset)
     if store:
-        store.create(_config(run, source))
-    return _finish(run, begin=True)
+        store.create(_config(run, source, place))
+    return _finish(run)
 
 
 def resume(
-    directory: str | PathLike[str], federation: Federation | None = None, callbacks: Iterable[Callback] = ()
+    directory: str | PathLike[str],
+    federation: Federation | None = None,
+    callbacks: Iterable[Callback] = (),
+    *,
+    engine: str | None = None,
+    workers: int | None = None,
 ) -> Result:
     """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
 
-    ``federation`` is needed only where the run was started from Python on data without a name.
+    ``federation`` is needed only where the run was started from Python on data without a name; ``engine`` and
+    ``workers`` only to compute elsewhere than before.
     """
     store = Store(directory)
     config = store.config()
@@ -455,6 +468,7 @@ def resume(
         settings, method = Settings(**config["settings"]), methods.from_config(config["method"])
         model, dataset = model_called(config["model"]), config["dataset"]
         source, fingerprint = config["source"], config["fingerprint"]
+        place = Engine(**config.get("engine", {}))
     except (KeyError, TypeError) as gap:
         raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
     if config.get("version") != __version__:
@@ -465,9 +479,17 @@ def resume(
     if federation.fingerprint != fingerprint:
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
     model = _fitting_model(federation, model)
-    fleet = _in_process(federation, model, settings)
+    place = _elsewhere(place, engine, workers)
+    fleet = place.fleet(federation, model, settings.seed, settings.dtype)
     run = Run(federation, model, method, settings, fleet, store, tuple(callbacks), dataset)
-    return _finish(run, begin=not run.restore())
+    return _finish(run, restore=True)
+
+
+def _elsewhere(place: Engine, engine: str | None, workers: int | None) -> Engine:
+    """Return the engine that a run goes on with: its own, unless another is asked for."""
+    if engine is not None and engine != place.name:
+        return Engine(engine, workers)
+    return place if workers is None else replace(place, workers=workers)
 
 
 def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:
@@ -481,9 +503,9 @@ def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -
     return load(**source)
 
 
-def _finish(run: Run, *, begin: bool) -> Result:
+def _finish(run: Run, *, restore: bool = False) -> Result:
     try:
-        if begin:
+        if not (restore and run.restore()):
             run.begin()
         result = run.go()
     except KeyboardInterrupt:
@@ -567,11 +589,7 @@ def _fitting_model(federation: Federation, model: Model[Any] | None) -> Model[An
     return model.sized(federation.n_features, federation.n_classes)
 
 
-def _in_process(federation: Federation, model: Model[Any], settings: Settings) -> Fleet:
-    return InProcess(federation, model, seed=settings.seed, dtype=settings.dtype)
-
-
-def _config(run: Run, source: dict[str, Any] | None) -> dict[str, Any]:
+def _config(run: Run, source: dict[str, Any] | None, place: Engine) -> dict[str, Any]:
     if callable(run.settings.participation):
         raise FedfuseError("a run directory needs a participation share: a function cannot be saved")
     return {
@@ -582,4 +600,5 @@ def _config(run: Run, source: dict[str, Any] | None) -> dict[str, Any]:
         "model": type(run.model).__name__,
         "method": run.method.to_config(),
         "settings": asdict(run.settings),
+        "engine": asdict(place),
     }
