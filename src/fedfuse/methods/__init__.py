@@ -7,6 +7,7 @@ from typing import Any
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.base import Method, World, work_from_config
 from fedfuse.methods.cfl import CFL
+from fedfuse.methods.fedasync import FedAsync
 from fedfuse.methods.fedavg import ClusteredFedAvg, FedAvg
 from fedfuse.methods.fpfc import FPFC, FPFCL1
 from fedfuse.methods.ifca import IFCA
@@ -19,7 +20,7 @@ from fedfuse.methods.search import Searched
 from fedfuse.methods.tuned import Tuned
 
 METHODS: dict[str, type[Method[Any]]] = {
-    kind.name: kind for kind in (FPFC, FPFCL1, Local, FedAvg, LGFedAvg, PerFedAvg, IFCA, CFL, PACFL, Oracle)
+    kind.name: kind for kind in (FPFC, FPFCL1, Local, FedAvg, FedAsync, LGFedAvg, PerFedAvg, IFCA, CFL, PACFL, Oracle)
 }
 # what only other methods are made of
 _PARTS: dict[str, type[Method[Any]]] = {kind.name: kind for kind in (Tuned, Searched, ClusteredFedAvg)}
@@ -32,6 +33,7 @@ __all__ = [
     "METHODS",
     "PACFL",
     "ClusteredFedAvg",
+    "FedAsync",
     "FedAvg",
     "LGFedAvg",
     "Local",
