@@ -97,6 +97,8 @@ def _read(text: str, whole: LawLike) -> Factor:
     try:
         word, numbers = (call[1], [float(n) for n in call[2].split(",")]) if call else ("constant", [float(inner)])
         return Factor(word, tuple(numbers), kept is not None)
+    except FedfuseError:
+        raise
     except (KeyError, ValueError):
         known = "a number, uniform(a,b), exponential(mean), lognormal(mean,sd), per_node(…), or a product of them"
         raise FedfuseError(f"{whole!r} is no law of time; known: {known}") from None

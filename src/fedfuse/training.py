@@ -346,16 +346,17 @@ class Run:
                 "ledger": asdict(self.ledger),
                 "history": self.history,
             }
+            hidden = self._hidden()  # before what is under way: a look may bring in some of it
             under_way = self.fleet.pack()
-            # devices may hold what the server has never got: what is private, late, lost, or still on its way
-            ahead = under_way is not None and self.post.unsettled
-            own = {"own": np.stack(self.post.look([Show()] * self.world.m))} if self.now.private or ahead else {}
             post = {"turns": self.turns, **self.post.pack(), **_under("fleet_", under_way or {})}
-            kept = {"fleet_kept": np.array([under_way is not None])}
-            self.store.save_checkpoint(
-                meta,
-                self.now.pack(self.state) | _under("before_", _packed(self.before)) | own | _under("run_", post | kept),
-            )
+            post["kept"] = np.array([under_way is not None])
+            state = self.now.pack(self.state) | _under("before_", _packed(self.before)) | hidden
+            self.store.save_checkpoint(meta, state | _under("run_", post))
+
+    def _hidden(self) -> Arrays:
+        """Return devices' own models where the server may not have them: private, refused, late, or on their way."""
+        ahead = self.post.unsettled and self.fleet.pack() is not None
+        return {"own": np.stack(self.post.look([Show()] * self.world.m))} if self.now.private or ahead else {}
 
     def restore(self) -> bool:
         """Go back to the last checkpoint; False if there is none."""
@@ -392,7 +393,7 @@ class Run:
 
     def _restore_post(self, post: Arrays, state: Arrays) -> None:
         """Take back what was under way; where a fleet cannot, devices are asked again in the next round."""
-        kept = bool(post["fleet_kept"][0])
+        kept = bool(post["kept"][0])
         if kept:
             self.fleet.unpack(_within("fleet_", post))
         tasks: Sequence[Task] = [Show()] * self.world.m

@@ -60,6 +60,8 @@ class Trouble:
         try:
             pairs = [word.split(":") for word in text.replace(" ", "").split(",")]
             return cls(**{name: float(share) for name, share in pairs})
+        except FedfuseError:
+            raise
         except (TypeError, ValueError):
             known = ", ".join(cls.__dataclass_fields__)
             raise FedfuseError(f"lossy takes name:probability with commas ({known}), got {text!r}") from None

@@ -1,8 +1,8 @@
 """Methods that go through stages: in each, every device is asked once, and then the server draws its conclusions.
 
-Devices are asked as many at a time as take part in a round; one that does not answer is asked again. It is left out of
-the stage after three times in vain, if it has said nothing for so long that it must be gone: every second answer may get
-lost, and nobody is left out.
+Devices are asked as many at a time as take part in a round; one that does not answer is asked again. It is left out
+of the stage after three times in vain, if it has said nothing for so long that it must be gone: every second answer may
+get lost, and nobody is left out.
 """
 
 from __future__ import annotations
