@@ -623,7 +623,7 @@ def test_every_key_reaches_its_place():
 
 
 def test_an_asynchronous_run(fedfuse, tables):
-    """By one command, on a virtual clock, in trouble; its directory says so, and is resumed under the same conditions."""
+    """By one command, on a virtual clock, in trouble; its directory says so."""
     words = ["mode=async", "delay=uniform(0,20)", "compute=per_node(lognormal(0,1))", "lossy=lost:0.1", "deadline=30"]
     options = [word for pair in words for word in ("--set", pair)]
     status, out, err = fedfuse("run", "stay.csv", *TABLE, "stay", *QUICK, *options, "--out", "run", "--json")
