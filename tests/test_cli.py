@@ -252,17 +252,27 @@ SETTINGS = {
     "--rounds ten": "Invalid value for '--rounds': 'ten' is not a whole number",
     "--seed 1.5": "Invalid value for '--seed': '1.5' is not a whole number",
     "--seed -3": "seed must be a whole number of at least 0, got -3",
-    "--method fedprox": "unknown method 'fedprox'; known: fpfc, fpfc-l1, local, fedavg, lg-",
+    "--method fedprox": "unknown method 'fedprox'; known: fpfc, fpfc-l1, local, fedavg, fedasync, lg-",
     "--engine cloud": "unknown engine 'cloud'; known: inprocess, workers",
     "--set workers=2": "engine 'inprocess' has no workers; workers=2 is for engine 'workers'",
     "--engine workers --set workers=0": "workers must be a whole number of at least 1, got 0",
+    "--set participation=sizes(2)": "participation by sizes must be a share above 0 and at most 1, got 2.0",
+    "--set participation=0.5,0": "a device's probability to take part must be a share above 0",
+    "--set mode=later": "mode must be sync or async, got 'later'",
+    "--set mode=async": "fpfc cannot be trained asynchronously: with lam='auto' and a refit every part of it",
+    "--method ifca --set mode=async": "ifca cannot be trained asynchronously: it needs the replies of a whole round",
+    "--set delay=fast": "'fast' is no law of time; known: a number, uniform(a,b)",
+    "--set lossy=often": "lossy takes name:probability with commas (lost, late, twice, stale, nan), got 'often'",
+    "--set deadline=0": "deadline must be a positive number of seconds, got 0.0",
+    "--set late=maybe": "late must be refuse or use, got 'maybe'",
+    "--set steps=uneven(0)": "--set steps: uneven takes a whole number of at least 1, got uneven(0)",
     "--task guess": "--task must be classification or regression, got 'guess'",
     "--features normal": "--features normal is for synthetic data only",
     "--colour red": "No such option: --colour",
     "--set participation=0": "participation must be a share above 0 and at most 1, got 0.0",
     "--set participation=1.5": "participation must be a share above 0 and at most 1, got 1.5",
     "--set participation=nan": "participation must be a share above 0 and at most 1, got nan",
-    "--set participation=half": "--set participation takes a share above 0 and at most 1, got 'half'",
+    "--set participation=half": "--set participation takes a share above 0 and at most 1, or sizes(share), got 'half'",
     "--set nu=close": "--set nu takes a number, got 'close'",
     "--set nu=-1": "nu must be a positive number, got -1",
     "--set nu=nan": "nu must be a positive number, got nan",
@@ -611,11 +621,16 @@ def test_every_key_reaches_its_place():
         "momentum": "0.9", "decay": "0.01", "unit": "batches",
         "rho": "2", "a": "3", "xi": "0.01", "nu": "0.2", "refit": "no", "rows": "train", "participation": "0.5",
         "tol": "0", "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64", "lam": "0.7", "rounds": "8",
-        "preset": "paper", "workers": "3",
+        "preset": "paper",
+        "workers": "3", "alpha": "0.5", "power": "1", "mode": "sync", "at_once": "3", "ahead": "7",
+        "delay": "uniform(0,20)", "compute": "2", "lossy": "lost:0.1", "deadline": "9.5", "minimum": "2",
+        "overselect": "0.5", "late": "use", "budget": "100",
     }  # fmt: skip
     assert set(texts) | set(OTHERS) == set(KEYS)
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
     assert options.preset == {"preset": "paper"}
+    assert options.method.pop("alpha") == 0.5
+    assert options.method.pop("power") == 1.0
     method = build_method("fpfc", None, Work(), options)
     assert method == ff.FPFC(
         lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train",
@@ -623,9 +638,28 @@ def test_every_key_reaches_its_place():
     )  # fmt: skip
     assert options.engine == {"workers": 3}
     assert ff.Settings(**options.settings) == ff.Settings(
-        rounds=8, participation=0.5, tol=0.0, evaluate_every=7, checkpoint_every=9, dtype="float64"
-    )
+        rounds=8, participation=0.5, tol=0.0, evaluate_every=7, checkpoint_every=9, dtype="float64", at_once=3, ahead=7,
+        delay="uniform(0,20)", compute="2", lossy="lost:0.1", deadline=9.5, minimum=2, overselect=0.5, late="use",
+        budget=100,
+    )  # fmt: skip
+    assert build_method("fedasync", None, Work(), parse_options(["alpha=0.5", "power=1"])).alpha == 0.5
     assert parse_options(["batch=all"]).work == {"batch": None}
+
+
+def test_an_asynchronous_run(fedfuse, tables):
+    """By one command, on a virtual clock, in trouble; its directory says so."""
+    words = ["mode=async", "delay=uniform(0,20)", "compute=per_node(lognormal(0,1))", "lossy=lost:0.1", "deadline=30"]
+    options = [word for pair in words for word in ("--set", pair)]
+    status, out, err = fedfuse("run", "stay.csv", *TABLE, "stay", *QUICK, *options, "--out", "run", "--json")
+    assert status == 0, err
+    summary = json.loads(out)
+    orders = summary["orders"]
+    assert orders["sent"] == orders["used"] + orders["refused"] + orders["unanswered"]
+    history = Result.load("run").history
+    assert history["time"].iloc[-1] > 60
+    assert {"time", "staleness"} <= set(history)
+    settings = json.loads(Path("run/config.json").read_text())["settings"]
+    assert [settings[word.partition("=")[0]] for word in words] == [*(w.partition("=")[2] for w in words[:-1]), 30.0]
 
 
 # -------------------------------------------------------------------------------- as a process of its own

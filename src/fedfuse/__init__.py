@@ -6,11 +6,11 @@ from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState
-from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, FedAvg, LGFedAvg, Local, PerFedAvg
+from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, FedAsync, FedAvg, LGFedAvg, Local, PerFedAvg
 from fedfuse.models import LinearRegression, SoftmaxRegression
 from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
 from fedfuse.result import Result
-from fedfuse.schedules import Decay, Grow
+from fedfuse.schedules import Decay, Grow, Paced, Uneven
 from fedfuse.tasks import Work
 from fedfuse.training import Callback, Settings, fit, resume
 
@@ -38,6 +38,7 @@ __all__ = [
     "Decay",
     "FPFCClassifier",
     "FPFCRegressor",
+    "FedAsync",
     "FedAvg",
     "Federation",
     "FedfuseError",
@@ -46,6 +47,7 @@ __all__ = [
     "LGFedAvg",
     "LinearRegression",
     "Local",
+    "Paced",
     "PerFedAvg",
     "Result",
     "Settings",
@@ -55,6 +57,7 @@ __all__ = [
     "SquaredL2",
     "TorchModel",
     "Tuning",
+    "Uneven",
     "Work",
     "__version__",
     "compare",

@@ -63,7 +63,7 @@ Target = Annotated[str | None, Opt(help="Table: the column to predict.")]
 Task = Annotated[str | None, Opt(help="Table: classification or regression (told from the target).")]
 Place = Annotated[str, Opt("--engine", help="Where devices compute: inprocess, or workers (processes).")]
 Out = Annotated[Path | None, Opt(help="A new directory for the run (default: below runs/).")]
-Set = Annotated[list[str], Opt("--set", help="key=value, e.g. start=normal, steps=grow(20).")]
+Set = Annotated[list[str], Opt("--set", help="key=value, e.g. steps=grow(20), mode=async, delay=uniform(0,20).")]
 
 
 def main() -> None:
@@ -426,6 +426,7 @@ def _method_and_settings(
     engine: str = "inprocess",
 ) -> tuple[Any, dict[str, Any]]:
     """Return the method, and what else `fit` is told by the options; all of it looked at."""
+    from fedfuse.conditions import check_mode
     from fedfuse.fleet import Engine
     from fedfuse.options import build, parse_options
     from fedfuse.training import Settings
@@ -435,7 +436,7 @@ def _method_and_settings(
     settings["seed"] = seed
     if rounds is not None:
         settings["rounds"] = rounds
-    Settings(**settings)
+    check_mode(chosen, Settings(**settings).mode)
     Engine(engine, **options.engine)
     return chosen, {**settings, "engine": engine, **options.engine}
 

@@ -22,7 +22,7 @@ from fedfuse.methods.search import Searched
 from fedfuse.methods.tuned import Tuned
 from fedfuse.models import Model
 from fedfuse.result import Result, mean_score
-from fedfuse.tasks import Ledger, Order, Part, Show, Task, fault
+from fedfuse.tasks import Ledger, Order, Part, Show, Task, fault, for_device
 from fedfuse.training import draw_initial
 from fedfuse.types import Floats, Ints
 
@@ -75,7 +75,7 @@ def admit(result: Result, newcomers: Federation, fleet: Fleet | None = None) -> 
     known = Known(result.models, result.labels, result.profile.counts, result.lam, result.kept)
     fleet = fleet or InProcess(newcomers, model, seed=result.seed, dtype=dtype)
     talks = [method.admit(known, world, i) for i in range(newcomers.m)]
-    joined, iterations, ledger = _converse(talks, fleet, model.d, dtype)
+    joined, iterations, ledger = _converse(talks, fleet, model.d, dtype, result.seed)
     models = np.stack([j.model for j in joined])
     scores = model.metric(model.load(newcomers.rows("test"), dtype), np.arange(newcomers.m), models.astype(dtype))
     return Newcomers(
@@ -108,13 +108,15 @@ def _world(newcomers: Federation, model: Model[Any], seed: int, dtype: Any) -> W
     return World(newcomers.m, model, counts, initial, np.dtype(dtype))
 
 
-def _converse(talks: Sequence[Admission], fleet: Fleet, d: int, dtype: Any) -> tuple[list[Joined], list[int], Ledger]:
+def _converse(
+    talks: Sequence[Admission], fleet: Fleet, d: int, dtype: Any, seed: int
+) -> tuple[list[Joined], list[int], Ledger]:
     """Let every newcomer's conversation go on until it ends."""
     ledger, ends, turns = Ledger(), {}, [0] * len(talks)
     tasks: dict[int, Task] = {i: next(talk) for i, talk in enumerate(talks)}
     k = 0
     while tasks:
-        asked = {i: Order(i, k, task) for i, task in tasks.items()}
+        asked = {i: Order(i, k, for_device(task, seed, k, i)) for i, task in tasks.items()}
         for order in asked.values():
             ledger.sent(order)
         looks = {i for i, task in tasks.items() if isinstance(task, Show)}

@@ -137,6 +137,14 @@ class Key:
     takes: str
 
 
+def _participation(text: str) -> float | str | list[float]:
+    """Read a share, ``sizes(share)``, or one probability for each device with commas between them."""
+    if text.startswith("sizes"):
+        return text
+    numbers = [float(word) for word in text.split(",")]
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
 _NUMBER, _WHOLE = "a number", "a whole number"
 KEYS: dict[str, Key] = {
     "steps": Key("work", parse, _NUMBER),
@@ -167,7 +175,20 @@ KEYS: dict[str, Key] = {
     "evaluate": Key("method", str, "'local' or 'cluster'"),
     "rows": Key("method", str, "'train' or 'train+validation'"),
     "rounds": Key("settings", int, _WHOLE),
-    "participation": Key("settings", float, "a share above 0 and at most 1"),
+    "alpha": Key("method", float, _NUMBER),
+    "power": Key("method", float, _NUMBER),
+    "participation": Key("settings", _participation, "a share above 0 and at most 1, or sizes(share)"),
+    "mode": Key("settings", str, "'sync' or 'async'"),
+    "at_once": Key("settings", int, _WHOLE),
+    "ahead": Key("settings", int, _WHOLE),
+    "delay": Key("settings", str, "a law of time"),
+    "compute": Key("settings", str, "a law of time"),
+    "lossy": Key("settings", str, "lost:0.3,late:0.2,…"),
+    "deadline": Key("settings", float, "a number of seconds"),
+    "minimum": Key("settings", int, _WHOLE),
+    "overselect": Key("settings", float, _NUMBER),
+    "late": Key("settings", str, "'refuse' or 'use'"),
+    "budget": Key("settings", int, _WHOLE),
     "tol": Key("settings", float, _NUMBER),
     "evaluate_every": Key("settings", int, _WHOLE),
     "checkpoint_every": Key("settings", int, _WHOLE),

@@ -101,6 +101,9 @@ class Result:
         Floats sent in both directions.
     refused
         Uploads that were not used, by reason.
+    orders
+        What became of the orders: ``sent = used + refused + unanswered``. ``uncalled`` are replies that answer no open
+        order (second answers, answers to old rounds), and are among `refused` too.
     rounds, refit_rounds
         Rounds until the groups were found, and further rounds of the refit, where it is a step of its own.
     lam
@@ -129,6 +132,7 @@ class Result:
     cost_floats: int
     refused: dict[str, int]
     seconds: float
+    orders: dict[str, int] = field(default_factory=dict)
     refit_rounds: int = 0
     lam: float | None = None
     stability: float | None = None
@@ -305,6 +309,7 @@ class Result:
             "refit_rounds": self.refit_rounds,
             "chosen": self.chosen,
             "refused": self.refused,
+            "orders": self.orders,
             "stability": self.stability,
             "uncertain": self.uncertain,
             "unsure_devices": [self.profile.names[i] for i in self.unsure],
@@ -367,7 +372,7 @@ class Result:
                 scores=arrays,
                 kept=kept,
                 history=pd.read_csv(path / "history.csv"),
-                **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged")},
+                **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged", "orders")},
                 **{
                     k: summary[k]
                     for k in ("cost_floats", "refused", "seconds", "lam", "stability", "refit_rounds", "chosen")

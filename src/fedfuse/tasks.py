@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.errors import FedfuseError
-from fedfuse.schedules import Schedule, value
+from fedfuse.schedules import PER_DEVICE, Schedule, value
 from fedfuse.types import Floats
 
 Part: TypeAlias = Literal["train", "train/1", "train/2", "validation", "train+validation", "test", "all"]
@@ -24,6 +24,7 @@ Solver: TypeAlias = Literal["gd", "exact"]
 Into: TypeAlias = Literal["all", "shared", "fused"]
 Send: TypeAlias = Literal["model", "part", "update", "nothing"]
 Unit: TypeAlias = Literal["epochs", "batches"]
+LOOK = -2  # the round of what is no message, but a look at a device
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Work:
             raise FedfuseError(f"steps must be a whole number of at least 1, got {self.steps}")
         if not 0 < lr < np.inf:
             raise FedfuseError(f"lr must be a positive number, got {self.lr}")
+        if isinstance(self.lr, PER_DEVICE):
+            raise FedfuseError(f"lr cannot be drawn for each device, got {self.lr}; steps can")
         if self.batch is not None and self.batch < 1:
             raise FedfuseError(f"batch must be at least 1, got {self.batch}")
         if self.solver not in ("gd", "exact"):
@@ -76,10 +79,13 @@ class Work:
             raise FedfuseError(f"unit must be 'epochs' or 'batches', got {self.unit!r}")
 
     def at(self, k: int) -> Work:
-        """Return the work of round ``k``: the same with plain numbers for schedules."""
+        """Return the work of round ``k``: the same with plain numbers for schedules.
+
+        What is drawn for each device stays open until its order is made (`for_device`).
+        """
         # a schedule that falls ends at the smallest work there is, not in an error after hours
         steps, lr = max(1, int(value(self.steps, k))), max(value(self.lr, k), sys.float_info.min)
-        return replace(self, steps=steps, lr=lr)
+        return replace(self, steps=self.steps if isinstance(self.steps, PER_DEVICE) else steps, lr=lr)
 
 
 @dataclass(frozen=True)
@@ -366,6 +372,29 @@ Task: TypeAlias = (
 )  # fmt: skip
 
 
+def for_device(task: Task, seed: int, k: int, device: int, most: float = np.inf) -> Task:
+    """Return the task as this device gets it in round k: with its own number of steps, and with ``most`` at the most.
+
+    >>> from fedfuse.schedules import Uneven
+    >>> 1 <= for_device(Train(Work(steps=Uneven(10))), 0, 3, 1).work.steps <= 10
+    True
+    """
+    work: Work | None = getattr(task, "work", None)
+    if work is None or work.solver == "exact":
+        return task
+    steps = work.steps.drawn(seed, k, device) if isinstance(work.steps, PER_DEVICE) else value(work.steps, k)
+    limited = max(1, int(min(steps, most)))
+    if limited == work.steps:
+        return task
+    return replace(task, work=replace(work, steps=limited))  # type: ignore[arg-type]
+
+
+def steps_of(task: Task) -> int:
+    """Return the gradient steps that a task asks for (0 if it asks for none)."""
+    work: Work | None = getattr(task, "work", None)
+    return 0 if work is None or work.solver == "exact" else int(value(work.steps, 0))
+
+
 @dataclass(frozen=True)
 class Order:
     """A task for one device in one round."""
@@ -424,20 +453,40 @@ def _fits(task: Task, size: int, d: int) -> bool:
 
 @dataclass
 class Ledger:
-    """The one place that counts communication, in floats sent in either direction."""
+    """The one place that counts communication: floats sent in either direction, orders, and what became of them.
+
+    Every order is used, refused or unanswered; every reply is used or refused. Some replies answer no order that is
+    still open (second answers, answers to old rounds): they are among the refused ones, and counted as ``uncalled``.
+    """
 
     down: int = 0
     up: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)  # replies, by reason
+    orders: int = 0
+    replies: int = 0
+    used: int = 0
+    uncalled: int = 0
+    unanswered: int = 0
 
     def sent(self, order: Order) -> None:
         self.down += order.task.floats_down
+        self.orders += 1
 
     def received(self, reply: Reply) -> None:
         self.up += reply.floats_up
+        self.replies += 1
 
     def refuse(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    @property
+    def outcome(self) -> dict[str, int]:
+        """Return what became of the orders: ``sent = used + refused + unanswered``."""
+        refused = sum(self.refused.values()) - self.uncalled
+        return {
+            "sent": self.orders, "used": self.used, "refused": refused, "unanswered": self.unanswered,
+            "uncalled": self.uncalled,
+        }  # fmt: skip
 
     @property
     def floats(self) -> int:

@@ -249,6 +249,8 @@ def _warnings(result: Result) -> list[str]:
             "more rounds (--rounds) may change groups and scores"
         )
     words += [f"{_counted(n, 'upload')} refused: {reason}" for reason, n in result.refused.items()]
+    if result.refused and result.orders.get("unanswered"):
+        words.append(f"{_counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} without an answer")
     if any(reason in _DIVERGED for reason in result.refused):
         words.append("local training diverges: try a smaller step (--set lr=…) or --set solver=exact")
     return words

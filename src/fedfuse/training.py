@@ -1,44 +1,48 @@
-"""The one training loop.
+"""The one training loop, synchronous or not.
 
 Draw the active devices, ask the method for one task each, let the fleet perform them, look every reply over,
-give the good ones to the method, record, save, stop when nothing moves any more.
+give the good ones to the method, record, save, stop when nothing moves any more. A synchronous round waits for all that
+were asked, an asynchronous one takes the first reply and lets the others go on.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from math import floor
+from math import ceil, floor
 from numbers import Integral, Real
 from os import PathLike
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from fedfuse import methods
 from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand
+from fedfuse.conditions import Conditions, check_mode
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.fleet import Engine, Fleet
+from fedfuse.fusion import Residuals
 from fedfuse.methods import FPFC, Method, World
-from fedfuse.methods.base import Found, check_share
+from fedfuse.methods.base import Arrays, Found, check_share
 from fedfuse.methods.networks import NetworkRefit
 from fedfuse.methods.refit import Refit
 from fedfuse.models import Model, default_model, model_called
 from fedfuse.models import from_config as model_from_config
+from fedfuse.post import Heard, Post
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
-from fedfuse.tasks import Install, Ledger, Order, Part, Reply, Show, Task, Work, fault
+from fedfuse.tasks import LOOK, Install, Ledger, Order, Part, Show, Task, Work, for_device, steps_of
 from fedfuse.types import Floats, Ints
 
 log = logging.getLogger(__name__)
@@ -48,12 +52,12 @@ Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
 NETWORK = Work(steps=2, lr=0.05, batch=50, momentum=0.9)  # of a device with a network, where none is given
 TRIES = 3  # to send what comes before the first round
-LOOK = -2  # the round of what is no message, but a look at a device
+FAILURES = 10  # rounds in a row that may be given up
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How long and how to train, whatever the method.
+class Settings(Conditions):
+    """How long and how to train, whatever the method; `Conditions` has what concerns time and trouble.
 
     Parameters
     ----------
@@ -62,7 +66,9 @@ class Settings:
     seed
         Every random draw of the run depends on it.
     participation
-        Share of the devices that is active in a round, or a function ``(round, m) -> device numbers``.
+        Share of the devices that is active in a round; ``"sizes(0.3)"`` for a share drawn in proportion to the
+        devices' rows; for every device its own probability to take part (the paper's Assumption 3); or a function
+        ``(round, m) -> device numbers``.
     tol
         Stop when no residual of the last rounds exceeds this; 0 to go on to the last round.
     evaluate_every
@@ -75,7 +81,7 @@ class Settings:
 
     rounds: int = 500
     seed: int = 0
-    participation: float | Sampler = 1.0
+    participation: float | str | Sequence[float] | Sampler = 1.0
     tol: float = 1e-4
     evaluate_every: int = 10
     checkpoint_every: int = 25
@@ -86,19 +92,33 @@ class Settings:
             number = getattr(self, name)
             if not isinstance(number, Integral) or number < least:
                 raise FedfuseError(f"{name} must be a whole number of at least {least}, got {number!r}")
-        if not callable(self.participation):
-            check_share("participation", self.participation)
+        object.__setattr__(self, "participation", _read_participation(self.participation))
+        if self.overselect and not isinstance(self.participation, (Real, str)):
+            raise FedfuseError("overselect needs a participation share: else there is no number of devices to exceed")
+        self._check_conditions()
         if not isinstance(self.tol, Real) or not 0 <= self.tol < np.inf:
             raise FedfuseError(f"tol must be a number of at least 0, got {self.tol!r}")
         if self.dtype not in ("float32", "float64"):
             raise FedfuseError(f"dtype must be float32 or float64, got {self.dtype!r}")
 
-    def active(self, k: int, m: int) -> Ints:
-        """Return the active devices of round k."""
+    def active(self, k: int, m: int, rows: Ints | None = None) -> Ints:
+        """Return the devices that are asked in round k; ``rows`` are those of every device."""
         if callable(self.participation):
             return _distinct_devices(self.participation(k, m), k, m)
-        count = max(1, floor(self.participation * m + 1e-9))
-        return np.sort(generator(self.seed, "participation", k).choice(m, count, replace=False))
+        rng = generator(self.seed, "participation", k)
+        if isinstance(self.participation, tuple):
+            return np.flatnonzero(rng.random(m) < _one_each(self.participation, m))
+        by_size = isinstance(self.participation, str) and rows is not None
+        weights = rows / rows.sum() if by_size else None  # type: ignore[union-attr]
+        count = min(m, ceil(self.wanted(m) * (1 + self.overselect) - 1e-9))
+        drawn: Ints = rng.choice(m, count, replace=False, p=weights)
+        # of those drawn in excess nobody may be preferred because of a small number
+        return drawn if self.overselect else np.sort(drawn)
+
+    def wanted(self, m: int) -> int:
+        """Return how many devices make a round, where that is a share of them."""
+        share = self.participation
+        return max(1, floor((_share_of(share) if isinstance(share, str) else share) * m + 1e-9))  # type: ignore
 
 
 class Callback:
@@ -133,7 +153,9 @@ class Run:
     before: Found | None = None  # what the last one has found,
     cut_short: bool = False  # and whether one ran out of rounds
     state: Any = None
-    ledger: Ledger = field(default_factory=Ledger)
+    turns: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # orders that each device has had
+    failures: int = 0  # rounds in a row that were given up
+    spent: int = 0  # of the budget
     history: list[Row] = field(default_factory=list)
     seconds: float = 0.0
     whole: bool = False  # whether the state is that between two rounds, and so may be saved
@@ -142,26 +164,40 @@ class Run:
         self.plan = self.method.plan_for(self.model)
         self.world = _world(self.federation, self.model, self.settings)
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
+        check_mode(self.method, self.settings.mode)
+        self.post = Post(self.fleet, self.world.m, self.world.d, self.world.dtype)
 
     @property
     def now(self) -> Method[Any]:
         """The method of the plan that is at work."""
-        return self.plan[self.stage].given(self.before)
+        method = self.plan[self.stage].given(self.before)
+        return method.one_at_a_time() if self.asynchronous else method
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the method at work takes replies one at a time."""
+        return self.settings.mode == "async" and self.plan[self.stage].asynchronous
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was sent and received."""
+        return self.post.ledger
 
     def begin(self) -> None:
         """Set up the state of the method at work and send what it sends before its first round."""
         self.state = self.now.begin(self.world, self.before)
+        self.turns = np.zeros(self.world.m, np.int64)
         self._open(self.now.opening(self.state))
         self.whole = True
 
     def _open(self, tasks: dict[int, Task]) -> None:
         """Send what comes before the first round, to those who do not answer a few times."""
-        replies: dict[int, Reply] = {}
+        answers: dict[int, Floats] = {}
         for _ in range(TRIES):
-            missing = [Order(device, -1, task) for device, task in tasks.items() if device not in replies]
-            replies |= {r.device: r for r in self._exchange(missing)}
-        devices = np.array(sorted(replies), dtype=np.int64)
-        self.now.opened(self.state, devices, [replies[i].values for i in sorted(replies)])
+            missing = {i: task for i, task in tasks.items() if i not in answers}
+            answers |= {r.device: r.values for r in self.post.exchange(self._orders(missing, -1))}
+        devices = np.array(sorted(answers), dtype=np.int64)
+        self.now.opened(self.state, devices, [answers[i] for i in sorted(answers)])
 
     def go(self) -> Result:
         """Train to the end."""
@@ -172,7 +208,8 @@ class Run:
                 self.whole = False
                 row = self.round()
                 self.seconds = before + time.perf_counter() - clock
-                self.history.append({**row, "seconds": self.seconds})
+                moment = self.seconds if self.fleet.time is None else self.fleet.time
+                self.history.append({**row, "seconds": self.seconds, "time": moment})
                 self.whole = True
             self._tell("on_round", self.history[-1])
             if self.store and self.k % self.settings.checkpoint_every == 0:
@@ -182,16 +219,18 @@ class Run:
         return result
 
     def round(self) -> Row:
-        """One round of the method."""
+        """One round of the method: of all devices drawn, or asynchronously of the next one that answers."""
         k, method = self.k, self.now
-        active = method.devices(self.state, self.settings.active(k, self.world.m))
-        tasks = method.tasks(self.state, active, k - self.stage_start)
-        replies = self._exchange([Order(int(i), k, t) for i, t in zip(active, tasks, strict=True)])
-        devices = np.array([r.device for r in replies], dtype=np.int64)
-        residuals = method.update(self.state, devices, [r.values for r in replies])
-        self._exchange([Order(device, k, task) for device, task in method.broadcast(self.state).items()])
+        active = self._free() if self.asynchronous else self._drawn(k)
+        tasks = method.tasks(self.state, active, k - self.stage_start) if active.size else []
+        self.post.send(self._orders(dict(zip(active.tolist(), tasks, strict=True)), k))
+        self.turns[active] += 1
+        heard = self._replies(len(active))
+        residuals = self._take_in(heard)
+        self.post.exchange(self._orders(method.broadcast(self.state), k))
         self.k = k + 1
-        row: Row = {"round": k, "active": len(active), "replies": len(replies)}
+        row: Row = {"round": k, "active": len(heard) if self.asynchronous else len(active), "replies": len(heard)}
+        row["staleness"] = max((h.staleness for h in heard), default=0)
         row["cost_floats"] = self.ledger.floats
         row |= asdict(residuals) if residuals else dict.fromkeys(RESIDUALS, np.nan)
         row |= method.describe(self.state)
@@ -199,11 +238,72 @@ class Run:
             row |= self._evaluation()
         return row
 
+    def _drawn(self, k: int) -> Ints:
+        """Return who is asked in a synchronous round: nobody who is still at work on an older order."""
+        drawn = self.settings.active(k, self.world.m, self.world.counts["train"])
+        chosen = self.now.devices(self.state, drawn)
+        return chosen[~np.isin(chosen, list(self.fleet.busy))] if self.fleet.busy else chosen
+
+    def _free(self) -> Ints:
+        """Return who is asked next in asynchronous training: those without an order, the fewest turns first.
+
+        A device that is far ahead of the slowest waits, so that fast devices do not outvote the others.
+        """
+        free = np.ones(self.world.m, np.bool_)
+        free[[*self.post.open, *self.fleet.busy]] = False
+        free &= self.turns - self.turns.min() < self.settings.ahead
+        room = (self.settings.at_once or self.world.m) - len(self.post.open)
+        first = np.argsort(self.turns, kind="stable")
+        return first[free[first]][: max(0, room)]
+
+    def _orders(self, tasks: dict[int, Task], k: int) -> list[Order]:
+        """Return the orders of a round, each with the work of its own device, within what is left of the budget."""
+        left = np.inf if self.settings.budget is None else self.settings.budget - self.spent
+        seed = self.settings.seed
+        orders = [Order(i, k, for_device(task, seed, k, i, left)) for i, task in tasks.items()]
+        self.spent += max((steps_of(order.task) for order in orders), default=0) if k >= 0 else 0
+        return orders
+
+    def _replies(self, asked: int) -> list[Heard]:
+        """Wait for the replies of a round, and return those that may be used, by device."""
+        settings, late = self.settings, self.settings.late == "use" and self.now.asynchronous
+        if self.asynchronous:
+            heard = self.post.gather(1, self.post.left(settings.deadline), late=late)
+            if not heard:
+                self.post.give_up(settings.deadline)
+        else:
+            first = settings.wanted(self.world.m) if settings.overselect and not self.now.gathers else asked
+            heard = self.post.gather(max(first, 1), settings.deadline, late=late)
+            self.post.close()
+        return sorted(heard, key=lambda h: h.reply.device)
+
+    def _take_in(self, heard: list[Heard]) -> Residuals | None:
+        """Give replies to the method, unless they are too few."""
+        if len(heard) < self.settings.minimum and not self.now.gathers:
+            self._fail()
+            self.post.drop(heard, "too few in the round")
+            return None
+        self.failures = 0
+        self.post.use(heard)
+        self.post.updates += bool(heard)
+        devices = np.array([h.reply.device for h in heard], dtype=np.int64)
+        return self.now.update(self.state, devices, [h.reply.values for h in heard])
+
+    def _fail(self) -> None:
+        self.failures += 1
+        if self.failures == FAILURES:
+            raise FedfuseError(
+                f"in {FAILURES} rounds in a row fewer than minimum={self.settings.minimum} devices answered: lower it, "
+                "raise participation or overselect, or give them more time (deadline)"
+            )
+
     def _next_method(self) -> bool:
         """Go on with the next method of the plan, from what this one has found; False if this was the last."""
         if self.stage + 1 == len(self.plan):
             return False
-        self._exchange([Order(device, -1, task) for device, task in self.now.closing(self.state).items()])
+        if self.asynchronous or self.fleet.busy:
+            self.post.drain()
+        self.post.exchange(self._orders(self.now.closing(self.state), -1))
         self.cut_short |= not self.settled
         self.before = self.now.final(self.state, self.world)
         self.stage, self.stage_start = self.stage + 1, self.k
@@ -214,7 +314,8 @@ class Run:
     def over(self) -> bool:
         """Whether the method at work has come to its end."""
         limit = self.now.rounds or self.settings.rounds
-        return self.now.finished(self.state) or self.k - self.stage_start >= limit or self.converged
+        spent = self.settings.budget is not None and self.spent >= self.settings.budget and not self.now.gathers
+        return self.now.finished(self.state) or self.k - self.stage_start >= limit or spent or self.converged
 
     @property
     def converged(self) -> bool:
@@ -243,11 +344,23 @@ class Run:
                 "stage_start": self.stage_start,
                 "cut_short": self.cut_short,
                 "seconds": self.seconds,
+                "failures": self.failures,
+                "spent": self.spent,
+                "updates": self.post.updates,
                 "ledger": asdict(self.ledger),
                 "history": self.history,
             }
-            own = {"own": np.stack(self._look([Show()] * self.world.m))} if self.now.private else {}
-            self.store.save_checkpoint(meta, self.now.pack(self.state) | _packed(self.before) | own)
+            hidden = self._hidden()  # before what is under way: a look may bring in some of it
+            under_way = self.fleet.pack()
+            post = {"turns": self.turns, **self.post.pack(), **_under("fleet_", under_way or {})}
+            post["kept"] = np.array([under_way is not None])
+            state = self.now.pack(self.state) | _under("before_", _packed(self.before)) | hidden
+            self.store.save_checkpoint(meta, state | _under("run_", post))
+
+    def _hidden(self) -> Arrays:
+        """Return devices' own models where the server may not have them: private, refused, late, or on their way."""
+        ahead = self.post.unsettled and self.fleet.pack() is not None
+        return {"own": np.stack(self.post.look([Show()] * self.world.m))} if self.now.private or ahead else {}
 
     def restore(self) -> bool:
         """Go back to the last checkpoint; False if there is none."""
@@ -261,11 +374,12 @@ class Run:
             self.stage, self.stage_start, self.before = meta["stage"], meta["stage_start"], _unpacked(arrays)
             self.cut_short = meta["cut_short"]
             own = arrays.pop("own", None)
-            self.state = self.now.unpack(
-                {name: array for name, array in arrays.items() if not name.startswith("before_")}, self.world
-            )
+            post, arrays = _within("run_", arrays), _without(("run_", "before_"), arrays)
+            scratch = {name: array.copy() for name, array in arrays.items()}
+            self.state = self.now.unpack(arrays, self.world)
             self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
-            self.ledger = Ledger(**meta["ledger"])
+            self.failures, self.spent, self.post.updates = meta["failures"], meta["spent"], meta["updates"]
+            self.turns, self.post.ledger = post["turns"], Ledger(**meta["ledger"])
         except (KeyError, TypeError) as gap:
             raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
         if self.now.models(self.state).shape != (self.world.m, self.world.d):
@@ -277,8 +391,20 @@ class Run:
             self.fleet.submit([Order(device, -1, task) for device, task in tasks.items()])
             while self.fleet.collect():
                 pass
+        self._restore_post(post, scratch)
         self.whole = True
         return True
+
+    def _restore_post(self, post: Arrays, state: Arrays) -> None:
+        """Take back what was under way; where a fleet cannot, devices are asked again in the next round."""
+        kept = bool(post["kept"][0])
+        if kept:
+            self.fleet.unpack(_within("fleet_", post))
+        tasks: Sequence[Task] = [Show()] * self.world.m
+        if self.now.asynchronous:  # on a copy: to ask is an event for some
+            everyone = np.arange(self.world.m)
+            tasks = self.now.tasks(self.now.unpack(state, self.world), everyone, self.k - self.stage_start)
+        self.post.unpack(post, tasks, kept=kept)
 
     def result(self) -> Result:
         """Return what the run has found so far."""
@@ -305,40 +431,17 @@ class Run:
             history=pd.DataFrame(self.history),
             cost_floats=self.ledger.floats,
             refused=dict(self.ledger.refused),
+            orders=self.post.outcome,
             seconds=self.seconds,
         )
-
-    def _exchange(self, orders: Sequence[Order]) -> list[Reply]:
-        """Send orders, wait for the replies, count both, keep the good replies (by device)."""
-        for order in orders:
-            self.ledger.sent(order)
-        asked = {order.device: order for order in orders}
-        self.fleet.submit(orders)
-        good: dict[int, Reply] = {}
-        while asked and (arrived := self.fleet.collect()):
-            for reply in arrived:
-                self.ledger.received(reply)
-                wrong = fault(reply, asked, self.world.m, self.world.d, self.world.dtype)
-                if wrong:
-                    self.ledger.refuse(wrong)
-                else:
-                    good[reply.device] = reply
-                if reply.device in asked and asked[reply.device].round == reply.round:
-                    del asked[reply.device]  # its answer is in, good or bad
-        return [good[i] for i in sorted(good)]
 
     def _in_use(self, found: Found) -> Found:
         """Return what devices really use: what they make of it at home, where they do."""
         tasks = self.now.at_home(self.state)
-        return found if tasks is None else self.now.deployed(self.state, found, self._look(tasks))
-
-    def _look(self, tasks: Sequence[Task]) -> list[Floats]:
-        """Ask every device for what only an experiment may see; not a message of the method, and not counted."""
-        self.fleet.submit([Order(i, LOOK, task) for i, task in enumerate(tasks)])
-        seen: dict[int, Floats] = {}
-        while len(seen) < len(tasks) and (arrived := self.fleet.collect()):
-            seen |= {reply.device: reply.values for reply in arrived if reply.round == LOOK}
-        return [seen[i] for i in range(len(tasks))]
+        if tasks is None:
+            return found
+        own = [for_device(task, self.settings.seed, LOOK, i) for i, task in enumerate(tasks)]
+        return self.now.deployed(self.state, found, self.post.look(own))
 
     def _evaluation(self) -> Row:
         found = self._in_use(Found(self.now.models(self.state), self.now.labels(self.state)))
@@ -445,7 +548,7 @@ def fit(
     store = Store(out) if out is not None else None
     if store:
         store.check_free()
-    fleet = fleet or place.fleet(federation, model, chosen.seed, chosen.dtype)
+    fleet = chosen.around(fleet or place.fleet(federation, model, chosen.seed, chosen.dtype), chosen.seed)
     run = Run(federation, model, method, chosen, fleet, store, tuple(callbacks), dataset)
     if store:
         store.create(_config(run, source, place))
@@ -488,7 +591,7 @@ def resume(
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
     model = _fitting_model(federation, model)
     place = _elsewhere(place, engine, workers)
-    fleet = place.fleet(federation, model, settings.seed, settings.dtype)
+    fleet = settings.around(place.fleet(federation, model, settings.seed, settings.dtype), settings.seed)
     run = Run(federation, model, method, settings, fleet, store, tuple(callbacks), dataset)
     return _finish(run, restore=True)
 
@@ -570,6 +673,38 @@ def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> F
     return w
 
 
+def _read_participation(given: Any) -> float | str | tuple[float, ...] | Sampler:
+    """Return a share, the word for a share by sizes, probabilities as a tuple, or a function; each looked at."""
+    if callable(given):
+        return given  # type: ignore[no-any-return]
+    if isinstance(given, str):
+        check_share("participation by sizes", _share_of(given))
+        return given
+    if np.ndim(given) == 1:
+        for p in given:
+            check_share("a device's probability to take part", p)
+        return tuple(float(p) for p in given)
+    check_share("participation", given)
+    return given  # type: ignore[no-any-return]
+
+
+def _share_of(text: str) -> float:
+    """Read ``sizes`` or ``sizes(share)``."""
+    call = re.fullmatch(r"\s*sizes\s*(?:\(\s*([^()]*)\))?\s*", text)
+    try:
+        return float(call[1] or 0.3)  # type: ignore[index]
+    except (TypeError, ValueError):
+        raise FedfuseError(
+            f"participation must be a share above 0 and at most 1, sizes(share) or probabilities, got {text!r}"
+        ) from None
+
+
+def _one_each(probabilities: tuple[float, ...], m: int) -> Floats:
+    if len(probabilities) != m:
+        raise FedfuseError(f"participation needs one probability for each of {m} devices, got {len(probabilities)}")
+    return np.array(probabilities)
+
+
 def _world(federation: Federation, model: Model[Any], settings: Settings) -> World:
     def initial(start: Any, number: int = 0) -> Floats:
         return draw_initial(model, start, settings.seed, number)
@@ -579,17 +714,29 @@ def _world(federation: Federation, model: Model[Any], settings: Settings) -> Wor
     return World(federation.m, model, counts, initial, np.dtype(settings.dtype), federation.truth)
 
 
-def _packed(found: Found | None) -> dict[str, npt.NDArray[Any]]:
+def _packed(found: Found | None) -> Arrays:
     if found is None:
         return {}
     lam = np.nan if found.lam is None else found.lam
     settings = np.frombuffer(json.dumps(dict(found.settings)).encode(), np.uint8)
     plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam]), "settings": settings}
     kept = {f"kept_{name}": array for name, array in found.kept.items()}
-    return {f"before_{name}": array for name, array in (plain | kept).items()}
+    return plain | kept
 
 
-def _unpacked(arrays: dict[str, npt.NDArray[Any]]) -> Found | None:
+def _under(prefix: str, arrays: Arrays) -> Arrays:
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def _within(prefix: str, arrays: Arrays) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _without(prefixes: tuple[str, ...], arrays: Arrays) -> Arrays:
+    return {name: array for name, array in arrays.items() if not name.startswith(prefixes)}
+
+
+def _unpacked(arrays: Arrays) -> Found | None:
     if "before_models" not in arrays:
         return None
     lam = float(arrays["before_lam"][0])

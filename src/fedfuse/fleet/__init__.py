@@ -1,8 +1,10 @@
 """Where devices compute."""
 
-from fedfuse.fleet.base import Fleet
+from fedfuse.fleet.base import Fleet, Wrapper
+from fedfuse.fleet.delayed import Delayed
 from fedfuse.fleet.engines import Engine
 from fedfuse.fleet.inprocess import InProcess
+from fedfuse.fleet.lossy import Lossy
 from fedfuse.fleet.workers import Workers
 
-__all__ = ["Engine", "Fleet", "InProcess", "Workers"]
+__all__ = ["Delayed", "Engine", "Fleet", "InProcess", "Lossy", "Workers", "Wrapper"]

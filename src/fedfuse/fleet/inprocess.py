@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scipy.special import softmax
 
 from fedfuse.data.federation import Federation, Rows
-from fedfuse.fleet.base import Fleet
+from fedfuse.fleet.base import Fleet, pack_replies, unpack_replies
 from fedfuse.models._threads import one_blas_thread
 from fedfuse.models.base import Model, plain
 from fedfuse.randomness import generator
@@ -56,17 +56,28 @@ class InProcess(Fleet):
         self._loaded: dict[str, Any] = {}
         self._scaled: Rows | None = None
         self._waiting: list[Order] = []
+        self._done: list[Reply] = []
 
     def submit(self, orders: Sequence[Order]) -> None:
         self._waiting.extend(orders)
 
-    def collect(self) -> list[Reply]:
-        replies: list[Reply] = []
+    def collect(self, patience: float | None = None) -> list[Reply]:
+        self._perform_all()
+        replies, self._done = self._done, []
+        return replies
+
+    def pack(self) -> dict[str, npt.NDArray[Any]]:
+        self._perform_all()
+        return pack_replies(self._done, "inprocess") if self._done else {}
+
+    def unpack(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        self._done = unpack_replies(arrays, "inprocess") if "inprocess_heads" in arrays else []
+
+    def _perform_all(self) -> None:
         with one_blas_thread():
             for alike in _grouped(self._waiting):
-                replies += self._perform(alike)
+                self._done += self._perform(alike)
         self._waiting = []
-        return replies
 
     def load(self, part: Part) -> Any:
         """Return one part of the data in the model's own form (made once)."""

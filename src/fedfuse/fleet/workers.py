@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -110,11 +111,23 @@ class Workers(Fleet):
                 self._enqueue(alike)
         self._dispatch()
 
-    def collect(self) -> list[Reply]:
-        """Wait for at least one reply; an empty list says that nothing is under way."""
+    @property
+    def busy(self) -> frozenset[int]:
+        return frozenset(self._asked)
+
+    def pack(self) -> dict[str, npt.NDArray[Any]] | None:
+        """Return nothing, if nothing is under way: what is must be asked for again."""
+        return None if self._asked or self._replies else {}
+
+    def collect(self, patience: float | None = None) -> list[Reply]:
+        """Wait for at least one reply; an empty list says that nothing is under way, or that time is over."""
+        end = None if patience is None else time.monotonic() + patience
         while self._asked and not self._replies:
             self._dispatch()
-            ready = wait([w.connection for w in self._crew])
+            left = None if end is None else max(0.0, end - time.monotonic())
+            ready = wait([w.connection for w in self._crew], left)
+            if not ready:
+                break
             for worker in [w for w in self._crew if w.connection in ready]:
                 self._hear(worker)
             self._dispatch()

@@ -16,7 +16,7 @@ from fedfuse.clusters import cluster_means
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import Residuals
 from fedfuse.models.base import Model, Start
-from fedfuse.schedules import Decay, Grow, parse
+from fedfuse.schedules import SCHEDULES, parse
 from fedfuse.tasks import Part, Task, Work
 from fedfuse.types import Floats, Ints
 
@@ -116,6 +116,8 @@ class Method(ABC, Generic[State]):
     name: ClassVar[str]
     clusters: ClassVar[bool] = True  # whether it finds groups of devices
     private: ClassVar[bool] = False  # whether devices hold what the server never sees
+    asynchronous: ClassVar[bool] = False  # whether a single reply, to a question of some time ago, is of use
+    gathers: ClassVar[bool] = False  # whether replies add up over rounds, however few come in one
     start: Start = "auto"
     work: Work = field(default_factory=Work)
     rows: Part = "train+validation"
@@ -196,6 +198,10 @@ class Method(ABC, Generic[State]):
         """Return the method with the settings that the plan's last method has chosen, where it waits for some."""
         return replace(self, **before.settings) if before else self
 
+    def one_at_a_time(self) -> Method[Any]:
+        """Return the rule for replies that come one at a time, where the method is `asynchronous`."""
+        return self
+
     def sureness(self, state: State) -> tuple[float, Floats] | None:
         """Return how sure the grouping is, as a whole and for every device (0 to 1), where the method can tell."""
         return None
@@ -275,7 +281,7 @@ def _plain(value: Any) -> Any:
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Method):
         return value.to_config()
-    return str(value) if isinstance(value, (Grow, Decay)) else value
+    return str(value) if isinstance(value, SCHEDULES) else value
 
 
 def work_from_config(config: dict[str, Any]) -> Work:

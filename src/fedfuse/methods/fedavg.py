@@ -66,13 +66,19 @@ class Averaging(Remembering):
 
 @dataclass(frozen=True)
 class FedAvg(Averaging):
-    """One model for all devices."""
+    """One model for all devices; with replies that come one at a time it is `FedAsync`."""
 
     name: ClassVar[str] = "fedavg"
     clusters: ClassVar[bool] = False
+    asynchronous: ClassVar[bool] = True
 
     def begin(self, world: World, before: Found | None = None) -> Memory:
         return self._state(world, np.zeros(world.m, np.int64))
+
+    def one_at_a_time(self) -> FedAvg:
+        from fedfuse.methods.fedasync import FedAsync  # a FedAvg itself
+
+        return FedAsync(self.start, self.work, self.rows)
 
     def opening(self, state: Memory) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(self.models(state))}

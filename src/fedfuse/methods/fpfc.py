@@ -95,6 +95,8 @@ class PairwiseFusion(Method[Fusing]):
         three quarters of a smaller lambda, where the penalty still pulls with its full slope.
     """
 
+    asynchronous: ClassVar[bool] = True  # Algorithm 3: Algorithm 2 with the devices whose reply has come
+
     lam: float | Literal["auto"] = "auto"
     refit: bool = True
     rho: float = 1.0

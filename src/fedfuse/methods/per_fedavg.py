@@ -42,6 +42,7 @@ class PerFedAvg(FedAvg):
     """
 
     name: ClassVar[str] = "per-fedavg"
+    asynchronous: ClassVar[bool] = False
     adapt_lr: float | None = None
     variant: Variant = "first-order"
 

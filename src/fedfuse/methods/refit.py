@@ -68,7 +68,7 @@ class Refit(Staged):
     def _take_moments(self, state: StagedState) -> str:
         who = list(state.answers)
         if not who:
-            raise FedfuseError("no device has answered, though each was asked three times")
+            raise FedfuseError("no device has answered, though each was asked many times")
         weights = state.world.counts["train"][who]
         first, second = np.split(np.average([state.answers[i] for i in who], axis=0, weights=weights), 2)
         deviation = np.sqrt(np.maximum(second - first**2, 0))

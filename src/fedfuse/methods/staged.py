@@ -1,7 +1,8 @@
 """Methods that go through stages: in each, every device is asked once, and then the server draws its conclusions.
 
-Devices are asked as many at a time as take part in a round; one that does not answer is asked again a few times and
-then left out of the stage.
+Devices are asked as many at a time as take part in a round; one that does not answer is asked again. It is left out
+of the stage after three times in vain, if it has said nothing for so long that it must be gone: every second answer may
+get lost, and nobody is left out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from fedfuse.tasks import Task
 from fedfuse.types import Bools, Floats, Ints
 
 TRIES = 3
+GONE = 15  # orders in a row, over all stages, without an answer: with every second one lost, once in 30,000 times
+SKIPPED = 10**6  # for tries: is not asked at all
 END = "end"
 
 
@@ -31,6 +34,7 @@ class StagedState:
     memory: Arrays = field(default_factory=dict)
     asked: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     answers: dict[int, Floats] = field(default_factory=dict)
+    silent: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # orders since a device was last heard
 
     def number(self, name: str) -> int:
         """Return a whole number kept in memory."""
@@ -43,7 +47,7 @@ class StagedState:
     @property
     def waiting(self) -> Bools:
         """Who has still to answer in this stage."""
-        waiting = self.asked < TRIES
+        waiting = (self.asked < TRIES) | ((self.silent < GONE) & (self.asked < SKIPPED))
         waiting[list(self.answers)] = False
         return waiting
 
@@ -57,9 +61,10 @@ class Staged(Method[StagedState]):
     """
 
     first: ClassVar[str]
+    gathers: ClassVar[bool] = True
 
     def begin(self, world: World, before: Found | None = None) -> StagedState:
-        state = StagedState(world, self.first)
+        state = StagedState(world, self.first, silent=np.zeros(world.m, np.int64))
         self._prepare(state, before)
         self._enter(state, self.first)
         return state
@@ -79,11 +84,13 @@ class Staged(Method[StagedState]):
 
     def tasks(self, state: StagedState, devices: Ints, k: int) -> list[Task]:
         state.asked[devices] += 1
+        state.silent[devices] += 1
         asked: list[Task] = getattr(self, f"_ask_{state.stage}")(state, devices)
         return asked
 
     def update(self, state: StagedState, devices: Ints, values: list[Floats]) -> Residuals | None:
         state.answers |= {int(i): v for i, v in zip(devices, values, strict=True)}
+        state.silent[devices] = 0
         while state.stage != END and not state.waiting.any():
             self._enter(state, getattr(self, f"_take_{state.stage}")(state))
         return None
@@ -93,7 +100,7 @@ class Staged(Method[StagedState]):
         state.asked = np.zeros(state.world.m, np.int64)
         skip = getattr(self, f"_skip_{stage}", None)
         if skip is not None:
-            state.asked[skip(state)] = TRIES
+            state.asked[skip(state)] = SKIPPED
 
     def finished(self, state: StagedState) -> bool:
         return state.stage == END
@@ -105,6 +112,7 @@ class Staged(Method[StagedState]):
         return {
             "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
             "asked": state.asked,
+            "silent": state.silent,
             "answers": np.concatenate([np.empty(0), *values]),
             **{f"memory_{name}": array for name, array in state.memory.items()},
         }
@@ -115,4 +123,4 @@ class Staged(Method[StagedState]):
         values = np.split(arrays["answers"], cuts) if header["answered"] else []
         memory = {k.removeprefix("memory_"): v for k, v in arrays.items() if k.startswith("memory_")}
         answers = dict(zip(header["answered"], values, strict=True))
-        return StagedState(world, header["stage"], memory, arrays["asked"], answers)
+        return StagedState(world, header["stage"], memory, arrays["asked"], answers, arrays["silent"])

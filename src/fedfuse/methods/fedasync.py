@@ -1,0 +1,73 @@
+"""FedAsync: federated averaging with replies that come one at a time.
+
+C. Xie, S. Koyejo, I. Gupta: Asynchronous Federated Optimization (2019), with polynomial staleness.
+
+    server: sends w to a device as soon as it is free
+    device: w_i <- T local steps from w; sends w_i
+    server: w <- (1 - a) w + a w_i,  a = alpha n_i / mean(n) (1 + staleness)^-power, at most 1
+
+Staleness is the number of the server's updates since w was sent. The paper counts all devices alike; here rows count,
+as in FedAvg. Where several replies are taken in together, the step is the mean of theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedfuse.errors import FedfuseError
+from fedfuse.fusion import Residuals
+from fedfuse.methods.base import Found, Memory, World, moved
+from fedfuse.methods.fedavg import FedAvg
+from fedfuse.tasks import Task
+from fedfuse.types import Floats, Ints
+
+
+@dataclass(frozen=True)
+class FedAsync(FedAvg):
+    """One model for all devices, moved a little by each reply.
+
+    Parameters
+    ----------
+    alpha
+        Share of a fresh reply of a device of average size in the new model.
+    power
+        How fast a reply loses weight with its staleness; 0 for not at all.
+    """
+
+    name: ClassVar[str] = "fedasync"
+    alpha: float = 0.6
+    power: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha <= 1:
+            raise FedfuseError(f"alpha must be a share above 0 and at most 1, got {self.alpha}")
+        if not 0 <= self.power < np.inf:
+            raise FedfuseError(f"power must be a number of at least 0, got {self.power}")
+
+    def one_at_a_time(self) -> FedAsync:
+        return self
+
+    def begin(self, world: World, before: Found | None = None) -> Memory:
+        state = super().begin(world, before)
+        state["updates"] = np.zeros(1, np.int64)
+        state["sent"] = np.zeros(world.m, np.int64)  # updates of the server when each device was asked
+        return state
+
+    def tasks(self, state: Memory, devices: Ints, k: int) -> list[Task]:
+        state["sent"][devices] = state["updates"]
+        return super().tasks(state, devices, k)
+
+    def update(self, state: Memory, devices: Ints, values: list[Floats]) -> Residuals | None:
+        if not values:
+            return None
+        counts, old = state.world.counts[self.rows], state["models"]
+        staleness = state["updates"] - state["sent"][devices]
+        shares = np.minimum(1, self.alpha * counts[devices] / counts.mean() * (1.0 + staleness) ** -self.power)
+        new = old[0] + (shares[:, None] * (np.stack(values) - old[0])).mean(axis=0)
+        state["models"] = new[None].astype(old.dtype)
+        state["updates"] += 1
+        return moved(old, state["models"])
