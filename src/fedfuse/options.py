@@ -62,12 +62,18 @@ KEYS: dict[str, Key] = {
     "xi": Key("method", float, _NUMBER),
     "nu": Key("method", float, _NUMBER),
     "refit": Key("method", _yes_or_no, "yes or no"),
+    "robust": Key("method", str, "'screen', 'median', 'trimmed', 'krum' or 'none'"),
     "rows": Key("method", str, "'train' or 'train+validation'"),
     "participation": Key("settings", float, "a share above 0 and at most 1"),
     "tol": Key("settings", float, _NUMBER),
     "evaluate_every": Key("settings", int, _WHOLE),
     "checkpoint_every": Key("settings", int, _WHOLE),
     "dtype": Key("settings", str, "'float32' or 'float64'"),
+    "attack": Key("settings", str, "the name of an attack"),
+    "liars": Key("settings", float, "a share from 0 to 1"),
+    "lies": Key("settings", str, "'all' or 'models'"),
+    "scope": Key("settings", str, "'all' or 'fused'"),
+    "screen": Key("settings", _yes_or_no, "yes or no"),
 }
 
 

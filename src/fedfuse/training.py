@@ -28,7 +28,8 @@ from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet import Fleet, InProcess
+from fedfuse.fleet import Byzantine, Fleet, InProcess
+from fedfuse.fleet.byzantine import Attack, Lies, Scope, check_attack, draw_liars, flipped, known_attack
 from fedfuse.methods import FPFC, Method, World
 from fedfuse.methods.base import Found, check_share
 from fedfuse.methods.refit import Refit
@@ -38,7 +39,8 @@ from fedfuse.models import from_config as model_from_config
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
-from fedfuse.tasks import Install, Ledger, Order, Part, Reply, Show, Task, Work, fault
+from fedfuse.tasks import LOOK, Install, Ledger, MetaTrain, Order, Part, Reply, Show, Task, Train, Work, fault
+from fedfuse.trust import overlong
 from fedfuse.types import Floats, Ints
 
 log = logging.getLogger(__name__)
@@ -47,7 +49,6 @@ Sampler: TypeAlias = Callable[[int, int], Ints]
 Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
 TRIES = 3  # to send what comes before the first round
-LOOK = -2  # the round of what is no message, but a look at a device
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Settings:
         Rounds between two checkpoints, where a directory is given.
     dtype
         ``"float32"`` or ``"float64"``, on server and devices.
+    attack, liars, lies, scope
+        For experiments: this share of the devices lies, and how (`fleet.Byzantine`). Scores are then means over the
+        others.
+    screen
+        Refuse models whose length is far outside that of the others of a round (`trust.overlong`).
     """
 
     rounds: int = 500
@@ -79,6 +85,11 @@ class Settings:
     evaluate_every: int = 10
     checkpoint_every: int = 25
     dtype: str = "float32"
+    attack: Attack | None = None
+    liars: float = 0.2
+    lies: Lies = "all"
+    scope: Scope = "all"
+    screen: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 1), ("checkpoint_every", 1)):
@@ -91,6 +102,10 @@ class Settings:
             raise FedfuseError(f"tol must be a number of at least 0, got {self.tol!r}")
         if self.dtype not in ("float32", "float64"):
             raise FedfuseError(f"dtype must be float32 or float64, got {self.dtype!r}")
+        if self.attack is not None:
+            check_attack(self.attack, self.lies, self.scope)
+        if not isinstance(self.liars, Real) or not 0 <= self.liars <= 1:
+            raise FedfuseError(f"liars must be a share from 0 to 1, got {self.liars!r}")
 
     def active(self, k: int, m: int) -> Ints:
         """Return the active devices of round k."""
@@ -140,6 +155,9 @@ class Run:
     def __post_init__(self) -> None:
         self.world = _world(self.federation, self.model, self.settings)
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
+        lying = known_attack(self.fleet)
+        self.liars: Ints = lying.who if lying else np.empty(0, np.int64)
+        self.honest = np.setdiff1d(np.arange(self.world.m), self.liars)
 
     @property
     def now(self) -> Method[Any]:
@@ -244,7 +262,9 @@ class Run:
                 "ledger": asdict(self.ledger),
                 "history": self.history,
             }
-            own = {"own": np.stack(self._look([Show()] * self.world.m))} if self.now.private else {}
+            # what the server does not see: private parts, and what liars really have
+            hidden = self.now.private or self.liars.size > 0
+            own = {"own": np.stack(self._look([Show()] * self.world.m))} if hidden else {}
             self.store.save_checkpoint(meta, self.now.pack(self.state) | _packed(self.before) | own)
 
     def restore(self) -> bool:
@@ -303,7 +323,13 @@ class Run:
             cost_floats=self.ledger.floats,
             refused=dict(self.ledger.refused),
             seconds=self.seconds,
+            attack=self._attack(),
+            suspects=np.union1d(found.suspects, self.ledger.often_refused(self.world.m)).astype(np.int64),
         )
+
+    def _attack(self) -> dict[str, Any] | None:
+        lying = known_attack(self.fleet)
+        return None if lying is None else {"attack": lying.attack, "lies": lying.lies, "who": lying.who.tolist()}
 
     def _exchange(self, orders: Sequence[Order]) -> list[Reply]:
         """Send orders, wait for the replies, count both, keep the good replies (by device)."""
@@ -317,11 +343,16 @@ class Run:
                 self.ledger.received(reply)
                 wrong = fault(reply, asked, self.world.m, self.world.d, self.world.dtype)
                 if wrong:
-                    self.ledger.refuse(wrong)
+                    self.ledger.refuse(wrong, reply.device)
                 else:
                     good[reply.device] = reply
                 if reply.device in asked and asked[reply.device].round == reply.round:
                     del asked[reply.device]  # its answer is in, good or bad
+        if self.settings.screen:
+            models = {o.device for o in orders if isinstance(o.task, (Train, MetaTrain)) and o.device in good}
+            for device in overlong({i: good[i].values for i in models}):
+                self.ledger.refuse("far too long", device)
+                del good[device]
         return [good[i] for i in sorted(good)]
 
     def _in_use(self, found: Found) -> Found:
@@ -339,9 +370,11 @@ class Run:
 
     def _evaluation(self) -> Row:
         found = self._in_use(Found(self.now.models(self.state), self.now.labels(self.state)))
-        scores = self._evaluator.means(found.models, self.now.validated(self.state, found))
-        ari = adjusted_rand(self.federation.truth, found.labels)
-        return {"n_clusters": int(found.labels.max()) + 1, "ari": ari, **scores}
+        scores = self._evaluator.all_parts(found.models, self.now.validated(self.state, found))
+        means = {part: mean_score(score[self.honest]) for part, score in scores.items()}
+        truth = self.federation.truth
+        ari = adjusted_rand(None if truth is None else truth[self.honest], found.labels[self.honest])
+        return {"n_clusters": int(found.labels.max()) + 1, "ari": ari, **means}
 
     def _tell(self, hook: str, *args: Any) -> None:
         for callback in self.callbacks:
@@ -368,10 +401,6 @@ class Evaluator:
             "validation": unknown if validated is None else self._score("validation", validated),
             "test": self._score("test", models),
         }
-
-    def means(self, models: Floats, validated: Floats | None) -> dict[str, float]:
-        """Return the mean over devices on each held-out part."""
-        return {part: mean_score(scores) for part, scores in self.all_parts(models, validated).items()}
 
     def _score(self, part: str, models: Floats) -> Floats:
         return self._model.metric(self._parts[part], self._everyone, models)
@@ -433,10 +462,8 @@ def fit(
     store = Store(out) if out is not None else None
     if store:
         store.check_free()
-    run = Run(
-        federation, model, method, chosen, fleet or _in_process(federation, model, chosen),
-        store, tuple(callbacks), dataset,
-    )  # fmt: skip
+    devices = _attacked(fleet or _in_process(federation, model, chosen), federation.m, model, chosen)
+    run = Run(federation, model, method, chosen, devices, store, tuple(callbacks), dataset)
     if store:
         store.create(_config(run, source))
     return _finish(run, begin=True)
@@ -472,7 +499,7 @@ def resume(
     if federation.fingerprint != fingerprint:
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
     model = _fitting_model(federation, model)
-    fleet = _in_process(federation, model, settings)
+    fleet = _attacked(_in_process(federation, model, settings), federation.m, model, settings)
     run = Run(federation, model, method, settings, fleet, store, tuple(callbacks), dataset)
     return _finish(run, begin=not run.restore())
 
@@ -562,6 +589,7 @@ def _packed(found: Found | None) -> dict[str, npt.NDArray[Any]]:
     lam = np.nan if found.lam is None else found.lam
     settings = np.frombuffer(json.dumps(dict(found.settings)).encode(), np.uint8)
     plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam]), "settings": settings}
+    plain["suspects"] = np.asarray(found.suspects, np.int64)
     kept = {f"kept_{name}": array for name, array in found.kept.items()}
     return {f"before_{name}": array for name, array in (plain | kept).items()}
 
@@ -574,7 +602,7 @@ def _unpacked(arrays: dict[str, npt.NDArray[Any]]) -> Found | None:
     prefix = "before_kept_"
     kept = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     known = lam if np.isfinite(lam) else None
-    return Found(arrays["before_models"], arrays["before_labels"], known, settings, kept)
+    return Found(arrays["before_models"], arrays["before_labels"], known, settings, kept, arrays["before_suspects"])
 
 
 def _fitting_model(federation: Federation, model: Model[Any] | None) -> Model[Any]:
@@ -598,7 +626,17 @@ def _check_plan(method: Method[Any], model: Model[Any]) -> None:
 
 
 def _in_process(federation: Federation, model: Model[Any], settings: Settings) -> Fleet:
+    if settings.attack == "label-flip":
+        federation = flipped(federation, draw_liars(federation.m, settings.liars, settings.seed))
     return InProcess(federation, model, seed=settings.seed, dtype=settings.dtype)
+
+
+def _attacked(fleet: Fleet, m: int, model: Model[Any], settings: Settings) -> Fleet:
+    """Let some devices of the fleet lie, where the settings say so."""
+    if settings.attack is None:
+        return fleet
+    how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}
+    return Byzantine(fleet, settings.attack, m=m, share=settings.liars, seed=settings.seed, **how)
 
 
 def _config(run: Run, source: dict[str, Any] | None) -> dict[str, Any]:

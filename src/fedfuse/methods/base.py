@@ -48,6 +48,7 @@ class Found(NamedTuple):
     lam: float | None = None
     settings: Mapping[str, Any] = MappingProxyType({})  # that were left open, and have been chosen
     kept: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})  # what devices need not send again
+    suspects: npt.ArrayLike = ()  # devices that seem to lie
 
 
 class Known(NamedTuple):

@@ -32,6 +32,7 @@ from fedfuse.methods.refit import Refit
 from fedfuse.methods.welcome import judged
 from fedfuse.penalties import L1, Penalty, SmoothedSCAD
 from fedfuse.tasks import Install, Task, Train
+from fedfuse.trust import Robust
 from fedfuse.types import Floats, Ints
 
 MEETINGS = 100  # with a newcomer, at the most
@@ -91,12 +92,15 @@ class PairwiseFusion(Method[Fusing]):
     nu
         Devices with ``||theta_ij|| <= nu`` are joined. Default: 0.5, the upper end of the paper's range, or
         three quarters of a smaller lambda, where the penalty still pulls with its full slope.
+    robust
+        Whom to believe where clusters are refitted, and how to pool them: see `methods.refit.Refit`.
     """
 
     lam: float | Literal["auto"] = "auto"
     refit: bool = True
     rho: float = 1.0
     nu: float | None = None
+    robust: Robust = "screen"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,6 +110,7 @@ class PairwiseFusion(Method[Fusing]):
             self.penalty.check(self.rho)
         if self.nu is not None and not 0 < self.nu < np.inf:
             raise FedfuseError(f"nu must be a positive number, got {self.nu:g}")
+        Refit(robust=self.robust)  # looks at it
 
     @property
     @abstractmethod
@@ -116,8 +121,8 @@ class PairwiseFusion(Method[Fusing]):
     def plan(self) -> tuple[Method[Any], ...]:
         own = replace(self, refit=False)
         if self.lam != "auto":
-            return (own, Refit()) if self.refit else (own,)
-        found = AutoFPFC(a=self.reach, refit=self.refit)
+            return (own, Refit(robust=self.robust)) if self.refit else (own,)
+        found = AutoFPFC(a=self.reach, refit=self.refit, robust=self.robust)
         return (found,) if self.refit else (found, own)
 
     def given(self, before: Found | None) -> PairwiseFusion:
