@@ -36,6 +36,7 @@ from fedfuse.trust import Robust
 from fedfuse.types import Floats, Ints
 
 MEETINGS = 100  # with a newcomer, at the most
+RESTLESS = 20.0  # times the usual move of devices in clusters, and a device that stands alone is a suspect
 STILL = 1e-4  # relative: a newcomer that moves less has come to rest
 
 
@@ -46,13 +47,15 @@ class Fusing:
     pairs: FusionState
     shared: Floats
     weights: Ints  # rows of every device
+    moves: Floats  # how far each moved when it was last active
 
     @classmethod
     def start(cls, models: Floats, weights: Ints, cut: int, penalty: Penalty, rho: float, **options: Any) -> Fusing:
         """Begin with these models (m x d), of which the first ``cut`` columns are shared."""
         shared = np.average(models[:, :cut], axis=0, weights=weights) if cut else models[0, :0]
         dtype = options["dtype"]
-        return cls(FusionState(models[:, cut:], penalty, rho, **options), shared.astype(dtype), weights)
+        pairs = FusionState(models[:, cut:], penalty, rho, **options)
+        return cls(pairs, shared.astype(dtype), weights, np.zeros(len(models)))
 
     @property
     def models(self) -> Floats:
@@ -65,15 +68,29 @@ class Fusing:
         cut = self.shared.size
         if cut:
             self.shared = np.average(models[:, :cut], axis=0, weights=self.weights[devices]).astype(self.shared.dtype)
+        self.moves[devices] = np.linalg.norm(models[:, cut:] - self.pairs.omega[devices], axis=1)
         return self.pairs.absorb(devices, models[:, cut:])
 
     def pack(self) -> Arrays:
-        return {**self.pairs.pack(), "shared": self.shared}
+        return {**self.pairs.pack(), "shared": self.shared, "moves": self.moves}
 
     @classmethod
     def unpack(cls, arrays: Arrays, penalty: Penalty, weights: Ints) -> Fusing:
-        pairs = {name: array for name, array in arrays.items() if name != "shared"}
-        return cls(FusionState.unpack(pairs, penalty), arrays["shared"], weights)
+        pairs = {name: array for name, array in arrays.items() if name not in ("shared", "moves")}
+        return cls(FusionState.unpack(pairs, penalty), arrays["shared"], weights, arrays["moves"])
+
+
+def restless(state: Fusing, labels: Ints) -> Ints:
+    """Return the devices that stand alone and still move much further than those in clusters: they seem to lie.
+
+    The penalty has no hold on them, nor they on others, so nothing else comes of it.
+    """
+    alone = np.bincount(labels)[labels] == 1
+    if alone.all():
+        return np.empty(0, np.int64)
+    size = float(np.median(np.linalg.norm(state.pairs.omega[~alone], axis=1)))
+    usual = max(float(np.median(state.moves[~alone])), STILL * size)
+    return np.flatnonzero(alone & (state.moves > RESTLESS * usual))
 
 
 @dataclass(frozen=True)
@@ -173,7 +190,8 @@ class PairwiseFusion(Method[Fusing]):
 
     def final(self, state: Fusing, world: World) -> Found:
         labels = self.labels(state)
-        return Found(cluster_means(state.models, labels, state.weights)[labels], labels, self.strength)
+        models = cluster_means(state.models, labels, state.weights)[labels]
+        return Found(models, labels, self.strength, suspects=restless(state, labels))
 
     def pack(self, state: Fusing) -> Arrays:
         return state.pack()
