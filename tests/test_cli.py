@@ -18,70 +18,17 @@ import fedfuse as ff
 from fedfuse import cli
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
-from fedfuse.options import KEYS, build_method, parse_options, preset
+from fedfuse.options import KEYS, build_method, parse_options, preset, setting_names
 from fedfuse.result import Result
 from fedfuse.store import read_arrays, write_arrays
 from fedfuse.tasks import Work
 from fedfuse.terminal import ProgressBar
-from planted import visits
 
 CONTRACT = {
     *("dataset", "method", "seed", "lam", "rounds", "metric", "test", "validation", "n_clusters", "ari"),
     *("cost_floats", "seconds", "labels", "version"),
 }
 COMMAND = [sys.executable, "-m", "fedfuse.cli"]
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """An empty folder to work in; processes started there run the same fedfuse."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(ff.__file__).parents[1]))
-    monkeypatch.setenv("COLUMNS", "100")
-    return tmp_path
-
-
-@pytest.fixture
-def fedfuse(here, monkeypatch, capsys):
-    """Call the command line in this process; returns (status, standard output, standard error)."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["fedfuse", *map(str, words)])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = end.code
-        return status, *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture
-def refused(fedfuse, here):
-    """Call with bad input: status 2, one line, no traceback, nothing written; returns the line."""
-
-    def call(*words):
-        before = {p: p.stat().st_mtime_ns for p in here.rglob("*")}
-        status, out, err = fedfuse(*words)
-        assert status == 2, err
-        assert out == ""
-        assert err.startswith("fedfuse: ")
-        assert err.endswith("\n")
-        assert err.count("\n") == 1, err
-        assert "Traceback" not in err
-        assert before == {p: p.stat().st_mtime_ns for p in here.rglob("*")}
-        return err
-
-    return call
-
-
-@pytest.fixture
-def tables(here):
-    frame = visits()
-    frame.drop(columns="stay").to_csv("outcome.csv", index=False)
-    frame.drop(columns="outcome").to_csv("stay.csv", index=False)
-    return frame
 
 
 TABLE = ["--device", "site", "--target"]
@@ -265,7 +212,9 @@ SETTINGS = {
     "--seed 1.5": "Invalid value for '--seed': '1.5' is not a whole number",
     "--seed -3": "seed must be a whole number of at least 0, got -3",
     "--method fedprox": "unknown method 'fedprox'; known: fpfc, fpfc-l1, local, fedavg, lg-",
-    "--engine cloud": "unknown engine 'cloud'; known: inprocess",
+    "--engine cloud": "unknown engine 'cloud'; known: inprocess, workers",
+    "--set workers=2": "engine 'inprocess' has no workers; workers=2 is for engine 'workers'",
+    "--engine workers --set workers=0": "workers must be a whole number of at least 1, got 0",
     "--task guess": "--task must be classification or regression, got 'guess'",
     "--features normal": "--features normal is for synthetic data only",
     "--colour red": "No such option: --colour",
@@ -595,18 +544,31 @@ def test_presets_are_the_papers(dataset, work, settings):
 def test_every_key_reaches_its_place():
     texts = {
         "steps": "grow(5)", "lr": "decay(0.1,0.5,3)", "batch": "32", "solver": "gd", "start": "normal",
+        "momentum": "0.9", "decay": "0.01", "unit": "batches",
         "rho": "2", "a": "3", "xi": "0.01", "nu": "0.2", "refit": "no", "rows": "train", "participation": "0.5",
-        "tol": "0", "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64",
+        "tol": "0", "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64", "lam": "0.7", "rounds": "8",
+        "preset": "paper", "workers": "3",
     }  # fmt: skip
-    assert set(texts) == set(KEYS)
+    others = {
+        "adapt_lr": "0.1", "variant": "hessian-free", "n_models": "4", "average": "model", "temperature": "0.5",
+        "eps1": "0.1", "eps2": "auto", "threshold": "4.5", "p": "3", "angle": "principal", "linkage": "single",
+        "evaluate": "cluster",
+    }  # fmt: skip
+    assert set(texts) | set(others) == set(KEYS)
+    for name in ("per-fedavg", "ifca", "cfl", "pacfl"):
+        having = [f"{key}={text}" for key, text in others.items() if key in setting_names(name)]
+        method = build_method(name, None, Work(), parse_options(having))
+        assert method != build_method(name, None, Work(), parse_options([]))
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
-    method = build_method("fpfc", 0.7, Work(), options)
+    assert options.preset == {"preset": "paper"}
+    method = build_method("fpfc", None, Work(), options)
     assert method == ff.FPFC(
         lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train",
-        work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd"),
+        work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd", 0.9, 0.01, "batches"),
     )  # fmt: skip
+    assert options.engine == {"workers": 3}
     assert ff.Settings(**options.settings) == ff.Settings(
-        participation=0.5, tol=0.0, evaluate_every=7, checkpoint_every=9, dtype="float64"
+        rounds=8, participation=0.5, tol=0.0, evaluate_every=7, checkpoint_every=9, dtype="float64"
     )
     assert parse_options(["batch=all"]).work == {"batch": None}
 

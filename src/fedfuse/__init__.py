@@ -15,6 +15,7 @@ from fedfuse.tasks import Work
 from fedfuse.training import Callback, Settings, fit, resume
 
 if TYPE_CHECKING:
+    from fedfuse.comparison import Comparison, compare
     from fedfuse.estimators import FPFCClassifier, FPFCRegressor
     from fedfuse.models.networks import CNN, MLP
     from fedfuse.models.torch import TorchModel
@@ -33,6 +34,7 @@ __all__ = [
     "PACFL",
     "SCAD",
     "Callback",
+    "Comparison",
     "Decay",
     "FPFCClassifier",
     "FPFCRegressor",
@@ -55,6 +57,7 @@ __all__ = [
     "Tuning",
     "Work",
     "__version__",
+    "compare",
     "fit",
     "resume",
     "solution_path",
@@ -65,12 +68,14 @@ __all__ = [
 # imported when first asked for: scikit-learn and torch take most of a second, and most runs need none of these
 _LATER = {
     "CNN": "models",
+    "Comparison": "comparison",
     "MLP": "models",
     "TorchModel": "models",
     "FPFCClassifier": "estimators",
     "FPFCRegressor": "estimators",
     "SolutionPath": "paths",
     "Tuning": "tuning",
+    "compare": "comparison",
     "solution_path": "paths",
     "tune": "tuning",
 }

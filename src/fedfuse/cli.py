@@ -1,4 +1,4 @@
-"""The command line: ``fedfuse run``, ``tune``, ``path``, ``resume``, ``predict``, ``export``, ``data``, ``bench``."""
+"""The command line: run, compare, tune, path, resume, predict, export, data, bench."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from fedfuse.errors import FedfuseError
 from fedfuse.store import Store, without_nan, written_whole
 
 if TYPE_CHECKING:
+    from fedfuse.comparison import Comparison
+    from fedfuse.comparison.jobs import Watcher
     from fedfuse.data.federation import Federation
     from fedfuse.result import Result
     from fedfuse.training import Callback
@@ -59,6 +61,7 @@ Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
 Device = Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")]
 Target = Annotated[str | None, Opt(help="Table: the column to predict.")]
 Task = Annotated[str | None, Opt(help="Table: classification or regression (told from the target).")]
+Place = Annotated[str, Opt("--engine", help="Where devices compute: inprocess, or workers (processes).")]
 Out = Annotated[Path | None, Opt(help="A new directory for the run (default: below runs/).")]
 Set = Annotated[list[str], Opt("--set", help="key=value, e.g. start=normal, steps=grow(20).")]
 
@@ -94,18 +97,19 @@ class _Notes(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._lines: list[str] = []
+        self._shown: dict[str, bool] = {}  # many runs on the same data say the same
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())
+        self._shown.setdefault(record.getMessage(), False)
 
     def show(self) -> None:
-        for line in self._lines:
-            console.print("note: " + line, style="yellow", highlight=False, markup=False, soft_wrap=True)
-        self.forget()
+        for line, shown in self._shown.items():
+            if not shown:
+                console.print("note: " + line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        self._shown = dict.fromkeys(self._shown, True)
 
     def forget(self) -> None:
-        self._lines.clear()
+        self._shown.clear()
 
 
 _notes = _Notes()
@@ -146,7 +150,9 @@ def _top(
 @app.command()
 def run(
     dataset: Dataset,
-    method: Annotated[str, Opt(help="fpfc, fpfc-l1 or oracle.")] = "fpfc",
+    method: Annotated[
+        str, Opt(help="fpfc, fpfc-l1, local, fedavg, lg-fedavg, per-fedavg, ifca, cfl, pacfl or oracle.")
+    ] = "fpfc",
     lam: Annotated[str | None, Opt(help="Strength of the penalty, or auto: found by itself.")] = None,
     rounds: Annotated[int | None, Opt(parser=_whole, metavar="N", help="At most so many rounds.")] = None,
     seed: Seed = 0,
@@ -154,7 +160,8 @@ def run(
     device: Device = None,
     target: Target = None,
     task: Task = None,
-    engine: Annotated[str, Opt(help="Where devices compute: inprocess.")] = "inprocess",
+    model: Annotated[str | None, Opt(help="softmax, linear, cnn or mlp (default: by target; images: cnn).")] = None,
+    engine: Place = "inprocess",
     out: Out = None,
     set_: Set = [],  # noqa: B006
     yardsticks: Annotated[bool, Opt(help="Compare with local and pooled models.")] = True,
@@ -166,19 +173,51 @@ def run(
     from fedfuse.training import fit
 
     # first look at all that can be wrong, then load, and only then write
-    if engine != "inprocess":
-        raise FedfuseError(f"unknown engine {engine!r}; known: inprocess")
     strength = None if lam is None else read_lambda(lam)
-    chosen, settings = _method_and_settings(dataset, method, strength, set_, rounds, seed)
+    chosen, settings = _method_and_settings(dataset, method, strength, set_, rounds, seed, engine)
     directory = _free_directory(out, dataset, method, seed)
     source = _source(dataset, features, device, target, task, seed, data_dir)
     federation = _load(source)
 
     def train(callbacks: list[Callback]) -> Result:
         named: dict[str, Any] = {"dataset": dataset, "source": source}
-        return fit(federation, chosen, out=directory, callbacks=callbacks, **named, **settings)
+        return fit(federation, chosen, model, out=directory, callbacks=callbacks, **named, **settings)
 
     _train_and_show(train, directory, json_, federation if yardsticks else None)
+
+
+@app.command()
+def compare(
+    dataset: Dataset,
+    methods: Annotated[str, Opt(help="all, or names with commas between them.")] = "all",
+    seeds: Annotated[str, Opt(help="How many (3), or which (0,5,7).")] = "3",
+    rounds: Annotated[int | None, Opt(parser=_whole, metavar="N", help="At most so many rounds in each run.")] = None,
+    jobs: Annotated[int | None, Opt(parser=_whole, metavar="N", help="Runs at a time (default: one per core).")] = None,
+    features: Features = "uniform",
+    device: Device = None,
+    target: Target = None,
+    task: Task = None,
+    out: Annotated[Path | None, Opt(help="A directory; one with this comparison is gone on with.")] = None,
+    set_: Annotated[list[str], Opt("--set", help="key=value or method.key=value, e.g. fpfc.lam=0.6.")] = [],  # noqa: B006
+    data_dir: DataDir = None,
+    json_: Json = False,
+) -> None:
+    """Compare methods by mean and spread over seeds, with the same data for all."""
+    from fedfuse.comparison import compare
+    from fedfuse.options import read_seeds
+
+    numbers = read_seeds(seeds)
+    directory = out or _next_directory(dataset, "compare")
+    columns = {"device": device, "target": target, "goal": _goal(task)}
+    source: dict[str, Any] = {"features": features, **columns, "data_dir": data_dir}
+
+    def work(watcher: Watcher) -> Comparison:
+        return compare(
+            dataset, methods, numbers, out=directory, jobs=jobs, rounds=rounds, words=set_,
+            watcher=watcher, **source,
+        )  # fmt: skip
+
+    _compare_and_show(work, directory, json_)
 
 
 @app.command()
@@ -194,6 +233,7 @@ def tune(
     device: Device = None,
     target: Target = None,
     task: Task = None,
+    engine: Place = "inprocess",
     out: Out = None,
     set_: Set = [],  # noqa: B006
     plot: Annotated[Path | None, Opt(help="A picture of the tuning (.png, .svg or .pdf).")] = None,
@@ -206,7 +246,7 @@ def tune(
     from fedfuse.tuning import check_tuning, tune
 
     lambdas = None if grid is None else read_grid(grid)
-    chosen, settings = _method_and_settings(dataset, method, 0.0, set_, rounds, seed)
+    chosen, settings = _method_and_settings(dataset, method, 0.0, set_, rounds, seed, engine)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
     way = check_tuning(chosen, strategy, lambdas, dataset=dataset, **limits).strategy
     if plot:
@@ -257,15 +297,27 @@ def path(
 
 
 @app.command()
-def resume(directory: Annotated[Path, Arg(help="The directory of an interrupted run.")], json_: Json = False) -> None:
-    """Go on with an interrupted run; the result is the same as without the interruption."""
+def resume(
+    directory: Annotated[Path, Arg(help="The directory of an interrupted run or comparison.")],
+    engine: Annotated[str | None, Opt(help="Where devices compute, if elsewhere than before.")] = None,
+    json_: Json = False,
+) -> None:
+    """Go on with an interrupted run or comparison; the result is the same as without the interruption."""
+    from fedfuse.comparison import is_comparison, resume_comparison
     from fedfuse.training import resume as go_on
     from fedfuse.tuning import Tuning, is_tuning
 
-    if not is_tuning(directory):
-        _train_and_show(lambda callbacks: go_on(directory, callbacks=callbacks), directory, json_, None)
+    if is_comparison(directory):
+        _compare_and_show(lambda watcher: resume_comparison(directory, None, watcher), directory, json_)
         return
-    tuning = Tuning.of(_trained(lambda callbacks: go_on(directory, callbacks=callbacks), directory))
+
+    def train(callbacks: list[Callback]) -> Result:
+        return go_on(directory, callbacks=callbacks, engine=engine)
+
+    if not is_tuning(directory):
+        _train_and_show(train, directory, json_, None)
+        return
+    tuning = Tuning.of(_trained(train, directory))
     tuning.save(directory)
     _show_tuning(tuning, directory, json_, None)
 
@@ -358,19 +410,27 @@ def data_fetch(
 
 
 def _method_and_settings(
-    dataset: str, method: str, lam: float | Literal["auto"] | None, pairs: list[str], rounds: int | None, seed: int
+    dataset: str,
+    method: str,
+    lam: float | Literal["auto"] | None,
+    pairs: list[str],
+    rounds: int | None,
+    seed: int,
+    engine: str = "inprocess",
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the method and the settings that the options ask for, both looked at."""
-    from fedfuse.options import build_method, parse_options, preset
+    """Return the method, and what else `fit` is told by the options; all of it looked at."""
+    from fedfuse.fleet import Engine
+    from fedfuse.options import build, parse_options
     from fedfuse.training import Settings
 
-    options, defaults = parse_options(pairs), preset(dataset)
-    chosen = build_method(method, lam, defaults.work, options)
-    settings = {**defaults.settings, **options.settings, "seed": seed}
+    options = parse_options(pairs)
+    chosen, settings = build(dataset, method, options, lam)
+    settings["seed"] = seed
     if rounds is not None:
         settings["rounds"] = rounds
     Settings(**settings)
-    return chosen, settings
+    Engine(engine, **options.engine)
+    return chosen, {**settings, "engine": engine, **options.engine}
 
 
 def _source(
@@ -383,12 +443,18 @@ def _source(
     data_dir: Path | None,
 ) -> dict[str, Any]:
     """Return what `data.sources.load` needs to find the data, now and when a run is resumed."""
-    if task not in (None, "classification", "regression"):
-        raise FedfuseError(f"--task must be classification or regression, got {task!r}")
+    from fedfuse.data.sources import absolute
+
     return {
-        "dataset": _absolute(dataset), "features": features, "device": device, "target": target, "goal": task,
+        "dataset": absolute(dataset), "features": features, "device": device, "target": target, "goal": _goal(task),
         "seed": seed, "data_dir": str(data_dir.absolute()) if data_dir else None,
     }  # fmt: skip
+
+
+def _goal(task: str | None) -> str | None:
+    if task not in (None, "classification", "regression"):
+        raise FedfuseError(f"--task must be classification or regression, got {task!r}")
+    return task
 
 
 def _load(source: dict[str, Any]) -> Federation:
@@ -400,7 +466,7 @@ def _load(source: dict[str, Any]) -> Federation:
 
 
 def _free_directory(out: Path | None, dataset: str, method: str, seed: int) -> Path:
-    directory = out or _next_directory(dataset, method, seed)
+    directory = out or _next_directory(dataset, f"{method}-seed{seed}")
     Store(directory).check_free()
     return directory
 
@@ -445,6 +511,27 @@ def _train_and_show(
         answers.print(hint, highlight=False, markup=False, soft_wrap=True)
 
 
+def _compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_json: bool) -> None:
+    """Compare with a progress display, and show the table; say how to go on when interrupted."""
+    from fedfuse.comparison import is_comparison
+    from fedfuse.terminal import ComparisonBars, show_comparison
+
+    bars = ComparisonBars(console)
+    try:
+        comparison = work(bars)
+    except KeyboardInterrupt:
+        bars.close()
+        if not is_comparison(directory):
+            raise
+        _fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", INTERRUPTED)
+    if as_json:
+        typer.echo(json.dumps(comparison.summary()))
+        return
+    answers = Console()
+    show_comparison(comparison, answers)
+    answers.print(f"\nfiles: {directory}", highlight=False, markup=False, soft_wrap=True)
+
+
 def _show_tuning(tuning: Tuning, directory: Path, as_json: bool, plot: Path | None) -> None:
     from fedfuse.terminal import show_tuning
 
@@ -461,15 +548,9 @@ def _show_tuning(tuning: Tuning, directory: Path, as_json: bool, plot: Path | No
         answers.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _absolute(dataset: str) -> str:
-    """Return a file's full path, so that a run can be resumed from anywhere; a name as it is."""
-    path = Path(dataset).expanduser()
-    return str(path.absolute()) if path.is_file() else dataset
-
-
-def _next_directory(dataset: str, method: str, seed: int) -> Path:
+def _next_directory(dataset: str, what: str) -> Path:
     """Return the first free directory below runs/ for this data set."""
-    stem = f"{Path(dataset).stem if Path(dataset).suffix else dataset.replace(':', '-')}-{method}-seed{seed}"
+    stem = f"{Path(dataset).stem if Path(dataset).suffix else dataset.replace(':', '-')}-{what}"
     number = 1
     while (path := Path("runs") / f"{stem}-{number}").exists():
         number += 1

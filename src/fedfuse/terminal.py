@@ -16,21 +16,26 @@ from rich.progress import (
     SpinnerColumn,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.table import Table
 
+from fedfuse.comparison.jobs import DONE, FAILED, RUNNING, Board, Job, Watcher
+from fedfuse.comparison.layout import cells, footnotes, headings
 from fedfuse.result import Result, mean_score
 from fedfuse.training import Callback, Row, Run
 from fedfuse.types import Floats, Ints
 
 if TYPE_CHECKING:
+    from fedfuse.comparison import Comparison
     from fedfuse.tuning import Tuning
 
 MOST_CLUSTERS = 12
 MOST_FEATURES = 6
 MOST_COLUMNS = 6
+WIDE = 110  # columns of a terminal that has room for the spread of everything
 _DIVERGED = ("not finite", "too large")
 
 
@@ -119,6 +124,67 @@ class Downloads:
         if file not in self._tasks:
             self._tasks[file] = self._progress.add_task(file)
         self._progress.update(self._tasks[file], completed=done, total=total)
+
+
+class ComparisonBars(Watcher):
+    """A bar for all runs of a comparison, and one for each that is at work."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._bars: dict[int, TaskID] = {}
+        self._jobs: Sequence[Job] = ()
+        self._all = self._progress.add_task("runs", note="")
+        self._hint = ""
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+        self._progress.update(self._all, total=len(jobs))
+        self._progress.start()
+
+    def look(self, board: Board) -> None:
+        states = [board.get(number) for number in range(len(self._jobs))]
+        for number, (state, done, most) in enumerate(states):
+            if state == RUNNING:
+                # where the method itself says when it is done, the bar cannot tell how much is left
+                note = f"round {done} of {most}" if most else f"round {done}"
+                self._progress.update(self._bar(number), completed=done, total=most or done + 1, note=note)
+            elif number in self._bars:
+                self._progress.remove_task(self._bars.pop(number))
+        failed = sum(state == FAILED for state, _, _ in states)
+        ended = failed + sum(state == DONE for state, _, _ in states)
+        words = [f"{ended} of {len(states)}", *([f"{failed} failed"] if failed else []), self._hint]
+        self._progress.update(self._all, completed=ended, note=" ".join(words))
+
+    def stopping(self) -> None:
+        self._hint = "stopping after this round (Ctrl-C again: at once)"
+        self._progress.update(self._all, note=self._hint)
+
+    def close(self) -> None:
+        """Give the terminal back, also after an error."""
+        self._progress.stop()
+
+    def _bar(self, number: int) -> TaskID:
+        if number not in self._bars:
+            job = self._jobs[number]
+            self._bars[number] = self._progress.add_task(f"{job.label}, seed {job.seed}", note="")
+        return self._bars[number]
+
+
+def show_comparison(comparison: Comparison, console: Console) -> None:
+    """Print one row per method, the best in bold, and what a reader must know of the table."""
+    table = _plain_table(*headings(comparison))
+    table.columns[0].justify = "left"
+    rows = cells(comparison, spreads=console.width >= WIDE)
+    for row, best, runs in zip(rows, comparison.table["best"], comparison.table["runs"], strict=True):
+        style = "bold" if best else "" if runs else "dim"
+        table.add_row(*map(escape, row), style=style)
+    console.print(table)
+    console.print()
+    for note in footnotes(comparison):
+        _say(console, escape(note))
 
 
 def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> None:

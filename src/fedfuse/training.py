@@ -28,13 +28,13 @@ from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet import Byzantine, Fleet, InProcess
+from fedfuse.fleet import Byzantine, Engine, Fleet
 from fedfuse.fleet.byzantine import Attack, Lies, Scope, check_attack, draw_liars, flipped, known_attack
 from fedfuse.methods import FPFC, Method, World
 from fedfuse.methods.base import Found, check_share
+from fedfuse.methods.networks import NetworkRefit
 from fedfuse.methods.refit import Refit
-from fedfuse.methods.staged import Staged
-from fedfuse.models import Model, default_model
+from fedfuse.models import Model, default_model, model_called
 from fedfuse.models import from_config as model_from_config
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 Sampler: TypeAlias = Callable[[int, int], Ints]
 Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
+NETWORK = Work(steps=2, lr=0.05, batch=50, momentum=0.9)  # of a device with a network, where none is given
 TRIES = 3  # to send what comes before the first round
 
 
@@ -153,6 +154,7 @@ class Run:
     whole: bool = False  # whether the state is that between two rounds, and so may be saved
 
     def __post_init__(self) -> None:
+        self.plan = self.method.plan_for(self.model)
         self.world = _world(self.federation, self.model, self.settings)
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
         lying = known_attack(self.fleet)
@@ -162,7 +164,7 @@ class Run:
     @property
     def now(self) -> Method[Any]:
         """The method of the plan that is at work."""
-        return self.method.plan[self.stage].given(self.before)
+        return self.plan[self.stage].given(self.before)
 
     def begin(self) -> None:
         """Set up the state of the method at work and send what it sends before its first round."""
@@ -217,7 +219,7 @@ class Run:
 
     def _next_method(self) -> bool:
         """Go on with the next method of the plan, from what this one has found; False if this was the last."""
-        if self.stage + 1 == len(self.method.plan):
+        if self.stage + 1 == len(self.plan):
             return False
         self._exchange([Order(device, -1, task) for device, task in self.now.closing(self.state).items()])
         self.cut_short |= not self.settled
@@ -293,7 +295,8 @@ class Run:
             lost.append({i: Install(w) for i, w in enumerate(own)})
         for tasks in lost:
             self.fleet.submit([Order(device, -1, task) for device, task in tasks.items()])
-            self.fleet.collect()
+            while self.fleet.collect():
+                pass
         self.whole = True
         return True
 
@@ -301,7 +304,7 @@ class Run:
         """Return what the run has found so far."""
         found = self._in_use(self.now.final(self.state, self.world))
         sure = self.now.sureness(self.state)
-        refitting = self.stage > 0 and isinstance(self.now, Refit)
+        refitting = self.stage > 0 and isinstance(self.now, (Refit, NetworkRefit))
         return Result(
             profile=Profile.of(self.federation),
             model=self.model,
@@ -409,11 +412,13 @@ class Evaluator:
 def fit(
     federation: Federation,
     method: Method[Any] | None = None,
-    model: Model[Any] | None = None,
+    model: Model[Any] | str | None = None,
     *,
     rounds: int | None = None,
     seed: int = 0,
     out: str | PathLike[str] | None = None,
+    engine: str = "inprocess",
+    workers: int | None = None,
     fleet: Fleet | None = None,
     callbacks: Iterable[Callback] = (),
     dataset: str = "arrays",
@@ -429,13 +434,17 @@ def fit(
     method
         `FPFC` by default.
     model
-        Softmax regression for classes and linear regression for values by default.
+        Softmax regression for classes, linear regression for values and the paper's network for images by default; or a
+        name: ``"softmax"``, ``"linear"``, ``"cnn"``, ``"mlp"``.
     rounds, seed
         At most so many rounds; every random draw depends on the seed.
     out
         A new directory for checkpoints and results.
+    engine, workers
+        Where devices compute: ``"inprocess"``, or ``"workers"`` for so many processes beside this one (by default
+        one for each core). The result is the same to the bit.
     fleet
-        Where devices compute; in this process by default.
+        A fleet of your own in place of an engine's; it is closed at the end.
     callbacks
         Hooks into the run.
     dataset, source
@@ -457,16 +466,19 @@ def fit(
     chosen = Settings(seed=seed, **settings)
     chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
     model = _fitting_model(federation, model)
-    method = method or FPFC(work=Work(solver="exact"))
+    method = method or FPFC(work=Work(solver="exact") if model.convex else NETWORK)
     _check_plan(method, model)
+    place = Engine(engine, workers)
+    if fleet and place != Engine():
+        raise FedfuseError(f"give a fleet or an engine, not both: engine={engine!r}, fleet={fleet!r}")
     store = Store(out) if out is not None else None
     if store:
         store.check_free()
-    devices = _attacked(fleet or _in_process(federation, model, chosen), federation.m, model, chosen)
-    run = Run(federation, model, method, chosen, devices, store, tuple(callbacks), dataset)
+    fleet = _attacked(fleet, federation, model, chosen, place)
+    run = Run(federation, model, method, chosen, fleet, store, tuple(callbacks), dataset)
     if store:
-        store.create(_config(run, source))
-    return _finish(run, begin=True)
+        store.create(_config(run, source, place))
+    return _finish(run)
 
 
 def resume(
@@ -474,11 +486,15 @@ def resume(
     federation: Federation | None = None,
     callbacks: Iterable[Callback] = (),
     model: Model[Any] | None = None,
+    *,
+    engine: str | None = None,
+    workers: int | None = None,
 ) -> Result:
     """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
 
     ``federation`` is needed only where the run was started from Python on data without a name, ``model`` only where
-    it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen.
+    it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen. ``engine``
+    and ``workers`` are needed only to compute elsewhere than before.
     """
     store = Store(directory)
     config = store.config()
@@ -489,6 +505,7 @@ def resume(
         settings, method = Settings(**config["settings"]), methods.from_config(config["method"])
         model, dataset = model_from_config(config["model"], model), config["dataset"]
         source, fingerprint = config["source"], config["fingerprint"]
+        place = Engine(**config.get("engine", {}))
     except (KeyError, TypeError) as gap:
         raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
     if config.get("version") != __version__:
@@ -499,9 +516,17 @@ def resume(
     if federation.fingerprint != fingerprint:
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
     model = _fitting_model(federation, model)
-    fleet = _attacked(_in_process(federation, model, settings), federation.m, model, settings)
+    place = _elsewhere(place, engine, workers)
+    fleet = _attacked(None, federation, model, settings, place)
     run = Run(federation, model, method, settings, fleet, store, tuple(callbacks), dataset)
-    return _finish(run, begin=not run.restore())
+    return _finish(run, restore=True)
+
+
+def _elsewhere(place: Engine, engine: str | None, workers: int | None) -> Engine:
+    """Return the engine that a run goes on with: its own, unless another is asked for."""
+    if engine is not None and engine != place.name:
+        return Engine(engine, workers)
+    return place if workers is None else replace(place, workers=workers)
 
 
 def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:
@@ -515,9 +540,9 @@ def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -
     return load(**source)
 
 
-def _finish(run: Run, *, begin: bool) -> Result:
+def _finish(run: Run, *, restore: bool = False) -> Result:
     try:
-        if begin:
+        if not (restore and run.restore()):
             run.begin()
         result = run.go()
     except KeyboardInterrupt:
@@ -605,41 +630,38 @@ def _unpacked(arrays: dict[str, npt.NDArray[Any]]) -> Found | None:
     return Found(arrays["before_models"], arrays["before_labels"], known, settings, kept, arrays["before_suspects"])
 
 
-def _fitting_model(federation: Federation, model: Model[Any] | None) -> Model[Any]:
-    model = model or default_model(federation.goal)
+def _fitting_model(federation: Federation, model: Model[Any] | str | None) -> Model[Any]:
+    if isinstance(model, str):
+        model = model_called(model)
+    model = model or default_model(federation.goal, federation.shape)
     model.check(federation.goal)
-    return model.sized(federation.n_features, federation.n_classes, getattr(federation, "shape", None))
+    return model.sized(federation.n_features, federation.n_classes, federation.shape)
 
 
 def _check_plan(method: Method[Any], model: Model[Any]) -> None:
     """Refuse what a network cannot do before anything is trained."""
     if model.convex:
         return
-    for part in method.plan:
-        if isinstance(part, Staged):
-            raise FedfuseError(
-                f"{part.name!r} rescales columns and solves exactly, which a network cannot: "
-                "give a lambda and no refit, e.g. FPFC(lam=0.5, refit=False, work=Work(steps=1, lr=0.01, batch=100))"
-            )
+    for part in method.plan_for(model):
         if part.work.solver == "exact":
             raise FedfuseError("a network has no exact solver: give work=Work(steps=…, lr=…, batch=…)")
 
 
-def _in_process(federation: Federation, model: Model[Any], settings: Settings) -> Fleet:
-    if settings.attack == "label-flip":
-        federation = flipped(federation, draw_liars(federation.m, settings.liars, settings.seed))
-    return InProcess(federation, model, seed=settings.seed, dtype=settings.dtype)
-
-
-def _attacked(fleet: Fleet, m: int, model: Model[Any], settings: Settings) -> Fleet:
-    """Let some devices of the fleet lie, where the settings say so."""
-    if settings.attack is None:
+def _attacked(
+    fleet: Fleet | None, federation: Federation, model: Model[Any], settings: Settings, place: Engine
+) -> Fleet:
+    """Return the devices, some of which lie where the settings say so."""
+    attack, share, seed = settings.attack, settings.liars, settings.seed
+    if attack == "label-flip":
+        federation = flipped(federation, draw_liars(federation.m, share, seed))
+    fleet = fleet or place.fleet(federation, model, seed, settings.dtype)
+    if attack is None:
         return fleet
     how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}
-    return Byzantine(fleet, settings.attack, m=m, share=settings.liars, seed=settings.seed, **how)
+    return Byzantine(fleet, attack, m=federation.m, share=share, seed=seed, **how)
 
 
-def _config(run: Run, source: dict[str, Any] | None) -> dict[str, Any]:
+def _config(run: Run, source: dict[str, Any] | None, place: Engine) -> dict[str, Any]:
     if callable(run.settings.participation):
         raise FedfuseError("a run directory needs a participation share: a function cannot be saved")
     return {
@@ -650,4 +672,5 @@ def _config(run: Run, source: dict[str, Any] | None) -> dict[str, Any]:
         "model": run.model.to_config(),
         "method": run.method.to_config(),
         "settings": asdict(run.settings),
+        "engine": asdict(place),
     }

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
 
+from fedfuse.data.federation import Federation
 from fedfuse.fleet import InProcess
 from fedfuse.models import default_model
 from fedfuse.tasks import Gradient, Install, Losses, Order, Train, Work, largest_value
@@ -90,6 +92,18 @@ def test_a_reply_depends_on_its_order_alone(order, cut, work):
         apart |= perform(fleet, *(orders[i] for i in lot))
     for i in range(6):
         np.testing.assert_array_equal(together[i], apart[i])
+
+
+def test_a_reply_does_not_depend_on_the_threads_of_matrix_products():
+    """Two threads add up in another order than one: the last bits of 300 eigenvalues tell."""
+    rng = np.random.default_rng(0)
+    federation = Federation.from_arrays([(X := rng.normal(size=(1500, 300)), X[:, 0])])
+
+    def reply(threads):
+        with threadpool_limits(threads):
+            return perform(new_fleet(federation), Order(0, 0, Train(Work(solver="exact"), rho=1.0)))[0]
+
+    np.testing.assert_array_equal(reply(1), reply(2))
 
 
 def test_batches_are_drawn_by_seed_round_and_device(federation):

@@ -216,6 +216,15 @@ def test_training_is_that_of_torch_optim_sgd(fused, unit, momentum, decay):
             np.testing.assert_allclose(new[i], expected, rtol=0, atol=1e-12)
 
 
+def test_training_works_where_gradients_are_switched_off():
+    model, _, data, devices, w, anchor = setup()
+    expected = model.train(data, devices, w, anchor, 0.5, BATCHES, generators(devices))
+    with torch.no_grad():
+        np.testing.assert_array_equal(
+            model.train(data, devices, w, anchor, 0.5, BATCHES, generators(devices)), expected
+        )
+
+
 def test_without_rows_only_the_anchor_pulls():
     model, _, data, _, w, anchor = setup()
     new = model.train(data, np.array([2]), w[2:3], anchor[2:3], 0.5, Work(2, 0.1))

@@ -130,6 +130,12 @@ def load(
     return synthetic(dataset.removeprefix(_SYNTHETIC), features, seed=seed, **shares)
 
 
+def absolute(dataset: str) -> str:
+    """Return a file's full path, so that it is found again from anywhere; a name as it is."""
+    path = Path(dataset).expanduser()
+    return str(path.absolute()) if path.is_file() else dataset
+
+
 def _is_file(dataset: str) -> bool:
     # an existing file with another ending is refused by read_table, which says what it can read
     return dataset.lower().endswith(SUFFIXES) or Path(dataset).expanduser().is_file()

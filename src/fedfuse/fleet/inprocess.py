@@ -11,6 +11,7 @@ from scipy.special import softmax
 
 from fedfuse.data.federation import Federation, Rows
 from fedfuse.fleet.base import Fleet
+from fedfuse.models._threads import one_blas_thread
 from fedfuse.models.base import Model, plain
 from fedfuse.randomness import generator
 from fedfuse.tasks import (
@@ -61,8 +62,9 @@ class InProcess(Fleet):
 
     def collect(self) -> list[Reply]:
         replies: list[Reply] = []
-        for alike in _grouped(self._waiting):
-            replies += self._perform(alike)
+        with one_blas_thread():
+            for alike in _grouped(self._waiting):
+                replies += self._perform(alike)
         self._waiting = []
         return replies
 

@@ -133,6 +133,10 @@ class Method(ABC, Generic[State]):
         """What really runs, one after the other: most methods are their own plan."""
         return (self,)
 
+    def plan_for(self, model: Model[Any]) -> tuple[Method[Any], ...]:
+        """Return the plan with this model: networks may need another."""
+        return self.plan
+
     @property
     def rounds(self) -> int | None:
         """A limit on rounds of the method's own, in place of the run's."""

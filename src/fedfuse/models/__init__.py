@@ -19,13 +19,19 @@ __all__ = ["MODELS", "NETWORKS", "LinearRegression", "Model", "SoftmaxRegression
 __all__ += ["default_model", "from_config", "model_called"]
 
 
-def default_model(goal: Goal) -> Model[Any]:
-    """Return the model that is used when none is given."""
+def default_model(goal: Goal, shape: tuple[int, ...] | None = None) -> Model[Any]:
+    """Return the model that is used when none is given: for images the paper's network."""
+    if shape is not None and len(shape) in (2, 3):
+        return model_called("CNN")
     return SoftmaxRegression() if goal == "classification" else LinearRegression()
 
 
+SHORT = {"linear": "LinearRegression", "softmax": "SoftmaxRegression", "cnn": "CNN", "mlp": "MLP"}
+
+
 def model_called(name: str, **parameters: Any) -> Model[Any]:
-    """Return the model of this name, still without sizes."""
+    """Return the model of this name (also softmax, linear, cnn, mlp), still without sizes."""
+    name = SHORT.get(name, name)
     if name in NETWORKS:
         return _with_torch(name)(**parameters)
     if name not in MODELS:
@@ -57,6 +63,6 @@ def from_config(config: dict[str, Any] | str, own: Model[Any] | None = None) -> 
     if own is not None:
         own.check_config(config)
         return own
-    if config["name"] not in (*MODELS, *NETWORKS):
+    if config["name"] not in (*MODELS, *NETWORKS) or config.get("loss") == "custom":
         return Forgotten(config)
     return model_called(config["name"], **{k: v for k, v in config.items() if k not in ("name", "tensors")})

@@ -149,6 +149,7 @@ class Engine:
     def set(self, w: Tensor) -> None:
         self.w.copy_(w)
 
+    @torch.enable_grad()
     def add_gradient(self, x: Tensor, y: Tensor, weight: float = 1.0) -> None:
         """Add the gradient of the mean loss of these rows to ``g``."""
         loss = self.loss(self.module(self.form.batch(x)), y)

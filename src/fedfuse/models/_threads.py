@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import cache
 from heapq import heapify, heapreplace
+from typing import Any
 
 import numba
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from fedfuse.types import Floats, Ints
 
@@ -46,3 +50,14 @@ def spread(run: Callable[[Ints], object], cost: Floats) -> None:
         run(own)
     for done in waiting:
         done.result()
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """Let matrix products keep to one thread inside: several add up in another order, and the last bits change."""
+    limit: AbstractContextManager[Any] = _libraries().limit(limits=1, user_api="blas")
+    return limit
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()  # looks through all that is loaded: twenty milliseconds
