@@ -38,7 +38,8 @@ from fedfuse.trust import Robust
 from fedfuse.types import Floats, Ints
 
 MEETINGS = 100  # with a newcomer, at the most
-RESTLESS = 20.0  # times the usual move of devices in clusters, and a device that stands alone is a suspect
+RESTLESS = 20.0  # times the usual move of devices in clusters, and a device that stands alone is a suspect,
+CALM = 0.01  # where the usual move is at least this, relative to the parameters
 STILL = 1e-4  # relative: a newcomer that moves less has come to rest
 
 
@@ -88,10 +89,10 @@ def restless(state: Fusing, labels: Ints) -> Ints:
     The penalty has no hold on them, nor they on others, so nothing else comes of it.
     """
     alone = np.bincount(labels)[labels] == 1
-    if alone.all():
-        return np.empty(0, np.int64)
-    size = float(np.median(np.linalg.norm(state.pairs.omega[~alone], axis=1)))
-    usual = max(float(np.median(state.moves[~alone])), STILL * size)
+    # where all are alone, most may lie: then the calm ones say what is usual
+    crowd, share = (np.ones_like(alone), 0.25) if alone.all() else (~alone, 0.5)
+    sizes = np.linalg.norm(state.pairs.omega[crowd], axis=1)
+    usual = max(np.quantile(state.moves[crowd], share), CALM * np.quantile(sizes, share))
     return np.flatnonzero(alone & (state.moves > RESTLESS * usual))
 
 
