@@ -25,6 +25,7 @@ from fedfuse.types import Floats, Ints
 
 if TYPE_CHECKING:
     from fedfuse.data.tables import Encoder
+    from fedfuse.newcomers import Newcomers
 
 SURE = 0.9  # below this, a grouping or a device's place in it is called uncertain
 
@@ -261,6 +262,24 @@ class Result:
         if not inside.size:
             raise FedfuseError(f"there is no cluster {cluster}; there are 0 … {self.n_clusters - 1}")
         return inside
+
+    def admit(self, X: Any, y: Any = None, *, test: float = 0.2, validation: float = 0.2) -> Newcomers:
+        """Take in newcomers: each gets a cluster and a model by the method's own rule, and nobody is retrained.
+
+        Parameters
+        ----------
+        X, y
+            The rows of one newcomer. Or, without ``y``: ``{name: (X, y)}``, a list of (X, y), or a `Federation`.
+        test, validation
+            Shares of a newcomer's rows as in `Federation.from_arrays`; with few rows there are fewer parts.
+        """
+        from fedfuse.arrivals import gathered
+        from fedfuse.newcomers import admit
+
+        given = (
+            X if isinstance(X, Federation) else gathered(self, X, y, test=test, validation=validation, seed=self.seed)
+        )
+        return admit(self, given)
 
     def coefficients(self) -> pd.DataFrame:
         """Return the models of the clusters with feature names, in the units of the table.

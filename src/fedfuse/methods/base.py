@@ -61,9 +61,14 @@ class Known(NamedTuple):
     kept: Arrays  # what `Method.keep` kept
 
     @property
+    def clusters(self) -> Ints:
+        """The numbers of the clusters; those of suspects alone are not among them."""
+        return np.unique(self.labels)
+
+    @property
     def cluster_models(self) -> Floats:
-        """One model per cluster; where devices have models of their own, their mean."""
-        return cluster_means(self.models, self.labels, self.counts)
+        """One model for each of the clusters; where devices have models of their own, their mean."""
+        return cluster_means(self.models, np.searchsorted(self.clusters, self.labels), self.counts)
 
 
 class Joined(NamedTuple):

@@ -220,7 +220,7 @@ class PairwiseFusion(Method[Fusing]):
         models' losses decide (`methods.welcome`).
         """
         if self.refit:
-            return (yield from judged(known, world, self.work, self.rows))
+            return (yield from judged(known, world, self.work, self.rows, device))
         work, rows, cut = self.work.at(0), self.rows, world.model.fused.start
         method = self.given(Found(known.models, known.labels, known.lam))
         shared = known.models[0, :cut]

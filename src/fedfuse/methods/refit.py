@@ -376,7 +376,7 @@ class Oracle(Refit):
 
     def admit(self, known: Known, world: World, device: int) -> Admission:
         """Find the newcomer's cluster by losses: its true group is not known here."""
-        return (yield from judged(known, world, self.work, "train+validation"))
+        return (yield from judged(known, world, self.work, "train+validation", device))
 
     def _clusters(self, world: World, before: Found | None) -> Ints:
         if world.truth is None:
