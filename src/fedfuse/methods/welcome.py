@@ -10,17 +10,17 @@ far from its own cluster's model, and predicts with it all the same.
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import norm
+from scipy.stats import t as student
 
 from fedfuse.methods.base import Admission, Joined, Known, World
 from fedfuse.tasks import Judge, Part, Train, Work
 from fedfuse.types import Floats
 
 RIDGE = 0.01  # of the newcomer's own model
-Z = 2.33  # standard errors (1 %) by which a device's own model must be better, to say that it fits no cluster
+CERTAIN = 0.99  # chance that a device's own model is better, from which on it is said to fit no cluster
 
 
-def judged(known: Known, world: World, work: Work, rows: Part) -> Admission:
+def judged(known: Known, world: World, work: Work, rows: Part, device: int) -> Admission:
     """Find the cluster of a newcomer by how well the clusters' models predict its rows."""
     models = known.cluster_models.astype(world.dtype)
     means, covariance = _read((yield Judge(models, rows)), len(models))
@@ -28,12 +28,18 @@ def judged(known: Known, world: World, work: Work, rows: Part) -> Admission:
     sure = 1.0
     if len(models) > 1:
         second = int(np.where(np.arange(len(models)) == best, np.inf, means).argmin())
-        sure = float(norm.cdf(_z(means, covariance, best, second)))
+        sure = _chance(_z(means, covariance, best, second), int(world.counts[rows][device]))
     own = yield _alone(world, work)
     pair, spread = _read((yield Judge(models[best][None], "validation", own=True)), 2)
-    if pair[0] < pair[1] and _z(pair, spread, 0, 1) > Z:
+    better = _chance(_z(pair, spread, 0, 1), int(world.counts["validation"][device]))
+    if better > CERTAIN:
         return Joined(own, None, sure)
-    return Joined(models[best], best, sure)
+    return Joined(models[best], int(known.clusters[best]), sure)
+
+
+def _chance(z: float, rows: int) -> float:
+    """Return the chance that one model is better, by Student's t: a few rows say little, and a single one nothing."""
+    return float(student.cdf(z, rows - 1)) if rows > 1 else 0.5
 
 
 def _alone(world: World, work: Work) -> Train:
