@@ -10,7 +10,7 @@ far from its own cluster's model, and predicts with it all the same.
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtr
 
 from fedfuse.methods.base import Admission, Joined, Known, World
 from fedfuse.tasks import Judge, Part, Train, Work
@@ -39,7 +39,7 @@ def judged(known: Known, world: World, work: Work, rows: Part, device: int) -> A
 
 def _chance(z: float, rows: int) -> float:
     """Return the chance that one model is better, by Student's t: a few rows say little, and a single one nothing."""
-    return float(student.cdf(z, rows - 1)) if rows > 1 else 0.5
+    return float(stdtr(rows - 1, z)) if rows > 1 else 0.5
 
 
 def _alone(world: World, work: Work) -> Train:
