@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from scipy.special import softmax
 
 from fedfuse.data.federation import Federation
-from fedfuse.training import Callback
+from fedfuse.models import default_model
+from fedfuse.training import Callback, Run, Settings, _in_process
 
 
 class Keep(Callback):
@@ -32,6 +34,54 @@ def planted(goal="regression", m=6, n=40, p=3, groups=2, noise=0.1, seed=0, **sp
         scores = X @ W[g] + 0.5 + noise * rng.normal(size=(len(X), classes))
         data[f"d{i}"] = (X, scores.argmax(axis=1) if classes > 1 else scores[:, 0])
     return Federation.from_arrays(data, goal=goal, truth=truth, seed=seed, **splits)
+
+
+def written_out(*devices, goal="regression"):
+    """A federation of rows that a test writes out: for every device the (X, y) of train, and of test or the same."""
+    X, y, cuts = [], [], []
+    for train, test in ((d[0], d[-1]) for d in devices):
+        n = sum(len(rows) for rows in y)
+        cuts.append([n, n + len(train[1]), n + len(train[1]), n + len(train[1]) + len(test[1])])
+        for part in (train, test):
+            X.append(np.array(part[0], float).reshape(len(part[1]), -1))
+            y.append(np.array(part[1], float if goal == "regression" else np.int64))
+    names = tuple(f"d{i}" for i in range(len(devices)))
+    classes = () if goal == "regression" else tuple(range(int(max(v.max() for v in y)) + 1))
+    return Federation(names, np.vstack(X), np.concatenate(y), np.array(cuts), goal, classes)
+
+
+def line(slope, intercept=0.0):
+    """Rows at x = 1 and x = -1 alone: f(w, b) = (w - slope)^2 + (b - intercept)^2."""
+    return (([1.0, -1.0], [slope + intercept, intercept - slope]),)
+
+
+def begun(federation, method, model=None, **settings):
+    """A run before its first round, in double precision."""
+    model = (model or default_model(federation.goal)).sized(federation.n_features, federation.n_classes)
+    chosen = Settings(**{"dtype": "float64", "tol": 0, **settings})
+    run = Run(federation, model, method, chosen, _in_process(federation, model, chosen))
+    run.begin()
+    return run
+
+
+def gradient(federation, device, w, rows="train+validation"):
+    """The gradient of a device's mean loss on all but its test rows, by the formula."""
+    X, y = federation.rows(rows).of(device)
+    Z = np.column_stack([X, np.ones(len(X))])
+    if federation.goal == "regression":
+        return 2 * Z.T @ (Z @ w - y) / len(y)
+    C, p = federation.n_classes, X.shape[1]
+    W = np.column_stack([w[: C * p].reshape(C, p), w[C * p :]])
+    G = (softmax(Z @ W.T, axis=1) - np.eye(C)[y]).T @ Z / len(y)
+    return np.concatenate([G[:, :p].ravel(), G[:, p]])
+
+
+def descended(federation, device, w, work, anchor=None, rho=0.0):
+    """The device's gradient steps from w, written out."""
+    w = np.array(w, float)
+    for _ in range(int(work.steps)):
+        w = w - work.lr * (gradient(federation, device, w) + (0 if anchor is None else rho * (w - anchor)))
+    return w
 
 
 def permuted(federation, order):

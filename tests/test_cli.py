@@ -23,65 +23,12 @@ from fedfuse.result import Result
 from fedfuse.store import read_arrays, write_arrays
 from fedfuse.tasks import Work
 from fedfuse.terminal import ProgressBar
-from planted import visits
 
 CONTRACT = {
     *("dataset", "method", "seed", "lam", "rounds", "metric", "test", "validation", "n_clusters", "ari"),
     *("cost_floats", "seconds", "labels", "version"),
 }
 COMMAND = [sys.executable, "-m", "fedfuse.cli"]
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """An empty folder to work in; processes started there run the same fedfuse."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(ff.__file__).parents[1]))
-    monkeypatch.setenv("COLUMNS", "100")
-    return tmp_path
-
-
-@pytest.fixture
-def fedfuse(here, monkeypatch, capsys):
-    """Call the command line in this process; returns (status, standard output, standard error)."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["fedfuse", *map(str, words)])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = end.code
-        return status, *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture
-def refused(fedfuse, here):
-    """Call with bad input: status 2, one line, no traceback, nothing written; returns the line."""
-
-    def call(*words):
-        before = {p: p.stat().st_mtime_ns for p in here.rglob("*")}
-        status, out, err = fedfuse(*words)
-        assert status == 2, err
-        assert out == ""
-        assert err.startswith("fedfuse: ")
-        assert err.endswith("\n")
-        assert err.count("\n") == 1, err
-        assert "Traceback" not in err
-        assert before == {p: p.stat().st_mtime_ns for p in here.rglob("*")}
-        return err
-
-    return call
-
-
-@pytest.fixture
-def tables(here):
-    frame = visits()
-    frame.drop(columns="stay").to_csv("outcome.csv", index=False)
-    frame.drop(columns="outcome").to_csv("stay.csv", index=False)
-    return frame
 
 
 TABLE = ["--device", "site", "--target"]
@@ -186,6 +133,47 @@ def test_a_table_without_a_lambda(fedfuse, tables):
         assert (summary["stability"], summary["uncertain"], summary["unsure_devices"]) == (1.0, False, [])
 
 
+GRIDS = {
+    "cfl": "eps1=0.6,eps2=0.6; eps1=0,eps2=0",
+    "pacfl": "threshold=1; threshold=181",
+    "ifca": "n_models=1; n_models=2",
+}
+
+
+@pytest.mark.parametrize("method", GRIDS)
+def test_settings_of_other_methods_are_tuned(fedfuse, tables, method):
+    """A line for each candidate, files that are read again, and a picture."""
+    words = ["stay.csv", *TABLE, "stay", "--method", method, "--grid", GRIDS[method], "--cap", "25", "--rounds", "5"]
+    status, out, err = fedfuse("tune", *words, "--set", "solver=gd", "--out", "run", "--plot", "candidates.png")
+    assert (status, err) == (0, "")
+    first = GRIDS[method].partition("=")[0]
+    assert out.split()[0] == first
+    assert out.count("chosen") == 1
+    assert f"{first} " in out[out.index("by search in") - 40 :]
+    assert Path("candidates.png").stat().st_size > 1000
+    summary = json.loads(Path("run/tuning.json").read_text())
+    assert summary["method"] == method
+    assert [row["chosen"] for row in summary["tuning"]["candidates"]].count(True) == 1
+    status, out, _ = fedfuse("resume", "run", "--json")
+    assert status == 0
+    assert json.loads(out)["tuning"] == summary["tuning"]
+
+
+TUNINGS = {
+    "--method fedavg": "lambda can be tuned for fpfc and fpfc-l1, not for fedavg",
+    "--method cfl --strategy separate": "strategies are for lambda; cfl tries each candidate",
+    "--method cfl --grid 0.1,0.2": "--set takes key=value, got '0.1'",
+    "--method cfl --grid threshold=3": "method 'cfl' has no such settings to choose from",
+    "--method ifca --grid ;": "--grid takes candidates such as eps1=0.1,eps2=0.2;eps1=0.5,eps2=1",
+    "--method pacfl --cap 0": "trial must be at least 1 round, got 0",
+}
+
+
+@pytest.mark.parametrize("words", TUNINGS)
+def test_what_cannot_be_tuned(refused, tables, words):
+    assert TUNINGS[words] in refused("tune", "stay.csv", *TABLE, "stay", *words.split())
+
+
 def test_the_oracle_needs_the_truth(fedfuse, refused, tables):
     status, out, _ = fedfuse("run", "synthetic:S4", "--method", "oracle", "--json")
     assert (status, json.loads(out)["ari"]) == (0, 1.0)
@@ -239,8 +227,18 @@ def test_the_data_sets_with_names(fedfuse, here):
     status, out, err = fedfuse("data", "list", "--data-dir", here)
     assert status == 0
     rows = {line.split()[0]: line.split()[-1] for line in out.splitlines()[1:]}
-    assert rows == {**{f"synthetic:S{k}": "yes" for k in range(1, 6)}, "housing-bodyfat": "no"}
+    images = {
+        name + kind: name == "digits" for name in ("mnist", "fashion-mnist", "digits") for kind in ("", ":rotated")
+    }
+    known = {**{f"synthetic:S{k}": True for k in range(1, 6)}, "housing-bodyfat": False, **images}
+    assert rows == {name: "yes" if present else "no" for name, present in known.items()}
     assert str(here) in err.replace("\n", "")
+
+
+def test_missing_images_say_how_to_get_them(fedfuse, here):
+    status, out, err = fedfuse("run", "mnist", "--data-dir", here)
+    assert (status, out) == (2, "")
+    assert "'fedfuse data fetch mnist', or set FEDFUSE_DATA (or --data-dir)" in err
 
 
 # -------------------------------------------------------------------------------------------- bad input
@@ -288,7 +286,7 @@ SETTINGS = {
     "--set rho=-1": "rho must be positive, got -1",
     "--set a=2": "SCAD needs a > 2, got a = 2; 3.7 is the usual choice",
     "--method fpfc-l1 --set a=3": "method 'fpfc-l1' has no setting 'a'; it has lam, nu, refit, rho",
-    "--set start=warm": "start must be 'zero' or 'normal', got 'warm'",
+    "--set start=warm": "start must be 'auto', 'zero' or 'normal', got 'warm'",
     "--set rows=test": "rows must be 'train' or 'train+validation' (test rows are never trained on)",
     "--set steps=0": "steps must be a whole number of at least 1, got 0",
     "--set steps=2.5": "steps must be a whole number of at least 1, got 2.5",
@@ -594,31 +592,54 @@ def test_presets_are_the_papers(dataset, work, settings):
     assert preset(dataset).settings == settings
 
 
+def test_defaults_of_a_method():
+    """LOCAL has as many steps on each device as 30 % of 2000 rounds; Per-FedAvg never solves exactly."""
+    assert preset("synthetic:S2", "local").settings == {"participation": 0.3, "rounds": 600}
+    assert preset("some.csv", "per-fedavg").work == Work()
+    assert preset("some.csv", "fedavg").work == Work(solver="exact")
+
+
+# keys of methods other than FPFC
+OTHERS = {
+    "n_models": ("ifca", "3", 3), "average": ("ifca", "gradient", "gradient"), "temperature": ("ifca", "0.5", 0.5),
+    "eps1": ("cfl", "0.2", 0.2), "eps2": ("cfl", "auto", "auto"), "linkage": ("cfl", "single", "single"),
+    "threshold": ("pacfl", "4.5", 4.5), "p": ("pacfl", "3", 3), "angle": ("pacfl", "principal", "principal"),
+    "evaluate": ("pacfl", "cluster", "cluster"), "adapt_lr": ("per-fedavg", "0.05", 0.05),
+    "variant": ("per-fedavg", "hessian-free", "hessian-free"),
+    "alpha": ("fedasync", "0.5", 0.5), "power": ("fedasync", "1", 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_every_key_of_other_methods_reaches_its_place(key):
+    name, text, value = OTHERS[key]
+    assert getattr(build_method(name, None, Work(), parse_options([f"{key}={text}"])), key) == value
+
+
 def test_every_key_reaches_its_place():
     texts = {
         "steps": "grow(5)", "lr": "decay(0.1,0.5,3)", "batch": "32", "solver": "gd", "start": "normal",
+        "momentum": "0.9", "decay": "0.01", "unit": "batches",
         "rho": "2", "a": "3", "xi": "0.01", "nu": "0.2", "refit": "no", "rows": "train", "participation": "0.5",
-        "tol": "0", "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64",
-        "workers": "3", "alpha": "0.5", "power": "1", "mode": "sync", "at_once": "3", "ahead": "7",
+        "tol": "0", "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64", "lam": "0.7", "rounds": "8",
+        "preset": "paper", "workers": "3", "mode": "sync", "at_once": "3", "ahead": "7",
         "delay": "uniform(0,20)", "compute": "2", "lossy": "lost:0.1", "deadline": "9.5", "minimum": "2",
         "overselect": "0.5", "late": "use", "budget": "100",
     }  # fmt: skip
-    assert set(texts) == set(KEYS)
+    assert set(texts) | set(OTHERS) == set(KEYS)
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
-    assert options.method.pop("alpha") == 0.5
-    assert options.method.pop("power") == 1.0
-    method = build_method("fpfc", 0.7, Work(), options)
+    assert options.preset == {"preset": "paper"}
+    method = build_method("fpfc", None, Work(), options)
     assert method == ff.FPFC(
         lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train",
-        work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd"),
+        work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd", 0.9, 0.01, "batches"),
     )  # fmt: skip
     assert options.engine == {"workers": 3}
     assert ff.Settings(**options.settings) == ff.Settings(
-        participation=0.5, tol=0.0, evaluate_every=7, checkpoint_every=9, dtype="float64", at_once=3, ahead=7,
+        rounds=8, participation=0.5, tol=0.0, evaluate_every=7, checkpoint_every=9, dtype="float64", at_once=3, ahead=7,
         delay="uniform(0,20)", compute="2", lossy="lost:0.1", deadline=9.5, minimum=2, overselect=0.5, late="use",
         budget=100,
     )  # fmt: skip
-    assert build_method("fedasync", None, Work(), parse_options(["alpha=0.5", "power=1"])).alpha == 0.5
     assert parse_options(["batch=all"]).work == {"batch": None}
 
 

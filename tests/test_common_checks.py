@@ -332,7 +332,7 @@ def test_a_search_is_a_run_like_others(kind, goal, tmp_path):
     options = {"rounds": 25, "participation": 0.5, "tol": 0, "checkpoint_every": 7}
     method = kind(work=WORKS["gd"])
     if method.name == "cfl":
-        method = replace(method, eps1=1.0)  # four candidates in place of 28
+        method = replace(method, eps1=1.0)  # three candidates in place of 15
     whole = fit(federation, method, out=tmp_path / "whole", **options)
     assert whole.chosen
     assert whole.history["round"].iloc[-1] > 25

@@ -15,20 +15,26 @@ from fedfuse.tasks import Work
 from fedfuse.training import Callback, Settings, fit, resume
 
 if TYPE_CHECKING:
+    from fedfuse.comparison import Comparison, compare
     from fedfuse.estimators import FPFCClassifier, FPFCRegressor
+    from fedfuse.models.networks import CNN, MLP
+    from fedfuse.models.torch import TorchModel
     from fedfuse.paths import SolutionPath, solution_path
     from fedfuse.tuning import Tuning, tune
 
 __all__ = [
     "CFL",
+    "CNN",
     "FPFC",
     "FPFCL1",
     "IFCA",
     "L1",
     "MCP",
+    "MLP",
     "PACFL",
     "SCAD",
     "Callback",
+    "Comparison",
     "Decay",
     "FPFCClassifier",
     "FPFCRegressor",
@@ -49,10 +55,12 @@ __all__ = [
     "SoftmaxRegression",
     "SolutionPath",
     "SquaredL2",
+    "TorchModel",
     "Tuning",
     "Uneven",
     "Work",
     "__version__",
+    "compare",
     "fit",
     "resume",
     "solution_path",
@@ -60,12 +68,17 @@ __all__ = [
 ]
 
 
-# imported when first asked for: scikit-learn takes most of a second, and most runs need none of these
+# imported when first asked for: scikit-learn and torch take most of a second, and most runs need none of these
 _LATER = {
+    "CNN": "models",
+    "Comparison": "comparison",
+    "MLP": "models",
+    "TorchModel": "models",
     "FPFCClassifier": "estimators",
     "FPFCRegressor": "estimators",
     "SolutionPath": "paths",
     "Tuning": "tuning",
+    "compare": "comparison",
     "solution_path": "paths",
     "tune": "tuning",
 }

@@ -1,4 +1,4 @@
-"""The command line: ``fedfuse run``, ``tune``, ``path``, ``resume``, ``predict``, ``data``, ``bench``."""
+"""The command line: run, compare, tune, path, resume, predict, export, data, bench."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from fedfuse.errors import FedfuseError
 from fedfuse.store import Store, without_nan, written_whole
 
 if TYPE_CHECKING:
+    from fedfuse.comparison import Comparison
+    from fedfuse.comparison.jobs import Watcher
     from fedfuse.data.federation import Federation
     from fedfuse.result import Result
     from fedfuse.training import Callback
@@ -53,7 +55,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSO
 DataDir = Annotated[Path | None, typer.Option(help="Where data files are (default: $FEDFUSE_DATA).")]
 Arg, Opt = typer.Argument, typer.Option
 INTERRUPTED = 130
-Dataset = Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, or a .csv/.parquet file.")]
+Dataset = Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, mnist, digits, …, or a .csv/.parquet file.")]
 Seed = Annotated[int, Opt(parser=_whole, metavar="N", help="Every random draw depends on it.")]
 Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
 Device = Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")]
@@ -95,18 +97,19 @@ class _Notes(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._lines: list[str] = []
+        self._shown: dict[str, bool] = {}  # many runs on the same data say the same
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())
+        self._shown.setdefault(record.getMessage(), False)
 
     def show(self) -> None:
-        for line in self._lines:
-            console.print("note: " + line, style="yellow", highlight=False, markup=False, soft_wrap=True)
-        self.forget()
+        for line, shown in self._shown.items():
+            if not shown:
+                console.print("note: " + line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        self._shown = dict.fromkeys(self._shown, True)
 
     def forget(self) -> None:
-        self._lines.clear()
+        self._shown.clear()
 
 
 _notes = _Notes()
@@ -147,7 +150,9 @@ def _top(
 @app.command()
 def run(
     dataset: Dataset,
-    method: Annotated[str, Opt(help="fpfc, fpfc-l1 or oracle.")] = "fpfc",
+    method: Annotated[
+        str, Opt(help="fpfc, fpfc-l1, local, fedavg, lg-fedavg, per-fedavg, ifca, cfl, pacfl or oracle.")
+    ] = "fpfc",
     lam: Annotated[str | None, Opt(help="Strength of the penalty, or auto: found by itself.")] = None,
     rounds: Annotated[int | None, Opt(parser=_whole, metavar="N", help="At most so many rounds.")] = None,
     seed: Seed = 0,
@@ -155,6 +160,7 @@ def run(
     device: Device = None,
     target: Target = None,
     task: Task = None,
+    model: Annotated[str | None, Opt(help="softmax, linear, cnn or mlp (default: by target; images: cnn).")] = None,
     engine: Place = "inprocess",
     out: Out = None,
     set_: Set = [],  # noqa: B006
@@ -175,19 +181,55 @@ def run(
 
     def train(callbacks: list[Callback]) -> Result:
         named: dict[str, Any] = {"dataset": dataset, "source": source}
-        return fit(federation, chosen, out=directory, callbacks=callbacks, **named, **settings)
+        return fit(federation, chosen, model, out=directory, callbacks=callbacks, **named, **settings)
 
     _train_and_show(train, directory, json_, federation if yardsticks else None)
 
 
 @app.command()
+def compare(
+    dataset: Dataset,
+    methods: Annotated[str, Opt(help="all, or names with commas between them.")] = "all",
+    seeds: Annotated[str, Opt(help="How many (3), or which (0,5,7).")] = "3",
+    rounds: Annotated[int | None, Opt(parser=_whole, metavar="N", help="At most so many rounds in each run.")] = None,
+    jobs: Annotated[int | None, Opt(parser=_whole, metavar="N", help="Runs at a time (default: one per core).")] = None,
+    features: Features = "uniform",
+    device: Device = None,
+    target: Target = None,
+    task: Task = None,
+    out: Annotated[Path | None, Opt(help="A directory; one with this comparison is gone on with.")] = None,
+    set_: Annotated[list[str], Opt("--set", help="key=value or method.key=value, e.g. fpfc.lam=0.6.")] = [],  # noqa: B006
+    data_dir: DataDir = None,
+    json_: Json = False,
+) -> None:
+    """Compare methods by mean and spread over seeds, with the same data for all."""
+    from fedfuse.comparison import compare
+    from fedfuse.options import read_seeds
+
+    numbers = read_seeds(seeds)
+    directory = out or _next_directory(dataset, "compare")
+    columns = {"device": device, "target": target, "goal": _goal(task)}
+    source: dict[str, Any] = {"features": features, **columns, "data_dir": data_dir}
+
+    def work(watcher: Watcher) -> Comparison:
+        return compare(
+            dataset, methods, numbers, out=directory, jobs=jobs, rounds=rounds, words=set_,
+            watcher=watcher, **source,
+        )  # fmt: skip
+
+    _compare_and_show(work, directory, json_)
+
+
+@app.command()
 def tune(
     dataset: Dataset,
-    strategy: Annotated[str, Opt(help="warmup or separate.")] = "warmup",
-    grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1 (default: the paper's, or found).")] = None,
-    method: Annotated[str, Opt(help="fpfc or fpfc-l1.")] = "fpfc",
+    strategy: Annotated[str | None, Opt(help="For lambda: warmup (default) or separate.")] = None,
+    grid: Annotated[
+        str | None, Opt(help="Lambdas, 0,0.5,1, or other settings, eps1=0.1,eps2=0.2;eps1=0.5,eps2=1.")
+    ] = None,
+    method: Annotated[str, Opt(help="fpfc, fpfc-l1, cfl, pacfl or ifca.")] = "fpfc",
     rounds: Annotated[int | None, Opt(help="At most so many for each lambda (separate), or in all (warmup).")] = None,
-    cap: Annotated[int | None, Opt(help="Warm-up: at most so many rounds for one lambda.")] = None,
+    cap: Annotated[int | None, Opt(help="At most so many rounds for one lambda (warmup) or other candidate.")] = None,
     seed: Seed = 0,
     features: Features = "uniform",
     device: Device = None,
@@ -200,24 +242,29 @@ def tune(
     data_dir: DataDir = None,
     json_: Json = False,
 ) -> None:
-    """Choose lambda by validation rows, as the paper does: warm-up, or a fresh start for each."""
-    from fedfuse.options import read_grid
+    """Choose lambda, or the settings of another method, by validation rows, and train with them."""
+    from fedfuse.methods import method_called
+    from fedfuse.options import read_candidates, read_grid
     from fedfuse.plots import check_picture
-    from fedfuse.tuning import check_tuning, tune
+    from fedfuse.tuning import check_tuning, is_searched, tune
 
-    lambdas = None if grid is None else read_grid(grid)
-    chosen, settings = _method_and_settings(dataset, method, 0.0, set_, rounds, seed, engine)
+    kind = method_called(method)
+    searched, lam = is_searched(kind), 0.0 if hasattr(kind, "lam") else None
+    candidates: Any = None if grid is None else (read_candidates if searched else read_grid)(grid)
+    chosen, settings = _method_and_settings(dataset, method, lam, set_, rounds, seed, engine)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
-    way = check_tuning(chosen, strategy, lambdas, dataset=dataset, **limits).strategy
+    check_tuning(chosen, strategy, candidates, dataset=dataset, **limits)
     if plot:
         check_picture(plot)
-    directory = _free_directory(out, dataset, f"tune-{strategy}-{method}", seed)
+    way = "search" if searched else strategy or "warmup"
+    directory = _free_directory(out, dataset, f"tune-{way}-{method}", seed)
     source = _source(dataset, features, device, target, task, seed, data_dir)
     federation = _load(source)
     named: dict[str, Any] = {"dataset": dataset, "source": source, **limits}
 
     def train(callbacks: list[Callback]) -> Tuning:
-        return tune(federation, chosen, way, lambdas, out=directory, callbacks=callbacks, **named, **settings)
+        how: Any = strategy
+        return tune(federation, chosen, how, candidates, out=directory, callbacks=callbacks, **named, **settings)
 
     _show_tuning(_trained(train, directory), directory, json_, plot)
 
@@ -258,13 +305,18 @@ def path(
 
 @app.command()
 def resume(
-    directory: Annotated[Path, Arg(help="The directory of an interrupted run.")],
+    directory: Annotated[Path, Arg(help="The directory of an interrupted run or comparison.")],
     engine: Annotated[str | None, Opt(help="Where devices compute, if elsewhere than before.")] = None,
     json_: Json = False,
 ) -> None:
-    """Go on with an interrupted run; the result is the same as without the interruption."""
+    """Go on with an interrupted run or comparison; the result is the same as without the interruption."""
+    from fedfuse.comparison import is_comparison, resume_comparison
     from fedfuse.training import resume as go_on
     from fedfuse.tuning import Tuning, is_tuning
+
+    if is_comparison(directory):
+        _compare_and_show(lambda watcher: resume_comparison(directory, None, watcher), directory, json_)
+        return
 
     def train(callbacks: list[Callback]) -> Result:
         return go_on(directory, callbacks=callbacks, engine=engine)
@@ -307,6 +359,19 @@ def predict(
 
 
 @app.command()
+def export(
+    directory: Annotated[Path, Arg(help="The directory of a finished run.")],
+    out: Annotated[Path | None, Opt(help="Where to write (default: export/ in the run's directory).")] = None,
+) -> None:
+    """Write each group's model for other programs: safetensors files, and export.json."""
+    from fedfuse.export import export as write
+    from fedfuse.result import Result
+
+    for path in write(Result.load(directory), out or directory / "export"):
+        Console().print(str(path), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
 def bench(
     out: Annotated[Path, typer.Option(help="Where to write the figures.")] = Path("bench.json"),
     quick: Annotated[bool, typer.Option(help="Small sizes, for a first look.")] = False,
@@ -322,7 +387,8 @@ def data_list(data_dir: DataDir = None) -> None:
     """Show the data sets that have a name, and whether their files are here."""
     from rich.table import Table
 
-    from fedfuse.data.sources import available, data_directory
+    from fedfuse.data.directory import data_directory
+    from fedfuse.data.sources import available
 
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "what", "here"):
@@ -331,6 +397,23 @@ def data_list(data_dir: DataDir = None) -> None:
         table.add_row(source.name, source.description, "yes" if source.present else "no")
     Console().print(table)
     console.print(f"data directory: {data_directory(data_dir)}", highlight=False)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, Arg(help="A data set with files: mnist, fashion-mnist.")], data_dir: DataDir = None
+) -> None:
+    """Download the files of a data set, checked; what is there is not touched, half a file is gone on with."""
+    from fedfuse.data.fetch import fetch
+    from fedfuse.terminal import Downloads
+
+    with Downloads(console) as downloads:
+        done = fetch(name, data_dir, progress=downloads)
+    if not done.new and not done.present:
+        words = f"{name} needs no files"
+    else:
+        words = f"{name}: {len(done.new)} files fetched, {len(done.present)} already there, in {done.directory}"
+    Console().print(words, highlight=False, markup=False, soft_wrap=True)
 
 
 def _method_and_settings(
@@ -345,12 +428,12 @@ def _method_and_settings(
     """Return the method, and what else `fit` is told by the options; all of it looked at."""
     from fedfuse.conditions import check_mode
     from fedfuse.fleet import Engine
-    from fedfuse.options import build_method, parse_options, preset
+    from fedfuse.options import build, parse_options
     from fedfuse.training import Settings
 
-    options, defaults = parse_options(pairs), preset(dataset)
-    chosen = build_method(method, lam, defaults.work, options)
-    settings = {**defaults.settings, **options.settings, "seed": seed}
+    options = parse_options(pairs)
+    chosen, settings = build(dataset, method, options, lam)
+    settings["seed"] = seed
     if rounds is not None:
         settings["rounds"] = rounds
     check_mode(chosen, Settings(**settings).mode)
@@ -368,12 +451,18 @@ def _source(
     data_dir: Path | None,
 ) -> dict[str, Any]:
     """Return what `data.sources.load` needs to find the data, now and when a run is resumed."""
-    if task not in (None, "classification", "regression"):
-        raise FedfuseError(f"--task must be classification or regression, got {task!r}")
+    from fedfuse.data.sources import absolute
+
     return {
-        "dataset": _absolute(dataset), "features": features, "device": device, "target": target, "goal": task,
+        "dataset": absolute(dataset), "features": features, "device": device, "target": target, "goal": _goal(task),
         "seed": seed, "data_dir": str(data_dir.absolute()) if data_dir else None,
     }  # fmt: skip
+
+
+def _goal(task: str | None) -> str | None:
+    if task not in (None, "classification", "regression"):
+        raise FedfuseError(f"--task must be classification or regression, got {task!r}")
+    return task
 
 
 def _load(source: dict[str, Any]) -> Federation:
@@ -385,7 +474,7 @@ def _load(source: dict[str, Any]) -> Federation:
 
 
 def _free_directory(out: Path | None, dataset: str, method: str, seed: int) -> Path:
-    directory = out or _next_directory(dataset, method, seed)
+    directory = out or _next_directory(dataset, f"{method}-seed{seed}")
     Store(directory).check_free()
     return directory
 
@@ -417,7 +506,7 @@ def _train_and_show(
         typer.echo(json.dumps(without_nan(result.summary())))
         return
     sticks = {}
-    if federation is not None:
+    if federation is not None and result.model.convex:
         from fedfuse.yardsticks import yardsticks
 
         with console.status("fitting local and pooled models to compare with …"):
@@ -428,6 +517,27 @@ def _train_and_show(
     if result.profile.encoder is not None:
         hint = f"predict new rows: fedfuse predict {shlex.quote(str(directory))} new.csv"
         answers.print(hint, highlight=False, markup=False, soft_wrap=True)
+
+
+def _compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_json: bool) -> None:
+    """Compare with a progress display, and show the table; say how to go on when interrupted."""
+    from fedfuse.comparison import is_comparison
+    from fedfuse.terminal import ComparisonBars, show_comparison
+
+    bars = ComparisonBars(console)
+    try:
+        comparison = work(bars)
+    except KeyboardInterrupt:
+        bars.close()
+        if not is_comparison(directory):
+            raise
+        _fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", INTERRUPTED)
+    if as_json:
+        typer.echo(json.dumps(comparison.summary()))
+        return
+    answers = Console()
+    show_comparison(comparison, answers)
+    answers.print(f"\nfiles: {directory}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_tuning(tuning: Tuning, directory: Path, as_json: bool, plot: Path | None) -> None:
@@ -446,15 +556,9 @@ def _show_tuning(tuning: Tuning, directory: Path, as_json: bool, plot: Path | No
         answers.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _absolute(dataset: str) -> str:
-    """Return a file's full path, so that a run can be resumed from anywhere; a name as it is."""
-    path = Path(dataset).expanduser()
-    return str(path.absolute()) if path.is_file() else dataset
-
-
-def _next_directory(dataset: str, method: str, seed: int) -> Path:
+def _next_directory(dataset: str, what: str) -> Path:
     """Return the first free directory below runs/ for this data set."""
-    stem = f"{Path(dataset).stem if Path(dataset).suffix else dataset.replace(':', '-')}-{method}-seed{seed}"
+    stem = f"{Path(dataset).stem if Path(dataset).suffix else dataset.replace(':', '-')}-{what}"
     number = 1
     while (path := Path("runs") / f"{stem}-{number}").exists():
         number += 1

@@ -1,7 +1,8 @@
 """Devices that come when a run is over: each gets a model by its method's own rule, and nobody else is retrained.
 
 A method's `admit` is a conversation with one newcomer: it yields tasks and is given the answers. Here the newcomers'
-tasks go to a fleet, all at the same time, and what is sent is counted.
+tasks go to a fleet, all at the same time, and what is sent is counted. A look at a device (`tasks.Show`), as at a model
+that it has made for itself, is no message.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from fedfuse.errors import FedfuseError
 from fedfuse.fleet import Fleet, InProcess
 from fedfuse.methods import from_config
 from fedfuse.methods.base import Admission, Joined, Known, Method, World
+from fedfuse.methods.search import Searched
+from fedfuse.methods.tuned import Tuned
 from fedfuse.models import Model
-from fedfuse.randomness import generator
 from fedfuse.result import Result, mean_score
-from fedfuse.tasks import Ledger, Order, Part, Task, fault, for_device
+from fedfuse.tasks import Ledger, Order, Part, Show, Task, fault, for_device
+from fedfuse.training import draw_initial
 from fedfuse.types import Floats, Ints
 
 
@@ -89,12 +92,16 @@ def admit(result: Result, newcomers: Federation, fleet: Fleet | None = None) -> 
 def _rule(result: Result) -> Method[Any]:
     """Return the run's method, with what it has chosen for settings that were left open."""
     method = from_config(result.method)
-    return replace(method, **result.chosen) if result.chosen else method
+    if isinstance(method, Tuned):
+        method = method.at(result.lam or 0.0)
+    elif isinstance(method, Searched):
+        method = method.inner
+    return replace(method, **result.chosen)
 
 
 def _world(newcomers: Federation, model: Model[Any], seed: int, dtype: Any) -> World:
     def initial(start: Any, number: int = 0) -> Floats:
-        return model.initial(start, generator(seed, "initial", *([number] if number else [])))
+        return draw_initial(model, start, seed, number)
 
     parts: tuple[Part, ...] = ("train", "validation", "train+validation")
     counts: dict[str, Ints] = {part: newcomers.rows(part).counts for part in parts}
@@ -112,11 +119,13 @@ def _converse(
         asked = {i: Order(i, k, for_device(task, seed, k, i)) for i, task in tasks.items()}
         for order in asked.values():
             ledger.sent(order)
+        looks = {i for i, task in tasks.items() if isinstance(task, Show)}
         fleet.submit(list(asked.values()))
         tasks, waiting = {}, dict(asked)
         while waiting and (arrived := fleet.collect()):
             for reply in arrived:
-                ledger.received(reply)
+                if reply.device not in looks:
+                    ledger.received(reply)
                 wrong = fault(reply, waiting, len(talks), d, dtype)
                 if wrong:
                     raise FedfuseError(f"newcomer {reply.device} sent something that cannot be used: {wrong}")

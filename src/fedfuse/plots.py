@@ -16,6 +16,7 @@ import numpy as np
 from fedfuse.errors import FedfuseError
 
 if TYPE_CHECKING:
+    from fedfuse.comparison import Comparison
     from fedfuse.paths import SolutionPath
     from fedfuse.result import Result
     from fedfuse.tuning import Tuning
@@ -110,6 +111,24 @@ def plot_tuning(tuning: Tuning, axes: Any = None) -> Any:
     return axes
 
 
+def plot_search(tuning: Tuning, axes: Any = None) -> Any:
+    """Draw what every candidate came to on validation rows; the one chosen is outlined."""
+    from fedfuse.tuning import in_words
+
+    table = tuning.table
+    if axes is None:
+        _, axes = _pyplot().subplots(figsize=(7, 1.2 + 0.25 * len(table)), layout="constrained")
+    names = [in_words(row) for row in table[list(tuning.settings)].to_dict("records")]
+    bars = axes.barh(np.arange(len(table)), table["validation"], tick_label=names, color="#4c72b0")
+    for bar, chosen in zip(bars, table["chosen"], strict=True):
+        if chosen:
+            bar.set(edgecolor="black", linewidth=2)
+    axes.invert_yaxis()
+    axes.set(xlabel=f"validation {tuning.result.profile.metric} (chosen: outlined)", title=f"{tuning.words} chosen")
+    _plain(axes)
+    return axes
+
+
 def plot_history(result: Result, ax: Any = None) -> Any:
     """Draw validation and test metric and the number of clusters by round."""
     ax = _one(ax)
@@ -152,6 +171,30 @@ def plot_times(results: Mapping[str, Result], ax: Any = None, *, marks: bool = T
     metric = next(iter(results.values())).profile.metric
     ax.set(xlabel="simulated time (s)", ylabel=f"test {metric}")
     ax.legend(frameon=False, loc="lower right" if metric == "accuracy" else "upper right")
+    return _plain(ax)
+
+
+def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
+    """Draw every device's test score by method: a box over the points, the mean as a diamond, the best in colour."""
+    table, scores = comparison.table, comparison.scores.dropna(subset="test")
+    shown = [method for method in comparison.methods if (scores["method"] == method).any()]
+    if ax is None:
+        _, ax = _pyplot().subplots(figsize=(8, 1.2 + 0.55 * len(shown)), layout="constrained")
+    percent = 100 if comparison.metric == "accuracy" else 1
+    values = [percent * scores.loc[scores["method"] == method, "test"].to_numpy() for method in shown]
+    means, best = (table.loc[shown, name].to_numpy() for name in ("test", "best"))
+    for place, points in enumerate(values):
+        colour = COLOURS[1] if best[place] else COLOURS[0]
+        jitter = np.random.default_rng(place).uniform(-0.22, 0.22, len(points))
+        ax.scatter(points, place + jitter, s=9, color=colour, alpha=0.35, lw=0, zorder=1)
+        ax.plot(percent * means[place], place, "D", color=colour, mec="white", ms=7, zorder=4)
+    lines = {part: {"color": "black", "lw": 1.2} for part in ("boxprops", "medianprops", "whiskerprops", "capprops")}
+    ax.boxplot(values, positions=range(len(shown)), orientation="horizontal", widths=0.5, showfliers=False, **lines)
+    ax.set_yticks(range(len(shown)), shown)
+    ax.invert_yaxis()
+    unit = "test accuracy of each device, %" if percent == 100 else "test RMSE of each device (less is better)"
+    n = len(comparison.seeds)
+    ax.set(xlabel=unit, title=f"{comparison.dataset}, {n} seed{'s' if n > 1 else ''}")
     return _plain(ax)
 
 

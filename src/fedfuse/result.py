@@ -15,10 +15,12 @@ import pandas as pd
 
 from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand, cluster_means
+from fedfuse.data._checks import as_numpy
 from fedfuse.data.federation import Federation, Goal, default_features
 from fedfuse.errors import FedfuseError
-from fedfuse.models import Model, model_called
+from fedfuse.models import Model, from_config
 from fedfuse.store import read_arrays, read_json, write_arrays, write_json, written_whole
+from fedfuse.tasks import Part
 from fedfuse.types import Floats, Ints
 
 if TYPE_CHECKING:
@@ -38,13 +40,14 @@ class Profile:
     counts: Ints
     truth: Ints | None = None
     encoder: Encoder | None = None
+    shape: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, federation: Federation) -> Profile:
         """Return the profile of a federation; ``counts`` are all rows of a device."""
         f = federation
         features = f.features or default_features(f.n_features)
-        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, f.truth, f.encoder)
+        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, f.truth, f.encoder, f.shape)
 
     @property
     def metric(self) -> str:
@@ -60,6 +63,7 @@ class Profile:
             "counts": self.counts.tolist(),
             "truth": None if self.truth is None else self.truth.tolist(),
             "encoder": None if self.encoder is None else self.encoder.to_json(),
+            "shape": None if self.shape is None else list(self.shape),
         }
 
     @classmethod
@@ -75,6 +79,7 @@ class Profile:
             counts=np.array(data["counts"], dtype=np.int64),
             truth=None if data["truth"] is None else np.array(data["truth"], dtype=np.int64),
             encoder=None if data["encoder"] is None else Encoder.from_json(data["encoder"]),
+            shape=tuple(data["shape"]) if data.get("shape") else None,
         )
 
 
@@ -179,15 +184,17 @@ class Result:
     def outputs(self, device: str | int, X: npt.ArrayLike) -> Floats:
         """Return values, or class probabilities (n x classes), for rows by a device's model."""
         try:
-            rows = np.asarray(X, dtype=np.float64)
+            rows = np.asarray(as_numpy(X, "X", str(device)), dtype=np.float64)
         except (TypeError, ValueError) as problem:
             raise FedfuseError(f"features must be numbers: {problem}") from None
-        need = self.model.n_features
+        need, shape = self.model.n_features, self.profile.shape
+        if shape is not None and rows.shape[1:] == shape:
+            rows = rows.reshape(len(rows), -1)
         if rows.ndim != 2 or rows.shape[1] != need:
             raise FedfuseError(f"X must be rows x {need} features, got an array of shape {rows.shape}")
         if not np.isfinite(rows).all():
             raise FedfuseError(f"X must be finite, got {rows[~np.isfinite(rows)][0]}; fill missing values first")
-        return self.model.outputs(self.models[self.index(device)].astype(np.float64), rows)
+        return self.model.outputs(self.models[self.index(device)], rows)
 
     def predict(self, device: str | int, X: npt.ArrayLike) -> npt.NDArray[Any]:
         """Return the predicted classes or values for rows by a device's model."""
@@ -213,6 +220,38 @@ class Result:
             if position[rows[0]] >= 0:
                 outputs[rows] = self.outputs(int(position[rows[0]]), X[rows]).reshape(len(rows), -1)
         return self._answer(frame.index, devices, position, outputs)
+
+    def confusion(self, federation: Federation, cluster: int | None = None, part: Part = "test") -> pd.DataFrame:
+        """Count the rows of one cluster (or of all) by true class and, in the columns, by predicted class.
+
+        The result itself holds no rows, so the federation that it was trained on is needed.
+        """
+        if self.profile.goal != "classification":
+            raise FedfuseError("a confusion table is for classes, and these are values")
+        if federation.names != self.profile.names:
+            raise FedfuseError("this is not the federation of the run: its devices have other names")
+        n, rows = len(self.profile.classes), federation.rows(part)
+        counts = np.zeros((n, n), np.int64)
+        for i in np.arange(len(self.labels)) if cluster is None else self._members(cluster):
+            X, y = rows.of(i)
+            if len(y):
+                np.add.at(counts, (np.asarray(y, np.int64), self.outputs(int(i), X).argmax(axis=1)), 1)
+        index, columns = (pd.Index(self.profile.classes, name=name) for name in ("true", "predicted"))
+        table: pd.DataFrame = pd.DataFrame(counts, index=index, columns=columns)
+        return table
+
+    def module(self, device: str | int | None = None, *, cluster: int | None = None) -> Any:
+        """Return a copy of the torch module with the weights of a device, or of a cluster, ready for use."""
+        if (device is None) == (cluster is None):
+            raise FedfuseError("module takes a device or cluster=number")
+        i = int(self._members(cluster)[0]) if device is None else self.index(device)
+        return self.model.module_with(self.models[i])
+
+    def _members(self, cluster: int | None) -> Ints:
+        inside = np.flatnonzero(self.labels == cluster)
+        if not inside.size:
+            raise FedfuseError(f"there is no cluster {cluster}; there are 0 … {self.n_clusters - 1}")
+        return inside
 
     def coefficients(self) -> pd.DataFrame:
         """Return the models of the clusters with feature names, in the units of the table.
@@ -293,22 +332,27 @@ class Result:
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)
         _write_table(path / "history.csv", self.history, index=False)
-        _write_table(path / "labels.csv", self._labels_table(), index=False)
-        _write_table(path / "coefficients.csv", self.coefficients(), index=True)
-        _write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
+        _write_table(path / "labels.csv", self.devices(), index=False)
+        if self.model.convex:
+            _write_table(path / "coefficients.csv", self.coefficients(), index=True)
+            _write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
         arrays = {"models": self.models, **self.scores}
         if self.confidence is not None:
             arrays["confidence"] = self.confidence
         write_arrays(path / "models.npz", arrays)
         if self.kept:
             write_arrays(path / "kept.npz", self.kept)
-        profile = {"model": type(self.model).__name__, "method": self.method, **self.profile.to_json()}
+        profile = {"model": self.model.to_config(), "method": self.method, **self.profile.to_json()}
         write_json(path / "profile.json", profile)
         write_json(path / "summary.json", self.summary())
 
     @classmethod
-    def load(cls, directory: str | PathLike[str]) -> Result:
-        """Read what `save` wrote."""
+    def load(cls, directory: str | PathLike[str], model: Model[Any] | None = None) -> Result:
+        """Read what `save` wrote.
+
+        A run that trained a module of your own needs it again as ``model`` to predict; labels, scores and parameters
+        are there without it.
+        """
         path = Path(directory)
         if (path / "config.json").exists() and not (path / "summary.json").exists():
             raise FedfuseError(f"the run in {path} is not finished: go on with it by 'fedfuse resume {path}'")
@@ -316,10 +360,11 @@ class Result:
         arrays = read_arrays(path / "models.npz")
         kept = read_arrays(path / "kept.npz") if (path / "kept.npz").exists() else {}
         try:
-            known = Profile.from_json(profile)
+            known, saved = Profile.from_json(profile), profile["model"]
+            used = from_config(saved, model)
             return cls(
                 profile=known,
-                model=model_called(profile["model"]).sized(len(known.features), len(known.classes)),
+                model=used.sized(len(known.features), len(known.classes), _shape(saved)),
                 method=profile["method"],
                 labels=np.array(summary["labels"], dtype=np.int64),
                 models=arrays.pop("models"),
@@ -333,6 +378,8 @@ class Result:
                     for k in ("cost_floats", "refused", "seconds", "lam", "stability", "refit_rounds", "chosen")
                 },
             )
+        except FedfuseError:
+            raise
         except (KeyError, TypeError, OSError, ValueError) as problem:
             raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from None
 
@@ -354,7 +401,8 @@ class Result:
     def _output_names(self) -> list[str]:
         return [str(c) for c in self.profile.classes] or ["value"]
 
-    def _labels_table(self) -> pd.DataFrame:
+    def devices(self) -> pd.DataFrame:
+        """Return one row per device: cluster, rows and scores; where known, how sure that is, and the true group."""
         columns = {"device": self.profile.names, "cluster": self.labels, "rows": self.profile.counts}
         table: pd.DataFrame = pd.DataFrame(columns)
         for part, scores in self.scores.items():
@@ -384,6 +432,11 @@ class Result:
 def mean_score(scores: Floats) -> float:
     """Return the plain mean over the devices that have rows to be scored on."""
     return float(np.nanmean(scores)) if np.isfinite(scores).any() else float("nan")
+
+
+def _shape(model: Any) -> tuple[int, ...] | None:
+    shape = model.get("shape") if isinstance(model, dict) else None
+    return tuple(shape) if shape else None
 
 
 def _write_table(path: Path, table: pd.DataFrame, *, index: bool) -> None:

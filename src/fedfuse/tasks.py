@@ -24,6 +24,7 @@ Solver: TypeAlias = Literal["gd", "exact"]
 Into: TypeAlias = Literal["all", "shared", "fused"]
 Send: TypeAlias = Literal["model", "part", "update", "nothing"]
 LOOK = -2  # the round of what is no message, but a look at a device
+Unit: TypeAlias = Literal["epochs", "batches"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Work:
     Parameters
     ----------
     steps
-        Full-batch gradient steps, or passes over the data (epochs) when ``batch`` is given.
+        Full-batch gradient steps; with ``batch``, passes over the data or mini-batch steps, as ``unit`` says.
     lr
         Step size.
     batch
@@ -41,12 +42,22 @@ class Work:
     solver
         ``"gd"`` follows ``steps``, ``lr`` and ``batch``; ``"exact"`` solves the device's convex problem
         (linear regression in closed form, softmax regression by Newton's method) and needs none of them.
+    momentum
+        As `torch.optim.SGD` has it, from rest in every round; for networks only.
+    decay
+        Weight decay: ``decay * w`` is added to the gradient.
+    unit
+        What ``steps`` counts when ``batch`` is given: ``"epochs"`` or ``"batches"``. Batches go on through reshuffled
+        epochs; the last batch of an epoch may be smaller.
     """
 
     steps: Schedule = 10
     lr: Schedule = 0.1
     batch: int | None = None
     solver: Solver = "gd"
+    momentum: float = 0.0
+    decay: float = 0.0
+    unit: Unit = "epochs"
 
     def __post_init__(self) -> None:
         steps, lr = value(self.steps, 0), value(self.lr, 0)
@@ -60,6 +71,12 @@ class Work:
             raise FedfuseError(f"batch must be at least 1, got {self.batch}")
         if self.solver not in ("gd", "exact"):
             raise FedfuseError(f"solver must be 'gd' or 'exact', got {self.solver!r}")
+        if not 0 <= self.momentum < 1:
+            raise FedfuseError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        if not 0 <= self.decay < np.inf:
+            raise FedfuseError(f"decay must be a number of at least 0, got {self.decay}")
+        if self.unit not in ("epochs", "batches"):
+            raise FedfuseError(f"unit must be 'epochs' or 'batches', got {self.unit!r}")
 
     def at(self, k: int) -> Work:
         """Return the work of round ``k``: the same with plain numbers for schedules.
@@ -152,8 +169,8 @@ class MetaTrain:
     """Take ``work.steps`` steps of size ``work.lr`` against the loss after one gradient step of size ``inner``; send w.
 
     u = w - inner grad f(w), g = grad f(u), then w - lr g (first order), or with ``hessian`` w - lr (g - inner h), where
-    h = (grad f(w + eps g) - grad f(w - eps g)) / (2 eps) stands for the Hessian times g. With mini-batches each of the
-    gradients is on a batch of its own.
+    h = (grad f(w + eps g) - grad f(w - eps g)) / (2 eps) stands for the Hessian times g. With mini-batches the
+    gradients of u, g and h are each on a batch of their own, and steps are passes over the device's rows.
     """
 
     work: Work

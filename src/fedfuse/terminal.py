@@ -10,24 +10,32 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.table import Table
 
+from fedfuse.comparison.jobs import DONE, FAILED, RUNNING, Board, Job, Watcher
+from fedfuse.comparison.layout import cells, footnotes, headings
 from fedfuse.result import Result, mean_score
 from fedfuse.training import Callback, Row, Run
 from fedfuse.types import Floats, Ints
 
 if TYPE_CHECKING:
+    from fedfuse.comparison import Comparison
     from fedfuse.tuning import Tuning
 
 MOST_CLUSTERS = 12
 MOST_FEATURES = 6
 MOST_COLUMNS = 6
+WIDE = 110  # columns of a terminal that has room for the spread of everything
 _DIVERGED = ("not finite", "too large")
 
 
@@ -94,6 +102,91 @@ class ProgressBar(Callback):
         return " · ".join(words)
 
 
+class Downloads:
+    """One line for each file that is coming: bytes so far, how fast, how long still."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(20), DownloadColumn(), TransferSpeedColumn(),
+            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Downloads:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, file: str, done: int, total: int | None) -> None:
+        """Note how much of a file has come."""
+        if file not in self._tasks:
+            self._tasks[file] = self._progress.add_task(file)
+        self._progress.update(self._tasks[file], completed=done, total=total)
+
+
+class ComparisonBars(Watcher):
+    """A bar for all runs of a comparison, and one for each that is at work."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._bars: dict[int, TaskID] = {}
+        self._jobs: Sequence[Job] = ()
+        self._all = self._progress.add_task("runs", note="")
+        self._hint = ""
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+        self._progress.update(self._all, total=len(jobs))
+        self._progress.start()
+
+    def look(self, board: Board) -> None:
+        states = [board.get(number) for number in range(len(self._jobs))]
+        for number, (state, done, most) in enumerate(states):
+            if state == RUNNING:
+                # where the method itself says when it is done, the bar cannot tell how much is left
+                note = f"round {done} of {most}" if most else f"round {done}"
+                self._progress.update(self._bar(number), completed=done, total=most or done + 1, note=note)
+            elif number in self._bars:
+                self._progress.remove_task(self._bars.pop(number))
+        failed = sum(state == FAILED for state, _, _ in states)
+        ended = failed + sum(state == DONE for state, _, _ in states)
+        words = [f"{ended} of {len(states)}", *([f"{failed} failed"] if failed else []), self._hint]
+        self._progress.update(self._all, completed=ended, note=" ".join(words))
+
+    def stopping(self) -> None:
+        self._hint = "stopping after this round (Ctrl-C again: at once)"
+        self._progress.update(self._all, note=self._hint)
+
+    def close(self) -> None:
+        """Give the terminal back, also after an error."""
+        self._progress.stop()
+
+    def _bar(self, number: int) -> TaskID:
+        if number not in self._bars:
+            job = self._jobs[number]
+            self._bars[number] = self._progress.add_task(f"{job.label}, seed {job.seed}", note="")
+        return self._bars[number]
+
+
+def show_comparison(comparison: Comparison, console: Console) -> None:
+    """Print one row per method, the best in bold, and what a reader must know of the table."""
+    table = _plain_table(*headings(comparison))
+    table.columns[0].justify = "left"
+    rows = cells(comparison, spreads=console.width >= WIDE)
+    for row, best, runs in zip(rows, comparison.table["best"], comparison.table["runs"], strict=True):
+        style = "bold" if best else "" if runs else "dim"
+        table.add_row(*map(escape, row), style=style)
+    console.print(table)
+    console.print()
+    for note in footnotes(comparison):
+        _say(console, escape(note))
+
+
 def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> None:
     """Print the outcome: groups, scores against local and pooled models, what tells the groups apart."""
     m, ari = len(result.profile.names), ""
@@ -108,7 +201,7 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
     console.print(_cluster_table(result, console.width))
     console.print()
     console.print(_score_table(result, yardsticks))
-    if result.n_clusters > 1 and result.profile.encoder is not None:
+    if result.n_clusters > 1 and result.profile.encoder is not None and result.model.convex:
         console.print()
         _show_contrasts(result, console)
     for warning in _warnings(result):
@@ -116,19 +209,20 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
 
 
 def show_tuning(tuning: Tuning, console: Console) -> None:
-    """Print what every lambda came to, which one was chosen, and the outcome of training on with it."""
-    result, metric = tuning.result, tuning.result.profile.metric
-    table = _plain_table("lambda", "rounds", "seconds", "floats sent", "groups", f"validation {metric}")
+    """Print what every candidate came to, which one was chosen, and the outcome of training on with it."""
+    result, metric, names = tuning.result, tuning.result.profile.metric, list(tuning.settings)
+    headings = ["lambda" if name == "lam" else name for name in names]
+    table = _plain_table(*headings, "rounds", "seconds", "floats sent", "groups", f"validation {metric}")
     table.add_column("")
     for row in tuning.table.to_dict("records"):
-        numbers = (f"{row['lam']:g}", f"{row['rounds']}", f"{row['seconds']:.1f}", f"{row['cost_floats']:,}")
+        settings = [f"{row[name]:g}" for name in names]
+        numbers = (*settings, f"{row['rounds']}", f"{row['seconds']:.1f}", f"{row['cost_floats']:,}")
         groups = "-" if row["n_clusters"] is None else str(row["n_clusters"])
         mark = "[bold]chosen[/bold]" if row["chosen"] else ""
         table.add_row(*numbers, groups, _number(row["validation"]), mark)
     console.print(table)
-    _say(
-        console, f"\n[bold]lambda {tuning.lam:g}[/bold] by {tuning.strategy} tuning in {tuning.seconds:.1f} s; with it:"
-    )
+    how = "search" if tuning.strategy == "search" else f"{tuning.strategy} tuning"
+    _say(console, f"\n[bold]{tuning.words}[/bold] by {how} in {tuning.seconds:.1f} s; with it:")
     show(result, {}, console)
 
 

@@ -34,8 +34,10 @@ from fedfuse.fleet import Engine, Fleet
 from fedfuse.fusion import Residuals
 from fedfuse.methods import FPFC, Method, World
 from fedfuse.methods.base import Arrays, Found, check_share
+from fedfuse.methods.networks import NetworkRefit
 from fedfuse.methods.refit import Refit
 from fedfuse.models import Model, default_model, model_called
+from fedfuse.models import from_config as model_from_config
 from fedfuse.post import Heard, Post
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
@@ -48,6 +50,7 @@ log = logging.getLogger(__name__)
 Sampler: TypeAlias = Callable[[int, int], Ints]
 Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
+NETWORK = Work(steps=2, lr=0.05, batch=50, momentum=0.9)  # of a device with a network, where none is given
 TRIES = 3  # to send what comes before the first round
 FAILURES = 10  # rounds in a row that may be given up
 
@@ -158,21 +161,22 @@ class Run:
     whole: bool = False  # whether the state is that between two rounds, and so may be saved
 
     def __post_init__(self) -> None:
+        self.plan = self.method.plan_for(self.model)
         self.world = _world(self.federation, self.model, self.settings)
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
-        check_mode(self.method, self.settings.mode)
+        check_mode(self.method, self.settings.mode, self.plan)
         self.post = Post(self.fleet, self.world.m, self.world.d, self.world.dtype)
 
     @property
     def now(self) -> Method[Any]:
         """The method of the plan that is at work."""
-        method = self.method.plan[self.stage].given(self.before)
+        method = self.plan[self.stage].given(self.before)
         return method.one_at_a_time() if self.asynchronous else method
 
     @property
     def asynchronous(self) -> bool:
         """Whether the method at work takes replies one at a time."""
-        return self.settings.mode == "async" and self.method.plan[self.stage].asynchronous
+        return self.settings.mode == "async" and self.plan[self.stage].asynchronous
 
     @property
     def ledger(self) -> Ledger:
@@ -295,7 +299,7 @@ class Run:
 
     def _next_method(self) -> bool:
         """Go on with the next method of the plan, from what this one has found; False if this was the last."""
-        if self.stage + 1 == len(self.method.plan):
+        if self.stage + 1 == len(self.plan):
             return False
         if self.asynchronous or self.fleet.busy:
             self.post.drain()
@@ -406,7 +410,7 @@ class Run:
         """Return what the run has found so far."""
         found = self._in_use(self.now.final(self.state, self.world))
         sure = self.now.sureness(self.state)
-        refitting = self.stage > 0 and isinstance(self.now, Refit)
+        refitting = self.stage > 0 and isinstance(self.now, (Refit, NetworkRefit))
         return Result(
             profile=Profile.of(self.federation),
             model=self.model,
@@ -482,7 +486,7 @@ class Evaluator:
 def fit(
     federation: Federation,
     method: Method[Any] | None = None,
-    model: Model[Any] | None = None,
+    model: Model[Any] | str | None = None,
     *,
     rounds: int | None = None,
     seed: int = 0,
@@ -504,7 +508,8 @@ def fit(
     method
         `FPFC` by default.
     model
-        Softmax regression for classes and linear regression for values by default.
+        Softmax regression for classes, linear regression for values and the paper's network for images by default; or a
+        name: ``"softmax"``, ``"linear"``, ``"cnn"``, ``"mlp"``.
     rounds, seed
         At most so many rounds; every random draw depends on the seed.
     out
@@ -535,7 +540,8 @@ def fit(
     chosen = Settings(seed=seed, **settings)
     chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
     model = _fitting_model(federation, model)
-    method = method or FPFC(work=Work(solver="exact"))
+    method = method or FPFC(work=Work(solver="exact") if model.convex else NETWORK)
+    _check_plan(method, model)
     place = Engine(engine, workers)
     if fleet and place != Engine():
         raise FedfuseError(f"give a fleet or an engine, not both: engine={engine!r}, fleet={fleet!r}")
@@ -553,23 +559,25 @@ def resume(
     directory: str | PathLike[str],
     federation: Federation | None = None,
     callbacks: Iterable[Callback] = (),
+    model: Model[Any] | None = None,
     *,
     engine: str | None = None,
     workers: int | None = None,
 ) -> Result:
     """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
 
-    ``federation`` is needed only where the run was started from Python on data without a name; ``engine`` and
-    ``workers`` only to compute elsewhere than before.
+    ``federation`` is needed only where the run was started from Python on data without a name, ``model`` only where
+    it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen. ``engine``
+    and ``workers`` are needed only to compute elsewhere than before.
     """
     store = Store(directory)
     config = store.config()
     if store.finished:
         store.tidy()
-        return Result.load(directory)
+        return Result.load(directory, model)
     try:
         settings, method = Settings(**config["settings"]), methods.from_config(config["method"])
-        model, dataset = model_called(config["model"]), config["dataset"]
+        model, dataset = model_from_config(config["model"], model), config["dataset"]
         source, fingerprint = config["source"], config["fingerprint"]
         place = Engine(**config.get("engine", {}))
     except (KeyError, TypeError) as gap:
@@ -688,9 +696,18 @@ def _one_each(probabilities: tuple[float, ...], m: int) -> Floats:
     return np.array(probabilities)
 
 
+def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> Floats:
+    """Return the first parameters of a run; draws of other numbers differ from the first, whatever the model."""
+    rng = generator(seed, "initial", *([number] if number else []))
+    w = model.initial(start, rng)
+    if number and not model.convex and (w == model.initial(start, generator(seed, "initial"))).all():
+        w = w + w.std() * rng.normal(size=w.shape)  # a module that was given has but one start
+    return w
+
+
 def _world(federation: Federation, model: Model[Any], settings: Settings) -> World:
     def initial(start: Any, number: int = 0) -> Floats:
-        return model.initial(start, generator(settings.seed, "initial", *([number] if number else [])))
+        return draw_initial(model, start, settings.seed, number)
 
     parts: tuple[Part, ...] = ("train", "validation", "train+validation")
     counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
@@ -730,10 +747,21 @@ def _unpacked(arrays: Arrays) -> Found | None:
     return Found(arrays["before_models"], arrays["before_labels"], known, settings, kept)
 
 
-def _fitting_model(federation: Federation, model: Model[Any] | None) -> Model[Any]:
-    model = model or default_model(federation.goal)
+def _fitting_model(federation: Federation, model: Model[Any] | str | None) -> Model[Any]:
+    if isinstance(model, str):
+        model = model_called(model)
+    model = model or default_model(federation.goal, federation.shape)
     model.check(federation.goal)
-    return model.sized(federation.n_features, federation.n_classes)
+    return model.sized(federation.n_features, federation.n_classes, federation.shape)
+
+
+def _check_plan(method: Method[Any], model: Model[Any]) -> None:
+    """Refuse what a network cannot do before anything is trained."""
+    if model.convex:
+        return
+    for part in method.plan_for(model):
+        if part.work.solver == "exact":
+            raise FedfuseError("a network has no exact solver: give work=Work(steps=…, lr=…, batch=…)")
 
 
 def _config(run: Run, source: dict[str, Any] | None, place: Engine) -> dict[str, Any]:
@@ -744,7 +772,7 @@ def _config(run: Run, source: dict[str, Any] | None, place: Engine) -> dict[str,
         "dataset": run.dataset,
         "source": source,
         "fingerprint": run.federation.fingerprint,
-        "model": type(run.model).__name__,
+        "model": run.model.to_config(),
         "method": run.method.to_config(),
         "settings": asdict(run.settings),
         "engine": asdict(place),

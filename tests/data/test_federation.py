@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -108,6 +110,57 @@ def test_layout_types_and_input_untouched():
     assert np.array_equal(X, before)
 
 
+def test_images_lie_in_a_line_and_remember_their_shape():
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, size=(20, 3, 4, 5), dtype=np.uint8)
+    y = rng.integers(0, 2, 20)
+    fed = Federation.from_arrays({"a": (pixels, y), "b": (pixels[::-1].astype(np.float32), y)})
+    assert fed.shape == (3, 4, 5)
+    assert fed.X.dtype == np.float32
+    assert fed.X.shape == (40, 60)
+    assert "3 x 4 x 5 features" in repr(fed)
+    order = shuffled_rows(np.array([20, 20]), 0)
+    assert np.array_equal(fed.X[:20].reshape(20, 3, 4, 5), pixels[order[:20]])
+    assert np.array_equal(fed.X[20:].reshape(20, 3, 4, 5), pixels[::-1][order[20:] - 20])
+
+
+def test_rows_in_a_line_can_be_given_a_shape():
+    X, y = good(12, 6)
+    fed = Federation.from_arrays([(X, y)], shape=(2, 3))
+    assert fed.shape == (2, 3)
+    assert fed.X.dtype == np.float32
+    bare = Federation.from_arrays([(X, y)])
+    assert bare.shape is None
+    assert len({fed.fingerprint, replace(fed, shape=(3, 2)).fingerprint, replace(fed, shape=None).fingerprint}) == 3
+
+
+def test_a_tensor_is_known_by_what_it_can_do():
+    class Tensor:
+        """On another processor, and part of a graph: numpy alone would refuse it."""
+
+        def __init__(self, values):
+            self.values = values
+
+        def detach(self):
+            return self
+
+        def cpu(self):
+            return self.values
+
+    X, y = good()
+    a, b = Federation.from_arrays([(Tensor(X), Tensor(y))]), Federation.from_arrays([(X, y)])
+    assert a.fingerprint == b.fingerprint
+
+
+def test_torch_tensors():
+    torch = pytest.importorskip("torch")
+    X, y = torch.rand(12, 1, 2, 2, requires_grad=True), torch.arange(12) % 3
+    fed = Federation.from_arrays({"a": (X, y), "b": (X.to(torch.bfloat16), y)})
+    assert fed.shape == (1, 2, 2)
+    assert fed.classes == (0, 1, 2)
+    assert np.allclose(np.sort(fed.X[:12, 0]), np.sort(X.detach().numpy()[:, 0, 0, 0]))
+
+
 def test_index_by_name_and_position():
     fed = Federation.from_arrays({"a": good(), "b": good()})
     assert fed.index("b") == fed.index(1) == 1
@@ -198,7 +251,20 @@ BAD = {
     "widths": ({"a": (X, Y), "b": (X[:, :1], Y)}, {}, "device 'b' has 1 features, device 'a' has 2"),
     "no columns": ({"a": (X[:, :0], Y)}, {}, "device 'a': X has no columns"),
     "1-D": ({"a": (Y, Y)}, {}, r"device 'a': X has shape \(10,\).*reshape\(-1, 1\)"),
-    "3-D": ({"a": (X[None], Y)}, {}, r"device 'a': X has shape \(1, 10, 2\)"),
+    "3-D": ({"a": (X[None], Y)}, {}, r"device 'a': X has 1 rows but y has 10 values"),
+    "0-D": ({"a": (1.0, Y)}, {}, r"device 'a': X is a single value, but must be a table"),
+    "row shapes": (
+        {"a": (np.zeros((10, 2, 2)), Y), "b": (np.zeros((10, 2, 3)), Y)},
+        {},
+        r"one row of device 'b' has the shape \(2, 3\), of device 'a' \(2, 2\)",
+    ),
+    "image and table": (
+        {"a": (X, Y), "b": (np.zeros((10, 2, 1)), Y)},
+        {},
+        r"one row of device 'b' has the shape \(2, 1\), of device 'a' \(2,\)",
+    ),
+    "shape": ({"a": (X, Y)}, {"shape": (2, 2)}, r"shape \(2, 2\) has 4 values, but rows have 2"),
+    "two shapes": ({"a": (np.zeros((10, 2, 2)), Y)}, {"shape": (4, 1)}, r"shape \(4, 1\) was given, but .*\(2, 2\)"),
     "lengths": ({"a": (X, Y[1:])}, {}, "device 'a': X has 10 rows but y has 9 values"),
     "y 2-D": ({"a": (X, Y[:, None])}, {}, r"device 'a': y has shape \(10, 1\)"),
     "y dates": ({"a": (X, np.arange(10).astype("datetime64[D]"))}, {}, r"y has the type datetime64"),

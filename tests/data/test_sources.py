@@ -51,8 +51,10 @@ def test_every_name_says_whether_it_is_there(tmp_path):
     sources = {s.name: s for s in available(tmp_path)}
     assert all(sources[f"synthetic:S{k}"].present for k in range(1, 6))
     assert not sources["housing-bodyfat"].present
-    (tmp_path / "tabular").mkdir()
-    for file in sources["housing-bodyfat"].files:
+    assert not sources["mnist"].present
+    assert sources["digits:rotated"].present
+    for file in {file for source in sources.values() for file in source.files}:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
     assert all(s.present and s.description for s in available(tmp_path))
 
@@ -77,6 +79,14 @@ def test_housing_without_its_files(tmp_path):
         load("housing-bodyfat", data_dir=tmp_path)
 
 
+def test_images_without_their_files(tmp_path):
+    words = (
+        r"mnist needs the file .*train-images.*get it with 'fedfuse data fetch mnist', or set FEDFUSE_DATA \(or --da"
+    )
+    with pytest.raises(FedfuseError, match=words):
+        load("mnist:rotated", data_dir=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
@@ -86,6 +96,10 @@ def test_housing_without_its_files(tmp_path):
         ("housing-bodyfat", {"target": "medv"}, "target='medv' is for tables only"),
         ("synthetic:S1", {"goal": "regression"}, "goal='regression' is for tables only"),
         ("housing-bodyfat", {"features": "normal"}, "features='normal' is for synthetic data only"),
+        ("digits", {"device": "x"}, "device='x' is for tables only"),
+        ("mnist", {"features": "normal"}, "features='normal' is for synthetic data only"),
+        ("mnist:rotatd", {}, "did you mean 'mnist:rotated'"),
+        ("fashion-mnist", {"test": 0.3}, "test=0.3 was given, but fashion-mnist has test images of its own"),
         ("nowhere.csv", {}, r"there is no file 'nowhere\.csv'"),
     ],
 )

@@ -31,7 +31,7 @@ from fedfuse.training import Callback
 from planted import planted
 
 GD, SGD, EXACT = Work(steps=3, lr=0.05), Work(steps=2, lr=0.05, batch=8), Work(solver="exact")
-LONG = 60.0  # seconds: on a busy machine a process may take many to begin
+LONG = 150.0  # seconds: on a busy machine a process takes many to begin
 
 
 def until(holds, what):

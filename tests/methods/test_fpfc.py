@@ -7,7 +7,6 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from scipy.special import softmax
 
 import fedfuse as ff
 from fedfuse.clusters import cluster_means
@@ -19,20 +18,9 @@ from fedfuse.methods.base import Found
 from fedfuse.models import default_model
 from fedfuse.tasks import Install, Order
 from fedfuse.training import Run, Settings, fit
-from planted import Keep, planted
+from partly_fused import PartlyFused
+from planted import Keep, begun, gradient, planted
 from textbook import Textbook
-
-
-def gradient(federation, device, w):
-    """The gradient of a device's mean loss on all but its test rows, by the formula."""
-    X, y = federation.rows("train+validation").of(device)
-    Z = np.column_stack([X, np.ones(len(X))])
-    if federation.goal == "regression":
-        return 2 * Z.T @ (Z @ w - y) / len(y)
-    C, p = federation.n_classes, X.shape[1]
-    W = np.column_stack([w[: C * p].reshape(C, p), w[C * p :]])
-    G = (softmax(Z @ W.T, axis=1) - np.eye(C)[y]).T @ Z / len(y)
-    return np.concatenate([G[:, :p].ravel(), G[:, p]])
 
 
 def by_the_book(federation, method, d, rounds, sampler):
@@ -74,6 +62,33 @@ def test_fit_equals_the_textbook(goal, method):
     book = by_the_book(federation, method, state.d, rounds, sampler)
     np.testing.assert_allclose(state.omega, book.omega, rtol=0, atol=1e-8)
     np.testing.assert_allclose(state.norms(), np.linalg.norm(book.theta, axis=2), rtol=0, atol=1e-8)
+
+
+def test_shared_weights_are_averaged_and_the_rest_is_fused():
+    """The book for the fused part; for the shared part the mean over active devices, by rows."""
+    federation, cut, work = planted(m=6, n=30), 2, ff.Work(steps=3, lr=0.05)
+    method = ff.FPFC(lam=0.3, xi=1e-2, refit=False, work=work, start="normal")
+    draws = np.random.default_rng(3)
+    turns = [draws.choice(6, draws.integers(1, 7), replace=False) for _ in range(20)]
+    run = begun(federation, method, PartlyFused(cut=cut), participation=lambda k, m: turns[k])
+    n, shared = federation.rows("train+validation").counts, run.state.shared.copy()
+    book = Textbook(run.state.pairs.omega, method.penalty, method.rho)
+    for active in turns:
+        run.round()
+        new = []
+        for i in active:
+            w, zeta = np.concatenate([shared, book.omega[i]]), book.anchor(i)
+            for _ in range(3):
+                pull = np.concatenate([np.zeros(cut), method.rho * (w[cut:] - zeta)])
+                w = w - 0.05 * (gradient(federation, i, w) + pull)
+            new.append(w)
+        book.absorb(active, np.array(new)[:, cut:])
+        shared = n[active] @ np.array(new)[:, :cut] / n[active].sum()
+        np.testing.assert_allclose(run.state.pairs.omega, book.omega, atol=1e-10)
+        np.testing.assert_allclose(run.state.shared, shared, atol=1e-12)
+    np.testing.assert_allclose(run.state.pairs.norms(), np.linalg.norm(book.theta, axis=2), atol=1e-10)
+    np.testing.assert_allclose(run.now.models(run.state)[:, :cut], np.tile(shared, (6, 1)))
+    assert run.ledger.floats == 6 * 4 + 2 * 4 * sum(map(len, turns))
 
 
 @pytest.mark.parametrize("goal", ["regression", "classification"])
@@ -171,7 +186,7 @@ def test_described_and_built_again(kind):
         ({"lam": 0.6, "rho": 1 / 2.7}, r"rho must exceed 1/\(a - 1\)"),
         ({"nu": 0.0}, "nu must be a positive number"),
         ({"nu": float("inf")}, "nu must be a positive number"),
-        ({"start": "warm"}, "start must be 'zero' or 'normal'"),
+        ({"start": "warm"}, "start must be 'auto', 'zero' or 'normal'"),
         ({"rows": "test"}, "test rows are never trained on"),
         ({"rows": "all"}, "test rows are never trained on"),
     ],

@@ -1,8 +1,11 @@
 """Who has which data: federations, and where they come from."""
 
+from fedfuse.data import images, partition
+from fedfuse.data.datasets import federation_from_datasets
+from fedfuse.data.directory import data_directory
 from fedfuse.data.federation import Federation, Goal, Rows
 from fedfuse.data.housing import housing_bodyfat
-from fedfuse.data.sources import Source, available, data_directory, load
+from fedfuse.data.sources import Source, available, load
 from fedfuse.data.synthetic import SyntheticTruth, synthetic, synthetic_truth
 from fedfuse.data.tables import Encoder, federation_from_frame, read_table
 
@@ -15,9 +18,12 @@ __all__ = [
     "SyntheticTruth",
     "available",
     "data_directory",
+    "federation_from_datasets",
     "federation_from_frame",
     "housing_bodyfat",
+    "images",
     "load",
+    "partition",
     "read_table",
     "synthetic",
     "synthetic_truth",

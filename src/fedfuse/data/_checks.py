@@ -50,24 +50,52 @@ def feature_names(names: Sequence[str], given: Sequence[Any], features: Sequence
     return columns[0]
 
 
-def feature_array(X: Any, device: str) -> Floats:
-    """Return X as a float64 array of rows x features, without a copy where it is one already."""
-    array = _array(X, "X", device)
+def row_shape(
+    Xs: Sequence[npt.NDArray[Any]], names: Sequence[str], shape: Sequence[int] | None
+) -> tuple[int, ...] | None:
+    """Return the shape of one row's features, asked for or told from arrays of more than two dimensions."""
+    forms = [X.shape[1:] for X in Xs]
+    for name, form in zip(names, forms, strict=True):
+        if form != forms[0] and max(len(form), len(forms[0])) > 1:
+            raise FedfuseError(
+                f"one row of device {name!r} has the shape {form}, of device {names[0]!r} {forms[0]}: "
+                "give all devices rows of one shape"
+            )
+    told = forms[0] if len(forms[0]) > 1 else None
+    if shape is None:
+        return told
+    asked = tuple(int(n) for n in shape)
+    if told not in (None, asked):
+        raise FedfuseError(f"shape {asked} was given, but rows have the shape {told}; leave it out")
+    return asked
+
+
+def feature_array(array: npt.NDArray[Any], device: str, keep: bool = False) -> Floats:
+    """Return the features as a float64 array of rows x features, without a copy where it is one already.
+
+    With ``keep`` numbers stay of their own type: images are often bytes, and eight times as large in float64.
+    """
     if array.ndim == 1:
         raise FedfuseError(
             f"device {device!r}: X has shape {array.shape}, but must be rows x features; "
             "use X.reshape(-1, 1) for one feature"
         )
-    if array.ndim != 2:
-        raise FedfuseError(f"device {device!r}: X has shape {array.shape}, but must be a table of rows x features")
+    if array.ndim == 0:
+        raise FedfuseError(f"device {device!r}: X is a single value, but must be a table of rows x features")
     if array.shape[0] == 0:
         raise FedfuseError(f"device {device!r} has no rows: give it rows or leave it out")
-    if array.shape[1] == 0:
+    if array.size == 0:
         raise FedfuseError(f"device {device!r}: X has no columns (shape {array.shape}); give at least one feature")
-    return _as_numbers(array, device)
+    array = array.reshape(len(array), -1)
+    return array if keep and array.dtype.kind in "biuf" else _as_numbers(array, device)
 
 
-def _array(values: Any, word: str, device: str) -> npt.NDArray[Any]:
+def as_numpy(values: Any, word: str, device: str) -> npt.NDArray[Any]:
+    """Return values as an array; a tensor on any processor is known by what it can do, torch is not imported."""
+    if hasattr(values, "detach") and hasattr(values, "cpu"):
+        values = values.detach().cpu()
+        if str(getattr(values, "dtype", "")) == "torch.bfloat16":  # numpy has no such numbers
+            values = values.float()
     try:
         return np.asarray(values)
     except ValueError:
@@ -114,7 +142,7 @@ def check_finite(X: Floats, device: str, features: Sequence[str]) -> None:
 
 def target_array(y: Any, device: str, n: int) -> npt.NDArray[Any]:
     """Return y as one value per row: numbers, booleans, text or objects, none of them missing."""
-    array = _array(y, "y", device)
+    array = as_numpy(y, "y", device)
     if isinstance(getattr(y, "dtype", None), pd.CategoricalDtype):
         array = array.astype(object)
     if array.dtype.kind in "ST":

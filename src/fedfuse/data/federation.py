@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -76,6 +77,9 @@ class Federation:
         The true group of every device, where known.
     encoder
         How a table's columns became numbers, where they did.
+    shape
+        The shape of one row's features before they were laid in a line, (1, 28, 28) for instance; None for
+        tables.
     """
 
     names: tuple[str, ...]
@@ -87,6 +91,11 @@ class Federation:
     features: tuple[str, ...] = ()
     truth: Ints | None = None
     encoder: Encoder | None = None
+    shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape is not None and prod(self.shape) != self.X.shape[1]:
+            raise FedfuseError(f"shape {self.shape} has {prod(self.shape)} values, but rows have {self.X.shape[1]}")
 
     @property
     def m(self) -> int:
@@ -137,14 +146,17 @@ class Federation:
             digest.update(str((part.shape, part.dtype)).encode())
             digest.update(np.ascontiguousarray(part).data)
         digest.update("\0".join(self.names).encode())
+        if self.shape is not None:
+            digest.update(str(self.shape).encode())
         return digest.hexdigest()
 
     def __repr__(self) -> str:
         n = self.rows("all").counts
         what = f"{self.n_classes} classes" if self.goal == "classification" else "regression"
+        features = " x ".join(map(str, self.shape)) if self.shape else str(self.n_features)
         return (
             f"Federation({self.m} devices, {n.sum():,} rows ({n.min():,} to {n.max():,} each), "
-            f"{self.n_features} features, {what})"
+            f"{features} features, {what})"
         )
 
     @classmethod
@@ -155,6 +167,7 @@ class Federation:
         goal: Goal | None = None,
         truth: Sequence[int] | npt.ArrayLike | None = None,
         features: Sequence[str] | None = None,
+        shape: Sequence[int] | None = None,
         test: float = 0.2,
         validation: float = 0.2,
         seed: int = 0,
@@ -164,7 +177,9 @@ class Federation:
         Parameters
         ----------
         data
-            ``{name: (X, y)}`` or a list of (X, y).
+            ``{name: (X, y)}`` or a list of (X, y): arrays, data frames or tensors. With more than two
+            dimensions (rows x channels x height x width, say) rows are laid in a line, as float32, and `shape`
+            remembers theirs. Values are taken as they are: scale images beforehand.
         goal
             Told from y when not given: text, booleans, objects, categories and whole numbers (also as floats)
             with at most 20 distinct values over all devices mean classes, which are numbered in sorted order.
@@ -172,6 +187,8 @@ class Federation:
             The true group of every device, if known; only used to report the adjusted Rand index.
         features
             Column names; told from data frames when not given, else x0, x1, …
+        shape
+            Of one row, where rows are images that lie in a line already; told from X when not given.
         test, validation
             Shares: of a device's rows for the test, and of the rest for validation. Every part with a share
             above 0 gets at least one row of every device.
@@ -193,7 +210,9 @@ class Federation:
         check.check_splits(test, validation, seed)
         names, pairs = check.named_pairs(data)
         columns = check.feature_names(names, [X for X, _ in pairs], features)
-        Xs = [check.feature_array(X, name) for (X, _), name in zip(pairs, names, strict=True)]
+        arrays = [check.as_numpy(X, "X", name) for (X, _), name in zip(pairs, names, strict=True)]
+        form = check.row_shape(arrays, names, shape)
+        Xs = [check.feature_array(X, name, keep=form is not None) for X, name in zip(arrays, names, strict=True)]
         check.check_widths(Xs, names, columns)
         columns = columns or default_features(Xs[0].shape[1])
         for X, name in zip(Xs, names, strict=True):
@@ -205,7 +224,8 @@ class Federation:
         found, y, classes = encode(np.concatenate(ys), goal, "the target")
         rows, cuts = shuffled_rows(counts, seed), cut_points(counts, test, validation)
         groups = check.truth_array(truth, len(names))
-        return cls(names, _gathered(Xs, rows, cuts), y[rows], cuts, found, classes, columns, groups)
+        X = _gathered(Xs, rows, cuts, np.float64 if form is None else np.float32)
+        return cls(names, X, y[rows], cuts, found, classes, columns, groups, shape=form)
 
     @classmethod
     def from_frame(
@@ -220,6 +240,25 @@ class Federation:
 
         return federation_from_frame(frame, device=device, target=target, goal=goal, **splits)
 
+    @classmethod
+    def from_datasets(
+        cls,
+        data: Mapping[Any, Any] | Sequence[Any],
+        *,
+        goal: Goal | None = None,
+        truth: Sequence[int] | npt.ArrayLike | None = None,
+        **splits: Any,
+    ) -> Federation:
+        """Build a federation from one data set per device, or one (training set, test set).
+
+        A data set is anything with a length whose items are (x, y), a PyTorch Dataset for instance, as
+        `fedfuse.data.datasets.federation_from_datasets` describes, which also says what ``splits`` (test,
+        validation, seed) are.
+        """
+        from fedfuse.data.datasets import federation_from_datasets
+
+        return federation_from_datasets(data, goal=goal, truth=truth, **splits)
+
 
 def cut_points(counts: Ints, test: float, validation: float) -> Ints:
     """Return the cut points (m x 4) for devices with these numbers of rows.
@@ -230,9 +269,18 @@ def cut_points(counts: Ints, test: float, validation: float) -> Ints:
     [[0, 6, 8, 10], [10, 11, 12, 13]]
     """
     n_test = _share(counts, test, keep=1 + (validation > 0))
-    n_validation = _share(counts - n_test, validation, keep=1)
-    ends = np.cumsum(counts)
-    return np.stack([ends - counts, ends - n_test - n_validation, ends - n_test, ends], axis=1)
+    return cuts_beside(counts - n_test, n_test, validation)
+
+
+def cuts_beside(counts: Ints, n_test: Ints, validation: float) -> Ints:
+    """Return the cut points (m x 4) for devices with these numbers of rows to learn from, and for the test.
+
+    >>> cuts_beside(np.array([10, 5]), np.array([3, 1]), validation=0.2).tolist()
+    [[0, 8, 10, 13], [13, 17, 18, 19]]
+    """
+    n_validation = _share(counts, validation, keep=1)
+    ends = np.cumsum(counts + n_test)
+    return np.stack([ends - counts - n_test, ends - n_test - n_validation, ends - n_test, ends], axis=1)
 
 
 def _share(counts: Ints, share: float, keep: int) -> Ints:
@@ -253,11 +301,15 @@ def default_features(n: int) -> tuple[str, ...]:
     return tuple(f"x{j}" for j in range(n))
 
 
-def _gathered(Xs: Sequence[Floats], rows: Ints, cuts: Ints) -> Floats:
+def _gathered(Xs: Sequence[Floats], rows: Ints, cuts: Ints, dtype: npt.DTypeLike) -> Floats:
     # straight from each device's array to its place: one copy in all
-    X = np.empty((len(rows), Xs[0].shape[1]))
+    X: Floats = np.empty((len(rows), Xs[0].shape[1]), dtype)
     for Xi, (start, *_, stop) in zip(Xs, cuts, strict=True):
-        np.take(Xi, rows[start:stop] - start, axis=0, out=X[start:stop], mode="clip")
+        place, order = X[start:stop], rows[start:stop] - start
+        if Xi.dtype == X.dtype:
+            np.take(Xi, order, axis=0, out=place, mode="clip")
+        else:
+            place[:] = Xi[order]
     return X
 
 

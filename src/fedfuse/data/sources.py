@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
-from platformdirs import user_cache_dir
-
+from fedfuse.data.directory import absent, data_directory, directory_with
 from fedfuse.data.federation import Federation, Goal
 from fedfuse.data.files import SUFFIXES, read_table
 from fedfuse.data.housing import FILES, housing_bodyfat
+from fedfuse.data.images import FILES as IMAGE_FILES
+from fedfuse.data.images import digits, fashion_mnist, mnist
 from fedfuse.data.synthetic import SCENARIOS, FeatureLaw, synthetic
 from fedfuse.data.tables import federation_from_frame
 from fedfuse.errors import FedfuseError
@@ -25,6 +27,10 @@ _GROUPS = {
     "S4": "50 devices, all alike",
     "S5": "50 devices, all different",
 }
+_ROTATED = ":rotated"
+_IMAGES = {"mnist": "28 x 28", "fashion-mnist": "28 x 28", "digits": "8 x 8"}
+_MAKERS: dict[str, Callable[..., Federation]] = {"mnist": mnist, "fashion-mnist": fashion_mnist, "digits": digits}
+TEST = 0.2
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,6 @@ class Source:
     present: bool = True
 
 
-def data_directory(explicit: str | Path | None = None) -> Path:
-    """Return where data files are: what is given, else $FEDFUSE_DATA, else the user's cache directory."""
-    chosen = explicit or os.environ.get("FEDFUSE_DATA") or user_cache_dir("fedfuse")
-    return Path(chosen).expanduser()
-
-
 def available(data_dir: str | Path | None = None) -> list[Source]:
     """Return the data sets with names, and whether their files are there.
 
@@ -60,10 +60,20 @@ def available(data_dir: str | Path | None = None) -> list[Source]:
     ['synthetic:S1', 'synthetic:S2']
     """
     directory = data_directory(data_dir)
-    computed = [Source(_SYNTHETIC + s, f"10 classes, 60 features, {_GROUPS[s]}") for s in SCENARIOS]
-    text = "regression, 14 features, 6 devices with Boston housing and 2 with body fat"
-    present = not _absent(directory)
-    return [*computed, Source(_HOUSING, text, FILES, present)]
+    computed = [Source(_SYNTHETIC + s, f"{_GROUPS[s]}; 10 classes") for s in SCENARIOS]
+    text = "regression; 6 devices with housing, 2 with body fat"
+    housing = Source(_HOUSING, text, FILES, not absent(FILES, directory))
+    return [*computed, housing, *_image_sources(directory)]
+
+
+def _image_sources(directory: Path) -> list[Source]:
+    sources = []
+    for name, size in _IMAGES.items():
+        files = IMAGE_FILES.get(name, ())
+        here = not absent(files, directory)
+        sources.append(Source(name, f"images of {size}, 4 groups of 5 by swapped labels", files, here))
+        sources.append(Source(name + _ROTATED, f"images of {size}, 4 groups of 5 by rotation", files, here))
+    return sources
 
 
 def load(
@@ -75,7 +85,7 @@ def load(
     goal: Goal | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
-    test: float = 0.2,
+    test: float = TEST,
     validation: float = 0.2,
 ) -> Federation:
     """Return the federation that a name or a file stands for.
@@ -83,8 +93,8 @@ def load(
     Parameters
     ----------
     dataset
-        ``synthetic:S1`` … ``synthetic:S5``, ``housing-bodyfat``, or the path of a .csv, .csv.gz or .parquet
-        file.
+        ``synthetic:S1`` … ``synthetic:S5``, ``housing-bodyfat``, ``mnist``, ``fashion-mnist``, ``digits`` (these
+        three also as ``mnist:rotated`` …), or the path of a .csv, .csv.gz or .parquet file.
     features
         For synthetic data: ``"uniform"`` or ``"normal"``.
     device, target
@@ -96,7 +106,8 @@ def load(
     data_dir
         Where the files of named data sets are; see `data_directory`.
     test, validation
-        Shares: of a device's rows for the test, and of the rest for validation.
+        Shares: of a device's rows for the test, and of the rest for validation. MNIST and Fashion-MNIST have
+        test images of their own.
 
     Examples
     --------
@@ -106,15 +117,23 @@ def load(
     shares = {"test": test, "validation": validation}
     is_file = _is_file(dataset)
     if not is_file:
-        _check_name(dataset)
+        check_name(dataset)
         _refuse_columns(dataset, device=device, target=target, goal=goal)
     if not dataset.startswith(_SYNTHETIC) and features != "uniform":
         raise FedfuseError(f"features={features!r} is for synthetic data only, not for {dataset!r}; leave it out")
     if is_file:
         return _load_file(dataset, device, target, goal, seed, shares)
     if dataset == _HOUSING:
-        return housing_bodyfat(_housing_directory(data_dir), seed=seed, **shares)
+        return housing_bodyfat(directory_with(FILES, _HOUSING, "put it there", data_dir), seed=seed, **shares)
+    if dataset.removesuffix(_ROTATED) in _MAKERS:
+        return _load_images(dataset, seed, shares, data_dir)
     return synthetic(dataset.removeprefix(_SYNTHETIC), features, seed=seed, **shares)
+
+
+def absolute(dataset: str) -> str:
+    """Return a file's full path, so that it is found again from anywhere; a name as it is."""
+    path = Path(dataset).expanduser()
+    return str(path.absolute()) if path.is_file() else dataset
 
 
 def _is_file(dataset: str) -> bool:
@@ -122,7 +141,8 @@ def _is_file(dataset: str) -> bool:
     return dataset.lower().endswith(SUFFIXES) or Path(dataset).expanduser().is_file()
 
 
-def _check_name(dataset: str) -> None:
+def check_name(dataset: str) -> None:
+    """Refuse a name that no data set has."""
     known = [source.name for source in available()]
     if dataset not in known:
         near = get_close_matches(dataset, known, n=1)
@@ -159,16 +179,11 @@ def _load_file(
     return federation_from_frame(frame, device=device, target=target, goal=goal, seed=seed, **shares)
 
 
-def _housing_directory(data_dir: str | Path | None) -> Path:
-    directory = data_directory(data_dir)
-    absent = _absent(directory)
-    if absent:
-        raise FedfuseError(
-            f"{_HOUSING} needs the file {str(directory / absent[0])!r}, which is not there; put it there, "
-            f"or set FEDFUSE_DATA (or --data-dir) to the directory that holds {' and '.join(FILES)}"
-        )
-    return directory
-
-
-def _absent(directory: Path) -> list[str]:
-    return [file for file in FILES if not (directory / file).is_file()]
+def _load_images(dataset: str, seed: int, shares: dict[str, float], data_dir: str | Path | None) -> Federation:
+    name = dataset.removesuffix(_ROTATED)
+    options: dict[str, Any] = {"groups": "swap" if name == dataset else "rotate", "validation": shares["validation"]}
+    if name not in IMAGE_FILES:
+        return _MAKERS[name](seed, test=shares["test"], **options)
+    if shares["test"] != TEST:
+        raise FedfuseError(f"test={shares['test']:g} was given, but {name} has test images of its own; leave it out")
+    return _MAKERS[name](seed, data_dir=data_dir, **options)

@@ -174,7 +174,8 @@ class InProcess(Fleet):
         anchor = None if first.anchor is None else _stack(t.anchor for t in tasks)
         if anchor is None and first.rho:
             anchor = np.zeros_like(start[:, self._model.fused])
-        rngs = self._generators(orders) if first.work.batch is not None else None
+        drawing = first.work.batch is not None or not self._model.convex
+        rngs = self._generators(orders) if drawing else None
         new = self._model.train(self.load(first.rows), devices, start, anchor, first.rho, first.work, rngs)
         if first.send != "update":
             # a device whose training diverged goes on from the last model that the server could use
@@ -207,32 +208,36 @@ class InProcess(Fleet):
 
     def _meta_train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         tasks = [o.task for o in orders if isinstance(o.task, MetaTrain)]
-        first, w = tasks[0], _stack(t.start for t in tasks)
-        rngs, (steps, lr) = self._generators(orders), plain(first.work)
-        if first.work.batch is not None:  # steps are passes over the rows
-            longest = self._rows(first.rows).counts[devices].max()
-            steps *= -(-int(longest) // first.work.batch)
-
-        def gradient(at: Floats) -> Floats:
-            return self._batch_gradients(at, devices, first, rngs)
-
-        for _ in range(steps):
-            g = gradient(w - first.inner * gradient(w))
-            if first.hessian:
-                g = g - first.inner * (gradient(w + EPSILON * g) - gradient(w - EPSILON * g)) / (2 * EPSILON)
-            w = (w - lr * g).astype(self._dtype)
+        first, w, rngs = tasks[0], _stack(t.start for t in tasks).astype(self._dtype), self._generators(orders)
+        steps = np.full(len(devices), plain(first.work)[0])
+        if first.work.batch is not None:  # steps are passes over a device's own rows
+            steps *= -(-self._rows(first.rows).counts[devices] // first.work.batch)
+        for k in range(int(steps.max())):
+            still = np.flatnonzero(steps > k)
+            w[still] = self._meta_step(w[still], devices[still], first, [rngs[i] for i in still])
         return list(w)
 
-    def _batch_gradients(self, at: Floats, devices: Ints, task: MetaTrain, rngs: list[np.random.Generator]) -> Floats:
-        """Return gradients on all rows, or for mini-batches on rows drawn anew."""
+    def _meta_step(self, w: Floats, devices: Ints, task: MetaTrain, rngs: list[np.random.Generator]) -> Floats:
+        """Return w after one step against the loss after one step; each of its gradients is on a batch of its own."""
+        batches = (self._batch(devices, task, rngs) for _ in range(3))
+        adapted = w - task.inner * self._model.gradients(*next(batches), w)
+        g = self._model.gradients(*next(batches), adapted)
+        if task.hessian:  # both ends of the difference are on the same batch
+            data, who = next(batches)
+            ends = [self._model.gradients(data, who, w + sign * EPSILON * g) for sign in (1, -1)]
+            g = g - task.inner * (ends[0] - ends[1]) / (2 * EPSILON)
+        return np.asarray(w - plain(task.work)[1] * g)
+
+    def _batch(self, devices: Ints, task: MetaTrain, rngs: list[np.random.Generator]) -> tuple[Any, Ints]:
+        """Return rows, and the devices' places in them: all rows, or some of each device that are drawn anew."""
         if task.work.batch is None:
-            return self._model.gradients(self.load(task.rows), devices, at)
-        rows, everyone = self._rows(task.rows), np.arange(len(devices))
+            return self.load(task.rows), devices
+        rows = self._rows(task.rows)
         drawn = [rng.permutation(int(rows.counts[i]))[: task.work.batch] for rng, i in zip(rngs, devices, strict=True)]
         index = np.concatenate([rows.start[i] + d for i, d in zip(devices, drawn, strict=True)])
         stop = np.cumsum([len(d) for d in drawn])
         some = Rows(rows.X[index], rows.y[index], np.concatenate([[0], stop[:-1]]), stop)
-        return self._model.gradients(self._model.load(some, self._dtype), everyone, at)
+        return self._model.load(some, self._dtype), np.arange(len(devices))
 
     def _choose(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         tasks = [o.task for o in orders if isinstance(o.task, Choose)]
@@ -251,7 +256,8 @@ class InProcess(Fleet):
             answers = self._model.gradients(data, each, start)
         else:
             repeated = [o for o in orders for _ in range(len(each) // len(orders))]
-            rngs = self._generators(repeated) if first.work.batch is not None else None
+            drawing = first.work.batch is not None or not self._model.convex
+            rngs = self._generators(repeated) if drawing else None
             answers = self._model.train(data, each, start, None, 0.0, first.work, rngs)
         return list(np.hstack([answers.reshape(len(tasks), -1), weights]))
 
@@ -298,8 +304,10 @@ def _subspace(rows: Rows, device: int, task: Subspace) -> Floats:
 
 def _leading(X: Floats, p: int) -> Floats:
     """Return the first left singular vectors of X' (features x p), none with a negative sum."""
-    U, _, _ = np.linalg.svd(np.asarray(X, dtype=np.float64).T, full_matrices=False)
-    U = U[:, :p]
+    X = np.asarray(X, dtype=np.float64)
+    if len(X) > X.shape[1]:  # of X = QR, where Q is large and R small, X' and R' have the same
+        X = np.asarray(np.linalg.qr(X, mode="r"))
+    U = np.linalg.svd(X.T, full_matrices=False)[0][:, :p]
     return np.asarray(U * np.where(U.sum(axis=0) < 0, -1.0, 1.0))
 
 

@@ -55,7 +55,7 @@ class Known(NamedTuple):
 
     models: Floats  # of every device
     labels: Ints
-    counts: Ints  # rows that each was trained on
+    counts: Ints  # rows of each
     lam: float | None
     kept: Arrays  # what `Method.keep` kept
 
@@ -104,7 +104,8 @@ class Method(ABC, Generic[State]):
     Parameters
     ----------
     start
-        First parameters of all devices: ``"zero"``, or ``"normal"`` for one draw of N(0, 1).
+        First parameters of all devices: ``"zero"``, ``"normal"`` for one draw of N(0, 1), or ``"auto"`` for what suits
+        the model: zero for linear and softmax regression, its own first weights for a network.
     work
         What a device does when it is active.
     rows
@@ -117,13 +118,13 @@ class Method(ABC, Generic[State]):
     private: ClassVar[bool] = False  # whether devices hold what the server never sees
     asynchronous: ClassVar[bool] = False  # whether a single reply, to a question of some time ago, is of use
     gathers: ClassVar[bool] = False  # whether replies add up over rounds, however few come in one
-    start: Start = "zero"
+    start: Start = "auto"
     work: Work = field(default_factory=Work)
     rows: Part = "train+validation"
 
     def __post_init__(self) -> None:
         if self.start not in get_args(Start):
-            raise FedfuseError(f"start must be 'zero' or 'normal', got {self.start!r}")
+            raise FedfuseError(f"start must be 'auto', 'zero' or 'normal', got {self.start!r}")
         if self.rows not in ("train", "train+validation"):
             words = "rows must be 'train' or 'train+validation' (test rows are never trained on)"
             raise FedfuseError(f"{words}, got {self.rows!r}")
@@ -132,6 +133,10 @@ class Method(ABC, Generic[State]):
     def plan(self) -> tuple[Method[Any], ...]:
         """What really runs, one after the other: most methods are their own plan."""
         return (self,)
+
+    def plan_for(self, model: Model[Any]) -> tuple[Method[Any], ...]:
+        """Return the plan with this model: networks may need another."""
+        return self.plan
 
     @property
     def rounds(self) -> int | None:

@@ -37,8 +37,8 @@ Linkage = Literal["complete", "single"]
 Auto = Literal["auto"]
 PATIENCE = 20  # rounds before the first cut
 SMALLEST = 2  # clusters of so many or fewer stay whole
-EPS1 = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-RATIOS = (1, 2, 5, 10)
+EPS1 = (0.05, 0.1, 0.2, 0.5, 1.0)  # to choose from; the paper's range is [0, 1],
+RATIOS = (1, 2, 5)  # and [eps1, 10 eps1] for eps2
 
 
 def cosines(updates: Floats) -> Floats:
@@ -89,7 +89,7 @@ class CFL(Remembering):
 
     @property
     def plan(self) -> tuple[Method[Any], ...]:
-        return (Searched(inner=self), self) if "auto" in (self.eps1, self.eps2) else (self,)
+        return Searched(inner=self).plan if "auto" in (self.eps1, self.eps2) else (self,)
 
     def candidates(self, state: Memory) -> list[dict[str, Any]]:
         firsts = EPS1 if self.eps1 == "auto" else (float(self.eps1),)

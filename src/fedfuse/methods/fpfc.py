@@ -28,8 +28,10 @@ from fedfuse.fusion import FusionState, Residuals
 from fedfuse.guest import Guest
 from fedfuse.methods.auto import AutoFPFC
 from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Method, World
+from fedfuse.methods.networks import NetworkAuto, NetworkRefit
 from fedfuse.methods.refit import Refit
 from fedfuse.methods.welcome import judged
+from fedfuse.models.base import Model
 from fedfuse.penalties import L1, Penalty, SmoothedSCAD
 from fedfuse.tasks import Install, Task, Train
 from fedfuse.types import Floats, Ints
@@ -120,6 +122,16 @@ class PairwiseFusion(Method[Fusing]):
         if self.lam != "auto":
             return (own, Refit()) if self.refit else (own,)
         found = AutoFPFC(a=self.reach, refit=self.refit)
+        return (found,) if self.refit else (found, own)
+
+    def plan_for(self, model: Model[Any]) -> tuple[Method[Any], ...]:
+        if model.convex:
+            return self.plan
+        own = replace(self, refit=False)
+        common: dict[str, Any] = {"work": self.work, "start": self.start, "rows": self.rows}
+        if self.lam != "auto":
+            return (own, NetworkRefit(**common)) if self.refit else (own,)
+        found = NetworkAuto(a=self.reach, **common)
         return (found,) if self.refit else (found, own)
 
     def given(self, before: Found | None) -> PairwiseFusion:

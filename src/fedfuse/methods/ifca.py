@@ -55,7 +55,6 @@ class IFCA(Remembering):
     """
 
     name: ClassVar[str] = "ifca"
-    start: Start = "normal"
     n_models: int | Literal["auto"] = "auto"
     average: Average = "model"
     temperature: float = 0.0
@@ -77,14 +76,15 @@ class IFCA(Remembering):
 
     @property
     def plan(self) -> tuple[Method[Any], ...]:
-        return (Searched(inner=self), self) if self.n_models == "auto" else (self,)
+        return Searched(inner=self).plan if self.n_models == "auto" else (self,)
 
     def candidates(self, state: Memory) -> list[dict[str, Any]]:
         return [{"n_models": n} for n in NUMBERS if n <= state.world.m]
 
     def begin(self, world: World, before: Found | None = None) -> Memory:
         count = 1 if self.n_models == "auto" else int(self.n_models)
-        drawn = [world.initial(self.start, number) for number in range(count)]
+        start: Start = "normal" if self.start == "auto" and world.model.convex else self.start
+        drawn = [world.initial(start, number) for number in range(count)]
         models = np.array(self.near or drawn, dtype=world.dtype)
         fused = world.model.fused
         # one trunk for all, as a device would have it

@@ -88,4 +88,5 @@ class LGFedAvg(Remembering):
 
     def admit(self, known: Known, world: World, device: int) -> Admission:
         """Fine-tune the global head, on the first representation."""
-        return Joined((yield Train(self.work.at(0), start=known.kept["model"], rows=self.rows)))
+        yield Train(self.work.at(0), start=known.kept["model"], rows=self.rows, send="nothing")
+        return Joined((yield Show()))

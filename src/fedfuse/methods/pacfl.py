@@ -35,7 +35,7 @@ from fedfuse.types import Floats, Ints
 
 Angle = Literal["column", "principal"]
 Linkage = Literal["average", "complete", "single"]
-QUANTILES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+NUMBERS = (1, 2, 3, 4, 5, 6, 8, 11, 15, 22, 35, 60)  # of clusters among which a threshold is chosen, besides m
 # the original's average is that of two clusters, not of their members
 _SCIPY: dict[str, Literal["weighted", "complete", "single"]] = {
     "average": "weighted",
@@ -68,8 +68,20 @@ def agglomerated(A: Floats, threshold: float, how: Linkage = "average") -> Ints:
     """Merge the two nearest clusters until they are further apart than the threshold; return labels."""
     if len(A) == 1:
         return np.zeros(1, np.int64)
-    tree = linkage(squareform(A, checks=False), method=_SCIPY[how])
-    return canonical(fcluster(tree, threshold, criterion="distance"))
+    return canonical(fcluster(_merges(A, how), threshold, criterion="distance"))
+
+
+def _merges(A: Floats, how: Linkage) -> Floats:
+    """Return all merges, nearest first, as SciPy has them: which two, and how far apart (third column)."""
+    return np.asarray(linkage(squareform(A, checks=False), method=_SCIPY[how]))
+
+
+def thresholds(A: Floats, how: Linkage = "average") -> list[float]:
+    """Return one threshold for each of a few numbers of clusters, from one to as many as there are devices."""
+    m = len(A)
+    heights = np.concatenate([[0.0], _merges(A, how)[:, 2], [180.0]]) if m > 1 else np.array([0.0, 180.0])
+    merged = sorted({m - n for n in (*NUMBERS, m) if n <= m})
+    return sorted({float(f"{(heights[k] + heights[k + 1]) / 2:.6g}") for k in merged})
 
 
 @dataclass(frozen=True)
@@ -79,8 +91,8 @@ class PACFL(Averaging):
     Parameters
     ----------
     threshold
-        Angle in degrees beyond which clusters are not merged; ``"auto"`` chooses among quantiles of the angles, on
-        validation rows.
+        Angle in degrees beyond which clusters are not merged; ``"auto"`` chooses among a few that leave from one
+        cluster to one for each device, on validation rows.
     p
         Singular vectors of each class, or of all rows for regression.
     angle, linkage
@@ -111,13 +123,10 @@ class PACFL(Averaging):
 
     @property
     def plan(self) -> tuple[Method[Any], ...]:
-        return (Searched(inner=self), self) if self.threshold == "auto" else (self,)
+        return Searched(inner=self).plan if self.threshold == "auto" else (self,)
 
     def candidates(self, state: Memory) -> list[dict[str, Any]]:
-        A = state["angles"]
-        tree = linkage(squareform(A, checks=False), method=_SCIPY[self.linkage]) if len(A) > 1 else np.zeros((0, 4))
-        heights = np.quantile(np.concatenate([[0.0], tree[:, 2]]), QUANTILES)
-        return [{"threshold": float(f"{h:.6g}") + 1e-6} for h in np.unique(heights)]
+        return [{"threshold": threshold} for threshold in thresholds(state["angles"], self.linkage)]
 
     def begin(self, world: World, before: Found | None = None) -> Memory:
         state = self._state(world, np.zeros(world.m, np.int64))

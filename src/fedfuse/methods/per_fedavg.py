@@ -23,7 +23,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Memory, World
 from fedfuse.methods.fedavg import FedAvg
 from fedfuse.schedules import value
-from fedfuse.tasks import MetaTrain, Task, Train
+from fedfuse.tasks import MetaTrain, Show, Task, Train
 from fedfuse.types import Floats, Ints
 
 Variant = Literal["first-order", "hessian-free"]
@@ -80,5 +80,5 @@ class PerFedAvg(FedAvg):
 
     def admit(self, known: Known, world: World, device: int) -> Admission:
         """Adapt the model by one step."""
-        w = known.kept["model"]
-        return Joined(w + (yield self._adapt(w)))
+        yield replace(self._adapt(known.kept["model"]), send="nothing")
+        return Joined((yield Show()))

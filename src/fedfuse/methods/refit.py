@@ -17,9 +17,11 @@ import numpy as np
 from fedfuse.clusters import canonical
 from fedfuse.errors import FedfuseError
 from fedfuse.lbfgs import LBFGS
-from fedfuse.methods.base import Admission, Found, Known, World
+from fedfuse.methods.base import Admission, Found, Known, Method, World
+from fedfuse.methods.networks import NetworkOracle
 from fedfuse.methods.staged import END, Staged, StagedState
 from fedfuse.methods.welcome import judged
+from fedfuse.models.base import Model
 from fedfuse.tasks import Alone, Gradient, Moments, Part, Rescale, Task
 from fedfuse.types import Bools, Floats, Ints
 
@@ -254,6 +256,10 @@ class Oracle(Refit):
     """Pooled training within the true clusters: the yardstick for every method, where the truth is known."""
 
     name: ClassVar[str] = "oracle"
+
+    def plan_for(self, model: Model[Any]) -> tuple[Method[Any], ...]:
+        network = NetworkOracle(work=self.work, start=self.start, rows="train+validation")
+        return (self,) if model.convex else (network,)
 
     def admit(self, known: Known, world: World, device: int) -> Admission:
         """Find the newcomer's cluster by losses: its true group is not known here."""

@@ -9,7 +9,7 @@ Everything that is sent for this is counted. `methods.tuned` does the same for l
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,21 +35,21 @@ class SearchState:
     age: int = 0  # rounds of this stage
     scores: Floats = field(default_factory=lambda: np.empty(0))  # of every device with this candidate; nan: not known
     outcome: list[float] = field(default_factory=list)
-    watched: float = float("nan")  # with which the last round's candidate ended
+    row: dict[str, Any] = field(default_factory=dict)  # what the last round was
     opening: bool = False  # whether devices are still to hear of a fresh start
 
 
-_PLAIN = ("grid", "place", "stage", "age", "outcome", "watched")
+_PLAIN = ("grid", "place", "stage", "age", "outcome", "row")
 
 
 @dataclass(frozen=True)
 class Searched(Method[SearchState]):
-    """Choose open settings of ``inner`` on validation rows.
+    """Choose open settings of ``inner`` on validation rows, then train with them.
 
     Parameters
     ----------
     inner
-        A method with `candidates`.
+        `CFL`, `PACFL` or `IFCA`: a method with `candidates`.
     trial
         Rounds for each candidate.
     grid
@@ -58,7 +58,7 @@ class Searched(Method[SearchState]):
 
     name: ClassVar[str] = "searched"
     inner: Method[Any] = None  # type: ignore[assignment]
-    trial: int = 60
+    trial: int = 50
     grid: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
@@ -67,6 +67,17 @@ class Searched(Method[SearchState]):
             raise FedfuseError(f"a search needs a method to search settings for, got {self.inner!r}")
         if self.trial < 1:
             raise FedfuseError(f"trial must be at least 1 round, got {self.trial}")
+        object.__setattr__(self, "grid", tuple(dict(settings) for settings in self.grid))
+        known = {f.name for f in fields(self.inner)}
+        for settings in self.grid:
+            if not settings or not known.issuperset(settings):
+                words = f"method {self.inner.name!r} has no such settings to choose from: {settings}"
+                raise FedfuseError(f"{words}; it has {', '.join(sorted(known))}")
+            self.at(settings)
+
+    @property
+    def plan(self) -> tuple[Method[Any], ...]:
+        return (self, self.inner)
 
     def at(self, settings: dict[str, Any], rows: Part = "train") -> Method[Any]:
         """Return the method with these settings."""
@@ -76,6 +87,9 @@ class Searched(Method[SearchState]):
         if not state.grid:  # candidates may depend on what devices send first
             return replace(self.inner, rows="train")
         return self.at(state.grid[state.place])
+
+    def given(self, before: Found | None) -> Method[Any]:
+        return self
 
     @property
     def rounds(self) -> int | None:
@@ -112,6 +126,7 @@ class Searched(Method[SearchState]):
 
     def update(self, state: SearchState, devices: Ints, values: list[Floats]) -> Residuals | None:
         state.age += 1
+        state.row = {"stage": state.stage, "candidate": state.place, **state.grid[state.place], "watched": np.nan}
         if state.stage == JUDGING:
             self._judged(state, devices, values)
             return None
@@ -122,8 +137,9 @@ class Searched(Method[SearchState]):
 
     def _judged(self, state: SearchState, devices: Ints, values: list[Floats]) -> None:
         scores = [float(v[0]) for v in values]
-        state.watched = float(np.mean(scores)) if scores else float("nan")
-        state.outcome.append(state.watched)
+        state.row["watched"] = float(np.mean(scores)) if scores else float("nan")
+        state.row["groups"] = int(self._now(state).labels(state.inner).max()) + 1
+        state.outcome.append(state.row["watched"])
         state.age = 0
         if state.place + 1 == len(state.grid):
             state.stage, state.place = END, self._best(state)
@@ -164,8 +180,7 @@ class Searched(Method[SearchState]):
         return found._replace(settings=state.grid[state.place], kept=self._now(state).keep(state.inner))
 
     def describe(self, state: SearchState) -> dict[str, Any]:
-        settings = state.grid[state.place]
-        return {"stage": state.stage, "watched": state.watched, **settings}
+        return dict(state.row)
 
     def pack(self, state: SearchState) -> Arrays:
         plain = {name: getattr(state, name) for name in _PLAIN}

@@ -2,23 +2,67 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from fedfuse.data.federation import Goal
-from fedfuse.models.base import Model
+from fedfuse.errors import FedfuseError
+from fedfuse.models.base import Forgotten, Model
 from fedfuse.models.linear import LinearRegression
 from fedfuse.models.softmax import SoftmaxRegression
 
 MODELS: dict[str, type[Model[Any]]] = {kind.__name__: kind for kind in (LinearRegression, SoftmaxRegression)}
+NETWORKS = ("CNN", "MLP")
+_NEED_TORCH = {"CNN": "networks", "MLP": "networks", "TorchModel": "torch"}
 
-__all__ = ["MODELS", "LinearRegression", "Model", "SoftmaxRegression", "default_model", "model_called"]
+__all__ = ["MODELS", "NETWORKS", "LinearRegression", "Model", "SoftmaxRegression"]
+__all__ += ["default_model", "from_config", "model_called"]
 
 
-def default_model(goal: Goal) -> Model[Any]:
-    """Return the model that is used when none is given."""
+def default_model(goal: Goal, shape: tuple[int, ...] | None = None) -> Model[Any]:
+    """Return the model that is used when none is given: for images the paper's network."""
+    if shape is not None and len(shape) in (2, 3):
+        return model_called("CNN")
     return SoftmaxRegression() if goal == "classification" else LinearRegression()
 
 
-def model_called(name: str) -> Model[Any]:
-    """Return the model of this name, still without sizes."""
-    return MODELS[name]()
+SHORT = {"linear": "LinearRegression", "softmax": "SoftmaxRegression", "cnn": "CNN", "mlp": "MLP"}
+
+
+def model_called(name: str, **parameters: Any) -> Model[Any]:
+    """Return the model of this name (also softmax, linear, cnn, mlp), still without sizes."""
+    name = SHORT.get(name, name)
+    if name in NETWORKS:
+        return _with_torch(name)(**parameters)
+    if name not in MODELS:
+        raise FedfuseError(f"unknown model {name!r}; known: {', '.join((*MODELS, *NETWORKS))}")
+    return MODELS[name](**parameters)
+
+
+def _with_torch(name: str) -> type[Model[Any]]:
+    try:
+        kind: type[Model[Any]] = getattr(import_module(f"fedfuse.models.{_NEED_TORCH[name]}"), name)
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        raise FedfuseError(f"{name} needs PyTorch, which is not installed: pip install 'fedfuse[torch]'") from None
+    return kind
+
+
+def __getattr__(name: str) -> Any:
+    # imported when first asked for: torch is large, and tables need none of it
+    if name in _NEED_TORCH:
+        return _with_torch(name)
+    raise AttributeError(f"module 'fedfuse.models' has no attribute {name!r}")
+
+
+def from_config(config: dict[str, Any] | str, own: Model[Any] | None = None) -> Model[Any]:
+    """Build the model that `Model.to_config` described; a user's own module must be given again, as ``own``."""
+    if isinstance(config, str):
+        config = {"name": config}
+    if own is not None:
+        own.check_config(config)
+        return own
+    if config["name"] not in (*MODELS, *NETWORKS) or config.get("loss") == "custom":
+        return Forgotten(config)
+    return model_called(config["name"], **{k: v for k, v in config.items() if k not in ("name", "tensors")})

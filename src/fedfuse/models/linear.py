@@ -13,7 +13,7 @@ from fedfuse.data.federation import Goal, Rows
 from fedfuse.models._kernels import descend_moments, descend_rows, squares
 from fedfuse.models._spectrum import moment_columns, second_moments, spectrum
 from fedfuse.models._threads import spread
-from fedfuse.models.base import Model, one_each, plain, shuffled
+from fedfuse.models.base import Model, batch_orders, decayed, one_each, plain
 from fedfuse.tasks import Work
 from fedfuse.types import Bools, Floats, Ints
 
@@ -96,6 +96,7 @@ class LinearRegression(Model[LinearData]):
     ) -> Floats:
         job = self._job(data, devices, start)
         A, rho = (job.W.copy(), 0.0) if anchor is None else (self._job(data, devices, anchor).W, float(rho))
+        A, rho = decayed(A, rho, work)
         if work.solver == "exact":
             _solve(job, A, rho)
         elif work.batch is None:
@@ -176,8 +177,8 @@ def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequenc
     def run(jobs: Ints) -> None:
         for k in jobs:
             X, y = job.data.rows.of(job.devices[k])
-            orders = shuffled(len(y), epochs, rngs[k])
-            descend_rows(X, y, orders, epochs, job.W[k], A[k], rho, lr, work.batch)
+            for orders in batch_orders(len(y), work, rngs[k]):
+                descend_rows(X, y, orders, len(orders), job.W[k], A[k], rho, lr, work.batch)
 
     spread(run, job.cost * epochs)
 

@@ -16,7 +16,7 @@ from fedfuse.models._kernels import GRAIN, PANEL, Panels, descend, descend_batch
 from fedfuse.models._newton import minimise
 from fedfuse.models._spectrum import spectrum
 from fedfuse.models._threads import spread
-from fedfuse.models.base import Model, one_each, plain, shuffled
+from fedfuse.models.base import Model, batch_orders, decayed, one_each, plain
 from fedfuse.tasks import Work
 from fedfuse.types import Floats, Ints
 
@@ -75,6 +75,7 @@ class SoftmaxRegression(Model[SoftmaxData]):
     ) -> Floats:
         job = self._job(data, devices, start)
         A, rho = (job.W.copy(), 0.0) if anchor is None else (self._matrices(data, anchor), float(rho))
+        A, rho = decayed(A, rho, work)
         if work.solver == "exact":
             _solve(job, A, rho)
         elif work.batch is None:
@@ -164,8 +165,8 @@ def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequenc
     def run(jobs: Ints) -> None:
         for k in jobs:
             X, y = job.data.rows.of(job.devices[k])
-            orders = shuffled(len(y), epochs, rngs[k])
-            descend_batches(X, y, classes, orders, job.W[k], A[k], rho, lr, work.batch)
+            for orders in batch_orders(len(y), work, rngs[k]):
+                descend_batches(X, y, classes, orders, job.W[k], A[k], rho, lr, work.batch)
 
     spread(run, job.cost * epochs)
 

@@ -1,0 +1,241 @@
+"""Networks, where nothing can be solved exactly: FPFC without a lambda to give, and the refit of its groups.
+
+    together: all devices train one network (FedAvg), so that their weights can be compared, until what each has just
+              made of it no longer gets better on its validation rows
+    apart:    every device trains on from there by itself, and uploads once
+    tree:     the fused parts are ordered in a tree (`tree.Tree`); each device judges the models of the groups above it
+              on its validation rows, and the tree is cut where that is best
+    check:    a device that does significantly better with another group's model moves
+    refit:    every group trains its own fused part, and all of them the shared one, for the rounds that are left:
+              a mean over members, a mean over everybody, both weighted by rows
+
+The work of each turn is that of the method, so a budget of rounds is a budget of local epochs. Validation rows choose
+the groups; the refit then trains on them as well. Convex models have `methods.auto`, which needs fewer rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.spatial.distance import cdist, pdist
+from scipy.special import ndtr
+
+from fedfuse.clusters import canonical, cluster_means
+from fedfuse.errors import FedfuseError
+from fedfuse.methods.base import Found, World
+from fedfuse.methods.staged import Staged, StagedState
+from fedfuse.tasks import Judge, Part, Task, Train
+from fedfuse.tree import Judgement, Tree
+from fedfuse.types import Floats, Ints
+
+FEWEST, MOST = 3, 8  # turns of training together before devices go apart
+FLAT = 0.02  # a score on validation rows that rose by less (accuracy; of RMSE, this share) has stopped rising
+NEAREST = 5  # other groups' models that a device tries
+MOVE = 1.645  # standard errors by which another group's model must be better for a device to move
+
+
+@dataclass(frozen=True)
+class NetworkRefit(Staged):
+    """Train one network per group that the method before has found; what is not fused is one for all."""
+
+    name: ClassVar[str] = "network-refit"
+    first: ClassVar[str] = "refit"
+    most: int = 20  # rounds
+
+    @property
+    def rounds(self) -> int | None:
+        return self.most
+
+    def settled(self, state: StagedState) -> bool:
+        return True  # a network is trained for as many rounds as there are
+
+    def _prepare(self, state: StagedState, before: Found | None) -> None:
+        world = state.world
+        start = world.initial(self.start)
+        models = np.tile(start, (world.m, 1)) if before is None else before.models
+        self._group(state, models.astype(world.dtype), self._clusters(world, before))
+        state.put("lam", np.nan if before is None or before.lam is None else before.lam)
+        state.put("turn", 0)
+
+    def _clusters(self, world: World, before: Found | None) -> Ints:
+        if before is None:
+            raise FedfuseError("a refit needs clusters that another method has found")
+        return canonical(before.labels)
+
+    def _group(self, state: StagedState, models: Floats, labels: Ints) -> None:
+        """Go on with these groups, from the mean of what their members have (all their weights, shared or not)."""
+        weights = state.world.counts["train"]
+        groups, everybody = cluster_means(models, labels, weights), np.average(models, axis=0, weights=weights)
+        cut = state.world.model.fused.start
+        groups[:, :cut] = everybody[:cut]
+        state.put("labels", labels)
+        state.memory["models"] = groups.astype(state.world.dtype)
+
+    def _train(self, state: StagedState, devices: Ints, rows: Part) -> list[Train]:
+        work = self.work.at(state.number("turn"))
+        starts = state.memory["models"][state.memory["labels"][devices]]
+        return [Train(work, start=w, rows=rows) for w in starts]
+
+    def _averaged(self, state: StagedState) -> None:
+        """Take in what devices have made of their group's model; who has not answered changes nothing."""
+        who = np.array(sorted(state.answers), dtype=np.int64)
+        state.put("turn", state.number("turn") + 1)
+        if not who.size:
+            return
+        new, labels = np.stack([state.answers[i] for i in who]), state.memory["labels"]
+        weights = state.world.counts[self.rows][who].astype(np.float64)
+        models, cut = state.memory["models"].astype(np.float64), state.world.model.fused.start
+        for c in np.unique(labels[who]):
+            inside = labels[who] == c
+            models[c, cut:] = np.average(new[inside, cut:], axis=0, weights=weights[inside])
+        models[:, :cut] = np.average(new[:, :cut], axis=0, weights=weights)
+        state.memory["models"] = models.astype(state.world.dtype)
+
+    def _ask_refit(self, state: StagedState, devices: Ints) -> list[Task]:
+        return list(self._train(state, devices, self.rows))
+
+    def _take_refit(self, state: StagedState) -> str:
+        self._averaged(state)
+        return "refit"
+
+    # -- what there is to see
+
+    def models(self, state: StagedState) -> Floats:
+        return np.asarray(state.memory["models"][state.memory["labels"]])
+
+    def labels(self, state: StagedState) -> Ints:
+        return canonical(state.memory["labels"])
+
+    def final(self, state: StagedState, world: World) -> Found:
+        lam = float(state.memory["lam"][0])
+        return Found(self.models(state), self.labels(state), lam if np.isfinite(lam) else None)
+
+    def describe(self, state: StagedState) -> dict[str, Any]:
+        return {"stage": state.stage, "lam": float(state.memory["lam"][0])}
+
+    def recovery(self, state: StagedState) -> list[dict[int, Task]]:
+        return []
+
+
+@dataclass(frozen=True)
+class NetworkOracle(NetworkRefit):
+    """The same within the true groups, for all rounds of the run."""
+
+    name: ClassVar[str] = "network-oracle"
+
+    @property
+    def rounds(self) -> int | None:
+        return None
+
+    def _clusters(self, world: World, before: Found | None) -> Ints:
+        if world.truth is None:
+            raise FedfuseError("the oracle needs to be told the true groups, and these data have none")
+        return canonical(world.truth)
+
+
+@dataclass(frozen=True)
+class NetworkAuto(NetworkRefit):
+    """Find the groups of devices that train a network, and train theirs."""
+
+    name: ClassVar[str] = "network-auto"
+    first: ClassVar[str] = "together"
+    a: float = 3.7
+
+    @property
+    def rounds(self) -> int | None:
+        return None
+
+    def _prepare(self, state: StagedState, before: Found | None) -> None:
+        super()._prepare(state, before)
+        m, d = state.world.m, state.world.d
+        state.memory["own"] = np.zeros((m, d), state.world.dtype)
+        state.put("confidence", np.full(m, 0.5))
+        state.put("agreement", 1.0)
+        state.put("score", 0.0)
+
+    def _clusters(self, world: World, before: Found | None) -> Ints:
+        return np.zeros(world.m, np.int64)
+
+    def _ask_together(self, state: StagedState, devices: Ints) -> list[Task]:
+        return [replace(task, score="validation") for task in self._train(state, devices, "train")]
+
+    def _take_together(self, state: StagedState) -> str:
+        judges = [i for i in state.answers if state.world.counts["validation"][i]]
+        score = float(np.mean([state.answers[i][-1] for i in judges])) if judges else 0.0
+        state.answers = {i: answer[:-1] for i, answer in state.answers.items()}
+        self._averaged(state)
+        turn, before = state.number("turn"), float(state.memory["score"][0])
+        state.put("score", score)
+        if state.world.model.goal == "regression":
+            score, before = -score / max(before, 1e-300), -1.0
+        still_rising = turn < FEWEST or (turn < MOST and score > before + FLAT)
+        return "together" if still_rising else "apart"
+
+    def _ask_apart(self, state: StagedState, devices: Ints) -> list[Task]:
+        return list(self._train(state, devices, "train"))
+
+    def _take_apart(self, state: StagedState) -> str:
+        own = self.models(state).copy()
+        for i, answer in state.answers.items():
+            own[i] = answer
+        state.memory["own"] = own
+        state.put("turn", state.number("turn") + 1)
+        tree = Tree.of(own[:, state.world.model.fused])
+        state.memory |= {"children": tree.children, "heights": tree.heights}
+        return "tree" if state.world.m > 1 else "refit"
+
+    def _tree(self, state: StagedState) -> Tree:
+        return Tree(state.memory["children"], state.memory["heights"])
+
+    def _ask_tree(self, state: StagedState, devices: Ints) -> list[Task]:
+        tree, own = self._tree(state), state.memory["own"]
+        means = tree.means(own, state.world.counts["train"].astype(np.float64)).astype(state.world.dtype)
+        above = tree.ancestors()
+        return [Judge(np.vstack([own[i], means[above[i] - tree.n]])) for i in devices]
+
+    def _take_tree(self, state: StagedState) -> str:
+        tree, rows, above = self._tree(state), state.world.counts["validation"], self._tree(state).ancestors()
+        judged = [Judgement.read(i, rows[i], v, 1 + len(above[i])) for i, v in state.answers.items()]
+        labels = canonical(tree.cut(judged))
+        self._group(state, state.memory["own"], labels)
+        state.put("lam", self._lambda(state))
+        return "check" if labels.max() else "refit"
+
+    def _ask_check(self, state: StagedState, devices: Ints) -> list[Task]:
+        models, near = state.memory["models"], self._near(state)
+        labels = state.memory["labels"][devices]
+        return [Judge(np.vstack([models[c : c + 1], models[near[c]]])) for c in labels]
+
+    def _near(self, state: StagedState) -> Ints:
+        """Return for every group those whose fused parts are nearest."""
+        heads = state.memory["models"][:, state.world.model.fused]
+        distances = cdist(heads, heads)
+        np.fill_diagonal(distances, np.inf)
+        return np.argsort(distances, axis=1, kind="stable")[:, : min(NEAREST, len(heads) - 1)]
+
+    def _take_check(self, state: StagedState) -> str:
+        labels, near, moved = state.memory["labels"], self._near(state), state.memory["labels"].copy()
+        for i, answer in state.answers.items():
+            judgement = Judgement.read(i, int(state.world.counts["validation"][i]), answer, 1 + near.shape[1])
+            others = np.array([judgement.difference(1 + k, 0) for k in range(near.shape[1])])
+            z = others[:, 0] / np.sqrt(np.maximum(others[:, 1], 1e-300))
+            state.memory["confidence"][i] = ndtr(z.min())
+            if z.min() < -MOVE:
+                moved[i] = near[labels[i], int(np.argmin(others[:, 0]))]
+        state.put("agreement", float(np.mean(moved == labels)))
+        self._group(state, state.memory["own"], canonical(moved))
+        return "refit"
+
+    def _lambda(self, state: StagedState) -> float:
+        """Return the largest lambda that keeps the groups apart, as `methods.auto` does."""
+        heads = state.memory["models"][:, state.world.model.fused].astype(np.float64)
+        if len(heads) == state.world.m:
+            return 0.0
+        if len(heads) > 1:
+            return float(0.9 * pdist(heads).min() / self.a)
+        return float(state.memory["heights"].max())
+
+    def sureness(self, state: StagedState) -> tuple[float, Floats]:
+        return float(state.memory["agreement"][0]), state.memory["confidence"]

@@ -1,0 +1,485 @@
+"""Any PyTorch module as a model."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedfuse.data.federation import Goal, Rows
+from fedfuse.errors import FedfuseError
+from fedfuse.models._flat import Engine, Form, Layout, layout_of, one_thread, seeded
+from fedfuse.models._threads import spread
+from fedfuse.models.base import Model, Shape, Start, batch_orders, one_each, plain
+from fedfuse.tasks import Work
+from fedfuse.types import Floats, Ints
+
+T = TypeVar("T", bound="TorchModel")
+LossName: TypeAlias = Literal["cross_entropy", "mse"]
+Loss: TypeAlias = "LossName | Callable[[Tensor, Tensor], Tensor]"
+_GOALS: dict[Any, Goal] = {"cross_entropy": "classification", "mse": "regression"}
+_DTYPES: dict[np.dtype[Any], torch.dtype] = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+
+
+@dataclass(frozen=True)
+class _Habits:
+    """What is found out about a module by trying it."""
+
+    form: Form
+    draws: bool  # random numbers in training, as dropout does
+
+
+@dataclass(frozen=True)
+class TorchData:
+    """Rows as tensors (n x features, see `Form`); ``X[start[i]:stop[i]]`` belongs to device i."""
+
+    X: Tensor
+    y: Tensor
+    start: Ints
+    stop: Ints
+    dtype: np.dtype[Any]
+
+    @property
+    def counts(self) -> Ints:
+        return self.stop - self.start
+
+    def of(self, device: int) -> tuple[Tensor, Tensor]:
+        span = slice(int(self.start[device]), int(self.stop[device]))
+        return self.X[span], self.y[span]
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class TorchModel(Model[TorchData]):
+    """A `torch.nn.Module` with a loss; it is copied, never changed.
+
+    The flat vector holds what is learned: first the parameters that all devices share, then floating-point buffers
+    (the running statistics of batch norm: averaged like parameters, but without gradient, decay or anchor), last the
+    ``fused`` parameters. Frozen parameters (``requires_grad=False``) are never sent; a submodule that is frozen as a
+    whole also keeps its statistics and drops nothing. Whole-number buffers stay in the module. With batch norm, a lone
+    last row of an epoch joins the batch before it.
+
+    Parameters
+    ----------
+    module
+        Takes a batch of rows; returns one score per class (classification) or one value (regression) for each.
+    loss
+        ``"cross_entropy"``, ``"mse"``, or a function of outputs and targets that returns the mean over rows, or one
+        number per row. For values, the outputs it gets have the shape of the targets.
+    fused
+        Which parameters take part in fusion: ``"last"`` (those of the last module with parameters of its own),
+        ``"all"``, or names or patterns of parameters or modules, e.g. ``["head.*", "norm"]``.
+    shape
+        The shape of one row, e.g. ``(1, 28, 28)``; that of the federation, or a plain vector, when not given.
+    device
+        Where torch computes: ``"auto"`` takes a GPU if there is one. On the CPU, the same seed gives the same bits.
+
+    Examples
+    --------
+    >>> model = TorchModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))).sized(4, 3)
+    >>> model.d, model.fused
+    (67, slice(40, 67, None))
+    """
+
+    module: nn.Module
+    loss: Loss
+    fuse: str | tuple[str, ...]
+    shape: Shape | None
+    device: str
+
+    convex: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss = "cross_entropy",
+        fused: str | Sequence[str] = "last",
+        shape: Sequence[int] | None = None,
+        device: str = "auto",
+        *,
+        n_features: int = 0,
+        n_classes: int = 0,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise FedfuseError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+        if loss not in _GOALS and not callable(loss):
+            raise FedfuseError(f"loss must be 'cross_entropy', 'mse' or a function, got {loss!r}")
+        given = {
+            "module": module, "loss": loss, "device": device, "n_features": n_features, "n_classes": n_classes,
+            "fuse": fused if isinstance(fused, str) else tuple(fused), "shape": tuple(shape) if shape else None,
+        }  # fmt: skip
+        for name, value in given.items():
+            object.__setattr__(self, name, value)  # frozen, as all models are
+        self.layout  # noqa: B018 - says what is wrong with the names before data are loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # without working copies
+
+    def sized(self: T, n_features: int, n_classes: int, shape: Shape | None = None) -> T:
+        """Return this model for such rows; its own ``shape``, where it has one, counts."""
+        self.check("classification" if n_classes else "regression")
+        shape = self.shape or shape
+        if shape is not None and prod(shape) != n_features:
+            raise FedfuseError(f"rows have {n_features} features, which cannot have the shape {tuple(shape)}")
+        return self._with(n_features=n_features, n_classes=n_classes, shape=shape)
+
+    def _with(self: T, **changes: Any) -> T:
+        new = copy.copy(self)
+        for name, value in changes.items():
+            object.__setattr__(new, name, value)
+        return new
+
+    @property
+    def goal(self) -> Goal:
+        own: Goal = "classification" if self.n_classes else "regression"
+        return own if callable(self.loss) else _GOALS[self.loss]
+
+    def check(self, goal: Goal) -> None:
+        if callable(self.loss) or goal == self.goal:
+            return
+        fitting = "cross_entropy" if goal == "classification" else "mse"
+        raise FedfuseError(f"loss={self.loss!r} is for {self.goal}, the target asks for {goal}: use loss={fitting!r}")
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Names and shapes of what is in the vector."""
+        return layout_of(self.module, self.fuse)
+
+    @property
+    def d(self) -> int:
+        return self.layout.d
+
+    @property
+    def fused(self) -> slice:
+        return slice(self.layout.s, self.layout.d)
+
+    def initial(self, start: Start, rng: np.random.Generator) -> Floats:
+        """Return the module's own weights: a network that starts from zero learns nothing."""
+        if start != "auto":
+            raise FedfuseError(f"a network starts from the weights it has: leave start='auto', got {start!r}")
+        return vector(self.module, self.layout)
+
+    def load(self, rows: Rows, dtype: npt.DTypeLike) -> TorchData:
+        self._check_load(rows, dtype)
+        dtype = np.dtype(dtype)
+        X = _tensor(rows.X, dtype, self._habits.form)
+        y = _tensor(rows.y, np.dtype(np.int64) if self.n_classes else dtype)
+        return TorchData(X.to(self._place), y.to(self._place), rows.start, rows.stop, dtype)
+
+    def train(
+        self,
+        data: TorchData,
+        devices: Ints,
+        start: Floats,
+        anchor: Floats | None,
+        rho: float,
+        work: Work,
+        rngs: list[np.random.Generator] | None = None,
+    ) -> Floats:
+        if work.solver == "exact":
+            raise FedfuseError("a network has no exact solver: give Work(steps=…, lr=…, batch=…)")
+        if work.batch is not None or self._habits.draws:
+            rngs = one_each(rngs, devices)
+        W = np.array(np.reshape(start, (-1, self.d)), data.dtype)
+        A = None if anchor is None or not rho else self._anchors(anchor, data.dtype)
+
+        def train(engine: Engine, k: int) -> None:
+            rng = rngs[k] if rngs else None
+            x, y = data.of(devices[k])
+            if engine.couples_rows and 1 in (len(x), work.batch):
+                raise FedfuseError(f"batch norm learns from two rows at least; device {devices[k]} would have one")
+            engine.set(torch.from_numpy(W[k]))
+            pull = None if A is None else A[k].to(self._place)
+            with self._randomness(rng):
+                engine.descend(x, y, _batches(x, work, rng, engine.couples_rows), pull, float(rho), work)
+            W[k] = engine.w.cpu().numpy()
+
+        passes = plain(work)[0] if work.batch is None or work.unit == "epochs" else 1
+        self._each(data, devices, train, passes, alone=self._habits.draws)
+        return W
+
+    def losses(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
+        losses = np.zeros(len(devices))
+
+        def judge(engine: Engine, k: int) -> None:
+            x, y = data.of(devices[k])
+            engine.set(self._on_place(w[k], data.dtype))
+            for first, out in engine.look(x):
+                part = y[first : first + len(out)]
+                losses[k] += float(self._mean_loss(out, part)) * len(part) / len(y)
+
+        self._each(data, devices, judge)
+        return losses
+
+    def gradients(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
+        G = np.zeros((len(devices), self.d), data.dtype)
+
+        def slope(engine: Engine, k: int) -> None:
+            engine.set(self._on_place(w[k], data.dtype))
+            G[k] = engine.gradient(*data.of(devices[k])).cpu().numpy()
+
+        self._each(data, devices, slope)
+        return G
+
+    def metric(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
+        score = np.full(len(devices), np.nan)
+
+        def judge(engine: Engine, k: int) -> None:
+            x, y = data.of(devices[k])
+            engine.set(self._on_place(w[k], data.dtype))
+            total = 0.0
+            for first, out in engine.look(x):
+                part = y[first : first + len(out)]
+                classes = self.goal == "classification"
+                total += float((out.argmax(1) == part).sum() if classes else (_flat(out) - part).square().sum())
+            if len(y):
+                score[k] = total / len(y) if self.goal == "classification" else np.sqrt(total / len(y))
+
+        self._each(data, devices, judge)
+        return score
+
+    def outputs(self, w: Floats, X: Floats) -> Floats:
+        out = self._outputs(w, X)
+        answer = functional.softmax(out, dim=1) if self.goal == "classification" else out
+        return np.asarray(answer.cpu().numpy().astype(np.float64))
+
+    def row_losses(self, models: Floats, X: Floats, y: npt.NDArray[Any]) -> Floats:
+        kind = np.dtype(np.int64) if self.n_classes else self._precision
+        target = torch.from_numpy(np.ascontiguousarray(y, kind)).to(self._place)
+        losses = [self._row_losses(self._outputs(w, X), target) for w in np.asarray(models)]
+        return np.stack([row.cpu().numpy().astype(np.float64) for row in losses])
+
+    def smoothness(self, data: TorchData, devices: Ints) -> Floats:
+        raise FedfuseError("the gradient of a network has no Lipschitz constant that holds everywhere")
+
+    def coefficients(self, w: Floats) -> Floats:
+        raise FedfuseError("a network has no coefficients: result.module(device) has its weights")
+
+    def flat(self, coefficients: Floats) -> Floats:
+        raise FedfuseError("a network has no coefficients")
+
+    def unscaled(self, w: Floats, shift: Floats, scale: Floats) -> Floats:
+        raise FedfuseError("a network cannot be brought back to other columns: use a method that rescales none")
+
+    def module_with(self, w: Floats) -> nn.Module:
+        """Return a copy of the module with these weights, ready for use (in eval mode)."""
+        module = copy.deepcopy(self.module)
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            for name, value in self.layout.views(torch.tensor(np.asarray(w))):
+                tensors[name].copy_(value)
+        return module.eval()
+
+    def tensors(self, w: Floats) -> dict[str, npt.NDArray[Any]]:
+        state = self.module_with(w).state_dict()
+        return {name: value.detach().cpu().contiguous().numpy() for name, value in state.items()}
+
+    def to_config(self) -> dict[str, Any]:
+        loss = self.loss if isinstance(self.loss, str) else "custom"
+        fuse = self.fuse if isinstance(self.fuse, str) else list(self.fuse)
+        tensors = [[n, list(s)] for n, s in zip(self.layout.names, self.layout.shapes, strict=True)]
+        shape = self.shape and list(self.shape)
+        return {"name": type(self).__name__, "loss": loss, "fused": fuse, "shape": shape, "tensors": tensors}
+
+    def check_config(self, config: dict[str, Any]) -> None:
+        super().check_config(config)
+        saved = {name: tuple(shape) for name, shape in config["tensors"]}
+        own = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        for name in {**saved, **own}:
+            if saved.get(name) != own.get(name):
+                was, now = (f"has the shape {t[name]}" if name in t else "is missing" for t in (saved, own))
+                raise FedfuseError(f"this is not the model of the run: there {name} {was}, here it {now}")
+        if list(saved) != list(own):
+            raise FedfuseError(f"this is not the model of the run: there fused={config['fused']!r}, here {self.fuse!r}")
+
+    # -- how it is done
+
+    @cached_property
+    def _place(self) -> torch.device:
+        if self.device != "auto":
+            return torch.device(self.device)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @cached_property
+    def _precision(self) -> np.dtype[Any]:
+        double = any(p.dtype == torch.float64 for p in self.module.parameters())
+        return np.dtype(np.float64 if double else np.float32)
+
+    @cached_property
+    def _idle(self) -> dict[np.dtype[Any], list[Engine]]:
+        return {dtype: [] for dtype in _DTYPES}
+
+    @contextmanager
+    def _engine(self, dtype: np.dtype[Any]) -> Iterator[Engine]:
+        """Lend a working copy of the module; there are as many as threads that want one."""
+        idle = self._idle[dtype]
+        try:
+            engine = idle.pop()
+        except IndexError:
+            engine = self._new_engine(self._habits.form, _DTYPES[dtype])
+        yield engine
+        idle.append(engine)  # not after an error: its state would not be known
+
+    def _new_engine(self, form: Form, dtype: torch.dtype) -> Engine:
+        return Engine(self.module, self.layout, form, self._mean_loss, dtype, self._place)
+
+    def _each(
+        self, data: TorchData, devices: Ints, do: Callable[[Engine, int], None], passes: int = 1, alone: bool = False
+    ) -> None:
+        """Do something for each position in ``devices``, in as many threads as there are unless ``alone``."""
+
+        def run(jobs: Ints) -> None:
+            with self._engine(data.dtype) as engine:
+                for k in jobs.tolist():
+                    do(engine, k)
+
+        # a GPU, and torch's one random generator for all threads, ask for one device after the other
+        with one_thread():
+            if alone or self._place.type != "cpu":
+                run(np.arange(len(devices)))
+            else:
+                spread(run, data.counts[devices] * float(self.d * passes))
+
+    @contextmanager
+    def _randomness(self, rng: np.random.Generator | None) -> Iterator[None]:
+        if rng is None or not self._habits.draws:
+            yield
+            return
+        # a child of the device's generator: the batches are the same with and without dropout
+        with seeded(int(rng.spawn(1)[0].integers(2**63)), self._place):
+            yield
+
+    def _anchors(self, anchor: Floats, dtype: np.dtype[Any]) -> Tensor:
+        width = self.d - self.layout.s
+        if np.ndim(anchor) != 2 or np.shape(anchor)[1] != width:
+            raise FedfuseError(f"anchors must be devices x {width} (the fused parameters), got {np.shape(anchor)}")
+        return torch.from_numpy(np.ascontiguousarray(anchor, dtype))
+
+    def _on_place(self, w: Floats, dtype: np.dtype[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(w, dtype)).to(self._place)
+
+    def _mean_loss(self, out: Tensor, y: Tensor) -> Tensor:
+        if self.loss == "cross_entropy":
+            return functional.cross_entropy(out, y)
+        if self.loss == "mse":
+            return functional.mse_loss(_flat(out), y)
+        value: Tensor = self.loss(out if self.goal == "classification" else _flat(out), y)
+        return value.mean() if value.ndim else value
+
+    def _row_losses(self, out: Tensor, y: Tensor) -> Tensor:
+        if self.loss == "cross_entropy":
+            return functional.cross_entropy(out, y, reduction="none")
+        if self.loss == "mse":
+            return (out - y).square()
+        return torch.stack([self._mean_loss(out[i : i + 1], y[i : i + 1]) for i in range(len(y))])
+
+    def _outputs(self, w: Floats, X: Floats) -> Tensor:
+        """Return the module's outputs for rows, in its own precision."""
+        dtype = self._precision
+        x = self._habits.form.stored(torch.from_numpy(np.ascontiguousarray(X, dtype)).to(self._place))
+        with one_thread(), self._engine(dtype) as engine:
+            engine.set(self._on_place(w, dtype))
+            parts = [out if self.goal == "classification" else _flat(out) for _, out in engine.look(x)]
+        width = (0, self.n_classes) if self.goal == "classification" else (0,)
+        return torch.cat(parts) if parts else torch.zeros(width)
+
+    @cached_property
+    def _habits(self) -> _Habits:
+        """Try the module once, on rows of zeros: does it fit, may channels come last, does it draw?"""
+        shape = self.shape or (self.n_features,)
+        engine = self._new_engine(Form(shape), torch.float32)
+        engine.set(self._on_place(vector(self.module, self.layout), np.dtype(np.float32)))
+        rows = torch.zeros(2, self.n_features, device=self._place)
+        self._check_outputs(engine, rows)
+        with seeded(0, self._place), torch.no_grad():
+            states = [_generator_state(self._place)]
+            engine.mode(training=True)
+            engine.module(engine.form.batch(rows))
+            states.append(_generator_state(self._place))
+        return _Habits(Form(shape, _takes_channels_last(engine, rows)), not torch.equal(*states))
+
+    def _check_outputs(self, engine: Engine, rows: Tensor) -> None:
+        try:
+            shape = tuple(next(engine.look(rows))[1].shape)
+        except Exception as problem:  # whatever a user's module raises
+            line = str(problem).partition("\n")[0]
+            raise FedfuseError(f"the module cannot take rows of shape {engine.form.shape}: {line}") from problem
+        if self.goal == "classification" and shape != (2, self.n_classes):
+            words = f"the module must return one score for each of {self.n_classes} classes"
+            raise FedfuseError(f"{words} (n x {self.n_classes}), but for two rows it returned shape {shape}")
+        if self.goal == "regression" and shape not in ((2,), (2, 1)):
+            raise FedfuseError(f"the module must return one value per row, but for two rows it returned shape {shape}")
+
+
+def _takes_channels_last(engine: Engine, rows: Tensor) -> bool:
+    shape = engine.form.shape
+    if len(shape) != 3 or not any(isinstance(m, nn.Conv2d) for m in engine.module.modules()):
+        return False
+    engine.form = Form(shape, channels_last=True)
+    try:
+        next(engine.look(rows))
+    except RuntimeError:  # x.view(…) in the module: only one order in memory will do
+        return False
+    return True
+
+
+def _batches(x: Tensor, work: Work, rng: np.random.Generator | None, couples_rows: bool) -> Iterator[Tensor | None]:
+    """Yield the row numbers of every batch in turn; None stands for all rows."""
+    if work.batch is None or rng is None:
+        yield from (None for _ in range(plain(work)[0]))
+        return
+    for orders in batch_orders(len(x), work, rng):
+        for order in torch.from_numpy(orders).to(x.device):
+            yield from _cut(order, work.batch, couples_rows)
+
+
+def _cut(order: Tensor, batch: int, couples_rows: bool) -> Iterator[Tensor]:
+    # batch norm cannot learn from one row: a lone last row joins the batch before
+    n = len(order)
+    last = n - 1 if couples_rows and batch > 1 and n % batch == 1 and n > 1 else n
+    for first in range(0, max(last, 1), batch):
+        yield order[first : n if first + batch >= last else first + batch]
+
+
+def _flat(out: Tensor) -> Tensor:
+    return out.reshape(len(out))
+
+
+def vector(module: nn.Module, layout: Layout) -> Floats:
+    """Return the module's own weights as the flat vector."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    parts = [tensors[name].detach().cpu().numpy().astype(np.float64).ravel() for name in layout.names]
+    return np.concatenate(parts)
+
+
+def _generator_state(place: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(place) if place.type == "cuda" else torch.get_rng_state()
+
+
+_TENSORS: dict[tuple[int, np.dtype[Any], Form | None], Tensor] = {}
+
+
+def _tensor(array: npt.NDArray[Any], dtype: np.dtype[Any], form: Form | None = None) -> Tensor:
+    """Return an array as a tensor: its own memory where that will do, else one copy for all parts of the rows."""
+    key = (id(array), dtype, form)
+    if key in _TENSORS:
+        return _TENSORS[key]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # read-only memory: nobody writes
+        tensor = torch.from_numpy(np.ascontiguousarray(array, dtype))
+    tensor = form.stored(tensor) if form else tensor
+    if tensor.data_ptr() != array.ctypes.data:
+        _TENSORS[key] = tensor
+        weakref.finalize(array, _TENSORS.pop, key, None)
+    return tensor
