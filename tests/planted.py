@@ -9,8 +9,9 @@ import pandas as pd
 from scipy.special import softmax
 
 from fedfuse.data.federation import Federation
+from fedfuse.fleet import InProcess
 from fedfuse.models import default_model
-from fedfuse.training import Callback, Run, Settings, _in_process
+from fedfuse.training import Callback, Run, Settings
 
 
 class Keep(Callback):
@@ -59,7 +60,7 @@ def begun(federation, method, model=None, **settings):
     """A run before its first round, in double precision."""
     model = (model or default_model(federation.goal)).sized(federation.n_features, federation.n_classes)
     chosen = Settings(**{"dtype": "float64", "tol": 0, **settings})
-    run = Run(federation, model, method, chosen, _in_process(federation, model, chosen))
+    run = Run(federation, model, method, chosen, InProcess(federation, model, seed=chosen.seed, dtype=chosen.dtype))
     run.begin()
     return run
 

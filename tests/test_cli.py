@@ -622,13 +622,16 @@ def test_every_key_reaches_its_place():
         "momentum": "0.9", "decay": "0.01", "unit": "batches",
         "rho": "2", "a": "3", "xi": "0.01", "nu": "0.2", "refit": "no", "rows": "train", "participation": "0.5",
         "tol": "0", "evaluate_every": "7", "checkpoint_every": "9", "dtype": "float64", "lam": "0.7", "rounds": "8",
-        "preset": "paper", "workers": "3", "mode": "sync", "at_once": "3", "ahead": "7",
+        "preset": "paper",
+        "workers": "3", "alpha": "0.5", "power": "1", "mode": "sync", "at_once": "3", "ahead": "7",
         "delay": "uniform(0,20)", "compute": "2", "lossy": "lost:0.1", "deadline": "9.5", "minimum": "2",
         "overselect": "0.5", "late": "use", "budget": "100",
     }  # fmt: skip
     assert set(texts) | set(OTHERS) == set(KEYS)
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
     assert options.preset == {"preset": "paper"}
+    assert options.method.pop("alpha") == 0.5
+    assert options.method.pop("power") == 1.0
     method = build_method("fpfc", None, Work(), options)
     assert method == ff.FPFC(
         lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train",
@@ -640,6 +643,7 @@ def test_every_key_reaches_its_place():
         delay="uniform(0,20)", compute="2", lossy="lost:0.1", deadline=9.5, minimum=2, overselect=0.5, late="use",
         budget=100,
     )  # fmt: skip
+    assert build_method("fedasync", None, Work(), parse_options(["alpha=0.5", "power=1"])).alpha == 0.5
     assert parse_options(["batch=all"]).work == {"batch": None}
 
 

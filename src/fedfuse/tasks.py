@@ -23,8 +23,8 @@ Part: TypeAlias = Literal["train", "train/1", "train/2", "validation", "train+va
 Solver: TypeAlias = Literal["gd", "exact"]
 Into: TypeAlias = Literal["all", "shared", "fused"]
 Send: TypeAlias = Literal["model", "part", "update", "nothing"]
-LOOK = -2  # the round of what is no message, but a look at a device
 Unit: TypeAlias = Literal["epochs", "batches"]
+LOOK = -2  # the round of what is no message, but a look at a device
 
 
 @dataclass(frozen=True)

@@ -664,6 +664,15 @@ def _distinct_devices(devices: Any, k: int, m: int) -> Ints:
     return chosen.astype(np.int64)
 
 
+def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> Floats:
+    """Return the first parameters of a run; draws of other numbers differ from the first, whatever the model."""
+    rng = generator(seed, "initial", *([number] if number else []))
+    w = model.initial(start, rng)
+    if number and not model.convex and (w == model.initial(start, generator(seed, "initial"))).all():
+        w = w + w.std() * rng.normal(size=w.shape)  # a module that was given has but one start
+    return w
+
+
 def _read_participation(given: Any) -> float | str | tuple[float, ...] | Sampler:
     """Return a share, the word for a share by sizes, probabilities as a tuple, or a function; each looked at."""
     if callable(given):
@@ -694,15 +703,6 @@ def _one_each(probabilities: tuple[float, ...], m: int) -> Floats:
     if len(probabilities) != m:
         raise FedfuseError(f"participation needs one probability for each of {m} devices, got {len(probabilities)}")
     return np.array(probabilities)
-
-
-def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> Floats:
-    """Return the first parameters of a run; draws of other numbers differ from the first, whatever the model."""
-    rng = generator(seed, "initial", *([number] if number else []))
-    w = model.initial(start, rng)
-    if number and not model.convex and (w == model.initial(start, generator(seed, "initial"))).all():
-        w = w + w.std() * rng.normal(size=w.shape)  # a module that was given has but one start
-    return w
 
 
 def _world(federation: Federation, model: Model[Any], settings: Settings) -> World:

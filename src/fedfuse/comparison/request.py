@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from fedfuse._version import __version__
 from fedfuse.errors import FedfuseError
-from fedfuse.methods import COMPARED, Method, from_config, method_called
+from fedfuse.methods import FIELD, Method, from_config, method_called
 from fedfuse.options import build, options_by_method, preset
 from fedfuse.store import read_json, write_json
 from fedfuse.training import Settings
@@ -153,7 +153,7 @@ def seeds_of(seeds: int | Iterable[int]) -> tuple[int, ...]:
 def _named(methods: Methods) -> dict[str, Method[Any] | None]:
     """Return methods by their names in the table; those given by name are still to be built."""
     if isinstance(methods, str):
-        methods = list(COMPARED) if methods == "all" else [word.strip() for word in methods.split(",")]
+        methods = list(FIELD) if methods == "all" else [word.strip() for word in methods.split(",")]
     pairs: list[tuple[str, Method[Any] | None]]
     if isinstance(methods, Mapping):
         pairs = list(methods.items())

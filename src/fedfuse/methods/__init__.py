@@ -22,14 +22,14 @@ from fedfuse.methods.tuned import Tuned
 METHODS: dict[str, type[Method[Any]]] = {
     kind.name: kind for kind in (FPFC, FPFCL1, Local, FedAvg, FedAsync, LGFedAvg, PerFedAvg, IFCA, CFL, PACFL, Oracle)
 }
-# what "all" stands for: FedAsync is what FedAvg becomes when replies come one at a time
-COMPARED = tuple(name for name in METHODS if name != FedAsync.name)
+# those of the paper's tables, and the yardstick: what a comparison of all compares
+FIELD = tuple(name for name in METHODS if name != FedAsync.name)
 # what only other methods are made of
 _PARTS: dict[str, type[Method[Any]]] = {kind.name: kind for kind in (Tuned, Searched, ClusteredFedAvg)}
 
 __all__ = [
     "CFL",
-    "COMPARED",
+    "FIELD",
     "FPFC",
     "FPFCL1",
     "IFCA",
