@@ -606,6 +606,7 @@ OTHERS = {
     "threshold": ("pacfl", "4.5", 4.5), "p": ("pacfl", "3", 3), "angle": ("pacfl", "principal", "principal"),
     "evaluate": ("pacfl", "cluster", "cluster"), "adapt_lr": ("per-fedavg", "0.05", 0.05),
     "variant": ("per-fedavg", "hessian-free", "hessian-free"),
+    "alpha": ("fedasync", "0.5", 0.5), "power": ("fedasync", "1", 1.0),
 }  # fmt: skip
 
 

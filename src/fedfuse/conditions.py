@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
@@ -97,9 +98,9 @@ class Conditions:
         return fleet
 
 
-def check_mode(method: Method[Any], mode: Mode) -> None:
-    """Refuse a method that has nothing to do asynchronously."""
-    if mode == "sync" or any(part.asynchronous for part in method.plan):
+def check_mode(method: Method[Any], mode: Mode, plan: Sequence[Method[Any]] | None = None) -> None:
+    """Refuse a method that has nothing to do asynchronously; ``plan`` is what really runs."""
+    if mode == "sync" or any(part.asynchronous for part in plan or method.plan):
         return
     if method.asynchronous:
         words = "with lam='auto' and a refit every part of it asks everybody once: give lam, or refit=no"

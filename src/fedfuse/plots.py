@@ -6,7 +6,7 @@ Ito and of viridis, which people with colour-blindness can tell apart, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,6 +149,29 @@ def plot_history(result: Result, ax: Any = None) -> Any:
     ax.grid(alpha=0.25)
     ax.spines[["top"]].set_visible(False)
     return ax
+
+
+def plot_times(results: Mapping[str, Result], ax: Any = None, *, marks: bool = True) -> Any:
+    """Draw the test metric of runs against the time on their clocks (virtual seconds, where they have one).
+
+    With ``marks``, a dot says when each run first had the true groups, where they are known.
+    """
+    ax = _one(ax)
+    for colour, (name, result) in zip(COLOURS, results.items(), strict=False):
+        seen = result.history
+        if "test" not in seen:
+            raise FedfuseError(f"the history of {name} has no evaluated round: use a smaller evaluate_every")
+        seen = seen[seen["test"].notna()]
+        ax.plot(seen["time"], seen["test"], color=colour, lw=1.8, label=name)
+        right = seen[seen["ari"].astype(float) >= 1.0]
+        if marks and len(right):
+            ax.plot(right["time"].iloc[:1], right["test"].iloc[:1], "o", color=colour, ms=8)
+    if marks:
+        ax.plot([], [], "o", color="grey", ms=8, label="all groups right for the first time")
+    metric = next(iter(results.values())).profile.metric
+    ax.set(xlabel="simulated time (s)", ylabel=f"test {metric}")
+    ax.legend(frameon=False, loc="lower right" if metric == "accuracy" else "upper right")
+    return _plain(ax)
 
 
 def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:

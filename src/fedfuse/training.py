@@ -180,7 +180,7 @@ class Run:
         self.plan = self.method.plan_for(self.model)
         self.world = _world(self.federation, self.model, self.settings)
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
-        check_mode(self.method, self.settings.mode)
+        check_mode(self.method, self.settings.mode, self.plan)
         self.post = Post(self.fleet, self.world.m, self.world.d, self.world.dtype)
         lying = known_attack(self.fleet)
         self.liars: Ints = lying.who if lying else np.empty(0, np.int64)

@@ -91,7 +91,7 @@ def test_first_values():
 
 @pytest.mark.parametrize(
     ("scenario", "groups"),
-    [("S2", [10, 40, 10, 40]), ("S3", [50, 50]), ("S4", [50]), ("S5", [1] * 50)],
+    [("3,1,2", [3, 1, 2]), ("S2", [10, 40, 10, 40]), ("S3", [50, 50]), ("S4", [50]), ("S5", [1] * 50)],
 )
 def test_groups_of_the_other_scenarios(scenario, groups):
     truth = synthetic_truth(scenario, seed=3)

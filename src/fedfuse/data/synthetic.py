@@ -6,6 +6,7 @@ tables; only the split into parts is our own (keyed by seed and device).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, TypeAlias, get_args
@@ -74,7 +75,7 @@ def synthetic(
     ----------
     scenario
         ``"S1"`` four equal groups of 100 devices, ``"S2"`` four unequal ones, ``"S3"`` two equal ones;
-        ``"S4"`` 50 devices all alike, ``"S5"`` 50 devices all different.
+        ``"S4"`` 50 devices all alike, ``"S5"`` 50 devices all different; or devices per group: ``"5,5,5,5"``.
     features
         ``"uniform"`` on [0, 1), which the paper's numbers come from, or ``"normal"``, which its text says.
     seed
@@ -110,8 +111,11 @@ def synthetic_truth(scenario: str = "S1", seed: int = 0) -> SyntheticTruth:
 
 
 def _group_sizes(scenario: str) -> tuple[int, ...]:
+    if re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", scenario):
+        return tuple(int(size) for size in scenario.split(","))
     if scenario not in SCENARIOS:
-        raise FedfuseError(f"no synthetic scenario is called {scenario!r}; known: {', '.join(SCENARIOS)}")
+        known = f"{', '.join(SCENARIOS)}, or devices per group, such as 5,5,5,5"
+        raise FedfuseError(f"no synthetic scenario is called {scenario!r}; known: {known}")
     return SCENARIOS[scenario]
 
 
