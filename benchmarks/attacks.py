@@ -65,6 +65,12 @@ def row(name: str, attack: str, share: float, result: ff.Result, began: float) -
     return line
 
 
+def spared(result: ff.Result, attack: str, share: float) -> dict[str, Any]:
+    who = draw_liars(len(result.labels), share, result.seed)
+    test = float(np.delete(result.scores["test"], who).mean())
+    return {"method": "local", "attack": attack, "liars": share, "test": test}
+
+
 def measured(federation: ff.Federation, rounds: int, seed: int, attacks: tuple[str, ...], names: list[str]) -> Any:
     rows, groups = [], int(federation.truth.max()) + 1 if federation.truth is not None else 4
     for name, method in contestants(groups).items():
@@ -73,6 +79,9 @@ def measured(federation: ff.Federation, rounds: int, seed: int, attacks: tuple[s
         began = time.time()
         method, plain = settled(federation, method, rounds, seed)
         rows += [row(name, attack, 0.0, plain, began) for attack in attacks]
+        if name == "local":  # nothing is sent, so nobody is lied to
+            rows += [spared(plain, attack, share) for attack in attacks for share in SHARES[1:]]
+            continue
         for attack, share in ((a, s) for a in attacks for s in SHARES[1:]):
             began = time.time()
             result = one(federation, method, rounds, seed, attack=attack, liars=share)

@@ -1,9 +1,10 @@
 """Devices that come late: the paper's Table 3, every method by its own rule.
 
-What: S1 (uniform features); a fifth of the devices, drawn by cluster, is not in training and joins afterwards. For every
-method the test accuracy of the newcomers (mean and standard deviation over them), that of the devices that were trained,
-the share of newcomers that came to their own cluster, and the exchanges with each. Settings that a method leaves open
-are chosen on validation rows. For FPFC also: newcomers of a group that was not in training at all, who should be told so.
+What: S1 (uniform features); a fifth of the devices, drawn by cluster, is not in training and joins afterwards. For
+every method the test accuracy of the newcomers (mean and standard deviation over them), that of the devices that were
+trained, the share of newcomers that came to their own cluster, and the exchanges with each. Settings that a method
+leaves open are chosen on validation rows. For FPFC also: newcomers of a group that was not in training at all, who
+should be told so.
 Command: python benchmarks/newcomers.py [--data synthetic:S1] [--rounds 100] [--seeds 3] [--out newcomers.csv]
 How long, and what was seen: see benchmarks/README.md.
 """
@@ -60,9 +61,10 @@ def one(federation: ff.Federation, method: Any, newcomers: Ints, rounds: int, se
     right = [joined.clusters[k] == home.get(int(federation.truth[i]), -1) for k, i in enumerate(newcomers)]
     none = [c is None for c in joined.clusters]
     # what a device of the same group has that was trained
-    same = [result.scores["test"][federation.truth[old] == federation.truth[i]].mean() for i in newcomers]
+    alike = [result.scores["test"][federation.truth[old] == federation.truth[i]] for i in newcomers]
+    same = [scores.mean() for scores in alike if scores.size] or [np.nan]
     return {
-        "newcomers": joined.score(), "sd": float(np.std(joined.scores)), "their clusters": float(np.nanmean(same)),
+        "newcomers": joined.score(), "sd": float(np.std(joined.scores)), "their clusters": float(np.mean(same)),
         "trained": result.score(), "right": float(np.mean(right)), "none": float(np.mean(none)),
         "exchanges": max(joined.iterations), "floats each": joined.cost_floats / len(newcomers),
     }  # fmt: skip

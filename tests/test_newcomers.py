@@ -27,6 +27,7 @@ RULES = {
     "ifca": ff.IFCA(n_models=2, work=WORK),
     "cfl": ff.CFL(eps1=0.6, eps2=0.6, work=WORK),
     "pacfl": ff.PACFL(threshold=181.0, p=2, work=WORK),
+    "fedasync": ff.FedAsync(),
     "oracle": Oracle(),
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data import _checks as check
+from fedfuse.data._table import natural
 from fedfuse.data.federation import Federation, cut_points, shuffled_rows
 from fedfuse.data.tables import Encoder
 from fedfuse.errors import FedfuseError
@@ -92,7 +93,7 @@ def from_table(
         raise FedfuseError("this run was not trained on a table: its newcomers come from a data set, or from Python")
     devices, X, (y, known) = encoder.devices(frame), encoder.transform(frame), _targets(encoder, frame)
     new = ~np.isin(devices, [*result.profile.names, ""])
-    names = tuple(dict.fromkeys(devices[new]))  # in the order of the table
+    names = sorted(set(devices[new]), key=natural)
     able = [name for name in names if (known & (devices == name)).any()]
     rows = [np.flatnonzero(known & (devices == name)) for name in able]
     federation = None

@@ -17,6 +17,7 @@ from fedfuse.types import Bools, Floats, Ints
 
 Robust: TypeAlias = Literal["none", "screen", "median", "trimmed", "krum"]
 SLACK = 1e-3  # relative: what rounding and inexact solvers may do
+ROUNDED = 1e-5  # relative: what rounding alone may do
 TINY = 1e-4  # and absolute, for gradients
 DEVIATIONS = 6.0  # robust standard deviations of the logarithm beyond which a length is absurd,
 LEAST = 0.5  # of which one is at least this
@@ -42,7 +43,7 @@ def overlong(uploads: Mapping[int, Floats]) -> list[int]:
 def possible_moments(answer: Floats) -> bool:
     """Whether means and means of squares can be of the same numbers."""
     first, second = np.split(np.asarray(answer, dtype=np.float64), 2)
-    return bool((second >= first**2 - SLACK * np.maximum(second, 1e-6)).all())
+    return bool((second >= (1 - ROUNDED) * first**2).all())
 
 
 def possible_judgement(answer: Floats, models: int) -> bool:
