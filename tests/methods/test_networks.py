@@ -1,0 +1,132 @@
+"""Networks that find their groups, and train theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedfuse as ff
+from fedfuse.clusters import cluster_means
+from fedfuse.methods import Oracle
+from fedfuse.methods.networks import MOST, NetworkRefit
+from fedfuse.tasks import Train
+from fedfuse.training import Callback, fit, resume
+from planted import Keep
+
+pytest.importorskip("torch", reason="networks need fedfuse[torch]")
+WORK = ff.Work(steps=4, lr=0.1, batch=10, momentum=0.9)
+
+
+def turned(m=8, n=80, seed=0):
+    """Three classes by two features; in the second group two of them are swapped."""
+    rng = np.random.default_rng(seed)
+    truth = np.arange(m) * 2 // m
+    data = []
+    for g in truth:
+        X = rng.normal(size=(n, 2))
+        y = np.argmax(X @ np.array([[2.0, -2.0, 0.0], [0.0, 1.0, 2.0]]), axis=1)
+        data.append((X, np.where(y == 2, 2, 1 - y) if g else y))
+    return ff.Federation.from_arrays(data, truth=truth, seed=seed)
+
+
+def model():
+    return ff.MLP(hidden=(8,))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_groups_are_found_and_better_than_one_or_all_alone(seed):
+    federation = turned(seed=seed)
+    found = fit(federation, ff.FPFC(work=WORK), model(), rounds=20, seed=seed)
+    assert found.ari == 1.0
+    assert found.lam > 0
+    assert found.confidence.min() > 0.9
+    one = fit(federation, ff.FedAvg(work=WORK), model(), rounds=20, seed=seed)
+    assert found.score() > one.score() + 0.2
+    assert found.score() > 0.85
+
+
+def test_the_shared_part_is_one_for_all_and_the_fused_part_one_per_group():
+    federation, keep = turned(), Keep()
+    found = fit(federation, ff.FPFC(work=WORK), model(), rounds=15, callbacks=[keep])
+    cut = found.model.fused.start
+    assert 0 < cut < found.model.d
+    assert np.ptp(found.models[:, :cut], axis=0).max() == 0
+    for c in range(found.n_clusters):
+        assert np.ptp(found.models[found.labels == c], axis=0).max() == 0
+    assert (found.cluster_models[0, cut:] != found.cluster_models[1, cut:]).any()
+
+
+def test_a_refit_turn_is_a_mean_over_members_and_a_mean_over_all():
+    federation = turned()
+    rng, run = np.random.default_rng(0), Keep()
+    fit(federation, Oracle(work=WORK), model(), rounds=1, callbacks=[run])
+    method, state = run.run.now, run.run.state
+    labels, cut, d = state.memory["labels"], state.world.model.fused.start, state.world.d
+    replies = rng.normal(size=(federation.m, d)).astype("f4")
+    tasks = method.tasks(state, np.arange(federation.m), 0)
+    assert all(isinstance(task, Train) and task.rows == "train+validation" for task in tasks)
+    method.update(state, np.arange(federation.m), list(replies))
+    weights = federation.rows("train+validation").counts
+    means = cluster_means(replies, labels, weights)
+    np.testing.assert_allclose(state.memory["models"][:, cut:], means[:, cut:], atol=1e-6)
+    np.testing.assert_allclose(
+        state.memory["models"][:, :cut], np.tile(np.average(replies[:, :cut], axis=0, weights=weights), (2, 1)), atol=1e-6
+    )
+
+
+def test_a_given_lambda_is_refitted_too():
+    federation = turned()
+    found = fit(federation, ff.FPFC(lam=0.3, work=WORK), model(), rounds=30)
+    assert found.refit_rounds == NetworkRefit().most
+    assert found.score() > 0.8
+
+
+class StopAt(Callback):
+    def __init__(self, k):
+        self.k = k
+
+    def on_round(self, run, row):
+        if run.k == self.k:
+            raise KeyboardInterrupt
+
+
+def test_resumed_is_uninterrupted(tmp_path):
+    federation, options = turned(), {"rounds": 20, "participation": 0.5, "checkpoint_every": 3}
+    whole = fit(federation, ff.FPFC(work=WORK), model(), out=tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        fit(federation, ff.FPFC(work=WORK), model(), out=tmp_path / "cut", callbacks=[StopAt(4)], **options)
+    for k in (8, 11, 17):
+        with pytest.raises(KeyboardInterrupt):
+            resume(tmp_path / "cut", federation, callbacks=[StopAt(k)])
+    again = resume(tmp_path / "cut", federation)
+    np.testing.assert_array_equal(whole.models, again.models)
+    np.testing.assert_array_equal(whole.labels, again.labels)
+    assert whole.cost_floats == again.cost_floats
+
+
+def test_test_rows_choose_nothing():
+    federation = turned()
+    rows, X = federation.rows("test"), federation.X.copy()
+    for a, b in zip(rows.start, rows.stop, strict=True):
+        X[a:b] = 50 * np.random.default_rng(int(a)).normal(size=X[a:b].shape)
+    other = ff.Federation(**{**vars(federation), "X": X})
+    one, two = (fit(f, ff.FPFC(work=WORK), model(), rounds=16) for f in (federation, other))
+    np.testing.assert_array_equal(one.models, two.models)
+
+
+def test_training_together_ends():
+    history = fit(turned(), ff.FPFC(work=WORK), model(), rounds=20).history
+    assert 3 <= (history["stage"] == "together").sum() <= MOST
+
+
+def test_every_method_trains_a_network():
+    federation = turned()
+    kinds = [ff.Local, ff.FedAvg, ff.LGFedAvg, ff.PerFedAvg, ff.CFL, ff.PACFL, ff.IFCA, ff.FPFCL1]
+    settings = {"cfl": {"eps1": 0.1, "eps2": 0.2}, "pacfl": {"threshold": 5.0}, "ifca": {"n_models": 2}}
+    for kind in kinds:
+        method = kind(work=WORK, **settings.get(kind.name, {}))
+        result = fit(federation, method, model(), rounds=8, participation=0.5)
+        assert np.isfinite(result.models).all(), kind.name
+        cut = result.model.fused.start
+        shared = np.ptp(result.models[:, :cut], axis=0).max() == 0
+        assert shared == (kind.name in ("fedavg", "ifca", "fpfc-l1", "cfl")) or kind.name == "cfl", kind.name
