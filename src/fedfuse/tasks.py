@@ -303,11 +303,13 @@ class Judge:
 
     With ``own``, your own model is judged too, as the first. The answer is n means, then the n (n + 1) / 2 entries
     of the upper triangle of their covariance matrix, row by row: what a paired test of any two models needs.
+    With ``balanced``, every class counts the same: a device's own mix of classes then says nothing for its own model.
     """
 
     models: Floats
     rows: Part = "validation"
     own: bool = False
+    balanced: bool = False
 
     @property
     def floats_down(self) -> int:

@@ -70,7 +70,9 @@ def test_a_refit_turn_is_a_mean_over_members_and_a_mean_over_all():
     means = cluster_means(replies, labels, weights)
     np.testing.assert_allclose(state.memory["models"][:, cut:], means[:, cut:], atol=1e-6)
     np.testing.assert_allclose(
-        state.memory["models"][:, :cut], np.tile(np.average(replies[:, :cut], axis=0, weights=weights), (2, 1)), atol=1e-6
+        state.memory["models"][:, :cut],
+        np.tile(np.average(replies[:, :cut], axis=0, weights=weights), (2, 1)),
+        atol=1e-6,
     )
 
 

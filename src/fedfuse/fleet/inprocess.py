@@ -160,12 +160,19 @@ class InProcess(Fleet):
 
     def _judgement(self, task: Judge, device: int) -> Floats:
         models = np.vstack([self._own[device], task.models]) if task.own else task.models
-        losses = self._model.row_losses(models, *self._rows(task.rows).of(device))
+        X, y = self._rows(task.rows).of(device)
+        losses = self._model.row_losses(models, X, y)
         n = losses.shape[1]
         if not n:
             return np.zeros(task.floats_up(self._model.d))
-        covariance = np.atleast_2d(np.cov(losses, ddof=0)) / max(n - 1, 1)
-        return np.concatenate([losses.mean(axis=1), covariance[np.triu_indices(len(models))]])
+        weights = np.full(n, 1 / n)
+        if task.balanced and self._model.goal == "classification":
+            _, place, counts = np.unique(y, return_inverse=True, return_counts=True)
+            weights = 1 / (len(counts) * counts[place])
+        means = losses @ weights
+        away = (losses - means[:, None]) * weights
+        covariance = away @ away.T * n / max(n - 1, 1)
+        return np.concatenate([means, covariance[np.triu_indices(len(models))]])
 
     def _train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         tasks = [o.task for o in orders if isinstance(o.task, Train)]

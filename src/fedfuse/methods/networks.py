@@ -4,7 +4,7 @@
               made of it no longer gets better on its validation rows
     apart:    every device trains on from there by itself, and uploads once
     tree:     the fused parts are ordered in a tree (`tree.Tree`); each device judges the models of the groups above it
-              on its validation rows, and the tree is cut where that is best
+              on its validation rows, where every class counts the same, and the tree is cut where that is best
     check:    a device that does significantly better with another group's model moves
     refit:    every group trains its own fused part, and all of them the shared one, for the rounds that are left:
               a mean over members, a mean over everybody, both weighted by rows
@@ -193,7 +193,7 @@ class NetworkAuto(NetworkRefit):
         tree, own = self._tree(state), state.memory["own"]
         means = tree.means(own, state.world.counts["train"].astype(np.float64)).astype(state.world.dtype)
         above = tree.ancestors()
-        return [Judge(np.vstack([own[i], means[above[i] - tree.n]])) for i in devices]
+        return [Judge(np.vstack([own[i], means[above[i] - tree.n]]), balanced=True) for i in devices]
 
     def _take_tree(self, state: StagedState) -> str:
         tree, rows, above = self._tree(state), state.world.counts["validation"], self._tree(state).ancestors()
@@ -206,7 +206,7 @@ class NetworkAuto(NetworkRefit):
     def _ask_check(self, state: StagedState, devices: Ints) -> list[Task]:
         models, near = state.memory["models"], self._near(state)
         labels = state.memory["labels"][devices]
-        return [Judge(np.vstack([models[c : c + 1], models[near[c]]])) for c in labels]
+        return [Judge(np.vstack([models[c : c + 1], models[near[c]]]), balanced=True) for c in labels]
 
     def _near(self, state: StagedState) -> Ints:
         """Return for every group those whose fused parts are nearest."""
