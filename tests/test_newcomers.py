@@ -27,6 +27,7 @@ RULES = {
     "ifca": ff.IFCA(n_models=2, work=WORK),
     "cfl": ff.CFL(eps1=0.6, eps2=0.6, work=WORK),
     "pacfl": ff.PACFL(threshold=181.0, p=2, work=WORK),
+    "fedasync": ff.FedAsync(),
     "oracle": Oracle(),
 }
 
@@ -189,9 +190,16 @@ def test_a_device_of_another_kind_is_told_so():
 
 
 def test_settings_that_were_chosen_are_used():
+    """Whether a run chose them before it trained, or tuned them."""
     old, new = parted(planted(m=10, n=60), [1, 8])
-    result = fit(old, ff.PACFL(p=2, work=WORK), rounds=10)
-    assert admit(result, new).models.shape == (2, 4)
+    method = ff.PACFL(p=2, evaluate="cluster", work=WORK)
+    chosen = fit(old, method, rounds=10)
+    tuned = ff.tune(old, method, grid=[chosen.chosen], rounds=10).result
+    told = fit(old, replace(method, **chosen.chosen), rounds=10)
+    clusters = [admit(result, new).clusters for result in (chosen, tuned, told)]
+    assert clusters[0] == clusters[1] == clusters[2]
+    fused = ff.tune(old, ff.FPFC(refit=False, lam=0.0, work=ff.Work(solver="exact")), grid=[0.2, 0.4], rounds=60)
+    assert admit(fused.result, new).clusters == (0, 1)
 
 
 def test_newcomers_with_other_columns():

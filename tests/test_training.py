@@ -271,9 +271,9 @@ def test_the_ledger_adds_up():
     ledger = Ledger()
     ledger.sent(Order(0, 0, Gradient(np.zeros(5))))
     ledger.received(Reply(0, 0, np.zeros(3)))
-    ledger.refuse("late")
-    ledger.refuse("late")
-    assert (ledger.down, ledger.up, ledger.floats, ledger.refused) == (5, 3, 8, {"late": 2})
+    ledger.refuse("late", 3)
+    ledger.refuse("late", 3)
+    assert (ledger.down, ledger.up, ledger.floats, ledger.refused, ledger.blamed) == (5, 3, 8, {"late": 2}, {"3": 2})
 
 
 # -------------------------------------------------------------------------------------------- the loop

@@ -1,4 +1,4 @@
-"""The command line: run, compare, tune, path, resume, predict, export, data, bench."""
+"""The command line: run, compare, tune, path, resume, predict, join, export, data, bench."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from fedfuse.errors import FedfuseError
 from fedfuse.store import Store, without_nan, written_whole
 
 if TYPE_CHECKING:
+    from fedfuse.arrivals import Arrivals
     from fedfuse.comparison import Comparison
     from fedfuse.comparison.jobs import Watcher
     from fedfuse.data.federation import Federation
+    from fedfuse.newcomers import Newcomers
     from fedfuse.result import Result
     from fedfuse.training import Callback
     from fedfuse.tuning import Tuning
@@ -403,6 +405,41 @@ def predict(
 
 
 @app.command()
+def join(
+    directory: Annotated[Path, Arg(help="The directory of a finished run.")],
+    newcomers: Annotated[str, Arg(help="A .csv or .parquet file like that of the run, or a data set with a name.")],
+    out: Annotated[Path | None, Opt(help="A .csv file for predictions of rows without a target.")] = None,
+    seed: Annotated[int | None, Opt(help="Draws a data set with a name (default: that of the run).")] = None,
+    features: Features = "uniform",
+    data_dir: DataDir = None,
+    json_: Json = False,
+) -> None:
+    """Take in devices that the run does not know: their cluster, how sure that is, and predictions."""
+    from fedfuse.arrivals import from_table
+    from fedfuse.data.tables import read_table
+    from fedfuse.newcomers import admit
+    from fedfuse.result import Result
+
+    if out and out.suffix.lower() != ".csv":
+        raise FedfuseError(f"answers are written as .csv, got --out {out}")
+    result = Result.load(directory)
+    path = Path(newcomers).expanduser()
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        number = result.seed if seed is None else seed
+        given = _load(_source(newcomers, features, None, None, None, number, data_dir))
+        _show_newcomers(admit(result, given), json_)
+        return
+    arrived = from_table(result, read_table(path), seed=result.seed)
+    if arrived.federation is None:
+        raise FedfuseError(_nobody(arrived))
+    joined = admit(result, arrived.federation)
+    _predict_waiting(arrived, joined, out)
+    _show_newcomers(joined, json_)
+    for note in _arrival_notes(arrived):
+        console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
 def export(
     directory: Annotated[Path, Arg(help="The directory of a finished run.")],
     out: Annotated[Path | None, Opt(help="Where to write (default: export/ in the run's directory).")] = None,
@@ -561,6 +598,42 @@ def _train_and_show(
     if result.profile.encoder is not None:
         hint = f"predict new rows: fedfuse predict {shlex.quote(str(directory))} new.csv"
         answers.print(hint, highlight=False, markup=False, soft_wrap=True)
+
+
+def _nobody(arrived: Arrivals) -> str:
+    if arrived.strangers:
+        return f"no row of the newcomers {', '.join(arrived.strangers[:6])} has a target: nothing can be told of them"
+    return f"there is no newcomer in this table: all {arrived.familiar} rows are of devices that the run knows"
+
+
+def _arrival_notes(arrived: Arrivals) -> list[str]:
+    notes = []
+    if arrived.familiar:
+        notes.append(f"{arrived.familiar} rows left alone: their devices are in the run already (fedfuse predict)")
+    if arrived.strangers:
+        notes.append(f"no row has a target, so nothing can be told of: {', '.join(arrived.strangers[:10])}")
+    return notes
+
+
+def _predict_waiting(arrived: Arrivals, joined: Newcomers, out: Path | None) -> None:
+    """Write predictions for the newcomers' rows without a target."""
+    rows = arrived.waiting.nonzero()[0]
+    if out is None:
+        if len(rows):
+            console.print(f"{len(rows)} rows without a target: --out FILE.csv writes predictions", style="yellow")
+        return
+    text = joined.predict_rows(arrived.devices[rows], arrived.X[rows], rows).to_csv(index=False, lineterminator="\n")
+    with written_whole(out) as file:
+        file.write(text.encode())
+
+
+def _show_newcomers(joined: Newcomers, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(without_nan(joined.summary())))
+        return
+    from fedfuse.terminal import show_newcomers
+
+    show_newcomers(joined, Console())
 
 
 def _compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_json: bool) -> None:

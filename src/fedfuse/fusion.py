@@ -205,8 +205,10 @@ class FusionState:
 
     def distances(self) -> Floats:
         """Return ||omega_i - omega_j|| for all pairs (m x m)."""
-        # centred first: the product formula loses digits when all rows share a large part
-        centred = self.omega - self.omega.mean(axis=0, dtype=np.float64)
+        # the product formula loses digits when rows share a large part, so the shortest is taken from all first; not
+        # their mean, which a single device that lies can move as far as it likes
+        rows = self.omega.astype(np.float64)
+        centred = rows - rows[int(np.square(rows).sum(axis=1).argmin())] if len(rows) else rows
         squares = np.square(centred).sum(axis=1)
         gram = squares[:, None] + squares[None, :] - 2 * centred @ centred.T
         np.fill_diagonal(gram, 0.0)

@@ -8,11 +8,15 @@ that it has made for itself, is no message.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
+from fedfuse.arrivals import aligned
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.fleet import Fleet, InProcess
@@ -27,7 +31,7 @@ from fedfuse.training import draw_initial
 from fedfuse.types import Floats, Ints
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Newcomers:
     """What has become of devices that came late.
 
@@ -47,6 +51,10 @@ class Newcomers:
         Exchanges with each.
     cost_floats
         Floats sent in both directions.
+    counts
+        Rows of each.
+    grouped
+        Whether the run's method knows clusters at all.
     """
 
     names: tuple[str, ...]
@@ -56,23 +64,112 @@ class Newcomers:
     scores: Floats
     iterations: tuple[int, ...]
     cost_floats: int
+    counts: Ints
+    grouped: bool
+    run: Result = field(repr=False)
 
     def score(self) -> float:
         """Return the mean over newcomers of accuracy or RMSE on their test rows."""
         return mean_score(self.scores)
 
+    def index(self, newcomer: str | int) -> int:
+        """Return the position of a newcomer given by name or position."""
+        if isinstance(newcomer, str):
+            if newcomer not in self.names:
+                raise FedfuseError(f"no newcomer is called {newcomer!r}; there are {', '.join(self.names[:6])}")
+            return self.names.index(newcomer)
+        if not 0 <= newcomer < len(self.names):
+            raise FedfuseError(f"newcomer {newcomer} is outside 0 … {len(self.names) - 1}")
+        return newcomer
+
+    def outputs(self, newcomer: str | int, X: npt.ArrayLike) -> Floats:
+        """Return values, or class probabilities (n x classes), for rows by a newcomer's model."""
+        return self._joined.outputs(self.index(newcomer), X)
+
+    def predict(self, newcomer: str | int, X: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Return the predicted classes or values for rows by a newcomer's model."""
+        return self._joined.predict(self.index(newcomer), X)
+
+    def predict_rows(self, devices: npt.NDArray[Any], X: Floats, rows: Ints) -> pd.DataFrame:
+        """Return a prediction for each of these rows of a table, by the model of its newcomer."""
+        predictions = np.empty(len(rows), dtype=object)
+        clusters = [self.clusters[self.index(name)] for name in devices]
+        for name in dict.fromkeys(devices):
+            inside = devices == name
+            predictions[inside] = self.predict(name, X[inside])
+        columns = {"row": rows, "device": devices, "cluster": pd.array(clusters, dtype="Int64")}
+        answer: pd.DataFrame = pd.DataFrame({**columns, "prediction": predictions})
+        return answer
+
+    def tell(self, newcomer: str | int = 0) -> str:
+        """Say in one sentence what has become of a newcomer."""
+        i = self.index(newcomer)
+        sure = "" if self.sureness[i] is None else f", sure {self.sureness[i]:.2f} of 1"
+        if self.clusters[i] is not None:
+            return f"{self.names[i]}: joins cluster {self.clusters[i]}{sure}"
+        if self.grouped:
+            return f"{self.names[i]}: fits no cluster of this run, and keeps a model of its own"
+        return f"{self.names[i]}: has a model ({self.run.method['method']} knows no clusters)"
+
+    def table(self) -> pd.DataFrame:
+        """Return one row per newcomer."""
+        columns = {
+            "newcomer": self.names,
+            "cluster": pd.array(list(self.clusters), dtype="Int64"),
+            "sure": np.array(self.sureness, dtype=np.float64),
+            "rows": self.counts,
+            "test": self.scores,
+            "iterations": self.iterations,
+        }
+        answer: pd.DataFrame = pd.DataFrame(columns)
+        return answer
+
+    def summary(self) -> dict[str, Any]:
+        """Return the admission as JSON-ready data."""
+        return {
+            "metric": self.run.profile.metric,
+            "test": self.score(),
+            "cost_floats": self.cost_floats,
+            "newcomers": [
+                {
+                    "name": name,
+                    "cluster": self.clusters[i],
+                    "fits": self.clusters[i] is not None if self.grouped else None,
+                    "sure": self.sureness[i],
+                    "rows": int(self.counts[i]),
+                    "test": float(self.scores[i]),
+                    "iterations": self.iterations[i],
+                }
+                for i, name in enumerate(self.names)
+            ],
+        }
+
+    def __repr__(self) -> str:
+        shown = [self.tell(i) for i in range(min(len(self.names), 10))]
+        more = [f"… and {len(self.names) - 10} more"] if len(self.names) > 10 else []
+        return "\n".join(
+            [f"Newcomers({len(self.names)}, test {self.run.profile.metric} {self.score():.4f})", *shown, *more]
+        )
+
+    @cached_property
+    def _joined(self) -> Result:
+        """The run with the newcomers in the place of its devices: what predicts there predicts here."""
+        profile = replace(self.run.profile, names=self.names, counts=self.counts, truth=None)
+        labels = np.zeros(len(self.names), np.int64)
+        return replace(self.run, profile=profile, models=self.models, labels=labels, attack=None)
+
 
 def admit(result: Result, newcomers: Federation, fleet: Fleet | None = None) -> Newcomers:
     """Take in the devices of another federation, with the same columns, by the rule of the run's method."""
-    model = result.model
-    if newcomers.n_features != model.n_features or newcomers.goal != model.goal:
-        raise FedfuseError(
-            f"newcomers need {model.n_features} features for {model.goal}, "
-            f"got {newcomers.n_features} for {newcomers.goal}"
-        )
+    model, newcomers = result.model, aligned(result, newcomers)
     method, dtype = _rule(result), result.models.dtype
     world = _world(newcomers, model, result.seed, dtype)
-    known = Known(result.models, result.labels, result.profile.counts, result.lam, result.kept)
+    believed = np.setdiff1d(np.arange(len(result.labels)), result.suspects)
+    if not believed.size:
+        raise FedfuseError("every device of this run is suspected of lying: there is nobody to join")
+    known = Known(
+        result.models[believed], result.labels[believed], result.profile.counts[believed], result.lam, result.kept
+    )
     fleet = fleet or InProcess(newcomers, model, seed=result.seed, dtype=dtype)
     talks = [method.admit(known, world, i) for i in range(newcomers.m)]
     joined, iterations, ledger = _converse(talks, fleet, model.d, dtype, result.seed)
@@ -86,6 +183,9 @@ def admit(result: Result, newcomers: Federation, fleet: Fleet | None = None) -> 
         scores=scores,
         iterations=tuple(iterations),
         cost_floats=ledger.floats,
+        counts=newcomers.rows("all").counts,
+        grouped=method.clusters,
+        run=result,
     )
 
 

@@ -33,10 +33,11 @@ class Sent:
 
 
 class Heard(NamedTuple):
-    """A reply that may be used, and the number of server updates since its order was sent."""
+    """A reply that may be used, the number of server updates since its order was sent, and what that was."""
 
     reply: Reply
     staleness: int
+    task: Task
 
 
 class Post:
@@ -108,8 +109,8 @@ class Post:
 
     def drop(self, heard: Sequence[Heard], reason: str) -> None:
         """Count replies as refused."""
-        for _ in heard:
-            self.ledger.refuse(reason)
+        for h in heard:
+            self.ledger.refuse(reason, h.reply.device)
 
     def close(self) -> None:
         """End a round: what has not been answered is overdue, what has come besides is looked at."""
@@ -178,9 +179,9 @@ class Post:
             self.ledger.uncalled += 1
             wrong = fault(reply, {}, **self._gate)
         if wrong or sent is None:
-            self.ledger.refuse(wrong or "late")
+            self.ledger.refuse(wrong or "late", reply.device)
             return None
-        return Heard(reply, self.updates - sent.updates)
+        return Heard(reply, self.updates - sent.updates, sent.order.task)
 
     def _fault(self, reply: Reply, sent: Sent) -> str | None:
         return fault(reply, {reply.device: sent.order}, **self._gate)

@@ -25,6 +25,7 @@ from fedfuse.types import Floats, Ints
 
 if TYPE_CHECKING:
     from fedfuse.data.tables import Encoder
+    from fedfuse.newcomers import Newcomers
 
 SURE = 0.9  # below this, a grouping or a device's place in it is called uncertain
 
@@ -116,6 +117,11 @@ class Result:
         What the method needs besides to take in newcomers.
     chosen
         Settings that were left open and have been chosen on validation rows.
+    attack
+        Where devices were made to lie: how (``"attack"``, ``"lies"``) and ``"who"``, by position.
+    suspects
+        Positions of the devices that seem to lie: they contradict themselves, were refused often, or stand alone far
+        from every cluster and never come to rest.
     """
 
     profile: Profile
@@ -139,6 +145,8 @@ class Result:
     confidence: Floats | None = None
     kept: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     chosen: dict[str, Any] = field(default_factory=dict)
+    attack: dict[str, Any] | None = None
+    suspects: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def n_clusters(self) -> int:
@@ -146,8 +154,14 @@ class Result:
 
     @property
     def ari(self) -> float | None:
-        """Agreement with the true groups (adjusted Rand index), or None where they are unknown."""
-        return adjusted_rand(self.profile.truth, self.labels)
+        """Agreement with the true groups (adjusted Rand index), or None where they are unknown; of honest devices."""
+        truth, honest = self.profile.truth, self._honest
+        return adjusted_rand(None if truth is None else truth[honest], self.labels[honest])
+
+    @property
+    def _honest(self) -> Ints:
+        """The devices that were not made to lie."""
+        return np.setdiff1d(np.arange(len(self.labels)), self.attack["who"] if self.attack else [])
 
     @cached_property
     def clusters(self) -> list[list[str]]:
@@ -164,10 +178,10 @@ class Result:
         return cluster_means(self.models, self.labels, self.profile.counts)
 
     def score(self, part: str = "test") -> float:
-        """Return the mean over devices of accuracy or RMSE on ``"validation"`` or ``"test"``."""
+        """Return the mean over (honest) devices of accuracy or RMSE on ``"validation"`` or ``"test"``."""
         if part not in self.scores:
             raise FedfuseError(f"no scores for {part!r}; known: {', '.join(self.scores)}")
-        return mean_score(self.scores[part])
+        return mean_score(self.scores[part][self._honest])
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""
@@ -253,6 +267,24 @@ class Result:
             raise FedfuseError(f"there is no cluster {cluster}; there are 0 … {self.n_clusters - 1}")
         return inside
 
+    def admit(self, X: Any, y: Any = None, *, test: float = 0.2, validation: float = 0.2) -> Newcomers:
+        """Take in newcomers: each gets a cluster and a model by the method's own rule, and nobody is retrained.
+
+        Parameters
+        ----------
+        X, y
+            The rows of one newcomer. Or, without ``y``: ``{name: (X, y)}``, a list of (X, y), or a `Federation`.
+        test, validation
+            Shares of a newcomer's rows as in `Federation.from_arrays`; with few rows there are fewer parts.
+        """
+        from fedfuse.arrivals import gathered
+        from fedfuse.newcomers import admit
+
+        given = (
+            X if isinstance(X, Federation) else gathered(self, X, y, test=test, validation=validation, seed=self.seed)
+        )
+        return admit(self, given)
+
     def coefficients(self) -> pd.DataFrame:
         """Return the models of the clusters with feature names, in the units of the table.
 
@@ -313,6 +345,22 @@ class Result:
             "stability": self.stability,
             "uncertain": self.uncertain,
             "unsure_devices": [self.profile.names[i] for i in self.unsure],
+            "suspects": [self.profile.names[i] for i in self.suspects],
+            **self._exposed(),
+        }
+
+    def _exposed(self) -> dict[str, Any]:
+        """Return who lied, where that is known, and how well the suspects are these."""
+        if self.attack is None:
+            return {}
+        who, found = self.attack["who"], len(np.intersect1d(self.attack["who"], self.suspects))
+        return {
+            "attack": self.attack["attack"],
+            "lies": self.attack["lies"],
+            "liars": len(who) / len(self.labels),
+            "who": [self.profile.names[i] for i in who],
+            "precision": found / len(self.suspects) if len(self.suspects) else None,
+            "recall": found / len(who) if who else None,
         }
 
     @property
@@ -372,6 +420,8 @@ class Result:
                 scores=arrays,
                 kept=kept,
                 history=pd.read_csv(path / "history.csv"),
+                attack=_attack(summary, known.names),
+                suspects=np.array([known.names.index(name) for name in summary["suspects"]], dtype=np.int64),
                 **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged", "orders")},
                 **{
                     k: summary[k]
@@ -427,6 +477,13 @@ class Result:
         for c, name in enumerate(self._output_names):
             answer[f"p({name})"] = outputs[:, c]
         return answer
+
+
+def _attack(summary: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any] | None:
+    if "attack" not in summary:
+        return None
+    who = [names.index(name) for name in summary["who"]]
+    return {"attack": summary["attack"], "lies": summary["lies"], "who": who}
 
 
 def mean_score(scores: Floats) -> float:

@@ -24,6 +24,7 @@ Solver: TypeAlias = Literal["gd", "exact"]
 Into: TypeAlias = Literal["all", "shared", "fused"]
 Send: TypeAlias = Literal["model", "part", "update", "nothing"]
 Unit: TypeAlias = Literal["epochs", "batches"]
+OFTEN = 3  # refusals that make a device suspect
 LOOK = -2  # the round of what is no message, but a look at a device
 
 
@@ -467,6 +468,7 @@ class Ledger:
     used: int = 0
     uncalled: int = 0
     unanswered: int = 0
+    blamed: dict[str, int] = field(default_factory=dict)  # refusals by device; its number as text, for JSON
 
     def sent(self, order: Order) -> None:
         self.down += order.task.floats_down
@@ -476,8 +478,14 @@ class Ledger:
         self.up += reply.floats_up
         self.replies += 1
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, device: int) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
+        self.blamed[str(device)] = self.blamed.get(str(device), 0) + 1
+
+    def often_refused(self, m: int) -> list[int]:
+        """Return the devices that were refused several times, and far more often than most."""
+        counts = np.array([self.blamed.get(str(i), 0) for i in range(m)])
+        return [int(i) for i in np.flatnonzero((counts >= OFTEN) & (counts > 3 * np.median(counts)))]
 
     @property
     def outcome(self) -> dict[str, int]:

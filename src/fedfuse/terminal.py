@@ -30,6 +30,7 @@ from fedfuse.types import Floats, Ints
 
 if TYPE_CHECKING:
     from fedfuse.comparison import Comparison
+    from fedfuse.newcomers import Newcomers
     from fedfuse.tuning import Tuning
 
 MOST_CLUSTERS = 12
@@ -224,6 +225,24 @@ def show_tuning(tuning: Tuning, console: Console) -> None:
     how = "search" if tuning.strategy == "search" else f"{tuning.strategy} tuning"
     _say(console, f"\n[bold]{tuning.words}[/bold] by {how} in {tuning.seconds:.1f} s; with it:")
     show(result, {}, console)
+
+
+def show_newcomers(joined: Newcomers, console: Console) -> None:
+    """Print what has become of newcomers."""
+    table = _plain_table("newcomer", "rows", "group", "sure", "test")
+    for i, name in enumerate(joined.names):
+        group, sure = joined.clusters[i], joined.sureness[i]
+        fits = "none" if joined.grouped else "-"
+        words = (f"{joined.counts[i]:,}", fits if group is None else str(group), "-" if sure is None else f"{sure:.2f}")
+        table.add_row(escape(name), *words, _number(joined.scores[i]))
+    console.print(table)
+    alone = [name for name, group in zip(joined.names, joined.clusters, strict=True) if group is None]
+    if joined.grouped and alone:
+        who = escape(_some(alone, 60))
+        _say(console, f"\n[yellow]no group of the run suits {who}: a model of their own predicts better[/yellow]")
+    sent = f"{joined.cost_floats:,} floats sent, at most {max(joined.iterations)} exchanges each"
+    metric = joined.run.profile.metric
+    _say(console, f"\nmean test {metric} of newcomers {_number(joined.score())}; {sent}")
 
 
 def _say(console: Console, text: str) -> None:

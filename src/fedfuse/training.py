@@ -30,7 +30,8 @@ from fedfuse.clusters import adjusted_rand
 from fedfuse.conditions import Conditions, check_mode
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet import Engine, Fleet
+from fedfuse.fleet import Byzantine, Engine, Fleet
+from fedfuse.fleet.byzantine import Attack, Lies, Scope, check_attack, draw_liars, flipped, known_attack
 from fedfuse.fusion import Residuals
 from fedfuse.methods import FPFC, Method, World
 from fedfuse.methods.base import Arrays, Found, check_share
@@ -42,7 +43,8 @@ from fedfuse.post import Heard, Post
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
-from fedfuse.tasks import LOOK, Install, Ledger, Order, Part, Show, Task, Work, for_device, steps_of
+from fedfuse.tasks import LOOK, Install, Ledger, MetaTrain, Order, Part, Show, Task, Train, Work, for_device, steps_of
+from fedfuse.trust import overlong
 from fedfuse.types import Floats, Ints
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,11 @@ class Settings(Conditions):
         Rounds between two checkpoints, where a directory is given.
     dtype
         ``"float32"`` or ``"float64"``, on server and devices.
+    attack, liars, lies, scope
+        For experiments: this share of the devices lies, and how (`fleet.Byzantine`). Scores are then means over the
+        others.
+    screen
+        Refuse models whose length is far outside that of the others of a round (`trust.overlong`).
     """
 
     rounds: int = 500
@@ -86,6 +93,11 @@ class Settings(Conditions):
     evaluate_every: int = 10
     checkpoint_every: int = 25
     dtype: str = "float32"
+    attack: Attack | None = None
+    liars: float = 0.2
+    lies: Lies = "all"
+    scope: Scope = "all"
+    screen: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 1), ("checkpoint_every", 1)):
@@ -100,6 +112,10 @@ class Settings(Conditions):
             raise FedfuseError(f"tol must be a number of at least 0, got {self.tol!r}")
         if self.dtype not in ("float32", "float64"):
             raise FedfuseError(f"dtype must be float32 or float64, got {self.dtype!r}")
+        if self.attack is not None:
+            check_attack(self.attack, self.lies, self.scope)
+        if not isinstance(self.liars, Real) or not 0 <= self.liars <= 1:
+            raise FedfuseError(f"liars must be a share from 0 to 1, got {self.liars!r}")
 
     def active(self, k: int, m: int, rows: Ints | None = None) -> Ints:
         """Return the devices that are asked in round k; ``rows`` are those of every device."""
@@ -166,6 +182,9 @@ class Run:
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
         check_mode(self.method, self.settings.mode, self.plan)
         self.post = Post(self.fleet, self.world.m, self.world.d, self.world.dtype)
+        lying = known_attack(self.fleet)
+        self.liars: Ints = lying.who if lying else np.empty(0, np.int64)
+        self.honest = np.setdiff1d(np.arange(self.world.m), self.liars)
 
     @property
     def now(self) -> Method[Any]:
@@ -275,7 +294,16 @@ class Run:
             first = settings.wanted(self.world.m) if settings.overselect and not self.now.gathers else asked
             heard = self.post.gather(max(first, 1), settings.deadline, late=late)
             self.post.close()
-        return sorted(heard, key=lambda h: h.reply.device)
+        return self._screened(sorted(heard, key=lambda h: h.reply.device))
+
+    def _screened(self, heard: list[Heard]) -> list[Heard]:
+        """Refuse models that are absurdly long beside the others of the round."""
+        if not self.settings.screen:
+            return heard
+        models = {h.reply.device: h.reply.values for h in heard if isinstance(h.task, (Train, MetaTrain))}
+        wrong = overlong(models)
+        self.post.drop([h for h in heard if h.reply.device in wrong], "far too long")
+        return [h for h in heard if h.reply.device not in wrong]
 
     def _take_in(self, heard: list[Heard]) -> Residuals | None:
         """Give replies to the method, unless they are too few."""
@@ -358,9 +386,10 @@ class Run:
             self.store.save_checkpoint(meta, state | _under("run_", post))
 
     def _hidden(self) -> Arrays:
-        """Return devices' own models where the server may not have them: private, refused, late, or on their way."""
+        """Return devices' own models where the server may not have them: private, late, under way or lied about."""
         ahead = self.post.unsettled and self.fleet.pack() is not None
-        return {"own": np.stack(self.post.look([Show()] * self.world.m))} if self.now.private or ahead else {}
+        hidden = self.now.private or ahead or self.liars.size > 0
+        return {"own": np.stack(self.post.look([Show()] * self.world.m))} if hidden else {}
 
     def restore(self) -> bool:
         """Go back to the last checkpoint; False if there is none."""
@@ -433,7 +462,13 @@ class Run:
             refused=dict(self.ledger.refused),
             orders=self.post.outcome,
             seconds=self.seconds,
+            attack=self._attack(),
+            suspects=np.union1d(found.suspects, self.ledger.often_refused(self.world.m)).astype(np.int64),
         )
+
+    def _attack(self) -> dict[str, Any] | None:
+        lying = known_attack(self.fleet)
+        return None if lying is None else {"attack": lying.attack, "lies": lying.lies, "who": lying.who.tolist()}
 
     def _in_use(self, found: Found) -> Found:
         """Return what devices really use: what they make of it at home, where they do."""
@@ -445,9 +480,11 @@ class Run:
 
     def _evaluation(self) -> Row:
         found = self._in_use(Found(self.now.models(self.state), self.now.labels(self.state)))
-        scores = self._evaluator.means(found.models, self.now.validated(self.state, found))
-        ari = adjusted_rand(self.federation.truth, found.labels)
-        return {"n_clusters": int(found.labels.max()) + 1, "ari": ari, **scores}
+        scores = self._evaluator.all_parts(found.models, self.now.validated(self.state, found))
+        means = {part: mean_score(score[self.honest]) for part, score in scores.items()}
+        truth = self.federation.truth
+        ari = adjusted_rand(None if truth is None else truth[self.honest], found.labels[self.honest])
+        return {"n_clusters": int(found.labels.max()) + 1, "ari": ari, **means}
 
     def _tell(self, hook: str, *args: Any) -> None:
         for callback in self.callbacks:
@@ -474,10 +511,6 @@ class Evaluator:
             "validation": unknown if validated is None else self._score("validation", validated),
             "test": self._score("test", models),
         }
-
-    def means(self, models: Floats, validated: Floats | None) -> dict[str, float]:
-        """Return the mean over devices on each held-out part."""
-        return {part: mean_score(scores) for part, scores in self.all_parts(models, validated).items()}
 
     def _score(self, part: str, models: Floats) -> Floats:
         return self._model.metric(self._parts[part], self._everyone, models)
@@ -548,7 +581,7 @@ def fit(
     store = Store(out) if out is not None else None
     if store:
         store.check_free()
-    fleet = chosen.around(fleet or place.fleet(federation, model, chosen.seed, chosen.dtype), chosen.seed)
+    fleet = chosen.around(_attacked(fleet, federation, model, chosen, place), chosen.seed)
     run = Run(federation, model, method, chosen, fleet, store, tuple(callbacks), dataset)
     if store:
         store.create(_config(run, source, place))
@@ -591,7 +624,7 @@ def resume(
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
     model = _fitting_model(federation, model)
     place = _elsewhere(place, engine, workers)
-    fleet = settings.around(place.fleet(federation, model, settings.seed, settings.dtype), settings.seed)
+    fleet = settings.around(_attacked(None, federation, model, settings, place), settings.seed)
     run = Run(federation, model, method, settings, fleet, store, tuple(callbacks), dataset)
     return _finish(run, restore=True)
 
@@ -720,6 +753,7 @@ def _packed(found: Found | None) -> Arrays:
     lam = np.nan if found.lam is None else found.lam
     settings = np.frombuffer(json.dumps(dict(found.settings)).encode(), np.uint8)
     plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam]), "settings": settings}
+    plain["suspects"] = np.asarray(found.suspects, np.int64)
     kept = {f"kept_{name}": array for name, array in found.kept.items()}
     return plain | kept
 
@@ -744,7 +778,7 @@ def _unpacked(arrays: Arrays) -> Found | None:
     prefix = "before_kept_"
     kept = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     known = lam if np.isfinite(lam) else None
-    return Found(arrays["before_models"], arrays["before_labels"], known, settings, kept)
+    return Found(arrays["before_models"], arrays["before_labels"], known, settings, kept, arrays["before_suspects"])
 
 
 def _fitting_model(federation: Federation, model: Model[Any] | str | None) -> Model[Any]:
@@ -762,6 +796,20 @@ def _check_plan(method: Method[Any], model: Model[Any]) -> None:
     for part in method.plan_for(model):
         if part.work.solver == "exact":
             raise FedfuseError("a network has no exact solver: give work=Work(steps=…, lr=…, batch=…)")
+
+
+def _attacked(
+    fleet: Fleet | None, federation: Federation, model: Model[Any], settings: Settings, place: Engine
+) -> Fleet:
+    """Return the devices, some of which lie where the settings say so."""
+    attack, share, seed = settings.attack, settings.liars, settings.seed
+    if attack == "label-flip":
+        federation = flipped(federation, draw_liars(federation.m, share, seed))
+    fleet = fleet or place.fleet(federation, model, seed, settings.dtype)
+    if attack is None:
+        return fleet
+    how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}
+    return Byzantine(fleet, attack, m=federation.m, share=share, seed=seed, **how)
 
 
 def _config(run: Run, source: dict[str, Any] | None, place: Engine) -> dict[str, Any]:

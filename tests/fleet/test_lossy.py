@@ -127,7 +127,7 @@ def test_counts_add_up(method, more):
     federation = planted("classification", m=8)
     result = fit(federation, method, rounds=25, tol=0, participation=0.5, lossy=TROUBLE + ",stale:0.1", **more)
     check_counts(result)
-    assert result.orders["unanswered"] > 20
+    assert result.orders["unanswered"] > 10
     assert result.refused["not asked for, or too late"] > 0
     assert np.isfinite(result.models).all()
 

@@ -149,7 +149,7 @@ def test_groups_of_lines_are_told_apart_and_devices_know_what_the_server_knows()
     )
     for k in range(33):
         run.round()
-        np.testing.assert_array_equal(run._look([Show()] * 6), run.now.models(run.state))
+        np.testing.assert_array_equal(run.post.look([Show()] * 6), run.now.models(run.state))
         assert len(run.state["models"]) == 1 or k >= PATIENCE
     result = run.result()
     assert result.labels.tolist() == [0, 1, 1, 0, 0, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -137,6 +137,28 @@ class Federation:
     @cached_property
     def _positions(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(self.names)}
+
+    def only(self, devices: Sequence[int] | npt.ArrayLike) -> Federation:
+        """Return the federation of these devices, in this order, with their rows in the same parts.
+
+        >>> X = np.ones((5, 1))
+        >>> Federation.from_arrays({"a": (X, X[:, 0]), "b": (X, X[:, 0])}, goal="regression").only([1]).names
+        ('b',)
+        """
+        order = [self.index(int(i)) for i in np.asarray(devices, dtype=np.int64)]
+        if not order:
+            raise FedfuseError("a federation needs at least one device")
+        rows = np.concatenate([np.arange(self.cuts[i, 0], self.cuts[i, 3]) for i in order])
+        counts = self.cuts[order, 3] - self.cuts[order, 0]
+        cuts = self.cuts[order] - self.cuts[order, :1] + (np.cumsum(counts) - counts)[:, None]
+        return replace(
+            self,
+            names=tuple(self.names[i] for i in order),
+            X=self.X[rows],
+            y=self.y[rows],
+            cuts=cuts,
+            truth=None if self.truth is None else self.truth[order],
+        )
 
     @cached_property
     def fingerprint(self) -> str:

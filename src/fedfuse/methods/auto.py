@@ -30,6 +30,7 @@ from fedfuse.methods.refit import Refit
 from fedfuse.methods.staged import END, StagedState
 from fedfuse.tasks import Install, Judge, Part, Rescale, Residue, Task, Train, Work
 from fedfuse.tree import Judgement, Tree, Z, alike, sharing
+from fedfuse.trust import SLACK, apart, possible_judgement
 from fedfuse.types import Bools, Floats, Ints
 
 RIDGES = (0.1, 0.03, 0.01)
@@ -91,14 +92,30 @@ class AutoFPFC(Refit):
         The difference of the sides' mean estimates is taken in either half. Where the sides are the same, both are
         independent noise, and their cosine varies as that of two devices' own noise (half 1 less half 2) does.
         """
-        weights = state.world.counts["train"].astype(np.float64)
-        first, second = (cluster_means(half, leaves, weights) for half in state.memory["halves"])
+        who = self._trusted(state)
+        weights, leaves = state.world.counts["train"][who].astype(np.float64), leaves[who]
+        first, second = (cluster_means(half[who], leaves, weights) for half in state.memory["halves"])
         sizes = np.bincount(leaves, weights).astype(np.float64)
         noise = state.memory["halves"][0] - state.memory["halves"][1]
-        usual = _usual_cosine(noise)
+        usual = _usual_cosine(noise[who])
         certain = np.zeros(2 * tree.n - 1, np.bool_)
         certain[tree.n :] = alike(tree.splits(first, sizes), tree.splits(second, sizes)) > CERTAIN * usual
         return certain
+
+    # -- whom to believe
+
+    def _possible(self, state: StagedState, i: int, answer: Floats) -> bool:
+        if state.stage == "local":
+            # where f + ridge/2 |w|^2 is least, the gradient of f is -ridge w
+            return self._in_line(state, i, answer, -RIDGES[state.number("ridge")] * answer, np.nan)
+        if state.stage in ("tree", "candidates", "check"):
+            return possible_judgement(answer, _models_judged(len(answer)))
+        if state.stage == "residue":
+            return bool(abs(answer[0]) <= 1 + SLACK)
+        return super()._possible(state, i, answer)
+
+    def _trusted(self, state: StagedState) -> Ints:
+        return np.flatnonzero(~state.memory["suspects"])
 
     # -- 1: every device alone
 
@@ -110,25 +127,31 @@ class AutoFPFC(Refit):
         for i, answer in state.answers.items():
             estimates[i] = answer
         state.memory["models"] = estimates.copy()
-        tree = Tree.of(estimates)
-        state.memory |= {"children": tree.children, "heights": tree.heights}
+        who = self._trusted(state)
+        if not who.size:
+            return self._group(state, np.arange(state.world.m))
+        tree = Tree.of(estimates[who])
+        state.memory |= {"children": tree.children, "heights": tree.heights, "leaves": who}
         return "tree"
 
     # -- 2 and 3: the tree, and where to cut it
 
     def _ask_tree(self, state: StagedState, devices: Ints) -> list[Task]:
-        tree = self._tree(state)
-        estimates = state.memory["estimates"][state.number("ridge")]
-        means = tree.means(estimates, state.world.counts["train"].astype(np.float64))
+        tree, who = self._tree(state), state.memory["leaves"]
+        estimates = state.memory["estimates"][state.number("ridge")][who]
+        means = tree.means(estimates, state.world.counts["train"][who].astype(np.float64))
         nodes, above = means.astype(state.world.dtype), tree.ancestors()
-        return [Judge(nodes[above[i] - tree.n], own=True) for i in devices]
+        return [Judge(nodes[above[leaf] - tree.n], own=True) for leaf in np.searchsorted(who, devices)]
 
     def _take_tree(self, state: StagedState) -> str:
-        tree, rows = self._tree(state), state.world.counts["validation"]
-        above = tree.ancestors()
-        judged = [Judgement.read(i, rows[i], v, 1 + len(above[i])) for i, v in state.answers.items()]
-        ridge = state.number("ridge")
-        state.memory["groupings"][ridge] = canonical(tree.cut(judged, self._certain(state, tree, np.arange(tree.n))))
+        tree, rows, who = self._tree(state), state.world.counts["validation"], state.memory["leaves"]
+        above, place = tree.ancestors(), {int(i): leaf for leaf, i in enumerate(who)}
+        judged = [Judgement.read(place[i], rows[i], v, 1 + len(above[place[i]])) for i, v in state.answers.items()]
+        ridge, leaves = state.number("ridge"), np.zeros(state.world.m, np.int64)
+        leaves[who] = np.arange(tree.n)
+        labels = leaves.copy()
+        labels[who] = tree.cut(judged, self._certain(state, tree, leaves))
+        state.memory["groupings"][ridge] = apart(labels, state.memory["suspects"])
         state.put("ridge", ridge + 1)
         if ridge + 1 < len(RIDGES):
             return "local"
@@ -146,7 +169,8 @@ class AutoFPFC(Refit):
         return self._group(state, candidates[0])
 
     def _candidates(self, state: StagedState) -> Ints:
-        return np.unique(state.memory["groupings"], axis=0)
+        suspects = state.memory["suspects"]
+        return np.unique([apart(labels, suspects) for labels in state.memory["groupings"]], axis=0)
 
     def _ask_candidates(self, state: StagedState, devices: Ints) -> list[Task]:
         models = self._candidate_models(state)
@@ -161,14 +185,16 @@ class AutoFPFC(Refit):
         """Take the grouping with the fewest groups that is not significantly worse than the best."""
         candidates, rows = self._candidates(state), state.world.counts["validation"]
         judged = [Judgement.read(i, rows[i], v, len(candidates)) for i, v in state.answers.items()]
+        if not judged:
+            return self._group(state, candidates[0])
         best = int(np.argmin(sum(j.n * j.means for j in judged)))
         worse = np.array([[j.difference(c, best) for j in judged] for c in range(len(candidates))]).sum(axis=1)
-        margins = np.array([Z * sharing(labels) for labels in candidates])
+        margins = np.array([Z * sharing(labels[self._trusted(state)]) for labels in candidates])
         good = np.flatnonzero(worse[:, 0] <= margins * np.sqrt(worse[:, 1]))
         return self._group(state, candidates[good[np.argmin(candidates[good].max(axis=1))]])
 
     def _group(self, state: StagedState, labels: Ints) -> str:
-        state.put("labels", canonical(labels))
+        state.put("labels", apart(labels, state.memory["suspects"]))
         estimates, weights = state.memory["estimates"][COMMON], state.world.counts["train"]
         state.memory["models"] = cluster_means(estimates, state.memory["labels"], weights)
         return self._fit_from(state, state.memory["models"].copy())
@@ -177,14 +203,18 @@ class AutoFPFC(Refit):
 
     def _after_fit(self, state: StagedState) -> str:
         state.put("checks", state.number("checks") + 1)
-        tree = Tree.of(state.memory["models"])
+        groups = self._groups(state)
+        if groups <= 1:
+            return "residue"
+        tree = Tree.of(state.memory["models"][:groups])
         state.memory |= {"children": tree.children, "heights": tree.heights}
-        return "check" if len(state.memory["models"]) > 1 else "residue"
+        return "check"
 
     def _ask_check(self, state: StagedState, devices: Ints) -> list[Task]:
         """Send the model of the device's group, of the nearest others, and of the merges above its group."""
-        tree, models, near = self._tree(state), state.memory["models"], self._near(state)
-        sizes = np.bincount(state.memory["labels"], state.world.counts["train"]).astype(np.float64)
+        tree, near = self._tree(state), self._near(state)
+        models = state.memory["models"][: tree.n]
+        sizes = np.bincount(state.memory["labels"], state.world.counts["train"])[: tree.n].astype(np.float64)
         merged, above = tree.means(models, sizes), tree.ancestors()
         # in this order: its own, those above it, those near it
         sent = [np.concatenate([models[c : c + 1], merged[above[c] - tree.n], models[near[c]]]) for c in range(tree.n)]
@@ -192,7 +222,7 @@ class AutoFPFC(Refit):
 
     def _near(self, state: StagedState) -> Ints:
         """Return for every group those whose models are nearest."""
-        models = state.memory["models"]
+        models = state.memory["models"][: self._tree(state).n]
         distances = cdist(models, models)
         np.fill_diagonal(distances, np.inf)
         return np.argsort(distances, axis=1, kind="stable")[:, : min(NEAREST, len(models) - 1)]
@@ -211,9 +241,11 @@ class AutoFPFC(Refit):
             state.memory["confidence"][i] = ndtr(z.min())
             if z.min() < -MOVE:  # another group's model is significantly better
                 moved[i] = near[c, int(np.argmin(others[:, 0]))]
-        certain = self._certain(state, tree, labels)
-        new = canonical(tree.cut(judged, certain, z=Z * sharing(labels))[moved])
-        if state.number("checks") >= CHECKS or (new == canonical(labels)).all():
+        suspects, who = state.memory["suspects"], self._trusted(state)
+        state.memory["confidence"][suspects] = 1.0  # nobody is to be put with them
+        cut = tree.cut(judged, self._certain(state, tree, labels), z=Z * sharing(labels[who]))
+        new = apart(cut[np.minimum(moved, tree.n - 1)], suspects)
+        if state.number("checks") >= CHECKS or (new == labels).all():
             return "residue"
         return self._regroup(state, new)
 
@@ -262,7 +294,7 @@ class AutoFPFC(Refit):
             if len(inside) > 1:
                 halves = fcluster(linkage(estimates[inside], "ward"), 2, "maxclust")
                 labels[inside[halves == 2]] = labels.max() + 1
-        return canonical(labels)
+        return apart(labels, state.memory["suspects"])
 
     def _leave(self, state: StagedState) -> str:
         state.put("lam", self._lambda(state))
@@ -275,14 +307,14 @@ class AutoFPFC(Refit):
         return dict.fromkeys(range(state.world.m), Rescale(np.zeros(columns), np.ones(columns)))
 
     def _lambda(self, state: StagedState) -> float:
-        models = self._raw(state, state.memory["models"])
-        if len(models) == state.world.m:
+        who = self._trusted(state)
+        models = self._raw(state, state.memory["models"][: max(self._groups(state), 1)])
+        if len(models) >= len(who):
             return 0.0
         if len(models) > 1:
             return float(0.9 * pdist(models).min() / self.a)
         # one group: a lambda that reaches the two devices that are furthest apart
-        local = self._raw(state, state.memory["estimates"][COMMON])
-        return float(pdist(local).max()) if state.world.m > 1 else 0.0
+        return float(pdist(self._raw(state, state.memory["estimates"][COMMON][who])).max())
 
     def stability(self, state: StagedState) -> float:
         """Return how well the groupings of all ridges and the final one agree (1: all the same).
@@ -290,10 +322,11 @@ class AutoFPFC(Refit):
         Structure that is left inside the groups counts against it, and so do too few validation rows: with fewer
         than ENOUGH for each parameter of one model, groups that differ may look alike.
         """
-        groupings = [*state.memory["groupings"], state.memory["labels"]]
+        who = self._trusted(state)
+        groupings = [labels[who] for labels in (*state.memory["groupings"], state.memory["labels"])]
         agreement = [adjusted_rand(x, y) or 0.0 for x, y in combinations(groupings, 2)]
         left = max(0.0, float(state.memory["residue"][0]) - DOUBT)
-        enough = min(1.0, state.world.counts["validation"].sum() / (ENOUGH * state.world.d))
+        enough = min(1.0, state.world.counts["validation"][who].sum() / (ENOUGH * state.world.d))
         return float(enough * np.clip(np.mean(agreement), 0, 1) / (1 + left))
 
     def sureness(self, state: StagedState) -> tuple[float, Floats]:
@@ -314,6 +347,11 @@ class AutoFPFC(Refit):
             for i, answer in state.answers.items():
                 own[i] = answer
         return own
+
+
+def _models_judged(numbers: int) -> int:
+    """Return how many models an answer to `Judge` is about: n means and n (n + 1) / 2 covariances."""
+    return int((np.sqrt(9 + 8 * numbers) - 3) / 2 + 0.5)
 
 
 def _usual_cosine(rows: Floats) -> float:

@@ -48,6 +48,7 @@ class Found(NamedTuple):
     lam: float | None = None
     settings: Mapping[str, Any] = MappingProxyType({})  # that were left open, and have been chosen
     kept: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})  # what devices need not send again
+    suspects: npt.ArrayLike = ()  # devices that seem to lie
 
 
 class Known(NamedTuple):
@@ -60,9 +61,14 @@ class Known(NamedTuple):
     kept: Arrays  # what `Method.keep` kept
 
     @property
+    def clusters(self) -> Ints:
+        """The numbers of the clusters; those of suspects alone are not among them."""
+        return np.unique(self.labels)
+
+    @property
     def cluster_models(self) -> Floats:
-        """One model per cluster; where devices have models of their own, their mean."""
-        return cluster_means(self.models, self.labels, self.counts)
+        """One model for each of the clusters; where devices have models of their own, their mean."""
+        return cluster_means(self.models, np.searchsorted(self.clusters, self.labels), self.counts)
 
 
 class Joined(NamedTuple):

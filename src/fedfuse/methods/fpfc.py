@@ -34,9 +34,12 @@ from fedfuse.methods.welcome import judged
 from fedfuse.models.base import Model
 from fedfuse.penalties import L1, Penalty, SmoothedSCAD
 from fedfuse.tasks import Install, Task, Train
+from fedfuse.trust import Robust
 from fedfuse.types import Floats, Ints
 
 MEETINGS = 100  # with a newcomer, at the most
+RESTLESS = 20.0  # times the usual move of devices in clusters, and a device that stands alone is a suspect,
+CALM = 0.01  # where the usual move is at least this, relative to the parameters
 STILL = 1e-4  # relative: a newcomer that moves less has come to rest
 
 
@@ -47,13 +50,15 @@ class Fusing:
     pairs: FusionState
     shared: Floats
     weights: Ints  # rows of every device
+    moves: Floats  # how far each moved when it was last active
 
     @classmethod
     def start(cls, models: Floats, weights: Ints, cut: int, penalty: Penalty, rho: float, **options: Any) -> Fusing:
         """Begin with these models (m x d), of which the first ``cut`` columns are shared."""
         shared = np.average(models[:, :cut], axis=0, weights=weights) if cut else models[0, :0]
         dtype = options["dtype"]
-        return cls(FusionState(models[:, cut:], penalty, rho, **options), shared.astype(dtype), weights)
+        pairs = FusionState(models[:, cut:], penalty, rho, **options)
+        return cls(pairs, shared.astype(dtype), weights, np.zeros(len(models)))
 
     @property
     def models(self) -> Floats:
@@ -66,15 +71,29 @@ class Fusing:
         cut = self.shared.size
         if cut:
             self.shared = np.average(models[:, :cut], axis=0, weights=self.weights[devices]).astype(self.shared.dtype)
+        self.moves[devices] = np.linalg.norm(models[:, cut:] - self.pairs.omega[devices], axis=1)
         return self.pairs.absorb(devices, models[:, cut:])
 
     def pack(self) -> Arrays:
-        return {**self.pairs.pack(), "shared": self.shared}
+        return {**self.pairs.pack(), "shared": self.shared, "moves": self.moves}
 
     @classmethod
     def unpack(cls, arrays: Arrays, penalty: Penalty, weights: Ints) -> Fusing:
-        pairs = {name: array for name, array in arrays.items() if name != "shared"}
-        return cls(FusionState.unpack(pairs, penalty), arrays["shared"], weights)
+        pairs = {name: array for name, array in arrays.items() if name not in ("shared", "moves")}
+        return cls(FusionState.unpack(pairs, penalty), arrays["shared"], weights, arrays["moves"])
+
+
+def restless(state: Fusing, labels: Ints) -> Ints:
+    """Return the devices that stand alone and still move much further than those in clusters: they seem to lie.
+
+    The penalty has no hold on them, nor they on others, so nothing else comes of it.
+    """
+    alone = np.bincount(labels)[labels] == 1
+    # where all are alone, most may lie: then the calm ones say what is usual
+    crowd, share = (np.ones_like(alone), 0.25) if alone.all() else (~alone, 0.5)
+    sizes = np.linalg.norm(state.pairs.omega[crowd], axis=1)
+    usual = max(np.quantile(state.moves[crowd], share), CALM * np.quantile(sizes, share))
+    return np.flatnonzero(alone & (state.moves > RESTLESS * usual))
 
 
 @dataclass(frozen=True)
@@ -93,6 +112,8 @@ class PairwiseFusion(Method[Fusing]):
     nu
         Devices with ``||theta_ij|| <= nu`` are joined. Default: 0.5, the upper end of the paper's range, or
         three quarters of a smaller lambda, where the penalty still pulls with its full slope.
+    robust
+        Whom to believe where clusters are refitted, and how to pool them: see `methods.refit.Refit`.
     """
 
     asynchronous: ClassVar[bool] = True  # Algorithm 3: Algorithm 2 with the devices whose reply has come
@@ -101,6 +122,7 @@ class PairwiseFusion(Method[Fusing]):
     refit: bool = True
     rho: float = 1.0
     nu: float | None = None
+    robust: Robust = "screen"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,6 +132,7 @@ class PairwiseFusion(Method[Fusing]):
             self.penalty.check(self.rho)
         if self.nu is not None and not 0 < self.nu < np.inf:
             raise FedfuseError(f"nu must be a positive number, got {self.nu:g}")
+        Refit(robust=self.robust)  # looks at it
 
     @property
     @abstractmethod
@@ -120,8 +143,8 @@ class PairwiseFusion(Method[Fusing]):
     def plan(self) -> tuple[Method[Any], ...]:
         own = replace(self, refit=False)
         if self.lam != "auto":
-            return (own, Refit()) if self.refit else (own,)
-        found = AutoFPFC(a=self.reach, refit=self.refit)
+            return (own, Refit(robust=self.robust)) if self.refit else (own,)
+        found = AutoFPFC(a=self.reach, refit=self.refit, robust=self.robust)
         return (found,) if self.refit else (found, own)
 
     def plan_for(self, model: Model[Any]) -> tuple[Method[Any], ...]:
@@ -182,7 +205,8 @@ class PairwiseFusion(Method[Fusing]):
 
     def final(self, state: Fusing, world: World) -> Found:
         labels = self.labels(state)
-        return Found(cluster_means(state.models, labels, state.weights)[labels], labels, self.strength)
+        models = cluster_means(state.models, labels, state.weights)[labels]
+        return Found(models, labels, self.strength, suspects=restless(state, labels))
 
     def pack(self, state: Fusing) -> Arrays:
         return state.pack()
@@ -198,7 +222,7 @@ class PairwiseFusion(Method[Fusing]):
         models' losses decide (`methods.welcome`).
         """
         if self.refit:
-            return (yield from judged(known, world, self.work, self.rows))
+            return (yield from judged(known, world, self.work, self.rows, device))
         work, rows, cut = self.work.at(0), self.rows, world.model.fused.start
         method = self.given(Found(known.models, known.labels, known.lam))
         shared = known.models[0, :cut]

@@ -5,24 +5,29 @@ right. Here each cluster minimises its pooled, sample-weighted loss by L-BFGS on
 their own loss, nothing else. Three things keep the number of rounds small and need no parameter: columns are rescaled
 to mean 0 and standard deviation 1 over the federation (devices send moments once); how long to train is told by the
 validation rows; then the same path is gone again with these rows included.
+
+One device that lies could spoil the model of its whole cluster. So what no honest device can send (`trust`) is not
+used: who sends it stands alone from then on, and its cluster begins again without it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
 from fedfuse.clusters import canonical
 from fedfuse.errors import FedfuseError
+from fedfuse.fusion import Residuals
 from fedfuse.lbfgs import LBFGS
 from fedfuse.methods.base import Admission, Found, Known, Method, World
 from fedfuse.methods.networks import NetworkOracle
-from fedfuse.methods.staged import END, Staged, StagedState
+from fedfuse.methods.staged import END, TRIES, Staged, StagedState
 from fedfuse.methods.welcome import judged
 from fedfuse.models.base import Model
 from fedfuse.tasks import Alone, Gradient, Moments, Part, Rescale, Task
+from fedfuse.trust import Robust, apart, monotone, pooled_moments, possible_moments, robust_mean, supported
 from fedfuse.types import Bools, Floats, Ints
 
 LADDER = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # ridges that a device without companions tries
@@ -32,23 +37,42 @@ WINDOW = 3
 WORSE = 1e-2  # relative: a validation loss above its best by more than this,
 Z = 2.33  # and by more than so many standard errors (1 %), is rising,
 PATIENCE = 4  # and when it has been for so many steps, the cluster overfits
+FOR_ALL = ("rescale", "alone")  # stages that suspects take part in: they harm nobody there
 
 
 @dataclass(frozen=True)
 class Refit(Staged):
-    """Train one model for each cluster that the method before has found."""
+    """Train one model for each cluster that the method before has found.
+
+    Parameters
+    ----------
+    robust
+        ``"screen"``: who sends what no honest device can send is left out. ``"median"``, ``"trimmed"`` and ``"krum"``
+        also take the place of the mean over a cluster's members. ``"none"``: everybody is believed.
+    """
 
     name: ClassVar[str] = "refit"
     first: ClassVar[str] = "moments"
     rows: Part = "train"
+    robust: Robust = "screen"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.robust not in get_args(Robust):
+            raise FedfuseError(f"robust must be one of {', '.join(get_args(Robust))}, got {self.robust!r}")
 
     @property
     def rounds(self) -> int | None:
         return 10**9  # ends by itself: every stage is bounded
 
     def _prepare(self, state: StagedState, before: Found | None) -> None:
-        labels = self._clusters(state.world, before)
+        suspects = np.zeros(state.world.m, np.bool_)
+        suspects[np.asarray(() if before is None else before.suspects, np.int64)] = True
+        state.put("suspects", suspects)
+        labels = apart(self._clusters(state.world, before), suspects)
         state.put("labels", labels)
+        # of every device its last gradient: where, which, and the loss (nan: unknown)
+        state.memory["seen"] = np.full((state.world.m, 2 * state.world.d + 1), np.nan)
         state.put("lam", np.nan if before is None or before.lam is None else before.lam)
         state.memory["models"] = np.zeros((int(labels.max()) + 1, state.world.d))
         columns = state.world.model.n_features + (state.world.model.goal == "regression")
@@ -60,6 +84,64 @@ class Refit(Staged):
             raise FedfuseError("refit needs clusters that another method has found")
         return canonical(before.labels)
 
+    # -- whom to believe
+
+    def update(self, state: StagedState, devices: Ints, values: list[Floats]) -> Residuals | None:
+        if self.robust == "none" or state.stage in FOR_ALL:
+            return super().update(state, devices, values)
+        suspects = state.memory["suspects"]
+        for i, answer in zip(devices, values, strict=True):
+            suspects[i] |= not self._possible(state, int(i), answer)
+        state.asked[suspects] = TRIES
+        for i in np.flatnonzero(suspects):
+            state.answers.pop(int(i), None)
+        good = ~suspects[devices]
+        return super().update(state, devices[good], [v for v, fine in zip(values, good, strict=True) if fine])
+
+    def _enter(self, state: StagedState, stage: str) -> None:
+        super()._enter(state, stage)
+        if stage not in FOR_ALL:
+            state.asked[state.memory["suspects"]] = TRIES
+
+    def _possible(self, state: StagedState, i: int, answer: Floats) -> bool:
+        """Whether an honest device can send this, after what it sent before."""
+        if state.stage == "moments":
+            return possible_moments(answer)
+        if state.stage in ("fit", "again"):
+            at, d = self._trials(state, np.array([i]))[0], state.world.d
+            return bool((answer[d:] >= 0).all()) and self._in_line(state, i, at, answer[:d], float(answer[d]))
+        return True
+
+    def _in_line(self, state: StagedState, i: int, at: Floats, gradient: Floats, loss: float) -> bool:
+        """Whether this gradient (and loss, if known) goes with the one before; it is the one to compare with next."""
+        d, before = state.world.d, state.memory["seen"][i].copy()
+        state.memory["seen"][i] = np.concatenate([at, gradient, [loss]])
+        w, g, f = before[:d], before[d:-1], float(before[-1])
+        if np.isnan(g).any():
+            return True
+        if np.isnan(f) or np.isnan(loss):
+            return monotone(w, g, at, gradient)
+        return supported(w, g, f, at, gradient, loss)
+
+    def _expelled(self, state: StagedState) -> bool:
+        """Take suspects out of their clusters; False if there is none to take out."""
+        memory, old = state.memory, state.memory["labels"]
+        new = apart(old, memory["suspects"])
+        if (new == old).all():
+            return False
+        state.put("labels", new)
+        kept = ~memory["suspects"]
+        for name in ("models", "start", "slopes", "best_step", "to_the_end", "chosen"):
+            if name in memory:
+                array = np.zeros((int(new.max()) + 1, *memory[name].shape[1:]), memory[name].dtype)
+                array[new[kept]] = memory[name][old[kept]]
+                memory[name] = array
+        return True
+
+    def _groups(self, state: StagedState) -> int:
+        """Return how many clusters have trusted members; they come first."""
+        return int(state.memory["labels"][~state.memory["suspects"]].max(initial=-1)) + 1
+
     # -- one scale for all devices
 
     def _ask_moments(self, state: StagedState, devices: Ints) -> list[Task]:
@@ -68,9 +150,13 @@ class Refit(Staged):
     def _take_moments(self, state: StagedState) -> str:
         who = list(state.answers)
         if not who:
-            raise FedfuseError("no device has answered, though each was asked many times")
+            raise FedfuseError("no device has sent anything that can be used, though each was asked many times")
         weights = state.world.counts["train"][who]
-        first, second = np.split(np.average([state.answers[i] for i in who], axis=0, weights=weights), 2)
+        answers = np.array([state.answers[i] for i in who])
+        if self.robust == "none":
+            first, second = np.split(np.average(answers, axis=0, weights=weights), 2)
+        else:
+            first, second = pooled_moments(answers, weights)
         deviation = np.sqrt(np.maximum(second - first**2, 0))
         constant = deviation <= 1e-9 * np.maximum(np.abs(first), 1)
         state.put("shift", first)
@@ -94,7 +180,7 @@ class Refit(Staged):
         for name in ("best_watched", "best_train"):
             state.put(name, np.full(clusters, np.inf))
         state.memory["slopes"] = np.zeros_like(start)
-        state.put("still", np.ones(clusters, np.bool_))
+        state.put("still", np.arange(clusters) < self._groups(state))
         state.put("to_the_end", np.zeros(clusters, np.bool_))
         return "fit"
 
@@ -131,6 +217,8 @@ class Refit(Staged):
         return ~state.memory["still"][state.memory["labels"]]
 
     def _take_fit(self, state: StagedState) -> str:
+        if self._expelled(state):
+            return self._fit_from(state, state.memory["start"])
         memory, trial = state.memory, state.memory["lbfgs_trial"].copy()
         loss, gradient, (_, watched), heard = self._pooled(state, "train", 2)
         stepped = self._advance(state, loss, gradient, heard)
@@ -170,6 +258,7 @@ class Refit(Staged):
         self._set_out(state)
         alone = np.bincount(state.memory["labels"]) == 1
         state.put("still", ~alone)
+        state.memory["seen"][:] = np.nan  # other rows, another function
         return "alone" if alone.any() else "again"
 
     def _ask_alone(self, state: StagedState, devices: Ints) -> list[Task]:
@@ -191,6 +280,9 @@ class Refit(Staged):
     _skip_again = _skip_fit
 
     def _take_again(self, state: StagedState) -> str:
+        if self._expelled(state):
+            state.memory["models"] = state.memory["chosen"]
+            return self._go_again(state)
         memory, trial = state.memory, state.memory["lbfgs_trial"].copy()
         loss, gradient, _, heard = self._pooled(state, "train+validation", 1)
         stepped = self._advance(state, loss, gradient, heard)
@@ -206,6 +298,8 @@ class Refit(Staged):
     def _pooled(self, state: StagedState, rows: Part, parts: int) -> tuple[Floats, Floats, list[Floats], Bools]:
         """Return loss, gradient and the other losses of every cluster, and whether a member has answered at all."""
         labels, d, clusters = state.memory["labels"], state.world.d, len(state.memory["start"])
+        if self.robust not in ("none", "screen"):
+            return self._robustly_pooled(state, rows, parts)
         total = np.zeros((clusters, d + parts))
         weight = np.zeros((clusters, 2))
         for i, answer in state.answers.items():
@@ -219,6 +313,24 @@ class Refit(Staged):
         blind = weight[:, 1] == 0
         total[blind, d + 1 :] = total[blind, d : d + 1]
         return total[:, d], total[:, :d], [total[:, d + k] for k in range(parts)], weight[:, 0] > 0
+
+    def _robustly_pooled(
+        self, state: StagedState, rows: Part, parts: int
+    ) -> tuple[Floats, Floats, list[Floats], Bools]:
+        labels, d, clusters = state.memory["labels"], state.world.d, len(state.memory["start"])
+        total, heard = np.zeros((clusters, d + parts)), np.zeros(clusters, np.bool_)
+        counts, watching = state.world.counts[rows], state.world.counts["validation"]
+        for c in range(clusters):
+            members = [i for i in state.answers if labels[i] == c]
+            if not members:
+                continue
+            heard[c], answers = True, np.stack([state.answers[i] for i in members]).astype(np.float64)
+            total[c] = robust_mean(answers, counts[members].astype(np.float64), self.robust)
+            # who has no validation rows has no say in how long to train
+            watch = watching[members] > 0
+            if parts > 1:
+                total[c, d + 1 :] = np.median(answers[watch, d + 1 :], axis=0) if watch.any() else total[c, d]
+        return total[:, d], total[:, :d], [total[:, d + k] for k in range(parts)], heard
 
     def recovery(self, state: StagedState) -> list[dict[int, Task]]:
         if state.stage in ("moments", "rescale"):
@@ -236,7 +348,8 @@ class Refit(Staged):
 
     def final(self, state: StagedState, world: World) -> Found:
         lam = float(state.memory["lam"][0])
-        return Found(self.models(state), self.labels(state), lam if np.isfinite(lam) else None)
+        suspects = np.flatnonzero(state.memory["suspects"])
+        return Found(self.models(state), self.labels(state), lam if np.isfinite(lam) else None, suspects=suspects)
 
     def validated(self, state: StagedState, found: Found) -> Floats | None:
         chosen = state.memory.get("chosen")
@@ -263,7 +376,7 @@ class Oracle(Refit):
 
     def admit(self, known: Known, world: World, device: int) -> Admission:
         """Find the newcomer's cluster by losses: its true group is not known here."""
-        return (yield from judged(known, world, self.work, "train+validation"))
+        return (yield from judged(known, world, self.work, "train+validation", device))
 
     def _clusters(self, world: World, before: Found | None) -> Ints:
         if world.truth is None:
