@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
+from fedfuse.errors import FedfuseError
 from fedfuse.paths import Quadratics, solution_path
+from fedfuse.plots import plot_times
 from planted import planted
 
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -87,3 +89,18 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ff.FedfuseError, match=r"fedfuse\[report\]"):
         plots.check_picture("figure.png")
+
+
+def test_times_of_runs():
+    """The curves are the histories on their clocks; a dot where the groups are right for the first time."""
+    federation, method = planted(), ff.FPFC(lam=0.3, refit=False, work=ff.Work(solver="exact"))
+    common = {"tol": 0, "delay": "uniform(0,20)", "evaluate_every": 2}
+    runs = {mode: ff.fit(federation, method, rounds=20, mode=mode, **common) for mode in ("sync", "async")}
+    ax = plot_times(runs)
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    for name, result in runs.items():
+        seen = result.history.dropna(subset="test")
+        np.testing.assert_array_equal(lines[name].get_xdata(), seen["time"])
+        np.testing.assert_array_equal(lines[name].get_ydata(), seen["test"])
+    with pytest.raises(FedfuseError, match="no evaluated round"):
+        plot_times({"one": ff.fit(federation, method, rounds=1, tol=0)})

@@ -223,6 +223,50 @@ def compare(
 
 
 @app.command()
+def sweep(
+    dataset: Dataset,
+    over: Annotated[str, Opt(help="A setting and its values, e.g. lam=0.1,0.2,0.4; or start=50 for random starts.")],
+    method: Annotated[str, Opt(help="Names with commas between them.")] = "fpfc",
+    seeds: Annotated[str, Opt(help="How many (1), or which (0,5,7).")] = "1",
+    rounds: Annotated[int | None, Opt(parser=_whole, metavar="N", help="At most so many rounds in each run.")] = None,
+    jobs: Annotated[int | None, Opt(parser=_whole, metavar="N", help="Runs at a time (default: one per core).")] = None,
+    features: Features = "uniform",
+    device: Device = None,
+    target: Target = None,
+    task: Task = None,
+    out: Annotated[Path | None, Opt(help="A directory; one with this sweep is gone on with.")] = None,
+    plot: Annotated[Path | None, Opt(help="A picture (.png, .svg or .pdf).")] = None,
+    set_: Set = [],  # noqa: B006
+    data_dir: DataDir = None,
+    json_: Json = False,
+) -> None:
+    """Show how much a setting matters: the same runs for each of its values, or from random starts."""
+    from fedfuse.options import read_seeds
+    from fedfuse.plots import check_picture, save_picture
+    from fedfuse.sweep import Over, sweep
+
+    key = Over.read(over).key
+    if plot:
+        check_picture(plot)
+    numbers = read_seeds(seeds)
+    directory = out or _next_directory(dataset, f"sweep-{key}")
+    source: dict[str, Any] = {
+        "features": features, "device": device, "target": target, "goal": _goal(task), "data_dir": data_dir,
+    }  # fmt: skip
+
+    def work(watcher: Watcher) -> Comparison:
+        found = sweep(
+            dataset, over, method, numbers, words=set_, rounds=rounds, out=directory, jobs=jobs, watcher=watcher,
+            **source,
+        )  # fmt: skip
+        if plot:
+            save_picture(found.plot(), plot)
+        return found.comparison
+
+    _compare_and_show(work, directory, json_)
+
+
+@app.command()
 def tune(
     dataset: Dataset,
     strategy: Annotated[str | None, Opt(help="For lambda: warmup (default) or separate.")] = None,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedfuse.comparison import Comparison
     from fedfuse.paths import SolutionPath
     from fedfuse.result import Result
+    from fedfuse.sweep import Sweep
     from fedfuse.tuning import Tuning
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -172,6 +173,50 @@ def plot_times(results: Mapping[str, Result], ax: Any = None, *, marks: bool = T
     ax.set(xlabel="simulated time (s)", ylabel=f"test {metric}")
     ax.legend(frameon=False, loc="lower right" if metric == "accuracy" else "upper right")
     return _plain(ax)
+
+
+def plot_sweep(sweep: Sweep, axes: Any = None) -> Any:
+    """Draw test score and, where the true groups are known, ARI: against the values, or over random starts."""
+    known = sweep.table["ari"].notna().any()
+    panels = [("test", f"test {sweep.comparison.metric}"), *([("ari", "ARI")] if known else [])]
+    if axes is None:
+        size = {"figsize": (5.2 * len(panels), 4), "layout": "constrained", "squeeze": False}
+        _, axes = _pyplot().subplots(1, len(panels), **size)
+    for ax, (name, words) in zip(np.ravel(axes), panels, strict=True):
+        draw = _draw_starts if sweep.over.starts is not None else _draw_values
+        draw(sweep, name, ax)
+        ax.set_ylabel(words)
+        _plain(ax)
+    np.ravel(axes)[0].figure.suptitle(f"{sweep.dataset}: {sweep.over.key}", fontsize=11)
+    return axes
+
+
+def _draw_values(sweep: Sweep, name: str, ax: Any) -> None:
+    """Draw mean and spread over seeds against the values of a setting, on a line of numbers where they are some."""
+    numbers = sweep.numbers
+    places = np.array(numbers) if numbers else np.arange(len(sweep.over.values))
+    for colour, method in zip(COLOURS, sweep.methods, strict=False):
+        rows = sweep.summary[sweep.summary["method"] == method]
+        mean, spread = rows[name].to_numpy(float), rows[f"{name}_sd"].to_numpy(float)
+        ax.errorbar(places, mean, spread, color=colour, marker="o", lw=1.6, capsize=3, label=method)
+    if numbers and min(numbers) > 0 and max(numbers) >= 100 * min(numbers):
+        ax.set_xscale("log")
+    elif not numbers:
+        ax.set_xticks(places, sweep.over.values)
+    ax.set_xlabel(sweep.over.key)
+    if len(sweep.methods) > 1:
+        ax.legend(frameon=False)
+
+
+def _draw_starts(sweep: Sweep, name: str, ax: Any) -> None:
+    """Draw one point per random start, and a box around the middle half."""
+    for place, method in enumerate(sweep.methods):
+        points = sweep.table.loc[sweep.table["method"] == method, name].dropna().to_numpy(float)
+        jitter = np.random.default_rng(place).uniform(-0.18, 0.18, len(points))
+        ax.scatter(place + jitter, points, s=14, color=COLOURS[place % len(COLOURS)], alpha=0.6, lw=0)
+        ax.boxplot([points], positions=[place], widths=0.5, showfliers=False, medianprops={"color": "black"})
+    ax.set_xticks(range(len(sweep.methods)), sweep.methods)
+    ax.set_xlabel(f"{sweep.over.starts} random starts")
 
 
 def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:

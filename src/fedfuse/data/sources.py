@@ -14,7 +14,7 @@ from fedfuse.data.files import SUFFIXES, read_table
 from fedfuse.data.housing import FILES, housing_bodyfat
 from fedfuse.data.images import FILES as IMAGE_FILES
 from fedfuse.data.images import digits, fashion_mnist, mnist
-from fedfuse.data.synthetic import SCENARIOS, FeatureLaw, synthetic
+from fedfuse.data.synthetic import SCENARIOS, SIZES, FeatureLaw, synthetic
 from fedfuse.data.tables import federation_from_frame
 from fedfuse.errors import FedfuseError
 
@@ -143,6 +143,8 @@ def _is_file(dataset: str) -> bool:
 
 def check_name(dataset: str) -> None:
     """Refuse a name that no data set has."""
+    if dataset.startswith(_SYNTHETIC) and SIZES.fullmatch(dataset.removeprefix(_SYNTHETIC)):
+        return
     known = [source.name for source in available()]
     if dataset not in known:
         near = get_close_matches(dataset, known, n=1)

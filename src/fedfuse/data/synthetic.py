@@ -23,6 +23,7 @@ FeatureLaw: TypeAlias = Literal["uniform", "normal"]
 N_FEATURES = 60
 N_CLASSES = 10
 NOISE = 0.5
+SIZES = re.compile(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*")  # devices per group, written out
 # Devices per group, numbered one group after the other.
 SCENARIOS: dict[str, tuple[int, ...]] = {
     "S1": (25, 25, 25, 25),
@@ -111,7 +112,7 @@ def synthetic_truth(scenario: str = "S1", seed: int = 0) -> SyntheticTruth:
 
 
 def _group_sizes(scenario: str) -> tuple[int, ...]:
-    if re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", scenario):
+    if SIZES.fullmatch(scenario):
         return tuple(int(size) for size in scenario.split(","))
     if scenario not in SCENARIOS:
         known = f"{', '.join(SCENARIOS)}, or devices per group, such as 5,5,5,5"
