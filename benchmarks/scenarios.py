@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pandas as pd
 
 import fedfuse as ff
 from fedfuse.data import load
+from fedfuse.data.synthetic import SCENARIOS
 from fedfuse.methods import Method, Oracle
 
 ROUNDS = 200
@@ -43,6 +45,12 @@ best mean of a method that does not know the groups is bold. No test row has cho
 """
 
 
+@lru_cache(1)
+def loaded(scenario: str, seed: int) -> ff.Federation:
+    """Return the data, which all methods have in turn."""
+    return load(f"synthetic:{scenario}", seed=seed)
+
+
 def entries(groups: int) -> dict[str, Method[Any]]:
     """Return the methods of the table."""
     return {
@@ -61,9 +69,8 @@ def entries(groups: int) -> dict[str, Method[Any]]:
 
 def measured(scenario: str, name: str, seed: int) -> dict[str, Any]:
     """Run one method once."""
-    federation = load(f"synthetic:{scenario}", seed=seed)
-    assert federation.truth is not None
-    method = entries(int(federation.truth.max()) + 1)[name]
+    federation = loaded(scenario, seed)
+    method = entries(len(SCENARIOS[scenario]))[name]
     options: dict[str, Any] = {"seed": seed, "participation": 0.3, "tol": 0, "evaluate_every": 10**6}
     result = ff.fit(federation, method, rounds=2000 if name == "fpfc" else ROUNDS, **options)
     row = {"scenario": scenario, "method": name, "seed": seed, "test": result.score("test")}
