@@ -267,12 +267,22 @@ def _warnings(result: Result) -> list[str]:
             f"not converged: models still moved by {100 * moved:.2g} % in the last round; "
             "more rounds (--rounds) may change groups and scores"
         )
+    if result.suspects.size:
+        words.append(_suspicion(result))
     words += [f"{_counted(n, 'upload')} refused: {reason}" for reason, n in result.refused.items()]
     if result.refused and result.orders.get("unanswered"):
         words.append(f"{_counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} without an answer")
-    if any(reason in _DIVERGED for reason in result.refused):
+    if any(reason in _DIVERGED for reason in result.refused) and result.attack is None:
         words.append("local training diverges: try a smaller step (--set lr=…) or --set solver=exact")
     return words
+
+
+def _suspicion(result: Result) -> str:
+    names = escape(_some([result.profile.names[i] for i in result.suspects], 60))
+    told, found = "", result.summary()
+    if found.get("recall") is not None:
+        told = f" (of the liars {100 * found['recall']:.0f} % are found, {100 * found['precision']:.0f} % of these are)"
+    return f"{_counted(result.suspects.size, 'device')} seem to lie and stand alone: {names}{told}"
 
 
 def _doubt(result: Result) -> str:

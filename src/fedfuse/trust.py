@@ -57,6 +57,11 @@ def possible_judgement(answer: Floats, models: int) -> bool:
     return bool((np.abs(matrix) <= (1 + SLACK) * bound + 1e-9 * variances.max(initial=0)).all())
 
 
+def judged_models(numbers: int) -> int:
+    """Return how many models an answer to `Judge` is about: n means and n (n + 1) / 2 covariances."""
+    return int((np.sqrt(9 + 8 * numbers) - 3) / 2 + 0.5)
+
+
 def monotone(w: Floats, g: Floats, w2: Floats, g2: Floats) -> bool:
     """Whether these can be the gradients of one convex function at two points."""
     way = np.asarray(w2, dtype=np.float64) - w

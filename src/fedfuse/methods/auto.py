@@ -30,7 +30,7 @@ from fedfuse.methods.refit import Refit
 from fedfuse.methods.staged import END, StagedState
 from fedfuse.tasks import Install, Judge, Part, Rescale, Residue, Task, Train, Work
 from fedfuse.tree import Judgement, Tree, Z, alike, sharing
-from fedfuse.trust import SLACK, apart, possible_judgement
+from fedfuse.trust import SLACK, apart, judged_models, possible_judgement
 from fedfuse.types import Bools, Floats, Ints
 
 RIDGES = (0.1, 0.03, 0.01)
@@ -109,7 +109,7 @@ class AutoFPFC(Refit):
             # where f + ridge/2 |w|^2 is least, the gradient of f is -ridge w
             return self._in_line(state, i, answer, -RIDGES[state.number("ridge")] * answer, np.nan)
         if state.stage in ("tree", "candidates", "check"):
-            return possible_judgement(answer, _models_judged(len(answer)))
+            return possible_judgement(answer, judged_models(len(answer)))
         if state.stage == "residue":
             return bool(abs(answer[0]) <= 1 + SLACK)
         return super()._possible(state, i, answer)
@@ -347,11 +347,6 @@ class AutoFPFC(Refit):
             for i, answer in state.answers.items():
                 own[i] = answer
         return own
-
-
-def _models_judged(numbers: int) -> int:
-    """Return how many models an answer to `Judge` is about: n means and n (n + 1) / 2 covariances."""
-    return int((np.sqrt(9 + 8 * numbers) - 3) / 2 + 0.5)
 
 
 def _usual_cosine(rows: Floats) -> float:

@@ -151,7 +151,7 @@ class PairwiseFusion(Method[Fusing]):
         if model.convex:
             return self.plan
         own = replace(self, refit=False)
-        common: dict[str, Any] = {"work": self.work, "start": self.start, "rows": self.rows}
+        common: dict[str, Any] = {"work": self.work, "start": self.start, "rows": self.rows, "robust": self.robust}
         if self.lam != "auto":
             return (own, NetworkRefit(**common)) if self.refit else (own,)
         found = NetworkAuto(a=self.reach, **common)

@@ -11,6 +11,9 @@
 
 The work of each turn is that of the method, so a budget of rounds is a budget of local epochs. Validation rows choose
 the groups; the refit then trains on them as well. Convex models have `methods.auto`, which needs fewer rounds.
+
+A device whose update is many times longer than those of the calm ones is not believed, nor one whose losses are
+impossible (`trust`): it stands alone from then on, and nobody's mean has a part of it.
 """
 
 from __future__ import annotations
@@ -24,15 +27,19 @@ from scipy.special import ndtr
 
 from fedfuse.clusters import canonical, cluster_means
 from fedfuse.errors import FedfuseError
+from fedfuse.fusion import Residuals
 from fedfuse.methods.base import Found, World
-from fedfuse.methods.staged import Staged, StagedState
+from fedfuse.methods.staged import TRIES, Staged, StagedState
 from fedfuse.tasks import Judge, Part, Task, Train
 from fedfuse.tree import Judgement, Tree
+from fedfuse.trust import Robust, apart, judged_models, possible_judgement, robust_mean
 from fedfuse.types import Floats, Ints
 
 FEWEST, MOST = 3, 8  # turns of training together before devices go apart
 FLAT = 0.02  # a score on validation rows that rose by less (accuracy; of RMSE, this share) has stopped rising
 NEAREST = 5  # other groups' models that a device tries
+LONG = 8.0  # times the length of the calm updates, and an update is not believed
+CALM = 0.1  # share of the devices whose updates are the calm ones: the others may lie
 MOVE = 1.645  # standard errors by which another group's model must be better for a device to move
 
 
@@ -43,6 +50,7 @@ class NetworkRefit(Staged):
     name: ClassVar[str] = "network-refit"
     first: ClassVar[str] = "refit"
     most: int = 20  # rounds
+    robust: Robust = "screen"
 
     @property
     def rounds(self) -> int | None:
@@ -53,6 +61,9 @@ class NetworkRefit(Staged):
 
     def _prepare(self, state: StagedState, before: Found | None) -> None:
         world = state.world
+        suspects = np.zeros(world.m, np.bool_)
+        suspects[np.asarray(() if before is None else before.suspects, np.int64)] = True
+        state.put("suspects", suspects)
         start = world.initial(self.start)
         models = np.tile(start, (world.m, 1)) if before is None else before.models
         self._group(state, models.astype(world.dtype), self._clusters(world, before))
@@ -66,12 +77,47 @@ class NetworkRefit(Staged):
 
     def _group(self, state: StagedState, models: Floats, labels: Ints) -> None:
         """Go on with these groups, from the mean of what their members have (all their weights, shared or not)."""
-        weights = state.world.counts["train"]
-        groups, everybody = cluster_means(models, labels, weights), np.average(models, axis=0, weights=weights)
+        weights, suspects = state.world.counts["train"], state.memory["suspects"]
+        labels, believed = apart(labels, suspects), ~suspects if not suspects.all() else suspects
+        groups = cluster_means(models, labels, weights)
+        everybody = np.average(models[believed], axis=0, weights=weights[believed])
         cut = state.world.model.fused.start
         groups[:, :cut] = everybody[:cut]
+        groups[labels[suspects]] = everybody
         state.put("labels", labels)
         state.memory["models"] = groups.astype(state.world.dtype)
+
+    # -- whom to believe
+
+    def _enter(self, state: StagedState, stage: str) -> None:
+        super()._enter(state, stage)
+        state.asked[state.memory["suspects"]] = TRIES
+
+    def update(self, state: StagedState, devices: Ints, values: list[Floats]) -> Residuals | None:
+        if self.robust != "none" and state.stage in ("tree", "check"):
+            fine = [possible_judgement(v, judged_models(len(v))) for v in values]
+            self._expel(state, devices[~np.array(fine, np.bool_)])
+            devices, values = devices[fine], [v for v, good in zip(values, fine, strict=True) if good]
+        return super().update(state, devices, values)
+
+    def _expel(self, state: StagedState, devices: Ints) -> None:
+        state.memory["suspects"][devices] = True
+        state.asked[devices] = TRIES
+        for i in devices:
+            state.answers.pop(int(i), None)
+
+    def _screen(self, state: StagedState) -> None:
+        """Do not believe updates of an absurd length."""
+        who = np.array(sorted(state.answers), dtype=np.int64)
+        if self.robust == "none" or not who.size:
+            return
+        starts = state.memory["models"][state.memory["labels"][who]]
+        lengths = np.linalg.norm(np.stack([state.answers[i] for i in who]) - starts, axis=1)
+        self._expel(state, who[lengths > LONG * max(float(np.quantile(lengths, CALM)), 1e-12)])
+
+    def _groups(self, state: StagedState) -> int:
+        """Return how many groups have members that are believed; they come first."""
+        return int(state.memory["labels"][~state.memory["suspects"]].max(initial=-1)) + 1
 
     def _train(self, state: StagedState, devices: Ints, rows: Part) -> list[Train]:
         work = self.work.at(state.number("turn"))
@@ -80,6 +126,7 @@ class NetworkRefit(Staged):
 
     def _averaged(self, state: StagedState) -> None:
         """Take in what devices have made of their group's model; who has not answered changes nothing."""
+        self._screen(state)
         who = np.array(sorted(state.answers), dtype=np.int64)
         state.put("turn", state.number("turn") + 1)
         if not who.size:
@@ -89,8 +136,8 @@ class NetworkRefit(Staged):
         models, cut = state.memory["models"].astype(np.float64), state.world.model.fused.start
         for c in np.unique(labels[who]):
             inside = labels[who] == c
-            models[c, cut:] = np.average(new[inside, cut:], axis=0, weights=weights[inside])
-        models[:, :cut] = np.average(new[:, :cut], axis=0, weights=weights)
+            models[c, cut:] = robust_mean(new[inside, cut:], weights[inside], self.robust)
+        models[:, :cut] = robust_mean(new[:, :cut], weights, self.robust) if cut else models[:, :cut]
         state.memory["models"] = models.astype(state.world.dtype)
 
     def _ask_refit(self, state: StagedState, devices: Ints) -> list[Task]:
@@ -110,7 +157,8 @@ class NetworkRefit(Staged):
 
     def final(self, state: StagedState, world: World) -> Found:
         lam = float(state.memory["lam"][0])
-        return Found(self.models(state), self.labels(state), lam if np.isfinite(lam) else None)
+        suspects = np.flatnonzero(state.memory["suspects"])
+        return Found(self.models(state), self.labels(state), lam if np.isfinite(lam) else None, suspects=suspects)
 
     def describe(self, state: StagedState) -> dict[str, Any]:
         return {"stage": state.stage, "lam": float(state.memory["lam"][0])}
@@ -177,31 +225,40 @@ class NetworkAuto(NetworkRefit):
         return list(self._train(state, devices, "train"))
 
     def _take_apart(self, state: StagedState) -> str:
+        self._screen(state)
         own = self.models(state).copy()
         for i, answer in state.answers.items():
             own[i] = answer
         state.memory["own"] = own
         state.put("turn", state.number("turn") + 1)
-        tree = Tree.of(own[:, state.world.model.fused])
-        state.memory |= {"children": tree.children, "heights": tree.heights}
-        return "tree" if state.world.m > 1 else "refit"
+        who = np.flatnonzero(~state.memory["suspects"])
+        if len(who) < 2:
+            self._group(state, own, np.arange(state.world.m))
+            return "refit"
+        tree = Tree.of(own[who][:, state.world.model.fused])
+        state.memory |= {"children": tree.children, "heights": tree.heights, "leaves": who}
+        return "tree"
 
     def _tree(self, state: StagedState) -> Tree:
         return Tree(state.memory["children"], state.memory["heights"])
 
     def _ask_tree(self, state: StagedState, devices: Ints) -> list[Task]:
-        tree, own = self._tree(state), state.memory["own"]
-        means = tree.means(own, state.world.counts["train"].astype(np.float64)).astype(state.world.dtype)
-        above = tree.ancestors()
-        return [Judge(np.vstack([own[i], means[above[i] - tree.n]]), balanced=True) for i in devices]
+        tree, own, who = self._tree(state), state.memory["own"], state.memory["leaves"]
+        means = tree.means(own[who], state.world.counts["train"][who].astype(np.float64)).astype(state.world.dtype)
+        above, leaves = tree.ancestors(), np.searchsorted(who, devices)
+        models = [np.vstack([own[i], means[above[k] - tree.n]]) for i, k in zip(devices, leaves, strict=True)]
+        return [Judge(judged, balanced=True) for judged in models]
 
     def _take_tree(self, state: StagedState) -> str:
         tree, rows, above = self._tree(state), state.world.counts["validation"], self._tree(state).ancestors()
-        judged = [Judgement.read(i, rows[i], v, 1 + len(above[i])) for i, v in state.answers.items()]
-        labels = canonical(tree.cut(judged))
+        who = state.memory["leaves"]
+        place = {int(i): leaf for leaf, i in enumerate(who)}
+        judged = [Judgement.read(place[i], rows[i], v, 1 + len(above[place[i]])) for i, v in state.answers.items()]
+        labels = np.zeros(state.world.m, np.int64)
+        labels[who] = tree.cut(judged)
         self._group(state, state.memory["own"], labels)
         state.put("lam", self._lambda(state))
-        return "check" if labels.max() else "refit"
+        return "check" if self._groups(state) > 1 else "refit"
 
     def _ask_check(self, state: StagedState, devices: Ints) -> list[Task]:
         models, near = state.memory["models"], self._near(state)
@@ -210,7 +267,7 @@ class NetworkAuto(NetworkRefit):
 
     def _near(self, state: StagedState) -> Ints:
         """Return for every group those whose fused parts are nearest."""
-        heads = state.memory["models"][:, state.world.model.fused]
+        heads = state.memory["models"][: self._groups(state), state.world.model.fused]
         distances = cdist(heads, heads)
         np.fill_diagonal(distances, np.inf)
         return np.argsort(distances, axis=1, kind="stable")[:, : min(NEAREST, len(heads) - 1)]
@@ -225,13 +282,13 @@ class NetworkAuto(NetworkRefit):
             if z.min() < -MOVE:
                 moved[i] = near[labels[i], int(np.argmin(others[:, 0]))]
         state.put("agreement", float(np.mean(moved == labels)))
-        self._group(state, state.memory["own"], canonical(moved))
+        self._group(state, state.memory["own"], moved)
         return "refit"
 
     def _lambda(self, state: StagedState) -> float:
         """Return the largest lambda that keeps the groups apart, as `methods.auto` does."""
-        heads = state.memory["models"][:, state.world.model.fused].astype(np.float64)
-        if len(heads) == state.world.m:
+        heads = state.memory["models"][: self._groups(state), state.world.model.fused].astype(np.float64)
+        if len(heads) >= int((~state.memory["suspects"]).sum()):
             return 0.0
         if len(heads) > 1:
             return float(0.9 * pdist(heads).min() / self.a)
