@@ -43,7 +43,9 @@ def device_epochs(result: Result) -> int:
     """Return how many passes of a device over its rows the run took; judging is none."""
     steps = result.method["work"]["steps"]
     history = result.history
-    trained = ~history["stage"].isin(["tree", "check"]) if "stage" in history else pd.Series(True, history.index)
+    trained = pd.Series(True, history.index)
+    if "stage" in history:  # a row names the stage that comes next
+        trained = ~history["stage"].shift(fill_value="together").isin(["tree", "check"])
     return int(history["active"][trained].sum() * int(steps))
 
 
