@@ -40,9 +40,9 @@ validation rows; LOCAL trains all devices in each round. What a method must be t
 before, at its own cost, which is counted: CFL's eps1 and eps2, PACFL's threshold. IFCA is told the true number of
 groups, as in the paper, and FPFC-l1 its lambda, 0.2; its groups are refitted. FPFC (`lam="auto"`) and the oracle,
 which knows the groups and shows what can be had, end by themselves. Devices start at zero (IFCA: at draws of N(0,
-1)), which suits these data better than the paper's one draw for all. Rounds include those of choosing and refitting,
-floats are those sent in both directions. The best mean of a method that does not know the groups is bold. No test row
-has chosen anything.
+1)), not at one draw for all, as in the paper. Gradient steps have not converged then, and the methods that take them
+still gain with more rounds. Rounds include those of choosing and refitting, floats are those sent in both directions.
+The best mean of a method that does not know the groups is bold. No test row has chosen anything.
 """
 
 
