@@ -28,20 +28,21 @@ ROOT = Path(__file__).parents[1]
 DONE, PAGE = ROOT / "runs" / "scenarios.jsonl", ROOT / "docs" / "scenarios.md"
 TEXT = f"""# All methods on the synthetic scenarios
 
-Mean test accuracy over devices, mean and population standard deviation over seeds {{seeds}}; the seed changes data,
-split and algorithm. Features are uniform on [0, 1). Written by
+Mean test accuracy over devices, mean and population standard deviation over seeds; the seed changes data, split
+and algorithm. Features are uniform on [0, 1). Written by
 
 ```
-python benchmarks/scenarios.py
+python benchmarks/scenarios.py {{scenarios}} {{seeds}}
 ```
 
 Every method has {ROUNDS} rounds with 30 % of the devices, ten gradient steps of size 0.1 each, on training and
-validation rows; LOCAL trains all devices in each round. What a method must be told is chosen on validation rows before,
-at its own cost, which is counted: CFL's eps1 and eps2, PACFL's threshold. IFCA is told the true number of groups, as in
-the paper, and FPFC-l1 its lambda, 0.2. FPFC (`lam="auto"`) and the oracle, which knows the groups and shows what can be
-had, end by themselves. Devices start at zero (IFCA: at draws of N(0, 1)), which suits these data better than the
-paper's one draw for all. Rounds include those of choosing and refitting, floats are those sent in both directions. The
-best mean of a method that does not know the groups is bold. No test row has chosen anything.
+validation rows; LOCAL trains all devices in each round. What a method must be told is chosen on validation rows
+before, at its own cost, which is counted: CFL's eps1 and eps2, PACFL's threshold. IFCA is told the true number of
+groups, as in the paper, and FPFC-l1 its lambda, 0.2; its groups are refitted. FPFC (`lam="auto"`) and the oracle,
+which knows the groups and shows what can be had, end by themselves. Devices start at zero (IFCA: at draws of N(0,
+1)), not at one draw for all, as in the paper. Gradient steps have not converged then, and the methods that take them
+still gain with more rounds. Rounds include those of choosing and refitting, floats are those sent in both directions.
+The best mean of a method that does not know the groups is bold. No test row has chosen anything.
 """
 
 
@@ -118,7 +119,7 @@ def tables(rows: pd.DataFrame) -> str:
 def main(scenarios: str = "S1,S2,S3,S4,S5", seeds: str = "0,1,2") -> None:
     """Run, and write the page."""
     rows = all_rows(scenarios.split(","), [int(s) for s in seeds.split(",")])
-    PAGE.write_text(TEXT.format(seeds=seeds.replace(",", ", ")) + tables(rows))
+    PAGE.write_text(TEXT.format(scenarios=scenarios, seeds=seeds) + tables(rows))
 
 
 if __name__ == "__main__":
