@@ -46,8 +46,8 @@ def contestants(n_models: int) -> dict[str, Any]:
 
 
 def one(federation: ff.Federation, method: Any, rounds: int, seed: int, **attack: Any) -> ff.Result:
-    share = 1.0 if method == ff.FPFC() else 0.3
-    model = ff.SoftmaxRegression()
+    model, auto = ff.SoftmaxRegression(), method == ff.FPFC()
+    share, rounds = (1.0, 500) if auto else (0.3, rounds)  # it ends by itself
     return ff.fit(federation, method, model, rounds=rounds, participation=share, seed=seed, tol=0, **attack)
 
 
