@@ -107,12 +107,14 @@ class NetworkRefit(Staged):
             state.answers.pop(int(i), None)
 
     def _screen(self, state: StagedState) -> None:
-        """Do not believe updates of an absurd length."""
+        """Do not believe updates of an absurd length; who has more rows takes more steps, and may go further."""
         who = np.array(sorted(state.answers), dtype=np.int64)
         if self.robust == "none" or not who.size:
             return
         starts = state.memory["models"][state.memory["labels"][who]]
         lengths = np.linalg.norm(np.stack([state.answers[i] for i in who]) - starts, axis=1)
+        rows = state.world.counts["train"][who]
+        lengths /= np.maximum(rows / max(float(np.quantile(rows, CALM)), 1.0), 1.0)
         self._expel(state, who[lengths > LONG * max(float(np.quantile(lengths, CALM)), 1e-12)])
 
     def _groups(self, state: StagedState) -> int:
