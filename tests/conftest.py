@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from planted import visits
 # how long an example takes says more about the machine than about the code
 settings.register_profile("fedfuse", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedfuse")
+
+# a shell's background job ignores Ctrl-C, and so would all that the tests start and interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
