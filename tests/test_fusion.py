@@ -350,3 +350,27 @@ def test_odd_calls():
         state.admit(np.zeros(4))
     with pytest.raises(FedfuseError, match="rho must exceed"):
         state.rho = 0.2
+
+
+@pytest.mark.parametrize("d", [3, 300])
+def test_uploads_may_be_a_view_of_the_state_or_not_to_be_written(d):
+    """Devices swap their parameters; short rows, and rows that are stored with zeros behind them."""
+    rng = np.random.default_rng(14)
+    start = rng.normal(size=(4, d)) / np.sqrt(d)
+    states = [FusionState(start, SmoothedSCAD(0.6), dtype=np.float64) for _ in range(3)]
+    frozen = start.copy()
+    frozen.flags.writeable = False
+    for state, uploads in zip(states, (start.copy(), states[1].omega, frozen), strict=True):
+        state.absorb([3, 2, 1, 0], uploads)
+        for name, array in state.pack().items():
+            np.testing.assert_array_equal(array, states[0].pack()[name])
+    assert states[1].delta.shape == (6, d)
+    np.testing.assert_array_equal(states[1].omega, start[::-1])
+
+
+def test_a_device_that_sends_nan_is_far_from_nobody():
+    """It spoils its own pairs, the others go on."""
+    state = FusionState(np.diag([10.0, 20.0, 30.0]), SmoothedSCAD(0.6), warm=True, dtype=np.float64)
+    state.absorb([0], np.full((1, 3), np.nan))
+    assert state.far.tolist() == [False, False, True]
+    assert np.isfinite(state.theta(1, 2)).all()

@@ -22,6 +22,7 @@ from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
 
+from fedfuse._lanes import load, splat, store, total, width
 from fedfuse.types import Bools, Floats, Ints
 
 # Reassociation lets sums be vectorised; nan and inf keep their meaning, since uploads may carry them.
@@ -39,9 +40,11 @@ _INNER = {**_APART, "forceinline": True}
 # Rows of active devices that stay in the second-level cache while the partners go by.
 TILE = 32
 # Elements that are summed in the array's own type before float64 takes over.
-BLOCK = 256
+BLOCK = 1024
 # Bytes of the next pair's row that are asked for early; in longer rows the processor looks ahead by itself.
 AHEAD = 8192
+# Bytes of a cache line. Working rows are whole lines: vectors that lie across two of them are slow.
+LINE = 64
 # Lower bounds are rounded down by more than a float32 can be wrong.
 CAUTION = 1 - 1e-5
 
@@ -49,7 +52,7 @@ CAUTION = 1 - 1e-5
 class Pairs(NamedTuple):
     """What is known of all pairs, and their sums per device."""
 
-    delta: Floats  # pairs x d
+    delta: Floats  # pairs x d; zeros may follow, here and in other rows, for the sake of whole vectors
     s: Floats
     r: Floats
     far: Bools
@@ -59,20 +62,20 @@ class Pairs(NamedTuple):
 class Round(NamedTuple):
     """Who has moved, and how the meetings of a round are cut into chunks of about the same work."""
 
-    active: Ints  # ascending
     rank: Ints  # place among the active devices, or -1
-    before: Floats  # parameters of the active devices before the round
-    moved: Floats  # how they have changed since
-    lengths: Floats  # of these changes, float64
     bounds: Ints  # chunk c has the partners bounds[c] … bounds[c + 1] - 1
+    active: Ints  # ascending
+    lengths: Floats  # how far they have moved, float64
+    now: Floats  # active x d: their parameters,
+    before: Floats  # what they were before the round,
+    moved: Floats  # and the difference
 
 
 class Scratch(NamedTuple):
-    """What each chunk collects; sums and near are zero at first."""
+    """What each chunk collects, and its space to work in."""
 
-    sums: Floats  # chunks x (active + 1) x d: of every active device, and of the partner at hand
-    near: Ints  # chunks x active: how many of its pairs are not far
-    todo: Ints  # chunks x 2 x (TILE m): meetings of near pairs, as places of active devices and partners
+    rows: Floats  # chunks x (active + 2) x d: sums of every active device; a partner's parameters, its sum's change
+    todo: Ints  # chunks x 3 x (TILE m + 1): meetings of near pairs: place of active device, partner, pair
     squares: Floats  # chunks x 2: squared primal and dual residuals
 
 
@@ -123,67 +126,103 @@ def _shrink(r: Any, pieces: Any) -> Any:
 @njit(**_APART)
 def _apart(a: Any, b: Any) -> Any:
     """||a - b||^2."""
-    total = 0.0
+    w, square = width(a), 0.0
     for first in range(0, a.size, BLOCK):
-        x, y = a[first : first + BLOCK], b[first : first + BLOCK]
-        part = x.dtype.type(0)
-        for e in range(x.size):
-            part += (x[e] - y[e]) ** 2
-        total += part
-    return total
+        last = min(first + BLOCK, a.size)
+        x, e = splat(a.dtype.type(0)), first
+        y, z, u = x, x, x
+        while e + 4 * w <= last:  # four at once: fewer would wait for their sums
+            f, g = load(a, e) - load(b, e), load(a, e + w) - load(b, e + w)
+            h, i = load(a, e + 2 * w) - load(b, e + 2 * w), load(a, e + 3 * w) - load(b, e + 3 * w)
+            x, y, z, u = x + f * f, y + g * g, z + h * h, u + i * i
+            e += 4 * w
+        while e + w <= last:
+            f = load(a, e) - load(b, e)
+            x, e = x + f * f, e + w
+        square += total((x + y) + (z + u))
+        while e < last:
+            square += np.float64(a[e] - b[e]) ** 2
+            e += 1
+    return square
 
 
 @njit(**_INNER)
-def _step_block(delta: Any, lo: Any, hi: Any, extra: Any, change: Any, keep: Any, loss: Any) -> Any:
-    """`_step` on a few elements, summed in the arrays' own type. Loops from 0, or it is not vectorised."""
-    new_new = gap_new = gap_gap = delta.dtype.type(0)
-    for e in range(delta.size):
-        old = delta[e]
-        new = lo[e] - hi[e] + keep * old
-        gap = new - old
-        delta[e] = new
-        change[e] += loss * old + extra[e]
-        new_new += new * new
-        gap_new += gap * new
-        gap_gap += gap * gap
-    return new_new, gap_new, gap_gap
+def _products(row: Any, lo: Any, hi: Any, keep: Any, first: Any, last: Any, ahead: Any) -> Any:
+    """||new||^2, <gap, new> and ||gap||^2 of some elements: new = lo - hi + keep row, gap = new - row.
 
-
-@njit(**_INNER)
-def _step(delta: Any, p: Any, following: Any, lo: Any, hi: Any, extra: Any, change: Any, s: Any, loss: Any) -> Any:
-    """delta_p <- omega_lo - omega_hi + (1 - s) delta_p, and change += loss * (delta_p as it was) + extra.
-
-    Returns ||new||^2, <gap, new> and ||gap||^2, where gap = new - old. Meanwhile the row of the following
-    pair comes into the cache.
+    Meanwhile those of the row ahead come into the cache.
     """
-    d = delta.shape[1]
-    keep = delta.dtype.type(1) - s
-    a, b, c = 0.0, 0.0, 0.0
-    for first in range(0, d, BLOCK):
-        last = min(first + BLOCK, d)
-        for e in range(first, min(last, AHEAD // delta.itemsize), 64 // delta.itemsize):
-            _prefetch(delta, following * d + e)
-        row, x, y = delta[p, first:last], lo[first:last], hi[first:last]
-        products = _step_block(row, x, y, extra[first:last], change[first:last], keep, loss)
-        a, b, c = a + products[0], b + products[1], c + products[2]
+    none, k = splat(row.dtype.type(0)), splat(keep)
+    a0, b0, c0, a1, b1, c1 = none, none, none, none, none, none
+    e, w = first, width(row)
+    while e + 2 * w <= last:  # two at once: one alone would wait for its sums
+        _prefetch(ahead, e)
+        old = load(row, e)
+        new = load(lo, e) - load(hi, e) + k * old
+        gap = new - old
+        a0, b0, c0 = a0 + new * new, b0 + gap * new, c0 + gap * gap
+        old = load(row, e + w)
+        new = load(lo, e + w) - load(hi, e + w) + k * old
+        gap = new - old
+        a1, b1, c1 = a1 + new * new, b1 + gap * new, c1 + gap * gap
+        e += 2 * w
+    if e + w <= last:
+        old = load(row, e)
+        new = load(lo, e) - load(hi, e) + k * old
+        gap = new - old
+        a0, b0, c0 = a0 + new * new, b0 + gap * new, c0 + gap * gap
+        e += w
+    a, b, c = total(a0 + a1), total(b0 + b1), total(c0 + c1)
+    while e < last:
+        x = lo[e] - hi[e] + keep * row[e]
+        y = x - row[e]
+        a, b, c, e = a + x * x, b + x * y, c + y * y, e + 1
     return a, b, c
 
 
 @njit(**_INNER)
-def _spread(delta: Any, other: Any, mine: Any, change: Any, gain: Any) -> None:
-    """Do mine += gain * delta + other and change -= gain * delta."""
-    for e in range(delta.size):
-        g = gain * delta[e]
-        mine[e] += g + other[e]
-        change[e] -= g
+def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, step: Any, weights: Any) -> None:
+    """Put in the new row of a pair, and hand on what it means for the sums of its two devices.
+
+    All as the active device sees it: new = apart + keep row, where apart = mine - theirs. Its sum is built anew and
+    gets gain new - apart. So does its partner's, if that is active too, with the other sign. An inactive partner's
+    sum gets the difference to what it had of this pair, - gain new - back row + step.
+    """
+    keep, sign, gain, back = weights
+    k, s, g, b = splat(keep), splat(sign), splat(gain), splat(back)
+    e, w = 0, width(row)
+    while e + w <= row.size:
+        old, apart, x, y = load(row, e), load(mine, e) - load(theirs, e), load(own, e), load(other, e)
+        new = apart + k * old
+        store(row, e, s * new)
+        store(own, e, x - apart + g * new)
+        if step is None:
+            store(other, e, y + apart - g * new)
+        else:
+            store(other, e, y + load(step, e) - g * new - b * old)
+        e += w
+    while e < row.size:
+        was, gap = row[e], mine[e] - theirs[e]
+        now = gap + keep * was
+        row[e] = sign * now
+        own[e] += gain * now - gap
+        if step is None:
+            other[e] += gap - gain * now
+        else:
+            other[e] += step[e] - gain * now - back * was
+        e += 1
 
 
 @njit(**_INNER)
-def _hand_over(change: Any, total: Any) -> None:
-    """Add a partner's collected change to its sum, and begin again."""
-    for e in range(total.size):
-        total[e] += change[e]
-        change[e] = 0
+def _copy(source: Any, target: Any) -> None:
+    for e in range(source.size):
+        target[e] = source[e]
+
+
+@njit(**_INNER)
+def _add(source: Any, target: Any) -> None:
+    for e in range(target.size):
+        target[e] += source[e]
 
 
 @njit(**_INNER)
@@ -195,93 +234,87 @@ def _moved(a: Any, b: Any, products: Any) -> Any:
 
 
 @njit(**_INNER)
-def _stays_far(pairs: Any, omega: Any, turn: Any, reach: float, p: Any, b: Any, j: Any) -> Any:
-    """Say whether a far pair is still beyond the reach; its distance is taken only where it may not be."""
-    way = turn.lengths[b]
-    if turn.rank[j] >= 0:
-        way += turn.lengths[turn.rank[j]]
-    bound = pairs.r[p] - way
-    if bound * CAUTION <= reach:
-        bound = np.sqrt(_apart(omega[turn.active[b]], omega[j]))
-    pairs.r[p] = bound * CAUTION
-    return bound * CAUTION > reach
-
-
-@njit(**_INNER)
 def _sift(pairs: Any, omega: Any, turn: Any, reach: float, first: Any, c: Any, todo: Any) -> Any:
     """List this tile's meetings whose pairs are near; return how many, and the others' dual residuals."""
     active, rank, lengths, moved = turn.active, turn.rank, turn.lengths, turn.moved
+    far, r = pairs.far, pairs.r
     n, dual = 0, 0.0
     for j in range(turn.bounds[c], turn.bounds[c + 1]):
         other, last = rank[j], min(first + TILE, active.size)
+        theirs = 0.0 if other < 0 else lengths[other]
         # two active devices meet once, at the higher one's turn
         for b in range(first, last if other < 0 else min(last, other)):
             p = _number(active[b], j)
-            if pairs.far[p] and _stays_far(pairs, omega, turn, reach, p, b, j):
-                # theta moves as its devices do
-                dual += lengths[b] ** 2 if other < 0 else _apart(moved[b], moved[other])
-            else:
-                todo[0, n], todo[1, n] = b, j
-                n += 1
+            stays, bound = far[p], r[p] - (lengths[b] + theirs) / CAUTION
+            if stays and not bound * CAUTION > reach:  # the distance itself is taken only where it may matter
+                bound = np.sqrt(_apart(omega[active[b]], omega[j]))
+                stays = bound * CAUTION > reach
+            r[p] = bound * CAUTION if stays else r[p]
+            # theta of a far pair moves as its devices do
+            if other < 0:
+                dual += lengths[b] ** 2 if stays else 0.0
+            elif stays:
+                dual += _apart(moved[b], moved[other])
+            todo[0, n], todo[1, n], todo[2, n] = b, j, p
+            n += 0 if stays else 1
     return n, dual
 
 
-@njit(**_APART)
-def _recall(row: Any, omega: Any, turn: Any, b: Any, j: Any) -> None:
-    """Write down the row of a pair that is far no more, as it was before the round."""
-    i, other = turn.active[b], turn.rank[j]
-    mine, theirs = turn.before[b], omega[j] if other < 0 else turn.before[other]
-    lo, hi = (mine, theirs) if i < j else (theirs, mine)
-    for e in range(row.size):
-        row[e] = lo[e] - hi[e]
-
-
 @njit(**_INNER)
-def _meet(pairs: Any, omega: Any, turn: Any, pieces: Any, b: Any, j: Any, following: Any, sums: Any) -> Any:
-    """Update the pair of an active device and its partner j; return its squared residuals."""
-    delta, s = pairs.delta, pairs.s
-    one = delta.dtype.type(1)
-    i, change = turn.active[b], sums[turn.active.size]
-    p, sign = _number(i, j), one if i < j else -one
-    if pairs.far[p]:
-        _recall(delta[p], omega, turn, b, j)
-    s_old = s[p]
-    # to an inactive partner's sum comes the difference; an active one's is built anew, like i's
-    loss = sign * (s_old + s_old - one) if turn.rank[j] < 0 else one - one
-    extra = turn.moved[b] if turn.rank[j] < 0 else omega[i]
-    products = _step(delta, p, following, omega[min(i, j)], omega[max(i, j)], extra, change, s_old, loss)
-    norm = np.sqrt(products[0])
+def _meet(pairs: Any, turn: Any, pieces: Any, b: Any, j: Any, p: Any, theirs: Any, following: Any) -> Any:
+    """Take the products of a pair's new row; return what `_spread` has to do, and its squared residuals."""
+    s, delta, one = pairs.s, pairs.delta, pairs.delta.dtype.type(1)
+    sign = one if turn.active[b] < j else -one
+    row, mine, s_old = delta[p], turn.now[b], s[p]
+    if pairs.far[p]:  # but no more: as it was before the round
+        before = theirs if turn.rank[j] < 0 else turn.before[turn.rank[j]]
+        for e in range(row.size):
+            row[e] = sign * (turn.before[b, e] - before[e])
+    keep = one - s_old
+    lo, hi = (mine, theirs) if turn.active[b] < j else (theirs, mine)
+    x, y, z = 0.0, 0.0, 0.0
+    for first in range(0, row.size, BLOCK):
+        last = min(first + BLOCK, row.size)
+        ahead = delta[following] if first * delta.itemsize < AHEAD else row
+        part = _products(row, lo, hi, keep, first, last, ahead)
+        x, y, z = x + part[0], y + part[1], z + part[2]
+    norm = np.sqrt(x)
     s_new = delta.dtype.type(_shrink(norm, pieces))
     s[p], pairs.r[p], pairs.far[p] = s_new, norm, s_old == one and s_new == one
-    _spread(delta[p], omega[j], sums[b], change, sign * (s_new + s_new - one))
     # omega_i - omega_j - theta is the change of v / rho = (1 - s) delta; theta is s delta
-    primal = _moved(np.float64(one - s_new), np.float64(one - s_old), products)
-    return primal, _moved(np.float64(s_new), np.float64(s_old), products)
+    primal = _moved(np.float64(one - s_new), np.float64(keep), (x, y, z))
+    dual = _moved(np.float64(s_new), np.float64(s_old), (x, y, z))
+    return (sign * keep, sign, s_new + s_new - one, sign * (one - s_old - s_old)), primal, dual
 
 
 @njit(**_INNER)
 def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, c: Any, scratch: Any) -> None:
     """Update all pairs of active devices with the partners of this chunk."""
-    active, rank, k = turn.active, turn.rank, turn.active.size
-    sums, near, todo = scratch.sums[c], scratch.near[c], scratch.todo[c]
+    active, rank, delta = turn.active, turn.rank, pairs.delta
+    rows, todo = scratch.rows[c], scratch.todo[c]
+    partner, change = rows[active.size], rows[active.size + 1]
+    rows[: active.size] = 0
     primal, dual = 0.0, 0.0
-    for first in range(0, k, TILE):
+    for first in range(0, active.size, TILE):
         n, moved = _sift(pairs, omega, turn, reach, first, c, todo)
         dual += moved
         for t in range(n):
-            b, j = todo[0, t], todo[1, t]
-            following = _number(active[todo[0, t + 1]], todo[1, t + 1]) if t + 1 < n else 0
-            squares = _meet(pairs, omega, turn, pieces, b, j, following, sums)
-            primal += squares[0]
-            dual += squares[1]
-            near[b] += 1
-            if rank[j] >= 0:
-                near[rank[j]] += 1
-            if t + 1 == n or todo[1, t + 1] != j:
-                if rank[j] < 0:
-                    _hand_over(sums[k], pairs.sums[j])
-                else:
-                    _hand_over(sums[k], sums[rank[j]])
+            b, j, p = todo[0, t], todo[1, t], todo[2, t]
+            other = rank[j]
+            if other < 0 and (t == 0 or todo[1, t - 1] != j):
+                _copy(omega[j], partner)
+                change[:] = 0
+            following = todo[2, t + 1] if t + 1 < n else p
+            theirs = partner if other < 0 else turn.now[other]
+            weights, x, y = _meet(pairs, turn, pieces, b, j, p, theirs, following)
+            primal, dual = primal + x, dual + y
+            row, mine = delta[p], turn.now[b]
+            if other < 0:
+                _spread(row, mine, theirs, rows[b], change, turn.moved[b], weights)
+            else:
+                _spread(row, mine, theirs, rows[b], rows[other], None, weights)
+            if other < 0 and (t + 1 == n or todo[1, t + 1] != j):
+                _add(change, pairs.sums[j])
     scratch.squares[c, 0], scratch.squares[c, 1] = primal, dual
 
 
@@ -295,59 +328,112 @@ def absorb(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, scratch
     """
     delta, s, r, far, sums = pairs
     pairs = Pairs(_lend(delta), _lend(s), _lend(r), _lend(far), _lend(sums))
-    active, rank, before, moved, lengths, bounds = turn
-    turn = Round(_lend(active), _lend(rank), _lend(before), _lend(moved), _lend(lengths), _lend(bounds))
-    own, near, todo, squares = scratch
-    scratch = Scratch(_lend(own), _lend(near), _lend(todo), _lend(squares))
-    pieces = (_lend(pieces.ends), _lend(pieces.c0), _lend(pieces.c1))
+    rank, bounds, active, lengths, now, before, moved = turn
+    turn = Round(_lend(rank), _lend(bounds), _lend(active), _lend(lengths), _lend(now), _lend(before), _lend(moved))
+    rows, todo, squares = scratch
+    scratch = Scratch(_lend(rows), _lend(todo), _lend(squares))
+    pieces = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2]))
     for c in jobs:
         _chunk(pairs, _lend(omega), turn, pieces, reach, c, scratch)
 
 
 @njit(**_ENTRY)
-def gather(scratch: Any, active: Any, omega: Any, sums: Any) -> None:
-    """Set the sums of active devices to what all chunks have collected."""
+def gather(scratch: Any, active: Any, sums: Any) -> Any:
+    """Set the sums of active devices to what all chunks have collected; return the squared residuals."""
+    rows, _, squares = scratch
+    primal, dual = squares[0]
+    for c in range(1, squares.shape[0]):
+        primal, dual = primal + squares[c, 0], dual + squares[c, 1]
     for b in range(active.size):
-        total, own = sums[active[b]], omega[active[b]]
-        near = 0
-        for c in range(scratch.near.shape[0]):
-            near += scratch.near[c, b]
-        for e in range(total.size):
-            total[e] = -near * np.float64(own[e])
-        for c in range(scratch.sums.shape[0]):
-            part = scratch.sums[c, b]
-            for e in range(total.size):
-                total[e] += part[e]
+        target, source = sums[active[b]], rows[0, b]
+        for e in range(target.size):
+            target[e] = source[e]
+        for c in range(1, rows.shape[0]):
+            _add(rows[c, b], target)
+    return primal, dual
 
 
 @njit(**_ENTRY)
-def place(omega: Any, new: Any, turn: Any) -> float:
-    """Put in new parameters, note in ``turn`` what changes; return the squared length of all parameters."""
-    for b in range(turn.active.size):
-        row, mine, before, moved = omega[turn.active[b]], new[b], turn.before[b], turn.moved[b]
-        square = 0.0
-        for e in range(row.size):
-            before[e] = row[e]
-            moved[e] = mine[e] - row[e]
-            row[e] = mine[e]
-            square += np.float64(moved[e]) ** 2
-        turn.lengths[b] = np.sqrt(square)
-    size = 0.0
-    for x in omega.flat:
-        size += np.float64(x) ** 2
-    return size
+def line_up(devices: Any, rank: Any, bounds: Any) -> bool:
+    """Fill in ``rank`` and ``bounds`` of a `Round`; say whether all devices exist, each once."""
+    rank[:] = -1
+    for i in devices:
+        if not 0 <= i < rank.size or rank[i] == 0:
+            return False
+        rank[i] = 0
+    k, work = 0, 0
+    for j in range(rank.size):
+        if rank[j] == 0:
+            rank[j] = k
+            work += k
+            k += 1
+        else:
+            work += devices.size
+    bounds[0], c, done = 0, 1, 0
+    for j in range(rank.size):
+        done += devices.size if rank[j] < 0 else rank[j]
+        while c < bounds.size - 1 and done * (bounds.size - 1) >= c * work:
+            bounds[c] = j
+            c += 1
+    bounds[bounds.size - 1] = rank.size
+    return True
+
+
+@njit(**_INNER)
+def _replace(row: Any, new: Any, now: Any, before: Any, moved: Any, first: Any, last: Any) -> Any:
+    """Do before <- row, row <- new, now <- new, moved <- new - before; return ||moved||^2 and ||new||^2."""
+    x, e, w = splat(row.dtype.type(0)), first, width(row)
+    y = x
+    while e + w <= last:
+        u, v = load(row, e), load(new, e)
+        store(before, e, u)
+        store(row, e, v)
+        store(now, e, v)
+        u = v - u
+        store(moved, e, u)
+        x, y, e = x + u * u, y + v * v, e + w
+    way, size = total(x), total(y)
+    while e < last:
+        before[e], row[e], now[e] = row[e], new[e], new[e]
+        moved[e] = now[e] - before[e]
+        way += np.float64(moved[e]) ** 2
+        size += np.float64(now[e]) ** 2
+        e += 1
+    return way, size
 
 
 @njit(**_ENTRY)
-def anchors(omega: Any, sums: Any, devices: Any) -> Any:
-    """omega_i + sum_i / m for these devices."""
-    zeta = np.empty((devices.size, omega.shape[1]), omega.dtype)
+def place(omega: Any, devices: Any, new: Any, turn: Any, squares: Any) -> Any:
+    """Put in new parameters, note in ``turn`` what changes; return the squared length of that and of all.
+
+    ``squares`` has the squared lengths of all devices' parameters.
+    """
+    rank, _, active, lengths, now, before, moved = turn
+    for q in range(devices.size):
+        i = devices[q]
+        b = rank[i]
+        active[b] = i
+        square, squares[i] = 0.0, 0.0
+        for first in range(0, new.shape[1], BLOCK):
+            last = min(first + BLOCK, new.shape[1])
+            part = _replace(omega[i], new[q], now[b], before[b], moved[b], first, last)
+            square, squares[i] = square + part[0], squares[i] + part[1]
+        lengths[b] = np.sqrt(square)
+    return np.square(lengths).sum(), squares.sum()
+
+
+@njit(**_ENTRY)
+def anchors(omega: Any, sums: Any, devices: Any, zeta: Any) -> bool:
+    """Set zeta to omega_i + sum_i / m for these devices; say whether they all exist."""
+    for i in devices:
+        if not 0 <= i < omega.shape[0]:
+            return False
     share = 1 / omega.shape[0]
     for b in range(devices.size):
         row, own, total = zeta[b], omega[devices[b]], sums[devices[b]]
         for e in range(row.size):
             row[e] = own[e] + share * total[e]
-    return zeta
+    return True
 
 
 @njit(**_ENTRY)

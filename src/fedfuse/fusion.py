@@ -16,7 +16,7 @@ it stays there, its vector is not even looked at.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import prod, sqrt
 from os import PathLike
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse import _pairs, penalties
+from fedfuse._lanes import BYTES
 from fedfuse._pairs import Pairs, Round, Scratch
 from fedfuse.errors import FedfuseError
 from fedfuse.models._threads import spread
@@ -34,6 +35,8 @@ from fedfuse.types import Bools, Floats, Ints
 LARGE = 3_000_000
 # How much work such a number is, in the units of `spread`: memory is slower than arithmetic.
 WORK = 4.0
+# The jobs of a round that is one chunk.
+ONLY = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class FusionState:
     [[9.0, 9.0]]
     """
 
+    _kept: tuple[tuple[int, ...], tuple[Any, ...], Scratch] | None = None
+
     def __init__(
         self,
         omega: npt.ArrayLike,
@@ -93,12 +98,12 @@ class FusionState:
         self._rho = rho
         self.penalty = penalty
         pairs = self.m * (self.m - 1) // 2
-        self.delta: Floats = np.empty((pairs, self.d), dtype)
-        self.delta[:] = 0  # not np.zeros: numpy asks for huge pages only here, and rows are visited far apart
+        self._delta: Floats = _rows((pairs,), self.d, self.omega.dtype)
         self.s: Floats = np.ones(pairs, dtype)
         self.r: Floats = np.zeros(pairs, dtype)
         self.far: Bools = np.zeros(pairs, np.bool_)
         self._sums: Floats = self.omega.sum(axis=0, dtype=np.float64) - self.m * self.omega.astype(np.float64)
+        self._squares = _squares(self.omega)
         if warm:
             self.restart_pairs()
 
@@ -111,6 +116,11 @@ class FusionState:
     def d(self) -> int:
         """Number of parameters of each device."""
         return int(self.omega.shape[1])
+
+    @property
+    def delta(self) -> Floats:
+        """One row per pair lo < hi, at hi (hi - 1) / 2 + lo."""
+        return self._delta[:, : self.d]
 
     @property
     def penalty(self) -> Penalty:
@@ -130,7 +140,7 @@ class FusionState:
     def rho(self, rho: float) -> None:
         """Change rho; theta and v stay what they are."""
         self._penalty.check(rho)
-        _pairs.rescale(self.delta, self.s, self.r, self._rho / rho)
+        _pairs.rescale(self._delta, self.s, self.r, self._rho / rho)
         self._rho = rho
         self._pieces = self._penalty.pieces(rho)
         self.renew()
@@ -138,11 +148,11 @@ class FusionState:
     @property
     def nbytes(self) -> int:
         """Bytes of the pair state."""
-        return self.delta.nbytes + self.s.nbytes + self.r.nbytes + self.far.nbytes
+        return self._delta.nbytes + self.s.nbytes + self.r.nbytes + self.far.nbytes
 
     def absorb(self, devices: npt.ArrayLike, omegas: npt.ArrayLike) -> Residuals:
         """Take the new parameters of some devices and update every pair that has one of them."""
-        active = np.asarray(devices, dtype=np.int64)
+        active = np.array(devices, dtype=np.int64)
         new = np.asarray(omegas, dtype=self.omega.dtype, order="C")
         if active.ndim != 1 or new.shape != (active.size, self.d):
             raise FedfuseError(
@@ -150,22 +160,26 @@ class FusionState:
             )
         if not active.size:
             return Residuals(0.0, 0.0, 0.0)
-        order = np.argsort(active)
-        active = active[order]
-        self._check(active)
-        if (active[1:] == active[:-1]).any():
-            raise FedfuseError("a device occurs twice in one round")
-        turn, size = self._enter(active, new[order])
-        primal, dual = self._update_pairs(turn)
+        if np.may_share_memory(new, self.omega) or not new.flags.writeable:
+            new = new.copy()  # numba would compile once more for arrays that are not to be written
+        # chunks by sizes alone, so that the number of threads does not change results
+        meetings = _meetings(self.m, active.size)
+        chunks = min(max(self.m // 25, 2), 8) if meetings * self.d > LARGE else 1
+        rank, bounds = _cut(self.m, active, chunks)
+        space, scratch = self._room(active.size, chunks)
+        turn = Round(rank, bounds, *space)
+        way, size = _pairs.place(self.omega, active, new, tuple(turn), self._squares)
+        primal, dual = self._update_pairs(turn, scratch, meetings)
         scale = sqrt(size / self.m) or 1.0
-        moved = sqrt(np.dot(turn.lengths, turn.lengths) / active.size)
-        return Residuals(primal / scale, dual / scale, moved / scale)
+        return Residuals(primal / scale, dual / scale, sqrt(way / active.size) / scale)
 
     def anchors(self, devices: npt.ArrayLike) -> Floats:
         """Return zeta_i, the vector that device i is pulled to, for each of these devices."""
-        index = np.asarray(devices, dtype=np.int64)
-        self._check(index)
-        return np.asarray(_pairs.anchors(self.omega, self._sums, index))
+        index = np.array(devices, dtype=np.int64)
+        zeta: Floats = np.empty((index.size, self.d), self.omega.dtype)
+        if not _pairs.anchors(self.omega, self._sums, index, zeta):
+            raise _nobody(index, self.m)
+        return zeta
 
     def admit(self, omega: npt.ArrayLike, *, warm: bool = True) -> Ints:
         """Add newcomers (one vector, or one row each); return their numbers. Nobody else's parameters change.
@@ -177,11 +191,13 @@ class FusionState:
             raise FedfuseError(f"a newcomer needs {self.d} parameters, got {new.shape[1]}")
         before, self.omega = self.m, np.concatenate([self.omega, new])
         fresh = self.m * (self.m - 1) // 2 - len(self.s)
-        self.delta = np.concatenate([self.delta, np.zeros((fresh, self.d), self.delta.dtype)])
+        known, self._delta = self._delta, _rows((len(self.s) + fresh,), self.d, self.omega.dtype)
+        self._delta[: len(known)] = known
         self.s = np.concatenate([self.s, np.ones(fresh, self.s.dtype)])
         self.r = np.concatenate([self.r, np.zeros(fresh, self.r.dtype)])
         self.far = np.concatenate([self.far, np.full(fresh, warm)])
         self._sums = np.concatenate([self._sums, np.zeros((len(new), self.d))])
+        self._squares = np.concatenate([self._squares, _squares(new)])
         if not warm:
             self.renew()
         return np.arange(before, self.m)
@@ -224,18 +240,20 @@ class FusionState:
 
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return the whole state as arrays (see `unpack`)."""
-        return {**self._all._asdict(), "omega": self.omega, "rho": np.float64(self.rho)[None]}
+        return {**self._all._asdict(), "delta": self.delta, "omega": self.omega, "rho": np.float64(self.rho)[None]}
 
     @classmethod
     def unpack(cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty) -> FusionState:
         """Build the state that `pack` took apart."""
         state = cls.__new__(cls)
         state.omega, state._rho = arrays["omega"], float(arrays["rho"][0])
-        state.delta, state.s, state.r, state.far, state._sums = (arrays[name] for name in Pairs._fields)
+        delta, state.s, state.r, state.far, state._sums = (arrays[name] for name in Pairs._fields)
         pairs = state.m * (state.m - 1) // 2
-        shapes = [array.shape for array in state._all]
+        shapes = [arrays[name].shape for name in Pairs._fields]
         if shapes != [(pairs, state.d), (pairs,), (pairs,), (pairs,), (state.m, state.d)]:
             raise FedfuseError("the arrays of this fusion state do not fit each other")
+        state._delta, state._squares = _rows((pairs,), state.d, state.omega.dtype), _squares(state.omega)
+        state._delta[:, : state.d] = delta
         state.penalty = penalty
         return state
 
@@ -255,38 +273,36 @@ class FusionState:
 
     @property
     def _all(self) -> Pairs:
-        return Pairs(self.delta, self.s, self.r, self.far, self._sums)
+        return Pairs(self._delta, self.s, self.r, self.far, self._sums)
 
-    def _enter(self, active: Ints, new: Floats) -> tuple[Round, float]:
-        """Put in new parameters; return what that changes, and the squared length of all parameters."""
-        k, (m, d) = active.size, self.omega.shape
-        # by sizes alone, so that the number of threads does not change results
-        chunks = min(max(m // 25, 2), 8) if _meetings(m, k) * d > LARGE else 1
-        rank, bounds = _cut(m, active, chunks)
-        turn = Round(active, rank, np.empty_like(new), np.empty_like(new), np.empty(k), bounds)
-        return turn, _pairs.place(self.omega, new, turn)
+    def _room(self, k: int, chunks: int) -> tuple[tuple[Any, ...], Scratch]:
+        """Return arrays for a round of k active devices (see `Round`) and its chunks: the last ones if they fit."""
+        sizes = (k, chunks, self.m)
+        if self._kept is None or self._kept[0] != sizes:
+            now, before, moved = _rows((3, k), self.d, self.omega.dtype, _pairs.LINE)
+            scratch = Scratch(
+                rows=_rows((chunks, k + 2), self.d, self.omega.dtype, _pairs.LINE),
+                todo=np.empty((chunks, 3, _pairs.TILE * self.m + 1), np.int64),
+                squares=np.empty((chunks, 2)),
+            )
+            self._kept = sizes, (np.empty(k, np.int64), np.empty(k), now, before, moved), scratch
+        return self._kept[1:]
 
-    def _update_pairs(self, turn: Round) -> tuple[float, float]:
+    def _update_pairs(self, turn: Round, scratch: Scratch, meetings: int) -> tuple[float, float]:
         """Update every pair with an active device; return the root mean squares of its residuals."""
-        k, chunks, (m, d) = turn.active.size, turn.bounds.size - 1, self.omega.shape
-        state, reach, meetings = self._all, float(self.penalty.reach), _meetings(m, k)
-        scratch = Scratch(
-            sums=np.zeros((chunks, k + 1, d), self.delta.dtype),
-            near=np.zeros((chunks, k), np.int64),
-            todo=np.empty((chunks, 2, _pairs.TILE * m), np.int64),
-            squares=np.empty((chunks, 2)),
-        )
-        spread(
-            lambda jobs: _pairs.absorb(state, self.omega, turn, self._pieces, reach, scratch, jobs),
-            np.full(chunks, WORK * meetings * d / chunks),
-        )
-        _pairs.gather(scratch, turn.active, self.omega, self._sums)
-        primal, dual = scratch.squares.sum(axis=0)
-        return sqrt(primal / max(meetings, 1)), sqrt(dual / max(meetings, 1))
+        # named tuples take numba longer to look at
+        arguments = (tuple(self._all), self.omega, tuple(turn), tuple(self._pieces), float(self.penalty.reach))
+        chunks, space = turn.bounds.size - 1, tuple(scratch)
 
-    def _check(self, devices: Ints) -> None:
-        if devices.size and not 0 <= devices.min() <= devices.max() < self.m:
-            raise FedfuseError(f"devices must lie in 0 … {self.m - 1}, got {devices.min()} … {devices.max()}")
+        def run(jobs: Ints) -> None:
+            _pairs.absorb(*arguments, space, jobs)
+
+        if chunks == 1:
+            run(ONLY)
+        else:
+            spread(run, np.full(chunks, WORK * meetings * self.d / chunks))
+        primal, dual = _pairs.gather(space, turn.active, self._sums)
+        return sqrt(primal / max(meetings, 1)), sqrt(dual / max(meetings, 1))
 
     def _square(self, pairs: Floats | Bools) -> Floats:
         full = np.zeros((self.m, self.m))
@@ -307,13 +323,35 @@ def _meetings(m: int, k: int) -> int:
     return k * (m - k) + k * (k - 1) // 2
 
 
-def _cut(m: int, active: Ints, chunks: int) -> tuple[Ints, Ints]:
+def _cut(m: int, devices: Ints, chunks: int) -> tuple[Ints, Ints]:
     """Return each device's place among the active ones (or -1), and partners cut into runs of equal work."""
-    rank = np.full(m, -1)
-    rank[active] = np.arange(active.size)
-    bounds = np.zeros(chunks + 1, np.int64)
-    if chunks > 1:
-        pairs = np.where(rank < 0, active.size, rank).cumsum()
-        bounds[1:] = np.searchsorted(pairs, pairs[-1] / chunks * np.arange(1, chunks + 1))
-    bounds[-1] = m
+    rank, bounds = np.empty(m, np.int64), np.empty(chunks + 1, np.int64)
+    if not _pairs.line_up(devices, rank, bounds):
+        raise _nobody(devices, m)
     return rank, bounds
+
+
+def _nobody(devices: Ints, m: int) -> FedfuseError:
+    """Say what is wrong with these devices."""
+    if devices.min() >= 0 and devices.max() < m:
+        return FedfuseError("a device occurs twice in one round")
+    return FedfuseError(f"devices must lie in 0 … {m - 1}, got {devices.min()} … {devices.max()}")
+
+
+def _rows(shape: tuple[int, ...], d: int, dtype: npt.DTypeLike, unit: int | None = None) -> Floats:
+    """Return zeros with room for ``d`` numbers along the last axis, in rows of whole units of so many bytes.
+
+    Without a unit, long rows are whole vectors; in short ones that would cost more memory than it is worth.
+    """
+    kind = np.dtype(dtype)
+    unit = unit or (BYTES if d * kind.itemsize >= 32 * BYTES else kind.itemsize)
+    size = -(-d * kind.itemsize // unit) * unit
+    space = np.empty(prod(shape) * size + _pairs.LINE, np.uint8)
+    space[:] = 0  # not np.zeros: numpy asks for huge pages only here, and rows are visited far apart
+    first = -space.ctypes.data % _pairs.LINE
+    return space[first : first + prod(shape) * size].view(kind).reshape(*shape, size // kind.itemsize)
+
+
+def _squares(omega: Floats) -> Floats:
+    """Return the squared lengths of rows."""
+    return np.asarray(np.einsum("ij,ij->i", omega, omega, dtype=np.float64))

@@ -1,0 +1,29 @@
+import numpy as np
+import pytest
+from numba import njit
+
+from fedfuse._lanes import BYTES, load, splat, store, total, width
+
+
+@njit
+def _mix(a, b, factor):
+    together = splat(a.dtype.type(0))
+    for e in range(0, a.size - width(a) + 1, width(a)):
+        x = load(a, e) - splat(factor) * load(b, e)
+        together = together + x
+        store(a, e, x)
+    return total(together)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_lanes_do_what_numbers_do_and_leave_the_rest_alone(dtype):
+    rng = np.random.default_rng(0)
+    lanes = BYTES // np.dtype(dtype).itemsize
+    a, b = rng.normal(size=(2, 5 * lanes + 2)).astype(dtype)
+    # not at the beginning of anything
+    found = a.copy()[1:]
+    together = _mix(found, b[1:], dtype(0.5))
+    whole = found.size - found.size % lanes
+    np.testing.assert_allclose(found[:whole], (a - dtype(0.5) * b)[1:][:whole], rtol=1e-6)
+    assert (found[whole:] == a[1:][whole:]).all()
+    assert together == pytest.approx(found[:whole].sum(dtype=np.float64), rel=1e-5, abs=1e-5)
