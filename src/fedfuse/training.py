@@ -52,7 +52,8 @@ log = logging.getLogger(__name__)
 Sampler: TypeAlias = Callable[[int, int], Ints]
 Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
-NETWORK = Work(steps=2, lr=0.05, batch=50, momentum=0.9)  # of a device with a network, where none is given
+NETWORK = Work(steps=5, lr=0.05, batch=10, momentum=0.9)  # of a device with a network, where none is given,
+NETWORK_ROUNDS = 60  # and for how long
 TRIES = 3  # to send what comes before the first round
 FAILURES = 10  # rounds in a row that may be given up
 
@@ -544,7 +545,7 @@ def fit(
         Softmax regression for classes, linear regression for values and the paper's network for images by default; or a
         name: ``"softmax"``, ``"linear"``, ``"cnn"``, ``"mlp"``.
     rounds, seed
-        At most so many rounds; every random draw depends on the seed.
+        At most so many rounds (500; networks: 60); every random draw depends on the seed.
     out
         A new directory for checkpoints and results.
     engine, workers
@@ -571,8 +572,10 @@ def fit(
     [0, 0, 0, 1, 1, 1]
     """
     chosen = Settings(seed=seed, **settings)
-    chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
     model = _fitting_model(federation, model)
+    if rounds is None and not model.convex:
+        rounds = NETWORK_ROUNDS
+    chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
     method = method or FPFC(work=Work(solver="exact") if model.convex else NETWORK)
     _check_plan(method, model)
     place = Engine(engine, workers)

@@ -188,10 +188,17 @@ def test_digits_test_images_hold_a_fifth_of_each_class():
 @pytest.mark.parametrize("name", ["digits", "digits:rotated"])
 def test_the_quick_start_finds_its_groups(name):
     fed = load(name, seed=0)
-    result = ff.fit(fed, seed=0)
+    result = ff.fit(fed, model="softmax", seed=0)
     assert result.ari == 1.0
     assert result.score("test") > 0.9
     assert result.profile.shape == (1, 8, 8)
+
+
+@pytest.mark.slow
+def test_so_does_the_network():
+    result = ff.fit(load("digits", seed=0), seed=0, rounds=20)
+    assert result.ari == 1.0
+    assert result.score("test") > 0.9
 
 
 def test_a_result_takes_images_and_remembers_their_shape(tmp_path):
