@@ -181,7 +181,8 @@ class Result:
         """Return the mean over (honest) devices of accuracy or RMSE on ``"validation"`` or ``"test"``."""
         if part not in self.scores:
             raise FedfuseError(f"no scores for {part!r}; known: {', '.join(self.scores)}")
-        return mean_score(self.scores[part][self._honest])
+        scores = self.scores[part]
+        return mean_score(scores if self.attack is None else scores[self._honest])
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""
