@@ -125,7 +125,7 @@ BAD = {
     "--methods fpfc-l1 --set lam=auto": "fpfc-l1 has no lam='auto'",
     "--set lam=much": "--set lam takes a number or auto, got 'much'",
     "--set preset=book": "--set preset takes 'usual' or 'paper', got 'book'",
-    "--set preset=paper": "preset=paper is for the paper's data sets (synthetic, housing-bodyfat)",
+    "--set preset=paper": "preset=paper is for the paper's data sets (synthetic, housing-bodyfat, ",
     "--task guess": "--task must be classification or regression",
     "--target gone": "the table has no target column 'gone'",
     "--features normal": "--features normal is for synthetic data only",
