@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfuse import fusion
+from fedfuse.clusters import components
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState
 from fedfuse.models import _threads
@@ -448,3 +449,21 @@ def test_without_memory_the_round_is_refused_and_undone():
 def test_a_cold_start_needs_all_pairs():
     with pytest.raises(FedfuseError, match="4,950 pairs"):
         FusionState(np.zeros((100, 610)), SmoothedSCAD(0.6), memory=10_000_000)
+
+
+@given(seed=st.integers(0, 2**32 - 1), m=st.integers(2, 30), nu=st.floats(0.01, 4))
+def test_labels_are_the_components_of_all_norms(seed, m, nu):
+    rng = np.random.default_rng(seed)
+    start = rng.integers(0, 3, (m, 2)) + 0.2 * rng.normal(size=(m, 2))
+    state = FusionState(start, SmoothedSCAD(0.3), warm=True, dtype=np.float64)
+    for _ in range(3):
+        active = rng.choice(m, rng.integers(1, m + 1), replace=False)
+        state.absorb(active, state.anchors(active))
+    np.testing.assert_array_equal(state.labels(nu), components(state.norms(), nu))
+
+
+def test_devices_of_a_pair():
+    lo, hi = fusion._devices(np.arange(30 * 29 // 2))
+    assert [(a, b) for b in range(30) for a in range(b)] == list(zip(lo, hi, strict=True))
+    last = np.array([70_000 * 69_999 // 2 - 1])
+    assert [x.item() for x in fusion._devices(last)] == [69_998, 69_999]

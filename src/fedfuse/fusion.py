@@ -30,6 +30,7 @@ from fedfuse import _pairs, penalties
 from fedfuse._lanes import BYTES
 from fedfuse._pairs import FAR, WANTED, Pairs, Round, Scratch
 from fedfuse._pool import Numbers, Pool
+from fedfuse.clusters import joined
 from fedfuse.errors import FedfuseError
 from fedfuse.models._threads import spread
 from fedfuse.penalties import Penalty
@@ -39,6 +40,8 @@ from fedfuse.types import Bools, Floats, Ints
 LARGE = 3_000_000
 # How much work such a number is, in the units of `spread`: memory is slower than arithmetic.
 WORK = 4.0
+# Devices whose distances to all others are taken at once where not all are needed.
+BLOCK = 500
 # The jobs of a round that is one chunk.
 ONLY = np.zeros(1, np.int64)
 
@@ -240,15 +243,38 @@ class FusionState:
         near = self._square(np.where(far, 0, self.s.astype(np.float64) * self.r))
         return near + self._square(far) * self.distances() if far.any() else near
 
-    def distances(self) -> Floats:
-        """Return ||omega_i - omega_j|| for all pairs (m x m)."""
+    def labels(self, nu: float) -> Ints:
+        """Return the clusters: devices with ||theta_ij|| <= nu are in one, and so are their other neighbours.
+
+        As `clusters.components` of `norms`, without a number for every pair of devices.
+        """
+        near = self.near
+        lo, hi = _devices(near[self.s[near].astype(np.float64) * self.r[near] <= nu])
+        if (self.r[self._where < 0] <= nu).any():  # far, so theta is the difference; but how far is not known
+            i, j = self._close(nu)
+            lo, hi = np.concatenate([lo, i]), np.concatenate([hi, j])
+        return joined(self.m, lo, hi)
+
+    def _close(self, nu: float) -> tuple[Ints, Ints]:
+        """Return the far pairs whose devices are at most ``nu`` apart."""
+        found = []
+        for first in range(0, self.m, BLOCK):
+            hi, lo = np.nonzero(self.distances(slice(first, first + BLOCK)) <= nu)
+            hi += first
+            lo, hi = lo[lo < hi], hi[lo < hi]
+            far = self._where[hi * (hi - 1) // 2 + lo] < 0
+            found.append((lo[far], hi[far]))
+        return np.concatenate([i for i, _ in found]), np.concatenate([j for _, j in found])
+
+    def distances(self, rows: slice = slice(None)) -> Floats:
+        """Return ||omega_i - omega_j|| for these devices and all (m x m)."""
         # the product formula loses digits when rows share a large part, so the shortest is taken from all first; not
         # their mean, which a single device that lies can move as far as it likes
-        rows = self.omega.astype(np.float64)
-        centred = rows - rows[int(np.square(rows).sum(axis=1).argmin())] if len(rows) else rows
+        omega = self.omega.astype(np.float64)
+        centred = omega - omega[int(np.square(omega).sum(axis=1).argmin())] if len(omega) else omega
         squares = np.square(centred).sum(axis=1)
-        gram = squares[:, None] + squares[None, :] - 2 * centred @ centred.T
-        np.fill_diagonal(gram, 0.0)
+        gram = squares[rows, None] + squares[None, :] - 2 * centred[rows] @ centred.T
+        gram[np.arange(len(gram)), np.arange(self.m)[rows]] = 0.0
         return np.asarray(np.sqrt(np.maximum(gram, 0.0)))
 
     def theta(self, i: int, j: int) -> Floats:
@@ -378,6 +404,13 @@ class FusionState:
         k = self._where[p]
         delta = self.omega[lo] - self.omega[hi] if k < 0 else self._pool.rows[k, : self.d]
         return np.asarray(weight(self.s[p]) * delta * (1 if i < j else -1))
+
+
+def _devices(pairs: Ints) -> tuple[Ints, Ints]:
+    """Return the lower and the higher device of these pairs."""
+    hi = ((1 + np.sqrt(1 + 8 * pairs.astype(np.float64))) / 2).astype(np.int64)
+    hi -= hi * (hi - 1) // 2 > pairs  # where the root was rounded up
+    return pairs - hi * (hi - 1) // 2, hi
 
 
 def _share_out(run: Callable[[Ints], None], chunks: int, work: float) -> None:

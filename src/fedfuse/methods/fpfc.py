@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedfuse.clusters import cluster_means, components
+from fedfuse.clusters import cluster_means
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState, Residuals
 from fedfuse.guest import Guest
@@ -201,7 +201,7 @@ class PairwiseFusion(Method[Fusing]):
         return state.models
 
     def labels(self, state: Fusing) -> Ints:
-        return components(state.pairs.norms(), self.threshold)
+        return state.pairs.labels(self.threshold)
 
     def final(self, state: Fusing, world: World) -> Found:
         labels = self.labels(state)
