@@ -31,7 +31,7 @@ def comparison_page(directory: Path) -> dict[str, Any]:
         "title": f"{found.dataset}: {words.counted(len(found.methods), 'method')}",
         "overline": f"{found.dataset} · {words.counted(len(found.seeds), 'seed')} · comparison",
         "headline": _headline(found, best),
-        "supporting": footnotes(found)[1:],
+        "supporting": [_sentence(note) for note in footnotes(found)[1:]],
         "heads": headings(found),
         "body": list(zip(cells(found), found.table["best"].tolist(), _links(found, directory), strict=True)),
         "spread": _spread(found),
@@ -61,6 +61,11 @@ def _headline(found: Comparison, best: list[str]) -> str:
     return f"{best[0]} is the best of {words.counted(len(found.methods), 'method')}, with a {what} of {value}."
 
 
+def _sentence(note: str) -> str:
+    """Write a footnote as a sentence."""
+    return f"{note[0].upper()}{note[1:]}."
+
+
 def _links(found: Comparison, directory: Path) -> list[list[tuple[str, str]]]:
     """Return for every method the reports of its runs that are there, by seed."""
     links = []
@@ -87,7 +92,8 @@ def _spread(found: Comparison) -> dict[str, Any]:
         dots = "".join(f"M{1000 * a:.1f} {h:.0f}h0" for a, h in zip(axis.share(shown), heights, strict=True))
         best = bool(found.table.loc[method, "best"])
         numbers = {"low": low, "high": high, "middle": middle, "mean": float(found.table.loc[method, "test"])}
-        said = ", ".join(f"{words.score(v, found.metric)} {n}" for n, v in zip(("lower quartile", "median", "upper quartile"), (low, middle, high), strict=True))
+        quartiles = {"lower quartile": low, "median": middle, "upper quartile": high}
+        said = ", ".join(f"{name} {words.score(v, found.metric)}" for name, v in quartiles.items())
         places = {name: 100 * float(axis.share(value)) for name, value in numbers.items()}
         rows.append({"name": method, "dots": dots, "tone": "g1" if best else "g0", "words": said, **places})
     return {"rows": rows, "axis": axis}

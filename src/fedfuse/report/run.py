@@ -282,25 +282,38 @@ def _contrasts(result: Result) -> dict[str, Any] | None:
         what = "root mean square difference of coefficients between groups, per standard deviation of the feature"
         return {"what": what, "heads": ["difference"], "rows": rows, "signed": False}
     what = f"log-odds of {classes[1]} against {classes[0]}" if classes else encoder.target
-    return {**_effects(result, contrast), "what": f"change of {what} per unit of the feature"}
+    return {**_effects(result, contrast), "what": f"change of {what} per unit of the feature (bars: per standard deviation)"}
 
 
 def _effects(result: Result, contrast: pd.Series[float]) -> dict[str, Any]:
-    """Return one bar for each feature and group, to the left or right of zero."""
-    table = result.coefficients().to_numpy()[:, :-1].reshape(result.n_clusters, -1, len(result.profile.features))
-    effects = table[:, 0] if table.shape[1] == 1 else table[:, 1] - table[:, 0]
+    """Return one bar for each feature and group, to the left or right of zero.
+
+    Numbers are in the units of the table. Bars are per standard deviation of the feature, so that they can be compared.
+    """
+    p = len(result.profile.features)
     shown = np.argsort(-np.bincount(result.labels), kind="stable")[:COLUMNS].tolist()
-    places = {name: j for j, name in enumerate(result.profile.features)}
+    plain = _slopes(result.coefficients().to_numpy()[:, :-1].reshape(result.n_clusters, -1, p))
+    scaled = _slopes(np.stack([result.model.coefficients(w.astype(float))[:, :-1] for w in result.cluster_models]))
+    columns = [list(result.profile.features).index(name) for name in contrast.index]
+    most = float(np.abs(scaled[np.ix_(shown, columns)]).max()) or 1.0
     rows = []
-    for name in contrast.index:
-        values = effects[shown, places[name]]
-        most = float(np.abs(values).max()) or 1.0
+    for name, j in zip(contrast.index, columns, strict=True):
         cells = [
-            {"text": f"{v:+.3g}".replace("-", "−"), "share": 50 * abs(v) / most, "left": v < 0, "tone": tone(c)}
-            for v, c in zip(values.tolist(), shown, strict=True)
+            {
+                "text": f"{plain[c, j]:+.3g}".replace("-", "−"),
+                "share": 50 * abs(scaled[c, j]) / most,
+                "left": scaled[c, j] < 0,
+                "tone": tone(c),
+            }
+            for c in shown
         ]
         rows.append((str(name), cells))
     return {"heads": [f"group {c}" for c in shown], "rows": rows, "signed": True}
+
+
+def _slopes(table: Floats) -> Floats:
+    """Return groups x features: slopes, or for two classes those of the log-odds of the second."""
+    return np.asarray(table[:, 0] if table.shape[1] == 1 else table[:, 1] - table[:, 0])
 
 
 def _curves(result: Result) -> dict[str, Any]:

@@ -156,7 +156,10 @@
         return [95 * x + r * Math.cos(angle), -95 * y + r * Math.sin(angle)];
       });
       circles.forEach((c, k) => { c.setAttribute("cx", spots[k][0].toFixed(2)); c.setAttribute("cy", spots[k][1].toFixed(2)); });
-      marks.forEach(([t, who]) => [0, 1].forEach((axis) => t.setAttribute(axis ? "y" : "x", who.reduce((sum, k) => sum + spots[k][axis], 0) / who.length)));
+      marks.forEach(([t, who]) => {  // a group's number stands above it
+        t.setAttribute("x", who.reduce((sum, k) => sum + spots[k][0], 0) / who.length);
+        t.setAttribute("y", Math.max(-112, Math.min(...who.map((k) => spots[k][1])) - 9));
+      });
     }
     function tellDevice(k, x, y) {
       if (chosen >= 0) circles[chosen].classList.remove("on");
