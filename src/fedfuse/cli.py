@@ -1,4 +1,4 @@
-"""The command line: run, compare, tune, path, resume, report, predict, join, export, data, bench."""
+"""The command line: run, compare, tune, path, resume, report, watch, predict, join, export, data, bench."""
 
 from __future__ import annotations
 
@@ -392,6 +392,26 @@ def report(
             _write_page(place.parent, yardsticks)
     page = _write_page(directory, yardsticks, out)
     Console().print(str(page), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def watch(
+    directory: Annotated[Path, Arg(help="The directory of a run or a comparison that goes on.")],
+    web: Annotated[bool, Opt("--web", help="In the browser: serve a page on this computer, until Ctrl-C.")] = False,
+    port: Annotated[int, Opt(parser=_whole, metavar="N", help="For --web (default: a free one).")] = 0,
+    every: Annotated[float, Opt(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Show how a run gets on, in this terminal or in the browser, from its directory alone."""
+    from fedfuse.watch import watch as look
+
+    if not web:
+        look(directory, Console(), every)
+        return
+    from fedfuse.report.web import Server
+
+    with Server(directory, port) as server:
+        Console().print(f"{server.url} (Ctrl-C ends it)", highlight=False, markup=False, soft_wrap=True)
+        server.serve_forever(poll_interval=0.2)
 
 
 @app.command()

@@ -670,7 +670,7 @@ def _recorded(callbacks: Iterable[Callback], store: Store | None) -> tuple[Callb
     """Add to the callbacks the one that leaves in a run's directory how it gets on."""
     from fedfuse.recorder import Recorder  # which is a callback
 
-    return (*callbacks, *([Recorder(store.directory)] if store else []))
+    return (*([Recorder(store.directory)] if store else []), *callbacks)
 
 
 def _tidy(store: Store) -> None:

@@ -83,6 +83,8 @@ def browser():
     options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")  # nothing may come from elsewhere
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     chrome = webdriver.Chrome(options=options, service=Service(driver))
+    chrome.command_executor.client_config.timeout = 600  # the machine may be busy with other things
+    chrome.set_script_timeout(600)
     yield chrome
     chrome.quit()
 
@@ -94,7 +96,10 @@ def opened(browser):
     def open_page(page, width=1200, scheme="light"):
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        features = [{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}]
+        features = [
+            {"name": "prefers-color-scheme", "value": scheme},
+            {"name": "prefers-reduced-motion", "value": "reduce"},
+        ]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         browser.get(page if str(page).startswith("http") else page.as_uri())
         return browser

@@ -14,7 +14,7 @@ from fedfuse.report.charts import Axis, Chart
 from fedfuse.report.frames import FRAMES, Pairs, by_group, chosen, tree_of
 from fedfuse.report.fusion import FusionPath
 from fedfuse.report.words import headline
-from fedfuse.snapshots import Album, Snapshot
+from fedfuse.snapshots import Snapshot
 from planted import planted
 
 
@@ -26,7 +26,9 @@ class Links(HTMLParser):
         self.found = []
 
     def handle_starttag(self, tag, attributes):
-        self.found += [(tag, value) for name, value in attributes if name in ("src", "href", "srcset", "action", "poster")]
+        self.found += [
+            (tag, value) for name, value in attributes if name in ("src", "href", "srcset", "action", "poster")
+        ]
 
 
 def links(page):
@@ -78,7 +80,7 @@ def test_numbers_are_those_of_the_run(table_run):
     assert f"{result.score('test'):.4g}" in page
     assert f"{result.cost_floats:,}" in page
     effect = result.coefficients()["age <b>x</b>"].iloc[0]
-    assert f"{effect:+.3g}".replace("-", "−") in page
+    assert f"{effect:+.3g}".replace("-", "\N{MINUS SIGN}") in page
 
 
 def test_without_data_the_page_says_what_is_missing(small):

@@ -54,11 +54,11 @@ def render(directory: Path, *, federation: Federation | None = None, yardsticks:
     if is_comparison(directory):
         from fedfuse.report.comparison import comparison_page
 
-        return _page("comparison.html.j2", comparison_page(directory))
+        return page_of("comparison.html.j2", comparison_page(directory))
     from fedfuse.report.run import run_page
 
     note = _with_yardsticks(directory, federation, yardsticks)
-    return _page("run.html.j2", run_page(directory, note))
+    return page_of("run.html.j2", run_page(directory, note))
 
 
 def _with_yardsticks(directory: Path, federation: Federation | None, wanted: bool) -> str:
@@ -91,12 +91,15 @@ def _data(directory: Path) -> Federation:
     return federation
 
 
-def _page(template: str, content: dict[str, Any]) -> str:
+def page_of(template: str, content: dict[str, Any]) -> str:
+    """Fill a template; all words are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     names = {"on_light": ON_LIGHT, "on_dark": ON_DARK}
-    pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    style = Markup(pages.get_template("style.css").render(names))  # noqa: S704 - our own, no word of the run is in it
-    script = Markup((TEMPLATES / "page.js").read_text(encoding="utf-8"))  # noqa: S704
+    pages = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    style = Markup(pages.get_template("style.css").render(names))
+    script = Markup((TEMPLATES / "page.js").read_text(encoding="utf-8"))
     return pages.get_template(template).render(content, style=style, script=script, version=__version__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def _version(directory: Path) -> str | None:
 def _headline(found: Comparison, best: list[str]) -> str:
     if not best:
         return f"{words.counted(len(found.methods), 'method')} on {found.dataset}."
-    value = words.score(float(found.table.loc[best[0], "test"]), found.metric)
+    value = words.score(float(found.table["test"][best[0]]), found.metric)
     what = "mean test accuracy" if found.metric == "accuracy" else "mean test RMSE"
     if len(found.methods) == 1:
         return f"{best[0]} comes to a {what} of {value}."
@@ -87,11 +88,13 @@ def _spread(found: Comparison) -> dict[str, Any]:
             continue
         low, middle, high = np.percentile(points, [25, 50, 75])
         rng = np.random.default_rng(0)
-        shown = points if len(points) <= POINTS else np.sort(points)[np.linspace(0, len(points) - 1, POINTS).astype(int)]
+        shown = (
+            points if len(points) <= POINTS else np.sort(points)[np.linspace(0, len(points) - 1, POINTS).astype(int)]
+        )
         heights = rng.uniform(150, 850, len(shown))
         dots = "".join(f"M{1000 * a:.1f} {h:.0f}h0" for a, h in zip(axis.share(shown), heights, strict=True))
-        best = bool(found.table.loc[method, "best"])
-        numbers = {"low": low, "high": high, "middle": middle, "mean": float(found.table.loc[method, "test"])}
+        best = bool(found.table["best"][method])
+        numbers = {"low": low, "high": high, "middle": middle, "mean": float(found.table["test"][method])}
         quartiles = {"lower quartile": low, "median": middle, "upper quartile": high}
         said = ", ".join(f"{name} {words.score(v, found.metric)}" for name, v in quartiles.items())
         places = {name: 100 * float(axis.share(value)) for name, value in numbers.items()}
@@ -107,7 +110,9 @@ def _cost(found: Comparison) -> dict[str, Any] | None:
     x = Axis.around(table["cost_floats"], log=True, words="floats sent (powers of ten)")
     x = Axis(x.low / 1.6, x.high * 1.6, log=True, words=x.words)
     y = Axis.around(table["test"], margin=0.12, percent=found.metric == "accuracy", words=f"test {found.metric}")
-    chart = Chart("Mean test score of each method against floats sent; the table above has the numbers.", x, y, height=320)
+    chart = Chart(
+        "Mean test score of each method against floats sent; the table above has the numbers.", x, y, height=320
+    )
     labels = []
     for method, row in table.iterrows():
         colour = "g1" if row["best"] else "g0"
@@ -128,7 +133,9 @@ def _barcodes(found: Comparison) -> dict[str, Any] | None:
     order = _by_truth(sample)
     rows = []
     if sample.profile.truth is not None:
-        rows.append({"name": "truth", "stripes": list(_stripes(sample.profile.truth[order])), "words": "the true groups"})
+        rows.append(
+            {"name": "truth", "stripes": list(_stripes(sample.profile.truth[order])), "words": "the true groups"}
+        )
     for method, result in results.items():
         labels = result.labels if sample.profile.truth is None else _matched(result.labels, sample.profile.truth)
         said = words.counted(result.n_clusters, "group") + ("" if result.ari is None else f", ARI {result.ari:.2f}")
@@ -160,7 +167,7 @@ def _matched(labels: Ints, truth: Ints) -> Ints:
 def _stripes(labels: Ints) -> Iterator[tuple[float, float, str]]:
     """Yield (start, width, colour) of neighbours with one label, in per cent."""
     edges = [0, *(np.flatnonzero(np.diff(labels)) + 1).tolist(), len(labels)]
-    for a, b in zip(edges[:-1], edges[1:], strict=True):
+    for a, b in pairwise(edges):
         yield round(100 * a / len(labels), 3), round(100 * (b - a) / len(labels), 3), tone(int(labels[a]))
 
 

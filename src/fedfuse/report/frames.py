@@ -155,7 +155,9 @@ def _map(matrix: Floats) -> Floats:
     else:
         values, vectors = eigh(inner, subset_by_index=(m - 2, m - 1))
     plane = vectors * np.sqrt(np.maximum(values, 0.0))
-    lead = plane[np.abs(plane).argmax(axis=0), [0, 1]]  # the sign of an eigenvector is anybody's: here it is to the right
+    lead = plane[
+        np.abs(plane).argmax(axis=0), [0, 1]
+    ]  # the sign of an eigenvector is anybody's: here it is to the right
     return np.asarray((plane * np.where(lead < 0, -1, 1))[:, ::-1])
 
 

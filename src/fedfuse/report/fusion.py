@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.cluster.hierarchy import leaves_list
 
 from fedfuse.colours import tone
 from fedfuse.report.charts import SIDE, Axis
@@ -67,10 +68,8 @@ def _cut(heights: Floats, groups: int) -> float:
 
 def _drawn(merges: Floats, groups: Ints, axis: Axis, unit: float) -> tuple[list[tuple[str, str]], Ints]:
     """Return the tree as paths by colour, and the leaves from top to bottom."""
-    from scipy.cluster.hierarchy import leaves_list
-
     n = len(groups)
-    leaves = np.asarray(leaves_list(merges))
+    leaves = leaves_list(merges).astype(np.int64)
     x, y, owner = np.zeros(2 * n - 1), np.zeros(2 * n - 1), np.full(2 * n - 1, -1)
     y[leaves] = (np.arange(n) + 0.5) / n * SIDE
     owner[:n] = groups

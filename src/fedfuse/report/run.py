@@ -91,7 +91,7 @@ def _data(result: Result, pairs: Pairs, path: FusionPath | None, scores: Mapping
 
 def _stages_at(result: Result, rounds: list[int]) -> list[str]:
     """Return what the method was at after each of these rounds, in words."""
-    stages = result.history["stage"] if "stage" in result.history else None
+    stages = result.history.get("stage")
     last = len(result.history)
     named = []
     for k in rounds:
@@ -123,8 +123,13 @@ def _means(result: Result, scores: Mapping[str, Floats], inside: Ints) -> list[d
     ours = mean_score(result.scores["test"][inside])
     rows: list[dict[str, Any]] = [{"name": "together", "value": ours}]
     rows += [{"name": n, "value": mean_score(scores[key][inside])} for key, n, _ in STICKS if key in scores]
-    most = 1.0 if metric == "accuracy" else max(
-        (float(np.nanmax(s)) for s in (result.scores["test"], *scores.values()) if np.isfinite(s).any()), default=1.0
+    most = (
+        1.0
+        if metric == "accuracy"
+        else max(
+            (float(np.nanmax(s)) for s in (result.scores["test"], *scores.values()) if np.isfinite(s).any()),
+            default=1.0,
+        )
     )
     for row in rows:
         row["text"] = words.score(row["value"], metric)
@@ -282,7 +287,10 @@ def _contrasts(result: Result) -> dict[str, Any] | None:
         what = "root mean square difference of coefficients between groups, per standard deviation of the feature"
         return {"what": what, "heads": ["difference"], "rows": rows, "signed": False}
     what = f"log-odds of {classes[1]} against {classes[0]}" if classes else encoder.target
-    return {**_effects(result, contrast), "what": f"change of {what} per unit of the feature (bars: per standard deviation)"}
+    return {
+        **_effects(result, contrast),
+        "what": f"change of {what} per unit of the feature (bars: per standard deviation)",
+    }
 
 
 def _effects(result: Result, contrast: pd.Series[float]) -> dict[str, Any]:
@@ -300,7 +308,7 @@ def _effects(result: Result, contrast: pd.Series[float]) -> dict[str, Any]:
     for name, j in zip(contrast.index, columns, strict=True):
         cells = [
             {
-                "text": f"{plain[c, j]:+.3g}".replace("-", "−"),
+                "text": f"{plain[c, j]:+.3g}".replace("-", words.MINUS),
                 "share": 50 * abs(scaled[c, j]) / most,
                 "left": scaled[c, j] < 0,
                 "tone": tone(c),
@@ -327,9 +335,9 @@ def _curves(result: Result) -> dict[str, Any]:
 
 
 def _evaluated(history: pd.DataFrame) -> pd.DataFrame:
-    if "n_clusters" not in history:
-        return history.iloc[:0]
-    return history[history["n_clusters"].notna()]
+    known = history["n_clusters"].notna() if "n_clusters" in history else pd.Series(False, index=history.index)
+    seen: pd.DataFrame = history[known]
+    return seen
 
 
 def _rounds_axis(history: pd.DataFrame) -> Axis:
@@ -388,7 +396,8 @@ def _thinned(table: pd.DataFrame, most: int = 600) -> pd.DataFrame:
     """Return rows that a screen can show."""
     if len(table) <= most:
         return table
-    return table.iloc[np.unique(np.linspace(0, len(table) - 1, most).round().astype(int))]
+    shown: pd.DataFrame = table.iloc[np.unique(np.linspace(0, len(table) - 1, most).round().astype(int))]
+    return shown
 
 
 def _read_by_round(chart: Chart, seen: pd.DataFrame, columns: dict[str, str], percent: bool = False) -> Chart:

@@ -38,12 +38,14 @@ def versions(of_run: str | None) -> list[tuple[str, str]]:
     """Return the versions of this computer's programs, and that of fedfuse when the run was made."""
     found = [("fedfuse, of the run", of_run or "unknown"), ("fedfuse, of this page", __version__)]
     found.append(("Python", platform.python_version()))
-    for name in LIBRARIES:
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:
-            continue
-    return found
+    return found + [(name, number) for name in LIBRARIES if (number := _version(name))]
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
 
 
 def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from fedfuse.report.charts import compact
 from fedfuse.result import Result, mean_score
 from fedfuse.types import Floats
 
+MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
 ALONE, POOLED = "every device alone", "one model for all"
 TITLES = {"fpfc": "FPFC", "fpfc-l1": "FPFC-l1", "local": "LOCAL", "fedavg": "FedAvg", "lg-fedavg": "LG-FedAvg"}
 TITLES |= {"per-fedavg": "Per-FedAvg", "ifca": "IFCA", "cfl": "CFL", "pacfl": "PACFL", "fedasync": "FedAsync"}
@@ -37,7 +38,7 @@ def score(value: float | None, metric: str) -> str:
     ('91.7 %', '4.089', '–')
     """
     if value is None or not np.isfinite(value):
-        return "–"
+        return NOTHING
     return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
@@ -48,10 +49,10 @@ def gain(ours: float, theirs: float, metric: str) -> str:
     ('+7.5 points', '−20 %', '−10.0 points')
     """
     if not np.isfinite([ours, theirs]).all() or (metric != "accuracy" and not theirs):
-        return "–"
+        return NOTHING
     change = 100 * (ours - theirs) if metric == "accuracy" else 100 * (ours / theirs - 1)
     text = f"{abs(change):.1f} points" if metric == "accuracy" else f"{abs(change):.2g} %"
-    return ("−" if change < 0 else "+") + text
+    return (MINUS if change < 0 else "+") + text
 
 
 def finds_groups(result: Result) -> bool:
@@ -82,7 +83,9 @@ def supporting(result: Result, sticks: Mapping[str, Floats]) -> list[str]:
     """Say how good that is, and how sure."""
     metric, test = result.profile.metric, result.score("test")
     what = "is right on {} of a device's test rows" if metric == "accuracy" else "has a test RMSE of {}"
-    model = "One model per group" if finds_groups(result) and 1 < result.n_clusters < len(result.labels) else "The model"
+    model = (
+        "One model per group" if finds_groups(result) and 1 < result.n_clusters < len(result.labels) else "The model"
+    )
     words = f"{model} {what.format(score(test, metric))} on average"
     against = [
         f"{score(mean_score(sticks[name]), metric)} with {text}"
@@ -96,7 +99,9 @@ def supporting(result: Result, sticks: Mapping[str, Floats]) -> list[str]:
     if result.uncertain:
         lines.append(f"The grouping is uncertain: stability is {result.stability:.2f} of 1.")
     if result.suspects.size:
-        lines.append(f"{counted(result.suspects.size, 'device')} {'seems' if result.suspects.size == 1 else 'seem'} to lie.")
+        lines.append(
+            f"{counted(result.suspects.size, 'device')} {'seems' if result.suspects.size == 1 else 'seem'} to lie."
+        )
     return lines
 
 
