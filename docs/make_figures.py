@@ -9,9 +9,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedfuse as ff
+from fedfuse.colours import COLOURS
 from fedfuse.yardsticks import local_models
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73")  # Okabe and Ito: safe for colour-blind readers
 
 
 def idea(directory: Path) -> None:

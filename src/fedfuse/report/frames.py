@@ -133,14 +133,14 @@ def _cells(matrix: Floats, cells: Ints) -> tuple[npt.NDArray[np.uint8], float]:
 
 def _maps(matrices: Sequence[Floats]) -> Floats:
     """Return a map for each matrix of distances, each turned to lie as the next one does."""
-    places = [_map(matrix) for matrix in matrices]
+    places = [plane(matrix) for matrix in matrices]
     for i in range(len(places) - 2, -1, -1):
         u, _, vt = np.linalg.svd(places[i].T @ places[i + 1])
         places[i] = places[i] @ (u @ vt)
     return np.stack([_within(p) for p in places])
 
 
-def _map(matrix: Floats) -> Floats:
+def plane(matrix: Floats) -> Floats:
     """Return the plane that keeps most of the distances (principal coordinates; Torgerson, 1952)."""
     squares = np.square(matrix)
     inner = -0.5 * (squares - squares.mean(axis=0) - squares.mean(axis=1)[:, None] + squares.mean())
@@ -154,11 +154,10 @@ def _map(matrix: Floats) -> Floats:
         values, vectors = eigsh(inner, k=2, which="LA", v0=start, tol=1e-4)
     else:
         values, vectors = eigh(inner, subset_by_index=(m - 2, m - 1))
-    plane = vectors * np.sqrt(np.maximum(values, 0.0))
-    lead = plane[
-        np.abs(plane).argmax(axis=0), [0, 1]
-    ]  # the sign of an eigenvector is anybody's: here it is to the right
-    return np.asarray((plane * np.where(lead < 0, -1, 1))[:, ::-1])
+    flat = vectors * np.sqrt(np.maximum(values, 0.0))
+    # the sign of an eigenvector is anybody's: here whoever is furthest out is on the right
+    lead = flat[np.abs(flat).argmax(axis=0), [0, 1]]
+    return np.asarray((flat * np.where(lead < 0, -1, 1))[:, ::-1])
 
 
 def _within(places: Floats) -> Floats:

@@ -121,7 +121,7 @@ def tiles(result: Result) -> list[tuple[str, str, str]]:
         found.append(("lambda", f"{result.lam:.3g}", "strength of the penalty"))
     how = "until nothing moved" if result.converged else "then stopped"
     found.append(("rounds", rounds, how + (", + refit" if result.refit_rounds else "")))
-    sent = f"{4 * result.cost_floats / 1e6:,.3g} MB in single precision"
+    sent = f"{compact(4 * result.cost_floats)}B in single precision"
     found.append(("floats sent", compact(result.cost_floats), sent))
     found.append(("time", f"{result.seconds:,.1f} s", "of training"))
     return found
