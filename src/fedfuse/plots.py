@@ -312,8 +312,8 @@ def plot_devices(result: Result, yardsticks: Mapping[str, Floats] | None = None,
             ax.scatter(x, sticks[name][order], s=10, marker=marker, color="#888888", lw=0.8, label=words, zorder=2)
     labels = result.labels[order]
     for c in np.unique(labels):
-        name = f"group {c}" if labels.max() < LABELS else None
-        ax.scatter(x[labels == c], scores[order][labels == c], s=16, color=_colour(int(c)), label=name, zorder=3)
+        own = f"group {c}" if labels.max() < LABELS else None
+        ax.scatter(x[labels == c], scores[order][labels == c], s=16, color=_colour(int(c)), label=own, zorder=3)
     ax.set(xlabel="devices by group", ylabel=f"test {result.profile.metric}", xticks=[])
     ax.legend(frameon=False, fontsize=8, loc="best")
     return _plain(ax)
