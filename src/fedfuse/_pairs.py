@@ -74,7 +74,7 @@ class Round(NamedTuple):
 class Scratch(NamedTuple):
     """What each chunk collects, and its space to work in."""
 
-    rows: Floats  # chunks x (active + 2) x d: sums of every active device; a partner's parameters, its sum's change
+    rows: Floats  # chunks x (active + 4) x d: sums of active devices; two partners' parameters, their sums' changes
     todo: Ints  # chunks x 3 x (TILE m + 1): meetings of near pairs: place of active device, partner, pair
     squares: Floats  # chunks x 2: squared primal and dual residuals
 
@@ -148,40 +148,38 @@ def _apart(a: Any, b: Any) -> Any:
 
 @njit(**_INNER)
 def _products(row: Any, lo: Any, hi: Any, keep: Any, first: Any, last: Any, ahead: Any) -> Any:
-    """||new||^2, <gap, new> and ||gap||^2 of some elements: new = lo - hi + keep row, gap = new - row.
+    """||new||^2 and ||gap||^2 of some elements: new = lo - hi + keep row, gap = new - row.
 
     Meanwhile those of the row ahead come into the cache.
     """
     none, k = splat(row.dtype.type(0)), splat(keep)
-    a0, b0, c0, a1, b1, c1 = none, none, none, none, none, none
+    a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none
     e, w = first, width(row)
-    while e + 2 * w <= last:  # two at once: one alone would wait for its sums
-        _prefetch(ahead, e)
-        old = load(row, e)
-        new = load(lo, e) - load(hi, e) + k * old
-        gap = new - old
-        a0, b0, c0 = a0 + new * new, b0 + gap * new, c0 + gap * gap
-        old = load(row, e + w)
-        new = load(lo, e + w) - load(hi, e + w) + k * old
-        gap = new - old
-        a1, b1, c1 = a1 + new * new, b1 + gap * new, c1 + gap * gap
-        e += 2 * w
-    if e + w <= last:
-        old = load(row, e)
-        new = load(lo, e) - load(hi, e) + k * old
-        gap = new - old
-        a0, b0, c0 = a0 + new * new, b0 + gap * new, c0 + gap * gap
-        e += w
-    a, b, c = total(a0 + a1), total(b0 + b1), total(c0 + c1)
+    while e + 4 * w <= last:  # four at once: fewer would wait for their sums
+        _prefetch(ahead, first + (e - first) // 2)
+        x, y, z, u = load(row, e), load(row, e + w), load(row, e + 2 * w), load(row, e + 3 * w)
+        new = load(lo, e) - load(hi, e) + k * x
+        a0, b0 = a0 + new * new, b0 + (new - x) * (new - x)
+        new = load(lo, e + w) - load(hi, e + w) + k * y
+        a1, b1 = a1 + new * new, b1 + (new - y) * (new - y)
+        new = load(lo, e + 2 * w) - load(hi, e + 2 * w) + k * z
+        a2, b2 = a2 + new * new, b2 + (new - z) * (new - z)
+        new = load(lo, e + 3 * w) - load(hi, e + 3 * w) + k * u
+        a3, b3 = a3 + new * new, b3 + (new - u) * (new - u)
+        e += 4 * w
+    while e + w <= last:
+        x = load(row, e)
+        new = load(lo, e) - load(hi, e) + k * x
+        a0, b0, e = a0 + new * new, b0 + (new - x) * (new - x), e + w
+    a, b = total((a0 + a1) + (a2 + a3)), total((b0 + b1) + (b2 + b3))
     while e < last:
-        x = lo[e] - hi[e] + keep * row[e]
-        y = x - row[e]
-        a, b, c, e = a + x * x, b + x * y, c + y * y, e + 1
-    return a, b, c
+        v = lo[e] - hi[e] + keep * row[e]
+        a, b, e = a + v * v, b + (v - row[e]) ** 2, e + 1
+    return a, b
 
 
 @njit(**_INNER)
-def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, step: Any, weights: Any) -> None:
+def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, step: Any, weights: Any, ahead: Any) -> None:
     """Put in the new row of a pair, and hand on what it means for the sums of its two devices.
 
     All as the active device sees it: new = apart + keep row, where apart = mine - theirs. Its sum is built anew and
@@ -192,15 +190,17 @@ def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, step: Any, w
     k, s, g, b = splat(keep), splat(sign), splat(gain), splat(back)
     e, w = 0, width(row)
     while e + w <= row.size:
-        old, apart, x, y = load(row, e), load(mine, e) - load(theirs, e), load(own, e), load(other, e)
-        new = apart + k * old
-        store(row, e, s * new)
-        store(own, e, x - apart + g * new)
-        if step is None:
-            store(other, e, y + apart - g * new)
-        else:
-            store(other, e, y + load(step, e) - g * new - b * old)
-        e += w
+        _prefetch(ahead, (row.size + e) // 2)
+        for _ in range(min(4, (row.size - e) // w)):
+            old, apart, x, y = load(row, e), load(mine, e) - load(theirs, e), load(own, e), load(other, e)
+            new = apart + k * old
+            store(row, e, s * new)
+            store(own, e, x - apart + g * new)
+            if step is None:
+                store(other, e, y + apart - g * new)
+            else:
+                store(other, e, y + load(step, e) - g * new - b * old)
+            e += w
     while e < row.size:
         was, gap = row[e], mine[e] - theirs[e]
         now = gap + keep * was
@@ -238,9 +238,9 @@ def _sift(pairs: Any, omega: Any, turn: Any, reach: float, first: Any, c: Any, t
     """List this tile's meetings whose pairs are near; return how many, and the others' dual residuals."""
     active, rank, lengths, moved = turn.active, turn.rank, turn.lengths, turn.moved
     far, r = pairs.far, pairs.r
-    n, dual = 0, 0.0
+    n, dual, last = 0, 0.0, min(first + TILE, active.size)
     for j in range(turn.bounds[c], turn.bounds[c + 1]):
-        other, last = rank[j], min(first + TILE, active.size)
+        other = rank[j]
         theirs = 0.0 if other < 0 else lengths[other]
         # two active devices meet once, at the higher one's turn
         for b in range(first, last if other < 0 else min(last, other)):
@@ -261,60 +261,75 @@ def _sift(pairs: Any, omega: Any, turn: Any, reach: float, first: Any, c: Any, t
 
 
 @njit(**_INNER)
-def _meet(pairs: Any, turn: Any, pieces: Any, b: Any, j: Any, p: Any, theirs: Any, following: Any) -> Any:
-    """Take the products of a pair's new row; return what `_spread` has to do, and its squared residuals."""
-    s, delta, one = pairs.s, pairs.delta, pairs.delta.dtype.type(1)
-    sign = one if turn.active[b] < j else -one
-    row, mine, s_old = delta[p], turn.now[b], s[p]
+def _measure(pairs: Any, turn: Any, b: Any, j: Any, p: Any, theirs: Any, following: Any) -> Any:
+    """Return ||new||^2, <gap, new> and ||gap||^2 of a pair's new row (see `_products`)."""
+    delta, one = pairs.delta, pairs.delta.dtype.type(1)
+    row, mine, was = delta[p], turn.now[b], np.float64(pairs.r[p]) ** 2
     if pairs.far[p]:  # but no more: as it was before the round
-        before = theirs if turn.rank[j] < 0 else turn.before[turn.rank[j]]
+        sign, before = one if turn.active[b] < j else -one, theirs if turn.rank[j] < 0 else turn.before[turn.rank[j]]
         for e in range(row.size):
             row[e] = sign * (turn.before[b, e] - before[e])
-    keep = one - s_old
+        was = _apart(turn.before[b], before)
     lo, hi = (mine, theirs) if turn.active[b] < j else (theirs, mine)
-    x, y, z = 0.0, 0.0, 0.0
+    new, gap = 0.0, 0.0
     for first in range(0, row.size, BLOCK):
         last = min(first + BLOCK, row.size)
         ahead = delta[following] if first * delta.itemsize < AHEAD else row
-        part = _products(row, lo, hi, keep, first, last, ahead)
-        x, y, z = x + part[0], y + part[1], z + part[2]
-    norm = np.sqrt(x)
-    s_new = delta.dtype.type(_shrink(norm, pieces))
+        part = _products(row, lo, hi, one - pairs.s[p], first, last, ahead)
+        new, gap = new + part[0], gap + part[1]
+    return new, (new + gap - was) / 2, gap  # the second: since row = new - gap
+
+
+@njit(**_INNER)
+def _settle(pairs: Any, pieces: Any, sign: Any, p: Any, products: Any) -> Any:
+    """Put in a pair's new numbers; return what `_spread` has to do, and its squared residuals."""
+    s, one = pairs.s, sign * sign
+    norm, s_old = np.sqrt(products[0]), s[p]
+    s_new = s.dtype.type(_shrink(norm, pieces))
     s[p], pairs.r[p], pairs.far[p] = s_new, norm, s_old == one and s_new == one
     # omega_i - omega_j - theta is the change of v / rho = (1 - s) delta; theta is s delta
-    primal = _moved(np.float64(one - s_new), np.float64(keep), (x, y, z))
-    dual = _moved(np.float64(s_new), np.float64(s_old), (x, y, z))
-    return (sign * keep, sign, s_new + s_new - one, sign * (one - s_old - s_old)), primal, dual
+    primal = _moved(np.float64(one - s_new), np.float64(one - s_old), products)
+    dual = _moved(np.float64(s_new), np.float64(s_old), products)
+    return (sign * (one - s_old), sign, s_new + s_new - one, sign * (one - s_old - s_old)), primal, dual
 
 
 @njit(**_INNER)
 def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, c: Any, scratch: Any) -> None:
-    """Update all pairs of active devices with the partners of this chunk."""
-    active, rank, delta = turn.active, turn.rank, pairs.delta
+    """Update all pairs of active devices with the partners of this chunk.
+
+    While the processor waits for a pair's norm, it goes through the next pair's row.
+    """
+    active, rank, delta, one = turn.active, turn.rank, pairs.delta, pairs.delta.dtype.type(1)
     rows, todo = scratch.rows[c], scratch.todo[c]
-    partner, change = rows[active.size], rows[active.size + 1]
+    partners, changes = rows[active.size : active.size + 2], rows[active.size + 2 :]
     rows[: active.size] = 0
     primal, dual = 0.0, 0.0
     for first in range(0, active.size, TILE):
         n, moved = _sift(pairs, omega, turn, reach, first, c, todo)
         dual += moved
-        for t in range(n):
-            b, j, p = todo[0, t], todo[1, t], todo[2, t]
-            other = rank[j]
-            if other < 0 and (t == 0 or todo[1, t - 1] != j):
-                _copy(omega[j], partner)
-                change[:] = 0
-            following = todo[2, t + 1] if t + 1 < n else p
-            theirs = partner if other < 0 else turn.now[other]
-            weights, x, y = _meet(pairs, turn, pieces, b, j, p, theirs, following)
-            primal, dual = primal + x, dual + y
-            row, mine = delta[p], turn.now[b]
-            if other < 0:
-                _spread(row, mine, theirs, rows[b], change, turn.moved[b], weights)
-            else:
-                _spread(row, mine, theirs, rows[b], rows[other], None, weights)
-            if other < 0 and (t + 1 == n or todo[1, t + 1] != j):
-                _add(change, pairs.sums[j])
+        seat, products = 0, (0.0, 0.0, 0.0)
+        for t in range(n + 1):
+            known, chair = products, seat
+            if t < n:
+                b, j, p = todo[0, t], todo[1, t], todo[2, t]
+                if rank[j] < 0 and (t == 0 or todo[1, t - 1] != j):
+                    seat = 1 - seat
+                    _copy(omega[j], partners[seat])
+                    changes[seat][:] = 0
+                theirs = partners[seat] if rank[j] < 0 else turn.now[rank[j]]
+                products = _measure(pairs, turn, b, j, p, theirs, todo[2, t + 1] if t + 1 < n else p)
+            if t > 0:
+                b, j, p = todo[0, t - 1], todo[1, t - 1], todo[2, t - 1]
+                other, row, mine = rank[j], delta[p], turn.now[b]
+                ahead = delta[todo[2, min(t + 1, n - 1)]]
+                weights, x, y = _settle(pairs, pieces, one if active[b] < j else -one, p, known)
+                primal, dual = primal + x, dual + y
+                if other < 0:
+                    _spread(row, mine, partners[chair], rows[b], changes[chair], turn.moved[b], weights, ahead)
+                    if t == n or todo[1, t] != j:
+                        _add(changes[chair], pairs.sums[j])
+                else:
+                    _spread(row, mine, turn.now[other], rows[b], rows[other], None, weights, ahead)
     scratch.squares[c, 0], scratch.squares[c, 1] = primal, dual
 
 

@@ -281,7 +281,7 @@ class FusionState:
         if self._kept is None or self._kept[0] != sizes:
             now, before, moved = _rows((3, k), self.d, self.omega.dtype, _pairs.LINE)
             scratch = Scratch(
-                rows=_rows((chunks, k + 2), self.d, self.omega.dtype, _pairs.LINE),
+                rows=_rows((chunks, k + 4), self.d, self.omega.dtype, _pairs.LINE),
                 todo=np.empty((chunks, 3, _pairs.TILE * self.m + 1), np.int64),
                 squares=np.empty((chunks, 2)),
             )
