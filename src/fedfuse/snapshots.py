@@ -7,6 +7,7 @@ the end they are put together in ``snapshots.npz``.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -140,10 +141,7 @@ class Album:
         """Put all pictures of a finished run in one file."""
         if pages := self.load():
             _write(self.file, _packed(pages))
-        for k in self.rounds():
-            self._path(k).unlink()
-        if self.folder.exists() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
+        shutil.rmtree(self.folder, ignore_errors=True)  # with what a killed process may have left half-written
 
     def load(self) -> list[Snapshot]:
         """Return all pictures, of a run that goes on or of a finished one; none where none were made."""
