@@ -264,7 +264,7 @@ def test_tune(fedfuse, small):
     assert [line[-1] for line in lines[1:4]].count("chosen") == 1
     assert lines[2][-1] == "chosen"
     assert "lambda 0.3 by warmup tuning" in out
-    assert out.endswith("files: t\npicture: t.svg\n")
+    assert out.endswith("files: t\nreport: t/report.html\npicture: t.svg\n")
     assert Path("t.svg").exists()
     assert {"tuning.csv", "curve.csv", "tuning.json", "summary.json"} <= {p.name for p in Path("t").iterdir()}
 

@@ -736,7 +736,8 @@ def _show_tuning(tuning: Tuning, directory: Path, as_json: bool, plot: Path | No
         return
     answers = Console()
     show_tuning(tuning, answers)
-    for line in (f"\nfiles: {directory}", *([f"picture: {plot}"] if plot else [])):
+    page = _write_page(directory)
+    for line in (f"\nfiles: {directory}", f"report: {page}", *([f"picture: {plot}"] if plot else [])):
         answers.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

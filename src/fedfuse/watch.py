@@ -179,10 +179,9 @@ def _one(look: Glance) -> RenderableType:
         values = look.curve(column)[1]
         if len(values) > 1:
             table.add_row(f"{words} by round", f"{sparkline(values)}  {min(values):.4g} to {max(values):.4g}")
-    parts: list[RenderableType] = [Text(f"{look.name}, {look.state}", style="bold")]
     if look.limit and look.state == "running":
-        parts.append(ProgressBar(look.limit, len(look.rows), width=40))
-    parts.append(table)
+        table.add_row("", ProgressBar(look.limit, len(look.rows), width=40))
+    parts: list[RenderableType] = [Text(f"{look.name}, {look.state}", style="bold"), table]
     if look.state == "running" and look.silent > SILENCE:
         parts.append(Text(f"nothing was written for {look.silent:.0f} s: has it stopped?", style="yellow"))
     return Group(*parts)

@@ -143,6 +143,18 @@ def test_a_network_has_a_page(tmp_path):
     assert "they are fitted for linear and softmax models" in page
 
 
+def test_what_was_tuned_is_shown(tmp_path):
+    federation, method = planted(), ff.FPFC(lam=0.0, refit=False, work=ff.Work(solver="exact"))
+    tuning = ff.tune(federation, method, "warmup", [0, 0.4, 20.0], rounds=60, out=tmp_path / "run")
+    page = write_report(tmp_path / "run", federation=federation).read_text()
+    rows = re.findall(
+        r"<tr( class=\"best\")?><td class=\"num\">([^<]+)</td>", page.split('id="tuning"')[1].split("</section>")[0]
+    )
+    assert [(bool(best), float(lam)) for best, lam in rows] == [
+        (bool(row.chosen), row.lam) for row in tuning.table.itertuples()
+    ]
+
+
 def test_newcomers_appear(fedfuse, here, table_run, newcomers):
     shutil.copytree(table_run[0], "run")
     newcomers.to_csv("late.csv", index=False)

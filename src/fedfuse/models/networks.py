@@ -79,8 +79,8 @@ class CNN(Network):
     channels
         Of the two convolutions.
     **common
-        ``fused``, ``shape``, ``device`` and ``loss`` as `TorchModel` has them; ``shape`` is (channels, height, width) or
-        (height, width).
+        ``fused``, ``shape``, ``device`` and ``loss`` as `TorchModel` has them; ``shape`` is (channels, height, width)
+        or (height, width).
 
     Examples
     --------

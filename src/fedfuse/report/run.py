@@ -57,6 +57,7 @@ def run_page(directory: Path, note: str = "") -> dict[str, Any]:
         "leaves": _leaves(path, result) if path else [],
         "path_of": "models fitted by every device alone" if sticks else "models before they met",
         "contrasts": _contrasts(result),
+        "tuning": _tuning(directory, result.profile.metric),
         **_curves(result),
         "orders": _orders(result),
         "sent": _sent(result),
@@ -322,6 +323,24 @@ def _effects(result: Result, contrast: pd.Series[float]) -> dict[str, Any]:
 def _slopes(table: Floats) -> Floats:
     """Return groups x features: slopes, or for two classes those of the log-odds of the second."""
     return np.asarray(table[:, 0] if table.shape[1] == 1 else table[:, 1] - table[:, 0])
+
+
+def _tuning(directory: Path, metric: str) -> dict[str, Any] | None:
+    """Return what every candidate of a tuning came to."""
+    if not (directory / "tuning.csv").exists():
+        return None
+    table = pd.read_csv(directory / "tuning.csv")
+    known = {"rounds", "seconds", "cost_floats", "n_clusters", "validation", "chosen"}
+    settings = [name for name in table.columns if name not in known]
+    heads = ["lambda" if name == "lam" else name for name in settings]
+    heads += ["rounds", "floats sent", "groups", f"validation {metric}"]
+    rows = []
+    for row in table.to_dict("records"):
+        groups = row.get("n_clusters", np.nan)
+        cells = [f"{row[name]:g}" for name in settings] + [f"{row['rounds']:,}", compact(row["cost_floats"])]
+        cells += [words.NOTHING if pd.isna(groups) else f"{groups:.0f}", words.score(row["validation"], metric)]
+        rows.append({"cells": cells, "chosen": bool(row["chosen"])})
+    return {"heads": heads, "rows": rows}
 
 
 def _curves(result: Result) -> dict[str, Any]:

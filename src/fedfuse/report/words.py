@@ -121,7 +121,19 @@ def tiles(result: Result) -> list[tuple[str, str, str]]:
         found.append(("lambda", f"{result.lam:.3g}", "strength of the penalty"))
     how = "until nothing moved" if result.converged else "then stopped"
     found.append(("rounds", rounds, how + (", + refit" if result.refit_rounds else "")))
-    sent = f"{compact(4 * result.cost_floats)}B in single precision"
+    sent = f"{_bytes(4 * result.cost_floats)} in single precision"
     found.append(("floats sent", compact(result.cost_floats), sent))
     found.append(("time", f"{result.seconds:,.1f} s", "of training"))
     return found
+
+
+def _bytes(n: int) -> str:
+    """Write a number of bytes.
+
+    >>> _bytes(812), _bytes(42_836), _bytes(47_019_340), _bytes(1_669_000_000)
+    ('812 B', '42.8 kB', '47 MB', '1.67 GB')
+    """
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n} B"
