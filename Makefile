@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Real data are read where they are; tests that need them skip with a reason otherwise.
 export FEDFUSE_DATA ?= $(abspath $(wildcard ../shared/data))
 
-.PHONY: run test coverage slow lint bench clean
+.PHONY: run test coverage slow lint bench docs clean
 
 run: .venv/ready
 	$(BIN)/fedfuse run synthetic:S1
@@ -27,10 +27,15 @@ lint: .venv/ready
 bench: .venv/ready
 	$(BIN)/fedfuse bench
 
+# site/index.html opens from disk; nothing is loaded from elsewhere
+docs: .venv/ready
+	$(BIN)/python docs/make_figures.py
+	$(BIN)/mkdocs build --strict
+
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs site docs/figures .pytest_cache .mypy_cache .ruff_cache .hypothesis

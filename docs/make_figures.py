@@ -1,17 +1,25 @@
-"""Make the pictures of the README and the docs: ``python docs/make_figures.py [another directory]``."""
+"""Make the pictures of the README and the docs: ``python docs/make_figures.py [another directory]``.
+
+``idea.svg`` is the README's; those of the docs site go to ``figures/``, with an example of a report.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 import fedfuse as ff
-from fedfuse.yardsticks import local_models
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73")  # Okabe and Ito: safe for colour-blind readers
+from fedfuse import plots
+from fedfuse.colours import COLOURS
+from fedfuse.paths import figure_1
+from fedfuse.report import write_report
+from fedfuse.snapshots import Album
+from fedfuse.yardsticks import local_models, measured
 
 
 def idea(directory: Path) -> None:
@@ -45,9 +53,74 @@ def idea(directory: Path) -> None:
         axes.set_xlabel("first coefficient")
         axes.spines[["top", "right"]].set_visible(False)
     left.set_ylabel("second coefficient")
+    _save(figure, directory / "idea.svg")
+
+
+def penalties(directory: Path) -> None:
+    """Draw penalties against the distance of a pair."""
+    figure, ax = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
+    distance = np.linspace(0, 6, 300)
+    kinds = (("l1", ff.L1(1.0)), ("SCAD", ff.SCAD(1.0)), ("MCP", ff.MCP(1.0, a=3.7)))
+    for colour, (name, penalty) in zip(COLOURS, kinds, strict=False):
+        ax.plot(distance, penalty.value(distance), color=colour, lw=2, label=name)
+    ax.axvline(3.7, color="#888888", ls=":", lw=1)
+    ax.annotate("a · lambda", (3.7, 0.2), xytext=(4, 0), textcoords="offset points", color="#555555")
+    ax.set(xlabel="distance of two devices", ylabel="penalty (lambda = 1)", ylim=(0, 4))
+    ax.legend(frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+    _save(figure, directory / "penalties.svg")
+
+
+def paths(directory: Path) -> None:
+    """Draw the paper's Figure 1."""
+    axes = plots.plot_figure1(figure_1(points=31))
+    _save(axes[0, 0].figure, directory / "paths.svg")
+
+
+def pairs(directory: Path) -> None:
+    """Draw how groups form, their tree of fusions, and write an example of a report."""
+    federation = _visits()
+    method = ff.FPFC(lam=0.9, refit=False, work=ff.Work(steps=3, lr=0.05))
+    with TemporaryDirectory() as place:
+        run = Path(place) / "run"
+        ff.fit(federation, method, rounds=400, out=run, dataset="example", evaluate_every=5)
+        pages = Album(run).load()
+        ff.fit(federation, out=Path(place) / "auto", dataset="Thirty clinics", evaluate_every=2)
+        page = write_report(Path(place) / "auto", federation=federation)
+        (directory / "report.html").write_bytes(page.read_bytes())
+    shown = [min(pages, key=lambda page, k=k: abs(page.round - k)) for k in (1, 6, 26, 400)]
+    figure, axes = plt.subplots(1, 4, figsize=(12, 2.9), layout="constrained")
+    for page, ax in zip(shown, axes, strict=True):
+        plots.plot_distances(page, federation.truth, ax)
+    _save(figure, directory / "pairs.svg")
+    result = ff.fit(federation)
+    alone = measured(federation, result.model).alone
+    ax = plots.plot_fusion(alone, result.labels, a=3.7)
+    ax.set_ylabel("")
+    _save(ax.figure, directory / "tree.svg")
+
+
+def _visits() -> ff.Federation:
+    """Thirty clinics in three groups: what age, dose and temperature say of the length of a stay."""
+    rng = np.random.default_rng(3)
+    truth = np.repeat([0, 1, 2], [13, 10, 7])
+    slopes = np.array([[2.0, 0.5, 0.0], [-1.5, 1.0, 0.5], [0.5, -2.0, 1.0]])
+    data = {}
+    for i, group in enumerate(truth):
+        X = rng.normal(size=(int(rng.integers(40, 120)), 3))
+        data[f"clinic {i + 1}"] = (X, X @ slopes[group] + 1.2 * rng.normal(size=len(X)))
+    return ff.Federation.from_arrays(data, truth=truth)
+
+
+def _save(figure: Any, path: Path) -> None:
     plt.rcParams["svg.hashsalt"] = "fedfuse"  # the same picture is the same file
-    figure.savefig(directory / "idea.svg", metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
 
 
 if __name__ == "__main__":
-    idea(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    (place / "figures").mkdir(parents=True, exist_ok=True)
+    idea(place)
+    for make in (penalties, paths, pairs):
+        make(place / "figures")

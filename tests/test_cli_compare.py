@@ -38,9 +38,9 @@ def test_a_comparison(fedfuse, small):
     assert lines[0].split() == ["method", "RMSE", "clusters", "floats", "sent", "rounds", "seconds"]
     assert [line.split()[0] for line in lines[1:3]] == ["fpfc", "fpfc-l1"]
     assert "s.csv, mean ± population sd over 2 seeds" in out
-    assert out.endswith("\nfiles: c\n")
+    assert out.endswith("\nfiles: c\nreport: c/report.html\n")
     names = {p.name for p in Path("c").iterdir()}
-    assert names == {"compare.json", "runs", "scores.csv", "table.csv", "table.json", "table.md"}
+    assert names == {"compare.json", "report.html", "runs", "scores.csv", "table.csv", "table.json", "table.md"}
     assert len(pd.read_csv("c/scores.csv")) == 2 * 2 * 10
     config = json.loads(Path("c/runs/fpfc-l1-seed1/config.json").read_text())
     assert config["source"]["seed"] == config["settings"]["seed"] == 1
@@ -264,7 +264,7 @@ def test_tune(fedfuse, small):
     assert [line[-1] for line in lines[1:4]].count("chosen") == 1
     assert lines[2][-1] == "chosen"
     assert "lambda 0.3 by warmup tuning" in out
-    assert out.endswith("files: t\npicture: t.svg\n")
+    assert out.endswith("files: t\nreport: t/report.html\npicture: t.svg\n")
     assert Path("t.svg").exists()
     assert {"tuning.csv", "curve.csv", "tuning.json", "summary.json"} <= {p.name for p in Path("t").iterdir()}
 

@@ -9,6 +9,8 @@ import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.paths import Quadratics, solution_path
 from fedfuse.plots import plot_times
+from fedfuse.snapshots import Snapshot
+from fedfuse.yardsticks import measured
 from planted import planted
 
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -104,3 +106,60 @@ def test_times_of_runs():
         np.testing.assert_array_equal(lines[name].get_ydata(), seen["test"])
     with pytest.raises(FedfuseError, match="no evaluated round"):
         plot_times({"one": ff.fit(federation, method, rounds=1, tol=0)})
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    federation = planted(m=12, groups=3)
+    result = ff.fit(federation)
+    return result, measured(federation, result.model)
+
+
+def test_distances_are_ordered_by_group(grouped):
+    result, _ = grouped
+    ax = plots.plot_distances(result)
+    shown = ax.images[0].get_array()
+    same = np.kron(np.eye(3), np.ones((4, 4))) > 0
+    assert shown[same].max() == 0
+    assert shown[~same].min() > 0
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", "2"]
+    plots.plot_distances(Snapshot.of(7, np.zeros((4, 2)), np.arange(4)))
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+def test_a_map_has_a_colour_for_each_group(grouped, method):
+    result, sticks = grouped
+    ax = plots.plot_map(sticks.alone, result.labels, method=method)
+    assert [len(c.get_offsets()) for c in ax.collections] == [4, 4, 4]
+    assert len({tuple(c.get_facecolor()[0]) for c in ax.collections}) == 3
+    with pytest.raises(ff.FedfuseError, match="pca"):
+        plots.plot_map(result, method="umap")
+
+
+def test_devices_are_shown_with_their_scores(grouped, tmp_path):
+    result, sticks = grouped
+    ax = plots.plot_devices(result, sticks.scores)
+    drawn = np.concatenate([c.get_offsets()[:, 1] for c in ax.collections[-3:]])
+    np.testing.assert_allclose(np.sort(drawn), np.sort(result.scores["test"]))
+    plots.save_picture(ax, tmp_path / "devices.pdf")
+    assert (tmp_path / "devices.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_fusion_tree_has_the_colours_of_the_groups(grouped):
+    result, sticks = grouped
+    ax = plots.plot_fusion(sticks.alone, result.labels, a=3.7)
+    colours = {plt.matplotlib.colors.to_hex(c.get_color()[0]).upper() for c in ax.collections}
+    assert colours == {*plots.COLOURS[:3], plots.GREY}
+    assert ax.get_xlabel() == "lambda"
+    with pytest.raises(ff.FedfuseError, match="two devices"):
+        plots.plot_fusion(Snapshot.of(0, np.zeros((1, 2)), np.zeros(1, int)), np.zeros(1, int))
+
+
+def test_communication_is_read_off_histories():
+    result = ff.fit(planted(), ff.FPFC(lam=0.4, refit=False), rounds=8, evaluate_every=2, tol=0)
+    line = plots.plot_communication({"fpfc": result}).lines[0]
+    seen = result.history.dropna(subset="test")
+    np.testing.assert_array_equal(line.get_xdata(), seen["cost_floats"])
+    np.testing.assert_array_equal(line.get_ydata(), seen["test"])
+    with pytest.raises(ff.FedfuseError, match="evaluate_every"):
+        plots.plot_communication({"one": ff.fit(planted(), ff.FPFC(lam=0.4, refit=False), rounds=1)})

@@ -1,4 +1,4 @@
-"""The command line: run, compare, tune, path, resume, predict, join, export, data, bench."""
+"""The command line: run, compare, tune, path, resume, report, watch, predict, join, export, data, bench."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ Target = Annotated[str | None, Opt(help="Table: the column to predict.")]
 Task = Annotated[str | None, Opt(help="Table: classification or regression (told from the target).")]
 Place = Annotated[str, Opt("--engine", help="Where devices compute: inprocess, or workers (processes).")]
 Out = Annotated[Path | None, Opt(help="A new directory for the run (default: below runs/).")]
+Page = Annotated[bool | None, Opt("--report/--no-report", help="Write report.html (default: unless --json).")]
 Set = Annotated[list[str], Opt("--set", help="key=value, e.g. steps=grow(20), mode=async, delay=uniform(0,20).")]
 
 
@@ -167,6 +168,7 @@ def run(
     out: Out = None,
     set_: Set = [],  # noqa: B006
     yardsticks: Annotated[bool, Opt(help="Compare with local and pooled models.")] = True,
+    report: Page = None,
     data_dir: DataDir = None,
     json_: Json = False,
 ) -> None:
@@ -185,7 +187,7 @@ def run(
         named: dict[str, Any] = {"dataset": dataset, "source": source}
         return fit(federation, chosen, model, out=directory, callbacks=callbacks, **named, **settings)
 
-    _train_and_show(train, directory, json_, federation if yardsticks else None)
+    _train_and_show(train, directory, json_, federation if yardsticks else None, report)
 
 
 @app.command()
@@ -368,11 +370,48 @@ def resume(
         return go_on(directory, callbacks=callbacks, engine=engine)
 
     if not is_tuning(directory):
-        _train_and_show(train, directory, json_, None)
+        _train_and_show(train, directory, json_, None, None)
         return
     tuning = Tuning.of(_trained(train, directory))
     tuning.save(directory)
     _show_tuning(tuning, directory, json_, None)
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, Arg(help="The directory of a finished run, or of a comparison.")],
+    out: Annotated[Path | None, Opt(help="The page (default: report.html in the directory).")] = None,
+    yardsticks: Annotated[bool, Opt(help="Fit local and pooled models to compare with, if it was not done.")] = True,
+    runs: Annotated[bool, Opt(help="Comparison: write the page of each of its runs, too.")] = False,
+) -> None:
+    """Write one page that shows what was found: it opens from disk, without a network."""
+    from fedfuse.comparison import is_comparison
+
+    if runs and is_comparison(directory):
+        for place in sorted(directory.glob("runs/*/summary.json")):
+            _write_page(place.parent, yardsticks)
+    page = _write_page(directory, yardsticks, out)
+    Console().print(str(page), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def watch(
+    directory: Annotated[Path, Arg(help="The directory of a run or a comparison that goes on.")],
+    web: Annotated[bool, Opt("--web", help="In the browser: serve a page on this computer, until Ctrl-C.")] = False,
+    port: Annotated[int, Opt(parser=_whole, metavar="N", help="For --web (default: a free one).")] = 0,
+    every: Annotated[float, Opt(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Show how a run gets on, in this terminal or in the browser, from its directory alone."""
+    from fedfuse.watch import watch as look
+
+    if not web:
+        look(directory, Console(), every)
+        return
+    from fedfuse.report.web import Server
+
+    with Server(directory, port) as server:
+        Console().print(f"{server.url} (Ctrl-C ends it)", highlight=False, markup=False, soft_wrap=True)
+        server.serve_forever(poll_interval=0.2)
 
 
 @app.command()
@@ -427,12 +466,12 @@ def join(
     if path.suffix.lower() not in (".csv", ".parquet"):
         number = result.seed if seed is None else seed
         given = _load(_source(newcomers, features, None, None, None, number, data_dir))
-        _show_newcomers(admit(result, given), json_)
+        _show_newcomers(_noted(admit(result, given), directory), json_)
         return
     arrived = from_table(result, read_table(path), seed=result.seed)
     if arrived.federation is None:
         raise FedfuseError(_nobody(arrived))
-    joined = admit(result, arrived.federation)
+    joined = _noted(admit(result, arrived.federation), directory)
     _predict_waiting(arrived, joined, out)
     _show_newcomers(joined, json_)
     for note in _arrival_notes(arrived):
@@ -578,26 +617,45 @@ def _trained(train: Callable[[list[Callback]], Outcome], directory: Path) -> Out
 
 
 def _train_and_show(
-    train: Callable[[list[Callback]], Result], directory: Path, as_json: bool, federation: Federation | None
+    train: Callable[[list[Callback]], Result],
+    directory: Path,
+    as_json: bool,
+    federation: Federation | None,
+    report: bool | None,
 ) -> None:
+    """Train, show the outcome, and write the page; local and pooled models are fitted where a federation is given."""
     from fedfuse.terminal import show
 
     result = _trained(train, directory)
     if as_json:
+        if report:
+            _write_page(directory, federation is not None)
         typer.echo(json.dumps(without_nan(result.summary())))
         return
     sticks = {}
     if federation is not None and result.model.convex:
-        from fedfuse.yardsticks import yardsticks
+        from fedfuse.yardsticks import measured
 
         with console.status("fitting local and pooled models to compare with …"):
-            sticks = yardsticks(federation, result.model)
+            found = measured(federation, result.model)
+        found.save(directory)
+        sticks = found.scores
     answers = Console()
     show(result, sticks, answers)
     answers.print(f"\nfiles: {directory}", highlight=False, markup=False, soft_wrap=True)
+    if report is not False:
+        page = _write_page(directory, federation is not None)
+        answers.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
     if result.profile.encoder is not None:
         hint = f"predict new rows: fedfuse predict {shlex.quote(str(directory))} new.csv"
         answers.print(hint, highlight=False, markup=False, soft_wrap=True)
+
+
+def _write_page(directory: Path, yardsticks: bool = True, out: Path | None = None) -> Path:
+    from fedfuse.report import write_report
+
+    with console.status("writing the report …"):
+        return write_report(directory, out, yardsticks=yardsticks)
 
 
 def _nobody(arrived: Arrivals) -> str:
@@ -625,6 +683,14 @@ def _predict_waiting(arrived: Arrivals, joined: Newcomers, out: Path | None) -> 
     text = joined.predict_rows(arrived.devices[rows], arrived.X[rows], rows).to_csv(index=False, lineterminator="\n")
     with written_whole(out) as file:
         file.write(text.encode())
+
+
+def _noted(joined: Newcomers, directory: Path) -> Newcomers:
+    """Write newcomers down beside the run, for its report; one that comes again is written anew."""
+    from fedfuse.newcomers import note
+
+    note(joined, directory)
+    return joined
 
 
 def _show_newcomers(joined: Newcomers, as_json: bool) -> None:
@@ -655,6 +721,7 @@ def _compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as
     answers = Console()
     show_comparison(comparison, answers)
     answers.print(f"\nfiles: {directory}", highlight=False, markup=False, soft_wrap=True)
+    answers.print(f"report: {_write_page(directory)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_tuning(tuning: Tuning, directory: Path, as_json: bool, plot: Path | None) -> None:
@@ -669,7 +736,8 @@ def _show_tuning(tuning: Tuning, directory: Path, as_json: bool, plot: Path | No
         return
     answers = Console()
     show_tuning(tuning, answers)
-    for line in (f"\nfiles: {directory}", *([f"picture: {plot}"] if plot else [])):
+    page = _write_page(directory)
+    for line in (f"\nfiles: {directory}", f"report: {page}", *([f"picture: {plot}"] if plot else [])):
         answers.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

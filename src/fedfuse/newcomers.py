@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +28,12 @@ from fedfuse.methods.search import Searched
 from fedfuse.methods.tuned import Tuned
 from fedfuse.models import Model
 from fedfuse.result import Result, mean_score
+from fedfuse.store import read_json, write_json
 from fedfuse.tasks import Ledger, Order, Part, Show, Task, fault, for_device
 from fedfuse.training import draw_initial
 from fedfuse.types import Floats, Ints
+
+FILE = "newcomers.json"
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,6 +192,27 @@ def admit(result: Result, newcomers: Federation, fleet: Fleet | None = None) -> 
         grouped=method.clusters,
         run=result,
     )
+
+
+def note(newcomers: Newcomers, directory: str | PathLike[str]) -> None:
+    """Write newcomers into the directory of their run, beside those that came before; who comes again is replaced."""
+    path = Path(directory) / FILE
+    before = noted(directory)
+    new = {row["name"]: row for row in newcomers.summary()["newcomers"]}
+    rows = [row for row in before if row["name"] not in new]
+    write_json(path, {"metric": newcomers.run.profile.metric, "newcomers": [*rows, *new.values()]})
+
+
+def noted(directory: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Return the newcomers that were written into a run's directory."""
+    path = Path(directory) / FILE
+    if not path.exists():
+        return []
+    try:
+        rows: list[dict[str, Any]] = read_json(path)["newcomers"]
+    except (KeyError, TypeError):
+        raise FedfuseError(f"{path} holds no newcomers of fedfuse: remove it") from None
+    return rows
 
 
 def _rule(result: Result) -> Method[Any]:

@@ -9,23 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedfuse.colours import COLOURS
 from fedfuse.errors import FedfuseError
+from fedfuse.result import Result
+from fedfuse.snapshots import Snapshot
+from fedfuse.types import Floats, Ints
 
 if TYPE_CHECKING:
     from fedfuse.comparison import Comparison
     from fedfuse.paths import SolutionPath
-    from fedfuse.result import Result
     from fedfuse.sweep import Sweep
     from fedfuse.tuning import Tuning
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PICTURES = (".png", ".svg", ".pdf")
 NAMES = {"l2": "squared l2", "l1": "l1", "scad": "SCAD", "smoothed-scad": "smoothed SCAD", "mcp": "MCP"}
 PARAMETERS = 12  # of a model, the most that a path shows
+LABELS = 12  # groups that have room for their numbers
+GREY = "#777777"
 
 
 def check_picture(path: str | PathLike[str]) -> None:
@@ -241,6 +245,153 @@ def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
     n = len(comparison.seeds)
     ax.set(xlabel=unit, title=f"{comparison.dataset}, {n} seed{'s' if n > 1 else ''}")
     return _plain(ax)
+
+
+def plot_distances(seen: Result | Snapshot, labels: Ints | None = None, ax: Any = None) -> Any:
+    """Draw the distances between the models of all pairs of devices, ordered by group.
+
+    ``seen`` is a result, or a picture of a round (`fedfuse.snapshots.Album`); ``labels`` are the groups that order it,
+    by default its own.
+    """
+    from fedfuse.report.frames import by_group, tree_of
+
+    snapshot, groups = _pairs(seen, labels)
+    order = by_group(groups, tree_of(snapshot))
+    ax = _one(ax)
+    image = ax.imshow(snapshot.matrix[np.ix_(order, order)], cmap="cividis_r", vmin=0, interpolation="nearest")
+    edges = np.flatnonzero(np.diff(groups[order])) + 0.5
+    for edge in edges:
+        ax.axhline(edge, color="white", lw=0.8)
+        ax.axvline(edge, color="white", lw=0.8)
+    middles = (np.concatenate([[-0.5], edges]) + np.concatenate([edges, [len(order) - 0.5]])) / 2
+    numbers = [str(groups[order][round(place)]) for place in middles]
+    if len(numbers) <= LABELS:
+        ax.set_xticks(middles, numbers)
+        ax.set_yticks(middles, numbers)
+    else:
+        ax.set(xticks=[], yticks=[])
+    ax.set(xlabel="group", ylabel="group", title=_moment(seen))
+    ax.figure.colorbar(image, ax=ax, label="distance of models", shrink=0.85)
+    return ax
+
+
+def plot_map(
+    seen: Result | Snapshot, labels: Ints | None = None, ax: Any = None, *, method: Literal["pca", "tsne"] = "pca"
+) -> Any:
+    """Draw the devices in two dimensions, near each other where their models are alike, coloured by group.
+
+    ``"pca"`` keeps most of the distances (principal coordinates); ``"tsne"`` keeps neighbours together.
+    """
+    snapshot, groups = _pairs(seen, labels)
+    places = _places(snapshot.matrix, method)
+    ax = _one(ax)
+    for c in np.unique(groups):
+        inside = groups == c
+        ax.scatter(*places[inside].T, s=28, color=_colour(int(c)), edgecolor="white", lw=0.5, label=f"group {c}")
+    if groups.max() < LABELS:
+        ax.legend(frameon=False, fontsize=8, loc="best")
+    ax.set(xticks=[], yticks=[], title=_moment(seen))
+    ax.set_aspect("equal", adjustable="datalim")
+    return ax
+
+
+def plot_devices(result: Result, yardsticks: Mapping[str, Floats] | None = None, ax: Any = None) -> Any:
+    """Draw every device's test score by group, against its local and the pooled model where these are given.
+
+    ``yardsticks`` are the scores of `fedfuse.yardsticks.yardsticks`.
+    """
+    ax = _one(ax)
+    scores, sticks = result.scores["test"], yardsticks or {}
+    sizes = np.bincount(result.labels)
+    order = np.lexsort((np.nan_to_num(scores), result.labels, -sizes[result.labels]))
+    x = np.arange(len(order))
+    if "local" in sticks:
+        ax.vlines(x, sticks["local"][order], scores[order], color="#888888", lw=0.6, zorder=1)
+    for name, words, marker in (("pooled", "one model for all", "x"), ("local", "every device alone", "o")):
+        if name in sticks:
+            ax.scatter(x, sticks[name][order], s=10, marker=marker, color="#888888", lw=0.8, label=words, zorder=2)
+    labels = result.labels[order]
+    for c in np.unique(labels):
+        own = f"group {c}" if labels.max() < LABELS else None
+        ax.scatter(x[labels == c], scores[order][labels == c], s=16, color=_colour(int(c)), label=own, zorder=3)
+    ax.set(xlabel="devices by group", ylabel=f"test {result.profile.metric}", xticks=[])
+    ax.legend(frameon=False, fontsize=8, loc="best")
+    return _plain(ax)
+
+
+def plot_fusion(alone: Snapshot, labels: Ints, ax: Any = None, *, a: float | None = None) -> Any:
+    """Draw which devices meet as lambda grows, as a tree of their own models (average linkage).
+
+    ``alone`` is a picture of the devices' own models, such as ``yardsticks.measured(...).alone``; ``labels`` are the
+    groups that colour it. With ``a`` the axis is lambda, which reaches pairs ``a * lambda`` apart, else distance.
+    """
+    from scipy.cluster.hierarchy import dendrogram
+
+    from fedfuse.report.frames import tree_of
+
+    ax = _one(ax)
+    merges, groups = tree_of(alone), labels[alone.devices]
+    if not len(merges):
+        raise FedfuseError("a tree needs at least two devices")
+    n, owner = len(groups), {i: int(g) for i, g in enumerate(groups)}
+    for k, (left, right) in enumerate(merges[:, :2].astype(int)):
+        owner[n + k] = owner[left] if owner[left] == owner[right] else -1
+    merges[:, 2] /= a or 1.0
+    named: dict[str, Any] = {
+        "no_labels": n > 60,
+        "leaf_font_size": 7,
+        "above_threshold_color": GREY,
+        "orientation": "right",
+    }
+    dendrogram(merges, ax=ax, link_color_func=lambda node: GREY if owner[node] < 0 else _colour(owner[node]), **named)
+    ax.set(xlabel="lambda" if a else "distance", ylabel="devices")
+    return _plain(ax)
+
+
+def plot_communication(results: Mapping[str, Result], ax: Any = None) -> Any:
+    """Draw the test metric of runs against floats sent so far."""
+    ax = _one(ax)
+    for place, (name, result) in enumerate(results.items()):
+        seen = result.history
+        if "test" not in seen:
+            raise FedfuseError(f"the history of {name} has no evaluated round: use a smaller evaluate_every")
+        seen = seen[seen["test"].notna()]
+        ax.plot(seen["cost_floats"], seen["test"], color=_colour(place), lw=1.8, label=name)
+    metric = next(iter(results.values())).profile.metric
+    ax.set(xlabel="floats sent", ylabel=f"test {metric}", xscale="log")
+    ax.legend(frameon=False)
+    return _plain(ax)
+
+
+def _pairs(seen: Result | Snapshot, labels: Ints | None) -> tuple[Snapshot, Ints]:
+    """Return a picture of all pairs, and the groups of the devices on it."""
+    if isinstance(seen, Result):
+        # a module of one's own is not there after loading, and with it not the knowledge of what is fused
+        fused = seen.models[:, seen.model.fused] if seen.model.d == seen.models.shape[1] else seen.models
+        seen = Snapshot.of(seen.rounds + seen.refit_rounds, fused, seen.labels)
+    return seen, seen.labels if labels is None else np.asarray(labels)[seen.devices]
+
+
+def _moment(seen: Result | Snapshot) -> str:
+    return seen.dataset if isinstance(seen, Result) else f"after round {seen.round}"
+
+
+def _places(matrix: Floats, method: str) -> Floats:
+    from fedfuse.report.frames import plane
+
+    if method not in ("pca", "tsne"):
+        raise FedfuseError(f"a map is made by 'pca' or 'tsne', got {method!r}")
+    if method == "pca" or len(matrix) < 5:
+        return plane(matrix)
+    from sklearn.manifold import TSNE
+
+    near = min(30.0, (len(matrix) - 1) / 3)
+    tsne = TSNE(metric="precomputed", init="random", perplexity=near, random_state=0)
+    return np.asarray(tsne.fit_transform(matrix))
+
+
+def _colour(group: int) -> str:
+    return COLOURS[group % len(COLOURS)]
 
 
 def _pyplot() -> Any:

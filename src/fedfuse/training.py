@@ -585,7 +585,7 @@ def fit(
     if store:
         store.check_free()
     fleet = chosen.around(_attacked(fleet, federation, model, chosen, place), chosen.seed)
-    run = Run(federation, model, method, chosen, fleet, store, tuple(callbacks), dataset)
+    run = Run(federation, model, method, chosen, fleet, store, _recorded(callbacks, store), dataset)
     if store:
         store.create(_config(run, source, place))
     return _finish(run)
@@ -609,7 +609,7 @@ def resume(
     store = Store(directory)
     config = store.config()
     if store.finished:
-        store.tidy()
+        _tidy(store)
         return Result.load(directory, model)
     try:
         settings, method = Settings(**config["settings"]), methods.from_config(config["method"])
@@ -628,7 +628,7 @@ def resume(
     model = _fitting_model(federation, model)
     place = _elsewhere(place, engine, workers)
     fleet = settings.around(_attacked(None, federation, model, settings, place), settings.seed)
-    run = Run(federation, model, method, settings, fleet, store, tuple(callbacks), dataset)
+    run = Run(federation, model, method, settings, fleet, store, _recorded(callbacks, store), dataset)
     return _finish(run, restore=True)
 
 
@@ -662,8 +662,22 @@ def _finish(run: Run, *, restore: bool = False) -> Result:
         run.fleet.close()
     if run.store:
         result.save(run.store.directory)
-        run.store.tidy()
+        _tidy(run.store)
     return result
+
+
+def _recorded(callbacks: Iterable[Callback], store: Store | None) -> tuple[Callback, ...]:
+    """Add to the callbacks the one that leaves in a run's directory how it gets on."""
+    from fedfuse.recorder import Recorder  # which is a callback
+
+    return (*([Recorder(store.directory)] if store else []), *callbacks)
+
+
+def _tidy(store: Store) -> None:
+    from fedfuse import recorder
+
+    recorder.tidy(store.directory)
+    store.tidy()
 
 
 @contextmanager

@@ -78,8 +78,9 @@ class CNN(Network):
     ----------
     channels
         Of the two convolutions.
-    fused, shape, device, loss
-        As `TorchModel` has them; ``shape`` is (channels, height, width) or (height, width).
+    **common
+        ``fused``, ``shape``, ``device`` and ``loss`` as `TorchModel` has them; ``shape`` is (channels, height, width)
+        or (height, width).
 
     Examples
     --------
@@ -130,8 +131,8 @@ class MLP(Network):
     ----------
     hidden
         Units of each hidden layer.
-    fused, shape, device, loss
-        As `TorchModel` has them.
+    **common
+        ``fused``, ``shape``, ``device`` and ``loss`` as `TorchModel` has them.
 
     Examples
     --------

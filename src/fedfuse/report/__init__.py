@@ -1,0 +1,105 @@
+"""``fedfuse report``: a run or a comparison as one page that opens from disk without a network."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from fedfuse._version import __version__
+from fedfuse.colours import ON_DARK, ON_LIGHT
+from fedfuse.comparison import is_comparison
+from fedfuse.data.federation import Federation
+from fedfuse.errors import FedfuseError
+from fedfuse.result import Result
+from fedfuse.store import Store, written_whole
+from fedfuse.yardsticks import Yardsticks, measured
+
+FILE = "report.html"
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write_report(
+    directory: str | PathLike[str],
+    out: str | PathLike[str] | None = None,
+    *,
+    federation: Federation | None = None,
+    yardsticks: bool = True,
+) -> Path:
+    """Write the page of a run or of a comparison, and return where it is.
+
+    Parameters
+    ----------
+    directory
+        That of a finished run, or of a comparison.
+    out
+        A file (default: ``report.html`` in the directory).
+    federation
+        The data of a run from Python that are needed again for local and pooled models, if they were not fitted yet;
+        data with a name are found by themselves.
+    yardsticks
+        Whether to fit local and pooled models, where that was not done yet and the data are there.
+    """
+    place = Path(directory)
+    page = Path(out) if out is not None else place / FILE
+    text = render(place, federation=federation, yardsticks=yardsticks)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(page) as file:
+        file.write(text.encode())
+    return page
+
+
+def render(directory: Path, *, federation: Federation | None = None, yardsticks: bool = True) -> str:
+    """Return the page as text."""
+    if is_comparison(directory):
+        from fedfuse.report.comparison import comparison_page
+
+        return page_of("comparison.html.j2", comparison_page(directory))
+    from fedfuse.report.run import run_page
+
+    note = _with_yardsticks(directory, federation, yardsticks)
+    return page_of("run.html.j2", run_page(directory, note))
+
+
+def _with_yardsticks(directory: Path, federation: Federation | None, wanted: bool) -> str:
+    """Fit local and pooled models where they are missing and can be had; say why not, where they cannot."""
+    if Yardsticks.load(directory) is not None:
+        return ""
+    result = Result.load(directory)
+    if not result.model.convex:
+        return "There are no local and pooled models to compare with: they are fitted for linear and softmax models."
+    if not wanted:
+        return "Local and pooled models to compare with were not fitted."
+    try:
+        data = federation or _data(directory)
+    except (FedfuseError, OSError) as problem:
+        return f"There are no local and pooled models to compare with: {problem}."
+    measured(data, result.model).save(directory)
+    return ""
+
+
+def _data(directory: Path) -> Federation:
+    """Load the data of a run again, if they are still the same."""
+    from fedfuse.data.sources import load
+
+    config = Store(directory).config()
+    if config.get("source") is None:
+        raise FedfuseError("the run was started from Python on data without a name")
+    federation = load(**config["source"])
+    if federation.fingerprint != config.get("fingerprint"):
+        raise FedfuseError("the data are not those of the run any more")
+    return federation
+
+
+def page_of(template: str, content: dict[str, Any]) -> str:
+    """Fill a template; all words are escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    names = {"on_light": ON_LIGHT, "on_dark": ON_DARK}
+    pages = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    style = Markup(pages.get_template("style.css").render(names))
+    script = Markup((TEMPLATES / "page.js").read_text(encoding="utf-8"))
+    return pages.get_template(template).render(content, style=style, script=script, version=__version__)

@@ -1,0 +1,283 @@
+"""What the pages say, without a browser: words, sizes, self-containedness, and what is missing is said."""
+
+import re
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import fedfuse as ff
+from fedfuse.colours import ON_DARK, ON_LIGHT, contrast
+from fedfuse.report import FILE, write_report
+from fedfuse.report.charts import Axis, Chart
+from fedfuse.report.frames import FRAMES, Pairs, by_group, chosen, tree_of
+from fedfuse.report.fusion import FusionPath
+from fedfuse.report.words import headline
+from fedfuse.snapshots import Snapshot
+from planted import planted
+
+
+class Links(HTMLParser):
+    """All that a page would load or lead to."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attributes):
+        self.found += [
+            (tag, value) for name, value in attributes if name in ("src", "href", "srcset", "action", "poster")
+        ]
+
+
+def links(page):
+    parser = Links()
+    parser.feed(page)
+    return parser.found
+
+
+@pytest.fixture
+def small(tmp_path):
+    federation = planted(m=8, groups=2)
+    return federation, ff.fit(federation, out=tmp_path / "run", dataset="small"), tmp_path / "run"
+
+
+def test_a_thousand_devices_in_less_than_three_megabytes(large_run):
+    path, result = large_run
+    page = (path / FILE).read_text()
+    assert (path / FILE).stat().st_size < 3_000_000
+    for name in ("device 0", "device 999"):
+        assert name in page
+    assert f"{result.n_clusters} groups" in page
+
+
+@pytest.mark.parametrize("fixture", ["table_run", "large_run", "comparison"])
+def test_a_page_needs_nothing_from_elsewhere(fixture, request):
+    place = request.getfixturevalue(fixture)
+    page = ((place if fixture == "comparison" else place[0]) / FILE).read_text()
+    assert all(value.startswith(("#", "data:")) for _, value in links(page)), links(page)
+    styles = "".join(re.findall(r"<style>(.*?)</style>", page, re.S))
+    assert "url(" not in styles
+    assert "@import" not in styles
+    scripts = "".join(re.findall(r"<script>(.*?)</script>", page, re.S))
+    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|WebSocket", scripts)
+    assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg"}
+
+
+def test_names_are_escaped_wherever_they_stand(table_run):
+    page = (table_run[0] / FILE).read_text()
+    assert "&lt;script&gt;document.title" in page
+    assert "<script>document.title" not in page
+    assert "<img src=x" not in page
+    assert "age &lt;b&gt;x&lt;/b&gt;" in page
+    assert "<b>x</b>" not in page
+
+
+def test_numbers_are_those_of_the_run(table_run):
+    path, result = table_run
+    page = (path / FILE).read_text()
+    assert f"{result.score('test'):.4g}" in page
+    assert f"{result.cost_floats:,}" in page
+    effect = result.coefficients()["age <b>x</b>"].iloc[0]
+    assert f"{effect:+.3g}".replace("-", "\N{MINUS SIGN}") in page
+
+
+def test_without_data_the_page_says_what_is_missing(small):
+    _, _, path = small
+    page = write_report(path).read_text()
+    assert "started from Python on data without a name" in page
+    assert not (path / "yardsticks.npz").exists()
+    assert "one model for all" not in page
+
+
+def test_with_data_local_and_pooled_models_are_fitted_once(small, monkeypatch):
+    federation, _, path = small
+    page = write_report(path, federation=federation).read_text()
+    assert "with every device alone and" in page
+    from fedfuse import report
+
+    monkeypatch.setattr(report, "measured", lambda *_: pytest.fail("fitted again"))
+    assert write_report(path).read_text() == page
+
+
+def test_a_result_that_was_saved_alone_has_a_page(small, tmp_path):
+    _, result, _ = small
+    result.save(tmp_path / "alone")
+    page = write_report(tmp_path / "alone", tmp_path / "pages" / "here.html")
+    assert page == tmp_path / "pages" / "here.html"
+    assert "8 devices form 2 groups" in page.read_text()
+
+
+@pytest.mark.parametrize("method", [ff.Local(), ff.FedAvg(), ff.IFCA(n_models=2), ff.PACFL(threshold=10.0)])
+def test_other_methods_have_pages(method, tmp_path):
+    federation = planted("classification", m=6)
+    result = ff.fit(federation, method, rounds=5, out=tmp_path / "run")
+    page = write_report(tmp_path / "run", federation=federation).read_text()
+    assert headline(result) in page.replace("&#39;", "'")
+    assert ("Who belongs together" in page) == method.clusters
+
+
+def test_one_device_and_one_round(tmp_path):
+    federation = planted(m=1, groups=1)
+    ff.fit(federation, ff.FPFC(lam=0.1, refit=False), rounds=1, out=tmp_path / "run")
+    page = write_report(tmp_path / "run", federation=federation).read_text()
+    assert "There is but one device." in page
+    assert "too few rounds" in page
+
+
+def test_liars_are_on_the_page(tmp_path):
+    federation = planted(m=12, n=80)
+    result = ff.fit(federation, attack="gaussian", liars=0.25, out=tmp_path / "run")
+    page = write_report(tmp_path / "run", federation=federation).read_text()
+    assert "3 devices were made to lie (gaussian)" in page
+    assert result.suspects.size
+    assert "seem to lie" in page
+
+
+def test_a_network_has_a_page(tmp_path):
+    pytest.importorskip("torch")
+    federation = planted("classification", m=6, n=40)
+    ff.fit(federation, model="mlp", rounds=4, out=tmp_path / "run", evaluate_every=1)
+    page = write_report(tmp_path / "run", federation=federation).read_text()
+    assert "they are fitted for linear and softmax models" in page
+
+
+def test_what_was_tuned_is_shown(tmp_path):
+    federation, method = planted(), ff.FPFC(lam=0.0, refit=False, work=ff.Work(solver="exact"))
+    tuning = ff.tune(federation, method, "warmup", [0, 0.4, 20.0], rounds=60, out=tmp_path / "run")
+    page = write_report(tmp_path / "run", federation=federation).read_text()
+    rows = re.findall(
+        r"<tr( class=\"best\")?><td class=\"num\">([^<]+)</td>", page.split('id="tuning"')[1].split("</section>")[0]
+    )
+    assert [(bool(best), float(lam)) for best, lam in rows] == [
+        (bool(row.chosen), row.lam) for row in tuning.table.itertuples()
+    ]
+
+
+def test_newcomers_appear(fedfuse, here, table_run, newcomers):
+    shutil.copytree(table_run[0], "run")
+    newcomers.to_csv("late.csv", index=False)
+    for _ in range(2):  # who comes again is there once
+        status, out, err = fedfuse("join", "run", "late.csv")
+        assert status == 0, err
+    status, out, err = fedfuse("report", "run")
+    assert (status, out.strip()) == (0, "run/report.html")
+    page = (here / "run" / FILE).read_text()
+    assert page.count('<td class="name">&lt;b&gt;late&lt;/b&gt;</td>') == 1
+    assert "<b>late" not in page
+
+
+def test_the_command_line(fedfuse, tables, here):
+    status, out, err = fedfuse("run", "stay.csv", "--device", "site", "--target", "stay", "--out", "r")
+    assert status == 0, err
+    assert "report: r/report.html" in out
+    assert "every device alone" in (here / "r" / FILE).read_text()
+    fedfuse("run", "stay.csv", "--device", "site", "--target", "stay", "--out", "s", "--json")
+    assert not (here / "s" / FILE).exists()
+    status, out, err = fedfuse("report", "s", "--out", "s.html")  # the table is found again
+    assert status == 0, err
+    assert "every device alone" in (here / "s.html").read_text()
+    fedfuse("run", "stay.csv", "--device", "site", "--target", "stay", "--out", "t", "--no-report")
+    assert not (here / "t" / FILE).exists()
+
+
+def test_of_a_comparison_every_run_may_have_a_page(fedfuse, here):
+    words = ("synthetic:4,4", "--methods", "fpfc,local", "--seeds", "1", "--rounds", "20", "--jobs", "1", "--out", "c")
+    assert fedfuse("compare", *words)[0] == 0
+    assert (here / "c" / FILE).exists()
+    assert fedfuse("report", "c", "--runs")[0] == 0
+    page = (here / "c" / FILE).read_text()
+    inside = [value for _, value in links(page) if value.startswith("runs/")]
+    assert sorted(inside) == ["runs/fpfc-seed0/report.html", "runs/local-seed0/report.html"]
+    assert all((here / "c" / value).exists() for value in inside)
+
+
+def test_no_run_no_page(refused, here):
+    assert "config.json" in refused("report", "nothing") or "holds no run" in refused("report", "nothing")
+
+
+def test_an_unfinished_run_is_told_so(refused, here):
+    class Stop(ff.Callback):
+        def on_round(self, run, row):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ff.fit(planted(), ff.FPFC(lam=0.4), out="run", callbacks=[Stop()])
+    assert "fedfuse resume run" in refused("report", "run")
+
+
+def test_colours_stand_out():
+    assert min(contrast(c, "#ffffff") for c in ON_LIGHT) >= 3
+    assert min(contrast(c, "#181e25") for c in ON_DARK) >= 3
+    assert len(ON_LIGHT) == len(ON_DARK) == 8
+
+
+def test_pictures_are_few_and_the_last_is_among_them():
+    rng = np.random.default_rng(0)
+    many = [Snapshot.of(k, rng.normal(size=(9, 2)), np.arange(9)) for k in range(40)]
+    few = chosen(many)
+    assert len(few) <= FRAMES
+    assert (few[0], few[-1]) == (many[0], many[-1])
+    still = [Snapshot(k, many[0].levels, 1.0, many[0].labels, many[0].devices) for k in range(5)]
+    assert [s.round for s in chosen(still)] == [4]
+
+
+def test_heat_maps_keep_groups_together_and_maps_keep_distances():
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 3, 60)
+    points = np.array([[0.0, 0.0, 0.0], [10.0, 0.0, 0.0], [0.0, 7.0, 0.0]])[labels]
+    pairs = Pairs.of([Snapshot.of(0, np.zeros((60, 3)), labels), Snapshot.of(9, points, labels)], labels)
+    shown = labels[pairs.devices]
+    assert len(np.flatnonzero(np.diff(shown))) == 2
+    sizes = np.bincount(labels)[shown]
+    assert (np.diff(sizes) <= 0).all()
+    flat = pairs.places[-1]
+    apart = np.linalg.norm(flat[:, None] - flat, axis=2)
+    true = np.linalg.norm(points[pairs.devices][:, None] - points[pairs.devices], axis=2)
+    ratio = apart[true > 0] / true[true > 0]
+    assert ratio.max() / ratio.min() < 1.02  # three points lie in a plane: nothing is lost but a byte's rounding
+    assert apart[true == 0].max() < 1e-6
+
+
+def test_many_devices_share_cells():
+    labels = np.repeat([0, 1], 500)
+    pairs = Pairs.of([Snapshot.of(0, np.where(labels, 1.0, -1.0)[:, None], labels)], labels)
+    n = len(pairs.cells)
+    assert n == 300
+    heat = np.zeros((n, n))
+    heat[np.tril_indices(n)] = pairs.heat[0]
+    assert heat[10, 5] == 0
+    assert heat[290, 5] == 255
+
+
+def test_the_tree_has_the_groups_where_it_is_cut():
+    points = np.array([0.0, 0.1, 0.2, 5.0, 5.1, 11.0])[:, None]
+    labels = np.array([0, 0, 0, 1, 1, 2])
+    path = FusionPath.of(Snapshot.of(0, points, np.arange(6)), labels, a=3.7)
+    assert path.groups_at_cut == 3
+    assert 0.2 / 3.7 < path.cut < 5.0 / 3.7
+    assert {tone for tone, _ in path.paths} == {"g0", "g1", "g2", "between"}
+    assert FusionPath.of(Snapshot.of(0, np.zeros((4, 2)), np.arange(4)), np.zeros(4, int), None) is None
+
+
+def test_order_by_group():
+    labels = np.array([0, 1, 1, 0, 1])
+    order = by_group(labels, tree_of(Snapshot.of(0, np.arange(5.0)[:, None], labels)))
+    assert labels[order].tolist() == [1, 1, 1, 0, 0]
+
+
+def test_a_chart_draws_what_is_finite():
+    chart = Chart("", Axis(0, 10), Axis(0, 1))
+    chart.line([0, 5, 10], [0, np.nan, 1], "g0", "one")
+    chart.dots([5], [0.5], "g1", "two")
+    assert chart.layers[0].d == "M0 1000L1000 0"
+    assert chart.layers[1].d == "M500.0 500.0h0"
+    assert [layer.name for layer in chart.key] == ["one", "two"]
+
+
+def test_axes():
+    axis = Axis.around([1e-6, 1.0, np.nan], log=True)
+    assert [t.words for t in axis.ticks()] == ["1e-06", "0.0001", "0.01", "1"]
+    assert Axis.around([3.0, 3.0]).low < 3 < Axis.around([3.0, 3.0]).high
+    assert Axis.around([]).low < Axis.around([]).high
