@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
 
 from fedfuse.data.federation import Federation, Rows
 from fedfuse.fleet.base import Fleet, pack_replies, unpack_replies
@@ -253,6 +252,8 @@ class InProcess(Fleet):
         each = np.repeat(devices, heads)
         losses = self._model.losses(data, each, models.reshape(len(each), -1)).reshape(-1, heads)
         if first.temperature:
+            from scipy.special import softmax  # a process for one message is spared it
+
             weights = softmax(-losses / first.temperature, axis=1)
             start, each = models.reshape(len(each), -1), each
         else:
