@@ -43,7 +43,7 @@ from fedfuse.post import Heard, Post
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
-from fedfuse.tasks import LOOK, Install, Ledger, MetaTrain, Order, Part, Show, Task, Train, Work, for_device, steps_of
+from fedfuse.tasks import LOOK, Install, Ledger, MetaTrain, Order, Part, Score, Show, Task, Train, Work, for_device, steps_of
 from fedfuse.trust import overlong
 from fedfuse.types import Floats, Ints
 
@@ -175,12 +175,13 @@ class Run:
     spent: int = 0  # of the budget
     history: list[Row] = field(default_factory=list)
     seconds: float = 0.0
+    trouble: dict[str, int] = field(default_factory=dict)  # of the fleets before a resume
     whole: bool = False  # whether the state is that between two rounds, and so may be saved
 
     def __post_init__(self) -> None:
         self.plan = self.method.plan_for(self.model)
         self.world = _world(self.federation, self.model, self.settings)
-        self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
+        self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype) if self.federation.here else None
         check_mode(self.method, self.settings.mode, self.plan)
         self.post = Post(self.fleet, self.world.m, self.world.d, self.world.dtype)
         lying = known_attack(self.fleet)
@@ -377,9 +378,14 @@ class Run:
                 "spent": self.spent,
                 "updates": self.post.updates,
                 "ledger": asdict(self.ledger),
+                "trouble": self._all_trouble(),
                 "history": self.history,
             }
-            hidden = self._hidden()  # before what is under way: a look may bring in some of it
+            try:
+                hidden = self._hidden()  # before what is under way: a look may bring in some of it
+            except FedfuseError as problem:  # what there was before is still whole
+                log.warning("no checkpoint after round %d: %s", self.k, problem)
+                return
             under_way = self.fleet.pack()
             post = {"turns": self.turns, **self.post.pack(), **_under("fleet_", under_way or {})}
             post["kept"] = np.array([under_way is not None])
@@ -410,6 +416,7 @@ class Run:
             self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
             self.failures, self.spent, self.post.updates = meta["failures"], meta["spent"], meta["updates"]
             self.turns, self.post.ledger = post["turns"], Ledger(**meta["ledger"])
+            self.trouble = meta.get("trouble", {})
         except (KeyError, TypeError) as gap:
             raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
         if self.now.models(self.state).shape != (self.world.m, self.world.d):
@@ -454,7 +461,7 @@ class Run:
             chosen=dict(self.before.settings) if self.before else {},
             labels=found.labels,
             models=np.asarray(found.models),
-            scores=self._evaluator.all_parts(found.models, self.now.validated(self.state, found)),
+            scores=self._scores(found),
             stability=None if sure is None else sure[0],
             confidence=None if sure is None else sure[1],
             kept=self.now.keep(self.state),
@@ -462,6 +469,7 @@ class Run:
             cost_floats=self.ledger.floats,
             refused=dict(self.ledger.refused),
             orders=self.post.outcome,
+            trouble=self._all_trouble(),
             seconds=self.seconds,
             attack=self._attack(),
             suspects=np.union1d(found.suspects, self.ledger.often_refused(self.world.m)).astype(np.int64),
@@ -477,11 +485,30 @@ class Run:
         if tasks is None:
             return found
         own = [for_device(task, self.settings.seed, LOOK, i) for i, task in enumerate(tasks)]
-        return self.now.deployed(self.state, found, self.post.look(own))
+        return self.now.deployed(self.state, found, self.post.look(own, list(found.models)))
+
+    def _scores(self, found: Found) -> dict[str, Floats]:
+        """Return every device's score on each held-out part; devices whose rows are elsewhere are asked for it."""
+        validated = self.now.validated(self.state, found)
+        if self._evaluator is not None:
+            return self._evaluator.all_parts(found.models, validated)
+        unknown = np.full(self.world.m, np.nan)
+        seen = {"validation": validated, "test": found.models}
+        return {part: unknown if w is None else self._asked_for_scores(part, w) for part, w in seen.items()}
+
+    def _asked_for_scores(self, part: Any, models: Floats) -> Floats:
+        nothing = [np.array([np.nan])] * self.world.m
+        seen = self.post.look([Score(np.asarray(w), part) for w in models], nothing)
+        known = self.federation.rows(part).counts > 0
+        return np.where(known, np.array([float(values[0]) for values in seen]), np.nan)
+
+    def _all_trouble(self) -> dict[str, int]:
+        now = self.fleet.trouble
+        return {what: self.trouble.get(what, 0) + now.get(what, 0) for what in {**self.trouble, **now}}
 
     def _evaluation(self) -> Row:
         found = self._in_use(Found(self.now.models(self.state), self.now.labels(self.state)))
-        scores = self._evaluator.all_parts(found.models, self.now.validated(self.state, found))
+        scores = self._scores(found)
         means = {part: mean_score(score[self.honest]) for part, score in scores.items()}
         truth = self.federation.truth
         ari = adjusted_rand(None if truth is None else truth[self.honest], found.labels[self.honest])
@@ -599,12 +626,13 @@ def resume(
     *,
     engine: str | None = None,
     workers: int | None = None,
+    fleet: Fleet | None = None,
 ) -> Result:
     """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
 
     ``federation`` is needed only where the run was started from Python on data without a name, ``model`` only where
     it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen. ``engine``
-    and ``workers`` are needed only to compute elsewhere than before.
+    and ``workers`` are needed only to compute elsewhere than before, ``fleet`` only where the run had one of its own.
     """
     store = Store(directory)
     config = store.config()
@@ -627,7 +655,7 @@ def resume(
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
     model = _fitting_model(federation, model)
     place = _elsewhere(place, engine, workers)
-    fleet = settings.around(_attacked(None, federation, model, settings, place), settings.seed)
+    fleet = settings.around(_attacked(fleet, federation, model, settings, place), settings.seed)
     run = Run(federation, model, method, settings, fleet, store, tuple(callbacks), dataset)
     return _finish(run, restore=True)
 

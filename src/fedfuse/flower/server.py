@@ -1,0 +1,130 @@
+"""The ServerApp of a fedfuse federation: any method, on whatever devices say hello.
+
+A run is a directory. Started again on the same directory, the app goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedfuse.data.federation import Federation
+from fedfuse.data.roster import checked, roster
+from fedfuse.errors import FedfuseError
+from fedfuse.flower.client import Build, fitting_model
+from fedfuse.flower.device import plain_labels
+from fedfuse.flower.fleet import FlowerFleet
+from fedfuse.flower.nodes import Nodes
+from fedfuse.result import Result
+from fedfuse.store import Store
+from fedfuse.training import Callback, Run, Settings, fit, resume
+
+log = logging.getLogger(__name__)
+_LOOK = 0.2  # seconds between two looks at who has come
+
+
+def server_app(model: Build | None = None, callbacks: tuple[Callback, ...] = ()) -> ServerApp:
+    """Return the app of the server; the run's configuration says the rest.
+
+    Parameters
+    ----------
+    model
+        Called without arguments; returns a model, a torch module, a name or None, the same as for `client_app`.
+    callbacks
+        Hooks into the run.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(grid, context.run_config, model, callbacks)
+
+    return app
+
+
+def serve(
+    grid: Grid, config: Mapping[str, Any], model: Build | None = None, callbacks: tuple[Callback, ...] = ()
+) -> Result:
+    """Wait for devices, train, and write what was found."""
+    chosen, settings = method_and_settings(config)
+    nodes = Nodes(grid, str(config.get("identities", "declared")))  # type: ignore[arg-type]
+    federation = gather(nodes, int(config.get("num-devices", 0)), float(config.get("wait", 600)))
+    fitting = fitting_model(federation, model)
+    setup = {"classes": plain_labels(federation.classes), **privacy(config)}
+    fleet = FlowerFleet(
+        grid, federation.names, fitting, seed=settings["seed"], dtype=Settings(**settings).dtype, setup=setup,
+        nodes=nodes, ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
+    )  # fmt: skip
+    hooks = (*callbacks, Report())
+    out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
+    store = Store(out)
+    if store.started:
+        log.info("going on with the run in %s", out)
+        result = resume(out, federation, hooks, fitting, fleet=fleet)
+    else:
+        result = fit(federation, chosen, fitting, out=out, fleet=fleet, callbacks=hooks, dataset="flower", **settings)
+    log.info("%s; all of it is in %s", result, out.absolute())
+    return result
+
+
+def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the method, and what else `fit` is told by a run's configuration."""
+    from fedfuse.options import build, parse_options, read_lambda
+
+    lam = str(config.get("lam", ""))
+    words = shlex.split(str(config.get("set", "")))
+    defaults = {"checkpoint_every": 1, "evaluate_every": 10**6, "deadline": 120.0, "minimum": 1}
+    options = parse_options(words)
+    if options.settings.get("mode") == "async":
+        del defaults["minimum"]  # it is for rounds of several devices
+    rounds = int(config.get("num-server-rounds", 0))
+    name = str(config.get("method", "fpfc"))
+    chosen, settings = build("flower", name, options, read_lambda(lam) if lam else None, defaults)
+    settings["seed"] = int(config.get("seed", 0))
+    if rounds:
+        settings["rounds"] = rounds
+    return chosen, settings
+
+
+def gather(nodes: Nodes, wanted: int, wait: float) -> Federation:
+    """Wait until so many devices have said hello (0: all that are online now), and return what they are."""
+    end = time.monotonic() + wait
+    log.info("waiting for devices")
+    nodes.look(now=True)
+    while (left := end - time.monotonic()) > 0:
+        enough = len(nodes.facts) >= wanted if wanted else nodes.facts and not nodes.waiting
+        if enough:
+            break
+        time.sleep(min(_LOOK, left))
+        nodes.look()
+    good = {}
+    for name, facts in nodes.facts.items():
+        try:
+            good[name] = checked(name, facts)
+        except FedfuseError as problem:
+            nodes.trouble["refused nodes"] += 1
+            log.warning("%s", problem)
+    if not good or len(good) < wanted:
+        what = f"{len(good)} of {wanted or 'at least 1'} devices said hello within {wait:g} seconds"
+        raise FedfuseError(f"{what}: {', '.join(sorted(good)) or 'nobody'}; start the others, or lower num-devices")
+    return roster(good)
+
+
+class Report(Callback):
+    """One line in Flower's log for every round."""
+
+    def on_round(self, run: Run, row: dict[str, Any]) -> None:
+        words = f"round {row['round'] + 1}: {row['replies']} of {row['active']} answered"
+        log.info("%s, %s floats so far, %.1f s", words, f"{row['cost_floats']:,}", row["seconds"])
+
+
+def privacy(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
+
