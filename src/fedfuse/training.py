@@ -498,7 +498,7 @@ class Run:
 
     def _asked_for_scores(self, part: Any, models: Floats) -> Floats:
         nothing = [np.array([np.nan])] * self.world.m
-        seen = self.post.look([Score(np.asarray(w), part) for w in models], nothing)
+        seen = self.post.look([Score(np.asarray(w), part, raw=True) for w in models], nothing)
         known = self.federation.rows(part).counts > 0
         return np.where(known, np.array([float(values[0]) for values in seen]), np.nan)
 
@@ -576,8 +576,8 @@ def fit(
     out
         A new directory for checkpoints and results.
     engine, workers
-        Where devices compute: ``"inprocess"``, or ``"workers"`` for so many processes beside this one (by default
-        one for each core). The result is the same to the bit.
+        Where devices compute: ``"inprocess"``, ``"workers"`` for so many processes beside this one (by default
+        one for each core), or ``"flower"`` for Flower's simulation engine. The result is the same to the bit.
     fleet
         A fleet of your own in place of an engine's; it is closed at the end.
     callbacks

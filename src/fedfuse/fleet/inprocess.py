@@ -84,6 +84,11 @@ class InProcess(Fleet):
             self._loaded[part] = self._model.load(self._rows(part), self._dtype)
         return self._loaded[part]
 
+    def _load_raw(self, part: Part) -> Any:
+        if f"raw {part}" not in self._loaded:
+            self._loaded[f"raw {part}"] = self._model.load(self._federation.rows(part), self._dtype)
+        return self._loaded[f"raw {part}"]
+
     def _rows(self, part: Part) -> Rows:
         a, b = self._federation.rows(part), self._scaled
         return a if b is None else Rows(b.X, b.y, a.start, a.stop)
@@ -109,8 +114,9 @@ class InProcess(Fleet):
                 values = self._choose(orders, devices)
             case Subspace():
                 values = [_subspace(self._rows(t.rows), i, t) for t, i in zip(tasks, devices, strict=True)]
-            case Score(rows=rows):
-                scores = self._model.metric(self.load(rows), devices, np.stack([t.model for t in tasks]))
+            case Score(rows=rows, raw=raw):
+                data = self._load_raw(rows) if raw else self.load(rows)
+                scores = self._model.metric(data, devices, np.stack([t.model for t in tasks]))
                 values = list(np.nan_to_num(scores)[:, None])
             case Alone(ridges=ridges):
                 values = self._alone(ridges, devices)
@@ -288,7 +294,7 @@ def _grouped(orders: Sequence[Order]) -> list[list[Order]]:
         elif isinstance(task, Choose):
             key = (Choose, len(task.heads), task.work, task.temperature, task.rows)
         elif isinstance(task, Score):
-            key = (Score, task.rows)
+            key = (Score, task.rows, task.raw)
         elif isinstance(task, Gradient):
             key = (Gradient, task.rows, task.also)
         elif isinstance(task, Losses):

@@ -44,6 +44,7 @@ def server_app(model: Build | None = None, callbacks: tuple[Callback, ...] = ())
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        _speak_through_flower()
         serve(grid, context.run_config, model, callbacks)
 
     return app
@@ -123,6 +124,16 @@ class Report(Callback):
     def on_round(self, run: Run, row: dict[str, Any]) -> None:
         words = f"round {row['round'] + 1}: {row['replies']} of {row['active']} answered"
         log.info("%s, %s floats so far, %.1f s", words, f"{row['cost_floats']:,}", row["seconds"])
+
+
+def _speak_through_flower() -> None:
+    """Let what fedfuse logs appear in Flower's log (``flwr log``, ``--stream``)."""
+    ours, theirs = logging.getLogger("fedfuse"), logging.getLogger("flwr")
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
+    for handler in theirs.handlers:
+        if handler not in ours.handlers:
+            ours.addHandler(handler)
 
 
 def privacy(config: Mapping[str, Any]) -> dict[str, Any]:
