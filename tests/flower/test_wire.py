@@ -108,7 +108,7 @@ def reply(message, arrays=None, line=None, **records):
     """An answer as it should be, except for what is given."""
     good = {"device": 2, "round": 9, "version": "a.1", "lost": False}
     text = json.dumps(good) if line is None else line if isinstance(line, str) else json.dumps(good | line)
-    content = {"arrays": arrays or ArrayRecord({"values": Array(W)}), "config": ConfigRecord({"reply": text})}
+    content = {"arrays": arrays if arrays is not None else ArrayRecord({"values": Array(W)}), "config": ConfigRecord({"reply": text})}
     return Message(RecordDict({k: v for k, v in (content | records).items() if v is not None}), reply_to=message)
 
 

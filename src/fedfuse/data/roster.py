@@ -81,7 +81,9 @@ def checked(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
         and _counts([columns], 1, least=1, most=MOST_ROWS)
         and isinstance(classes, list)
         and len(classes) <= MOST_CLASSES
-        and all(isinstance(c, (str, int, float, bool)) for c in classes)
+        and all(isinstance(c, (str, int, float, bool)) and c == c for c in classes)  # no nan
+        and len(set(classes)) == len(classes)
+        and bool(classes) == (said.get("goal") == "classification")
         and isinstance(said.get("digest"), str)
         and (shape is None or (_counts(shape, None, least=1, most=MOST_ROWS) and prod(shape) == columns))
         and (said.get("features") is None or _texts(said["features"], columns))

@@ -43,7 +43,10 @@ class Device(InProcess):
             words = f"the server's model has {memory.own.size} parameters, this device's {self._own[0].size}"
             raise FedfuseError(f"{words}: both sides must build the same")
         self._own[0] = memory.own
-        if memory.scale is not None and memory.shift is not None and not _same(memory, self._memory):
+        if _same(memory, self._memory):
+            return
+        self._scaled, self._loaded = None, {}
+        if memory.scale is not None and memory.shift is not None:
             self._perform([Order(0, -1, Rescale(memory.shift, memory.scale))])
 
     def _generators(self, orders: list[Order]) -> list[np.random.Generator]:
@@ -94,7 +97,6 @@ def with_classes(federation: Federation, classes: Sequence[Any]) -> Federation:
 
 
 def _same(a: Memory, b: Memory) -> bool:
-    def equal(x: Any, y: Any) -> bool:
-        return x is not None and y is not None and np.array_equal(x, y)
-
-    return equal(a.shift, b.shift) and equal(a.scale, b.scale)
+    """Whether both memories have the columns on the same scale."""
+    pairs = ((a.shift, b.shift), (a.scale, b.scale))
+    return all(x is y if x is None or y is None else np.array_equal(x, y) for x, y in pairs)

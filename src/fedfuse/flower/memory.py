@@ -59,7 +59,7 @@ class Shadow:
     def _trained(self, task: Train, values: npt.NDArray[Any]) -> None:
         part = self._part(task)
         if task.send in ("model", "part") and values.size >= part.stop - part.start:
-            new = np.asarray(values[: part.stop - part.start], self._dtype)
+            new = values[: part.stop - part.start]
             if np.abs(new).max(initial=0) <= largest_value(self._model.d, self._dtype):  # else it kept the old one
                 own = self.memory.own.copy()
                 own[part] = new

@@ -67,7 +67,7 @@ class Simulation(Fleet):
         self._federation = replace(federation, truth=None, encoder=None)
         self._model, self._seed, self._dtype = model, seed, np.dtype(dtype)
         self._fleet: Fleet | None = None
-        self._engine: _Engine | None = None
+        self._engine: Engine | None = None
 
     def submit(self, orders: Sequence[Order]) -> None:
         self._running().submit(orders)
@@ -93,7 +93,7 @@ class Simulation(Fleet):
         if self._fleet is None:
             from fedfuse.flower.fleet import FlowerFleet
 
-            self._engine = _Engine(self._federation, self._model)
+            self._engine = Engine(self._federation, self._model)
             classes = np.array(self._federation.classes).tolist()
             # names are places here: what a simulation calls its nodes
             names = [str(i) for i in range(self._federation.m)]
@@ -103,7 +103,7 @@ class Simulation(Fleet):
         return self._fleet
 
 
-class _Engine:
+class Engine:
     """Flower's simulation, in a thread beside this one: its ServerApp only hands over the grid and waits for the end."""
 
     def __init__(self, federation: Federation, model: Model[Any]) -> None:
