@@ -40,6 +40,7 @@ from fedfuse.methods.refit import Refit
 from fedfuse.models import Model, default_model, model_called
 from fedfuse.models import from_config as model_from_config
 from fedfuse.post import Heard, Post
+from fedfuse.privacy import Noise, calibrated, spent
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
@@ -83,6 +84,9 @@ class Settings(Conditions):
     attack, liars, lies, scope
         For experiments: this share of the devices lies, and how (`fleet.Byzantine`). Scores are then means over the
         others.
+    clip, epsilon, delta
+        Devices clip what they send to the norm ``clip`` and add Gaussian noise, so that a device's uploads of all rounds
+        together are (``epsilon``, ``delta``) differentially private (`privacy`); 0 for no noise.
     screen
         Refuse models whose length is far outside that of the others of a round (`trust.overlong`).
     """
@@ -99,6 +103,9 @@ class Settings(Conditions):
     lies: Lies = "all"
     scope: Scope = "all"
     screen: bool = False
+    clip: float = 0.0
+    epsilon: float = 0.0
+    delta: float = 1e-5
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 1), ("checkpoint_every", 1)):
@@ -113,6 +120,8 @@ class Settings(Conditions):
             raise FedfuseError(f"tol must be a number of at least 0, got {self.tol!r}")
         if self.dtype not in ("float32", "float64"):
             raise FedfuseError(f"dtype must be float32 or float64, got {self.dtype!r}")
+        if (self.clip == 0) != (self.epsilon == 0):
+            raise FedfuseError(f"clip and epsilon go together, got clip={self.clip!r}, epsilon={self.epsilon!r}")
         if self.attack is not None:
             check_attack(self.attack, self.lies, self.scope)
         if not isinstance(self.liars, Real) or not 0 <= self.liars <= 1:
@@ -136,6 +145,11 @@ class Settings(Conditions):
         """Return how many devices make a round, where that is a share of them."""
         share = self.participation
         return max(1, floor((_share_of(share) if isinstance(share, str) else share) * m + 1e-9))  # type: ignore
+
+
+    def noise(self) -> Noise | None:
+        """Return how devices protect what they send: within the budget even if they answer in every round."""
+        return calibrated(self.clip, self.epsilon, self.delta, self.rounds) if self.epsilon else None
 
 
 class Callback:
@@ -470,10 +484,20 @@ class Run:
             refused=dict(self.ledger.refused),
             orders=self.post.outcome,
             trouble=self._all_trouble(),
+            privacy=self._privacy(),
             seconds=self.seconds,
             attack=self._attack(),
             suspects=np.union1d(found.suspects, self.ledger.often_refused(self.world.m)).astype(np.int64),
         )
+
+    def _privacy(self) -> dict[str, float] | None:
+        """Return what devices have spent of their budget at the most."""
+        noise = self.settings.noise()
+        if noise is None:
+            return None
+        uploads = int(self.turns.max(initial=0))
+        budget = {"epsilon": spent(noise, self.settings.delta, uploads), "delta": self.settings.delta}
+        return budget | {"clip": noise.clip, "noise": noise.std, "uploads": uploads}
 
     def _attack(self) -> dict[str, Any] | None:
         lying = known_attack(self.fleet)
@@ -490,9 +514,11 @@ class Run:
     def _scores(self, found: Found) -> dict[str, Floats]:
         """Return every device's score on each held-out part; devices whose rows are elsewhere are asked for it."""
         validated = self.now.validated(self.state, found)
-        if self._evaluator is not None:
+        if self._evaluator is not None:  # rows are here
             return self._evaluator.all_parts(found.models, validated)
         unknown = np.full(self.world.m, np.nan)
+        if self.settings.epsilon:  # a score would not be protected
+            return {"validation": unknown, "test": unknown}
         seen = {"validation": validated, "test": found.models}
         return {part: unknown if w is None else self._asked_for_scores(part, w) for part, w in seen.items()}
 
@@ -605,6 +631,7 @@ def fit(
     chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
     method = method or FPFC(work=Work(solver="exact") if model.convex else NETWORK)
     _check_plan(method, model)
+    _check_noise(method, model, chosen)
     place = Engine(engine, workers)
     if fleet and place != Engine():
         raise FedfuseError(f"give a fleet or an engine, not both: engine={engine!r}, fleet={fleet!r}")
@@ -829,6 +856,17 @@ def _check_plan(method: Method[Any], model: Model[Any]) -> None:
             raise FedfuseError("a network has no exact solver: give work=Work(steps=…, lr=…, batch=…)")
 
 
+def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> None:
+    """Refuse a method that asks devices for more than changes of models, if these are to be protected."""
+    protected = (FPFC, methods.FedAvg, methods.FedAsync, methods.PerFedAvg, methods.Local, methods.LGFedAvg)
+    plan = method.plan_for(model)
+    if settings.epsilon and not all(isinstance(part, protected) for part in plan):
+        raise FedfuseError(
+            f"epsilon: {method.name} asks devices for more than changes of models ({plan[-1].name}), which noise does "
+            "not protect: use fpfc with a lambda and refit=no, or fedavg"
+        )
+
+
 def _attacked(
     fleet: Fleet | None, federation: Federation, model: Model[Any], settings: Settings, place: Engine
 ) -> Fleet:
@@ -836,7 +874,7 @@ def _attacked(
     attack, share, seed = settings.attack, settings.liars, settings.seed
     if attack == "label-flip":
         federation = flipped(federation, draw_liars(federation.m, share, seed))
-    fleet = fleet or place.fleet(federation, model, seed, settings.dtype)
+    fleet = fleet or place.fleet(federation, model, seed, settings.dtype, settings.noise())
     if attack is None:
         return fleet
     how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}

@@ -170,7 +170,7 @@ class Cluster:
                 raise TimeoutError(f"the run did not end within {seconds} seconds:\n{self.log()}")
             if now > next_look:
                 next_look = now + LOOK
-                assert not self.status(run).startswith("finished"), self.log()
+                assert not self.status(run).startswith("finished"), self.flwr("log", run, LINK, "--show") + self.log()
             time.sleep(0.3)
         summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
         return summary

@@ -11,6 +11,7 @@ from fedfuse.fleet.base import Fleet
 from fedfuse.fleet.inprocess import InProcess
 from fedfuse.fleet.workers import Workers, check_workers
 from fedfuse.models.base import Model
+from fedfuse.privacy import Noise
 
 ENGINES = ("inprocess", "workers", "flower")
 
@@ -43,12 +44,14 @@ class Engine:
 
             check_installed()
 
-    def fleet(self, federation: Federation, model: Model[Any], seed: int, dtype: str) -> Fleet:
+    def fleet(
+        self, federation: Federation, model: Model[Any], seed: int, dtype: str, noise: Noise | None = None
+    ) -> Fleet:
         """Return a fleet for these devices."""
         if self.name == "workers":
-            return Workers(federation, model, workers=self.workers, seed=seed, dtype=dtype)
+            return Workers(federation, model, workers=self.workers, seed=seed, dtype=dtype, noise=noise)
         if self.name == "flower":
             from fedfuse.flower.simulation import Simulation
 
-            return Simulation(federation, model, seed=seed, dtype=dtype)
-        return InProcess(federation, model, seed=seed, dtype=dtype)
+            return Simulation(federation, model, seed=seed, dtype=dtype, noise=noise)
+        return InProcess(federation, model, seed=seed, dtype=dtype, noise=noise)

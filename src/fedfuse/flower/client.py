@@ -21,6 +21,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.flower.device import Device, facts_of, with_classes
 from fedfuse.flower.wire import Answer, Letter, Memory, read_letter, write_answer, write_hello
 from fedfuse.models.base import Model
+from fedfuse.privacy import Noise
 
 Config: TypeAlias = Mapping[str, Any]
 Load: TypeAlias = Callable[[str, Config], Any]  # (device, configuration) -> (X, y) or Federation
@@ -107,7 +108,9 @@ def build_device(federation: Federation, build: Build | None, letter: Letter) ->
     """Return the device that carries out orders on these rows."""
     federation = with_classes(federation, letter.setup.get("classes", []))
     model = fitting_model(federation, build)
-    return Device(federation, model, letter.order.device, seed=letter.setup["seed"], dtype=letter.setup["dtype"])
+    noise = Noise(*letter.setup["noise"]) if "noise" in letter.setup else None
+    how: dict[str, Any] = {"seed": letter.setup["seed"], "dtype": letter.setup["dtype"], "noise": noise}
+    return Device(federation, model, letter.order.device, **how)
 
 
 def fitting_model(federation: Federation, build: Build | None) -> Model[Any]:

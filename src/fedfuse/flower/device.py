@@ -14,6 +14,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.fleet.inprocess import InProcess
 from fedfuse.flower.wire import Answer, Letter, Memory
 from fedfuse.models.base import Model
+from fedfuse.privacy import Noise
 from fedfuse.tasks import Add, Order, Rescale, Train
 
 
@@ -21,9 +22,16 @@ class Device(InProcess):
     """A federation of one, which draws as the device that it is in the whole federation."""
 
     def __init__(
-        self, federation: Federation, model: Model[Any], number: int, *, seed: int = 0, dtype: npt.DTypeLike = "float32"
+        self,
+        federation: Federation,
+        model: Model[Any],
+        number: int,
+        *,
+        seed: int = 0,
+        dtype: npt.DTypeLike = "float32",
+        noise: Noise | None = None,
     ) -> None:
-        super().__init__(federation, model, seed=seed, dtype=dtype)
+        super().__init__(federation, model, seed=seed, dtype=dtype, noise=noise)
         self._number = number
         self._memory = Memory(self._own[0])
 
@@ -48,6 +56,9 @@ class Device(InProcess):
         self._scaled, self._loaded = None, {}
         if memory.scale is not None and memory.shift is not None:
             self._perform([Order(0, -1, Rescale(memory.shift, memory.scale))])
+
+    def _noise_source(self, order: Order) -> np.random.Generator:
+        return np.random.default_rng()  # from the machine's own entropy: nobody else may know the noise
 
     def _generators(self, orders: list[Order]) -> list[np.random.Generator]:
         return super()._generators([replace(order, device=self._number) for order in orders])

@@ -26,6 +26,7 @@ from fedfuse.flower.memory import Shadow
 from fedfuse.flower.nodes import RESCAN, Nodes
 from fedfuse.flower.wire import Letter, Unreadable, read_answer, write_letter
 from fedfuse.models.base import Model
+from fedfuse.privacy import Noise
 from fedfuse.tasks import Order, Reply
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class FlowerFleet(Fleet):
         Flower's: what a ServerApp's main function is given.
     names
         The devices, in the order of the federation; nodes say which of them they are (`client_app`).
-    model, seed, dtype
+    model, seed, dtype, noise
         As for `InProcess`.
     setup
         What devices should be told besides, with every order; must be JSON-ready.
@@ -76,6 +77,7 @@ class FlowerFleet(Fleet):
         *,
         seed: int = 0,
         dtype: npt.DTypeLike = np.float32,
+        noise: Noise | None = None,
         setup: Mapping[str, Any] | None = None,
         nodes: Nodes | None = None,
         ttl: float = 600.0,
@@ -86,6 +88,7 @@ class FlowerFleet(Fleet):
                 raise FedfuseError(f"{word} must be a positive number of seconds, got {seconds!r}")
         self._grid, self._names, self._model = grid, tuple(names), model
         self._setup = {"seed": seed, "dtype": np.dtype(dtype).name, **(setup or {})}
+        self._setup |= {"noise": [noise.clip, noise.multiplier]} if noise else {}
         self._nodes = nodes or Nodes(grid)
         self._nodes.moved = self._moved
         self._ttl, self._grace = ttl, grace
@@ -152,7 +155,8 @@ class FlowerFleet(Fleet):
         """Whether a waiting order has waited enough: nobody waits for one who has gone, unless all have."""
         name, now = self._names[job.order.device], time.monotonic()
         gone = now - self._nodes.left.get(name, job.since)
-        return bool(self._nodes.node_of) and gone > self._grace and now - job.since > RESCAN
+        some = self._nodes.node_of and not self._nodes.waiting  # who has not said hello yet may be this one
+        return bool(some) and gone > self._grace and now - job.since > RESCAN
 
     def _push(self) -> None:
         letters: list[tuple[_Job, Message]] = []

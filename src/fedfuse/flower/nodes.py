@@ -80,6 +80,15 @@ class Nodes:
             self.left[name] = time.monotonic()
             log.warning("device %r has gone (node %d)", name, node)
 
+    def refuse(self, name: str, reason: str) -> None:
+        """Let a device have nothing more, for what it has said."""
+        log.warning("refused: %s", reason)
+        self.trouble["refused nodes"] += 1
+        self.facts.pop(name, None)
+        node = self.node_of.pop(name, None)
+        if node is not None:
+            self._name_of[node] = None
+
     def _online(self) -> set[int]:
         get_nodes = getattr(self._grid, "get_nodes", None)
         if get_nodes is None:

@@ -43,9 +43,6 @@ wait = 600.0             # seconds to wait for them
 identities = "declared"  # registered: only nodes whose key is registered under a name take part
 ttl = 600.0              # seconds after which an unanswered message is given up
 grace = 15.0             # seconds that a round waits for a device that has gone
-clip = 0.0               # largest norm of what a device sends; 0: no limit
-epsilon = 0.0            # privacy budget of every device over the whole run; 0: no noise
-delta = 1e-5             # chance that it does not hold
 out = ""                 # absolute path of the run's directory; given again, the run goes on
 """
 

@@ -23,10 +23,12 @@ from fedfuse.flower.device import plain_labels
 from fedfuse.flower.fleet import FlowerFleet
 from fedfuse.flower.nodes import Nodes
 from fedfuse.result import Result
-from fedfuse.store import Store
+from fedfuse.store import Store, read_json, write_json
 from fedfuse.training import Callback, Run, Settings, fit, resume
 
 log = logging.getLogger(__name__)
+DEVICES = "devices.json"  # in a run's directory: what the devices said of themselves
+REUNION = 20.0  # seconds that a run which goes on waits for devices that it knows
 _LOOK = 0.2  # seconds between two looks at who has come
 
 
@@ -56,16 +58,22 @@ def serve(
     """Wait for devices, train, and write what was found."""
     chosen, settings = method_and_settings(config)
     nodes = Nodes(grid, str(config.get("identities", "declared")))  # type: ignore[arg-type]
-    federation = gather(nodes, int(config.get("num-devices", 0)), float(config.get("wait", 600)))
+    out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
+    store = Store(out)
+    if store.started:
+        federation = gather_again(nodes, out)
+    else:
+        federation = gather(nodes, int(config.get("num-devices", 0)), float(config.get("wait", 600)))
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / DEVICES, nodes.facts)
     fitting = fitting_model(federation, model)
-    setup = {"classes": plain_labels(federation.classes), **privacy(config)}
+    setup = {"classes": plain_labels(federation.classes)}
+    conditions = Settings(**settings)
     fleet = FlowerFleet(
-        grid, federation.names, fitting, seed=settings["seed"], dtype=Settings(**settings).dtype, setup=setup,
+        grid, federation.names, fitting, seed=conditions.seed, dtype=conditions.dtype, noise=conditions.noise(), setup=setup,
         nodes=nodes, ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
     )  # fmt: skip
     hooks = (*callbacks, Report())
-    out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
-    store = Store(out)
     if store.started:
         log.info("going on with the run in %s", out)
         result = resume(out, federation, hooks, fitting, fleet=fleet)
@@ -105,17 +113,33 @@ def gather(nodes: Nodes, wanted: int, wait: float) -> Federation:
             break
         time.sleep(min(_LOOK, left))
         nodes.look()
-    good = {}
-    for name, facts in nodes.facts.items():
+    for name, facts in list(nodes.facts.items()):
         try:
-            good[name] = checked(name, facts)
+            checked(name, facts)
         except FedfuseError as problem:
-            nodes.trouble["refused nodes"] += 1
-            log.warning("%s", problem)
+            nodes.refuse(name, str(problem))
+    good = nodes.facts
     if not good or len(good) < wanted:
         what = f"{len(good)} of {wanted or 'at least 1'} devices said hello within {wait:g} seconds"
         raise FedfuseError(f"{what}: {', '.join(sorted(good)) or 'nobody'}; start the others, or lower num-devices")
     return roster(good)
+
+
+def gather_again(nodes: Nodes, out: Path) -> Federation:
+    """Return the federation of a run that goes on: of the same devices, also if some are not there now."""
+    known: dict[str, Any] = read_json(out / DEVICES)
+    end = time.monotonic() + REUNION
+    nodes.look(now=True)
+    while len(nodes.node_of.keys() & known.keys()) < len(known) and time.monotonic() < end:
+        time.sleep(_LOOK)
+        nodes.look()
+    for name, facts in nodes.facts.items():
+        if name in known and facts["digest"] != known[name]["digest"]:
+            raise FedfuseError(f"the run in {out} belongs to another federation: device {name!r} has other rows now")
+    missing = sorted(known.keys() - nodes.node_of.keys())
+    if missing:
+        log.warning("going on without %s for now", ", ".join(missing))
+    return roster(known)
 
 
 class Report(Callback):
@@ -134,8 +158,3 @@ def _speak_through_flower() -> None:
     for handler in theirs.handlers:
         if handler not in ours.handlers:
             ours.addHandler(handler)
-
-
-def privacy(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
-

@@ -28,6 +28,7 @@ from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.fleet.base import Fleet
 from fedfuse.models.base import Model
+from fedfuse.privacy import Noise
 from fedfuse.store import read_arrays, write_arrays
 from fedfuse.tasks import Order, Reply
 
@@ -56,16 +57,22 @@ class Simulation(Fleet):
 
     Parameters
     ----------
-    federation, model, seed, dtype
+    federation, model, seed, dtype, noise
         As for `InProcess`.
     """
 
     def __init__(
-        self, federation: Federation, model: Model[Any], *, seed: int = 0, dtype: npt.DTypeLike = np.float32
+        self,
+        federation: Federation,
+        model: Model[Any],
+        *,
+        seed: int = 0,
+        dtype: npt.DTypeLike = np.float32,
+        noise: Noise | None = None,
     ) -> None:
         check_installed()
         self._federation = replace(federation, truth=None, encoder=None)
-        self._model, self._seed, self._dtype = model, seed, np.dtype(dtype)
+        self._model, self._seed, self._dtype, self._noise = model, seed, np.dtype(dtype), noise
         self._fleet: Fleet | None = None
         self._engine: Engine | None = None
 
@@ -97,9 +104,8 @@ class Simulation(Fleet):
             classes = np.array(self._federation.classes).tolist()
             # names are places here: what a simulation calls its nodes
             names = [str(i) for i in range(self._federation.m)]
-            self._fleet = FlowerFleet(
-                self._engine.grid, names, self._model, seed=self._seed, dtype=self._dtype, setup={"classes": classes}
-            )
+            how: dict[str, Any] = {"seed": self._seed, "dtype": self._dtype, "noise": self._noise}
+            self._fleet = FlowerFleet(self._engine.grid, names, self._model, setup={"classes": classes}, **how)
         return self._fleet
 
 
