@@ -125,7 +125,7 @@ def fitting_model(federation: Federation, build: Build | None) -> Model[Any]:
     if not isinstance(given, Model):  # a torch module
         from fedfuse.models.torch import TorchModel
 
-        given = TorchModel(given)
+        given = TorchModel(given, loss="mse" if federation.goal == "regression" else "cross_entropy")
     given.check(federation.goal)
     return given.sized(federation.n_features, federation.n_classes, federation.shape)
 
