@@ -1,9 +1,9 @@
 """What noise on uploads costs: accuracy and ARI of FPFC and FedAvg on S1 against epsilon, and a picture.
 
 What: S1 (100 devices in 4 groups), FPFC with lambda 0.6 and no refit, FedAvg beside it, all devices in each of 10
-rounds of 30 gradient steps. Every device clips its change to the norm 1 and adds Gaussian noise, so that its ten uploads
-together are (epsilon, 1e-5) differentially private (local: the server is not trusted). Local models need no uploads and
-no noise: what stays below them is of no use.
+rounds of 30 gradient steps. Every device clips its change to the norm 1 and adds Gaussian noise, so that its ten
+uploads together are (epsilon, 1e-5) differentially private (local: the server is not trusted). Local models need no
+uploads and no noise: what stays below them is of no use.
 How long: about two minutes on two cores. Command:
     python benchmarks/noise.py [--seeds 2] [--plot docs/noise.png]
 Measured: docs/flower.md, "Noise and accuracy".

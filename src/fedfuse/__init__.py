@@ -6,7 +6,10 @@ from fedfuse._later import later
 from fedfuse._version import __version__
 
 if TYPE_CHECKING:
-    from fedfuse import data, fleet, methods, models
+    from fedfuse import data as data
+    from fedfuse import fleet as fleet
+    from fedfuse import methods as methods
+    from fedfuse import models as models
     from fedfuse.comparison import Comparison, compare
     from fedfuse.data.federation import Federation
     from fedfuse.errors import FedfuseError

@@ -103,5 +103,7 @@ def _library() -> Any:
     try:
         import dp_accounting
     except ModuleNotFoundError:
-        raise FedfuseError("epsilon needs dp-accounting, which is not installed: pip install 'fedfuse[privacy]'") from None
+        raise FedfuseError(
+            "epsilon needs dp-accounting, which is not installed: pip install 'fedfuse[privacy]'"
+        ) from None
     return dp_accounting

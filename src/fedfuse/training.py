@@ -44,7 +44,21 @@ from fedfuse.privacy import Noise, calibrated, spent
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
-from fedfuse.tasks import LOOK, Install, Ledger, MetaTrain, Order, Part, Score, Show, Task, Train, Work, for_device, steps_of
+from fedfuse.tasks import (
+    LOOK,
+    Install,
+    Ledger,
+    MetaTrain,
+    Order,
+    Part,
+    Score,
+    Show,
+    Task,
+    Train,
+    Work,
+    for_device,
+    steps_of,
+)
 from fedfuse.trust import overlong
 from fedfuse.types import Floats, Ints
 
@@ -85,7 +99,7 @@ class Settings(Conditions):
         For experiments: this share of the devices lies, and how (`fleet.Byzantine`). Scores are then means over the
         others.
     clip, epsilon, delta
-        Devices clip what they send to the norm ``clip`` and add Gaussian noise, so that a device's uploads of all rounds
+        Devices clip what they send to the norm ``clip`` and add Gaussian noise, so that all uploads of a device
         together are (``epsilon``, ``delta``) differentially private (`privacy`); 0 for no noise.
     screen
         Refuse models whose length is far outside that of the others of a round (`trust.overlong`).
@@ -145,7 +159,6 @@ class Settings(Conditions):
         """Return how many devices make a round, where that is a share of them."""
         share = self.participation
         return max(1, floor((_share_of(share) if isinstance(share, str) else share) * m + 1e-9))  # type: ignore
-
 
     def noise(self) -> Noise | None:
         """Return how devices protect what they send: within the budget even if they answer in every round."""

@@ -23,7 +23,7 @@ from fedfuse.store import Store
 
 pytestmark = pytest.mark.slow
 
-TASK = '''
+TASK = """
 import numpy as np
 
 
@@ -43,7 +43,7 @@ def load(device, config):
 
 def model():
     return None
-'''
+"""
 GROUPS = [0, 0, 0, 1, 1, 1]
 
 

@@ -346,5 +346,5 @@ def test_an_app_that_always_fails_is_an_error_that_says_why():
     def broken():
         raise ValueError("no such model")
 
-    with pytest.raises(FedfuseError, match="no device can carry out an order; .*no such model"):
+    with pytest.raises(FedfuseError, match=r"no device can carry out an order; .*no such model"):
         fit_on(grid_of(federation, broken), federation, METHOD, rounds=3)

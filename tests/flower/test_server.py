@@ -14,8 +14,8 @@ from fedfuse.data.roster import roster
 from fedfuse.errors import FedfuseError
 from fedfuse.flower import client_app
 from fedfuse.flower.device import facts_of, with_classes
-from fedfuse.flower.server import gather, method_and_settings, serve
 from fedfuse.flower.nodes import Nodes
+from fedfuse.flower.server import gather, method_and_settings, serve
 from fedfuse.result import Result
 from planted import planted
 
@@ -46,7 +46,9 @@ def test_classes_are_those_of_all_devices(tmp_path):
         X = np.stack([(y == label) * 3.0 for label in ("ant", "bee", "cow")], axis=1) + rng.normal(size=(40, 3))
         rows[str(i)] = (X, y)
     grid = LocalGrid(client_app(lambda name, config: rows[name]), 3)
-    result = serve(grid, {"method": "fedavg", "set": "solver=exact", "num-server-rounds": 4, "out": str(tmp_path / "r")})
+    result = serve(
+        grid, {"method": "fedavg", "set": "solver=exact", "num-server-rounds": 4, "out": str(tmp_path / "r")}
+    )
     assert result.profile.classes == ("ant", "bee", "cow")
     assert set(result.predict("0", np.eye(3) * 6)) == {"ant", "bee", "cow"}
 
@@ -56,15 +58,15 @@ def test_the_server_goes_on_after_its_end(tmp_path):
     out = CONFIG | {"out": str(tmp_path / "run")}
     whole = serve(LocalGrid(split(federation), 6), CONFIG | {"out": str(tmp_path / "whole")})
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     class Kill(ff.Callback):
         def on_round(self, run, row):
             if row["round"] == 4:
-                raise Killed
+                raise KilledError
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         serve(LocalGrid(split(federation), 6), out, callbacks=(Kill(),))
     again = serve(LocalGrid(split(federation), 6), out)
     assert np.array_equal(again.models, whole.models)
@@ -86,7 +88,7 @@ def test_other_rows_are_another_federation(tmp_path):
 
 
 def test_too_few_devices():
-    with pytest.raises(FedfuseError, match="2 of 3 devices said hello within 0.3 seconds: 0, 1; start the others"):
+    with pytest.raises(FedfuseError, match=r"2 of 3 devices said hello within 0.3 seconds: 0, 1; start the others"):
         gather(Nodes(LocalGrid(split(planted(m=2)), 2)), 3, 0.3)
 
 
@@ -124,7 +126,7 @@ def test_device_that_lies_about_its_rows_is_left_out():
 
 def test_numbers_come_in_their_order():
     facts = facts_of(planted(m=2).only([0]))
-    assert roster({name: facts for name in ("10", "9", "b", "a")}).names == ("9", "10", "a", "b")
+    assert roster(dict.fromkeys(("10", "9", "b", "a"), facts)).names == ("9", "10", "a", "b")
 
 
 def test_class_numbers_of_the_whole_federation():

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -59,12 +60,10 @@ def test_word_for_word(tmp_path):
     try:
         out, err = process.communicate(timeout=SECONDS)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
     logs = "\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in tmp_path.glob("*.log"))
-    promised = [line.strip() for line in text.splitlines() if line.startswith("    {") or line.startswith("    test RMSE")]
+    promised = [line.strip() for line in text.splitlines() if line.startswith(("    {", "    test RMSE"))]
     assert len(promised) == 2
     assert out.splitlines()[-2:] == promised, out + err + logs

@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfuse import tasks
-from fedfuse.flower.wire import Answer, Letter, Memory, Unreadable, read_answer, read_letter, write_answer, write_letter
+from fedfuse.flower.wire import (
+    Answer,
+    Letter,
+    Memory,
+    UnreadableError,
+    read_answer,
+    read_letter,
+    write_answer,
+    write_letter,
+)
 from fedfuse.tasks import Order, Train, Work
 
 SETUP = {"seed": 3, "dtype": "float32", "classes": ["a", "b"]}
@@ -108,7 +117,10 @@ def reply(message, arrays=None, line=None, **records):
     """An answer as it should be, except for what is given."""
     good = {"device": 2, "round": 9, "version": "a.1", "lost": False}
     text = json.dumps(good) if line is None else line if isinstance(line, str) else json.dumps(good | line)
-    content = {"arrays": arrays if arrays is not None else ArrayRecord({"values": Array(W)}), "config": ConfigRecord({"reply": text})}
+    content = {
+        "arrays": arrays if arrays is not None else ArrayRecord({"values": Array(W)}),
+        "config": ConfigRecord({"reply": text}),
+    }
     return Message(RecordDict({k: v for k, v in (content | records).items() if v is not None}), reply_to=message)
 
 
@@ -156,7 +168,7 @@ GARBAGE = {
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_garbage_is_refused(kind):
     order, message = asked()
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableError):
         read_answer(reply(message, **GARBAGE[kind]), order, d=4)
 
 
@@ -165,8 +177,10 @@ def test_garbage_is_refused(kind):
 def test_bytes_are_read_or_refused(data, place, line):
     order, message = asked()
     try:
-        answer = read_answer(reply(message, line=line, **raw(NPY[:place] + data + NPY[place + len(data) :])), order, d=4)
-    except Unreadable:
+        answer = read_answer(
+            reply(message, line=line, **raw(NPY[:place] + data + NPY[place + len(data) :])), order, d=4
+        )
+    except UnreadableError:
         return
     assert answer.values.ndim == 1
     assert answer.values.dtype.kind in "fiu"

@@ -24,7 +24,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.fleet.base import Fleet
 from fedfuse.flower.memory import Shadow
 from fedfuse.flower.nodes import RESCAN, Nodes
-from fedfuse.flower.wire import Letter, Unreadable, read_answer, write_letter
+from fedfuse.flower.wire import Letter, UnreadableError, read_answer, write_letter
 from fedfuse.models.base import Model
 from fedfuse.privacy import Noise
 from fedfuse.tasks import Order, Reply
@@ -204,7 +204,7 @@ class FlowerFleet(Fleet):
             return
         try:
             answer = read_answer(message, job.order, self._model.d)
-        except Unreadable as problem:
+        except UnreadableError as problem:
             log.warning("device %r: what it sent is refused: %s", self._names[device], problem)
             self._trouble["unreadable"] += 1
             shadow.fresh = False

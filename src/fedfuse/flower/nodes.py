@@ -17,7 +17,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedfuse.errors import FedfuseError
-from fedfuse.flower.wire import Unreadable, hello, read_hello
+from fedfuse.flower.wire import UnreadableError, hello, read_hello
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Nodes:
         try:
             facts = read_hello(answer)
             self._name_of[node] = name = self._identity(node, facts)
-        except Unreadable as problem:
+        except UnreadableError as problem:
             self.trouble["refused nodes"] += 1
             self._name_of[node] = None
             log.warning("node %d is refused: %s", node, problem)
@@ -133,13 +133,13 @@ class Nodes:
     def _identity(self, node: int, facts: dict[str, Any]) -> str:
         declared, registered = facts.get("device"), self._registered.get(node)
         if not isinstance(declared, str) or not declared:
-            raise Unreadable("it has no device name")
+            raise UnreadableError("it has no device name")
         if registered is None:
             if self._identities == "registered":
-                raise Unreadable(f"it claims to be device {declared!r}, but its key is registered under no name")
+                raise UnreadableError(f"it claims to be device {declared!r}, but its key is registered under no name")
             return declared
         if declared != registered:
-            raise Unreadable(f"it claims to be device {declared!r}, but its key is registered as {registered!r}")
+            raise UnreadableError(f"it claims to be device {declared!r}, but its key is registered as {registered!r}")
         return registered
 
     def _set(self, name: str, node: int) -> None:

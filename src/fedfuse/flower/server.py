@@ -70,8 +70,8 @@ def serve(
     setup = {"classes": plain_labels(federation.classes)}
     conditions = Settings(**settings)
     fleet = FlowerFleet(
-        grid, federation.names, fitting, seed=conditions.seed, dtype=conditions.dtype, noise=conditions.noise(), setup=setup,
-        nodes=nodes, ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
+        grid, federation.names, fitting, seed=conditions.seed, dtype=conditions.dtype, noise=conditions.noise(),
+        setup=setup, nodes=nodes, ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
     )  # fmt: skip
     hooks = (*callbacks, Report())
     if store.started:
@@ -113,16 +113,20 @@ def gather(nodes: Nodes, wanted: int, wait: float) -> Federation:
             break
         time.sleep(min(_LOOK, left))
         nodes.look()
-    for name, facts in list(nodes.facts.items()):
-        try:
-            checked(name, facts)
-        except FedfuseError as problem:
-            nodes.refuse(name, str(problem))
+    for name in list(nodes.facts):
+        _refuse_if_impossible(nodes, name)
     good = nodes.facts
     if not good or len(good) < wanted:
         what = f"{len(good)} of {wanted or 'at least 1'} devices said hello within {wait:g} seconds"
         raise FedfuseError(f"{what}: {', '.join(sorted(good)) or 'nobody'}; start the others, or lower num-devices")
     return roster(good)
+
+
+def _refuse_if_impossible(nodes: Nodes, name: str) -> None:
+    try:
+        checked(name, nodes.facts[name])
+    except FedfuseError as problem:
+        nodes.refuse(name, str(problem))
 
 
 def gather_again(nodes: Nodes, out: Path) -> Federation:

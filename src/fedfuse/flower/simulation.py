@@ -110,7 +110,7 @@ class Simulation(Fleet):
 
 
 class Engine:
-    """Flower's simulation, in a thread beside this one: its ServerApp only hands over the grid and waits for the end."""
+    """Flower's simulation, in a thread beside this one: its ServerApp hands over the grid and waits for the end."""
 
     def __init__(self, federation: Federation, model: Model[Any]) -> None:
         os.environ.update({key: os.environ.get(key, value) for key, value in _QUIET.items()})

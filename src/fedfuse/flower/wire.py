@@ -30,7 +30,7 @@ _HEADER = 128  # bytes before the numbers of an array in NumPy's format; longer 
 _SLACK = 4096
 
 
-class Unreadable(FedfuseError):
+class UnreadableError(FedfuseError):
     """A message that does not say what it should; the sentence says what is wrong with it."""
 
 
@@ -154,42 +154,44 @@ def write_answer(message: Message, order: Order, answer: Answer, dtype: npt.DTyp
 
 
 def read_answer(message: Message, order: Order, d: int) -> Answer:
-    """Return what a device answered; raise `Unreadable` for anything that no device of ours would send."""
+    """Return what a device answered; raise `UnreadableError` for anything that no device of ours would send."""
     line = _line(message, "reply")
     if line.get("device") != order.device or line.get("round") != order.round:
         asked = f"device {order.device}, round {order.round}"
-        raise Unreadable(f"it is for device {line.get('device')!r}, round {line.get('round')!r}; asked was {asked}")
+        raise UnreadableError(
+            f"it is for device {line.get('device')!r}, round {line.get('round')!r}; asked was {asked}"
+        )
     if line.get("lost") is True:
         return Answer(np.empty(0), lost=True)
     version = line.get("version")
     if not isinstance(version, str):
-        raise Unreadable("it has no version")
+        raise UnreadableError("it has no version")
     arrays = message.content.get("arrays")
     if not isinstance(arrays, ArrayRecord) or list(arrays) != ["values"]:
-        raise Unreadable("it has no values, or more than values")
+        raise UnreadableError("it has no values, or more than values")
     return Answer(_numbers(arrays["values"], order.task.floats_up(d)), version)
 
 
 def _numbers(array: Array, most: int) -> npt.NDArray[Any]:
     """Read an array without believing its header; nothing is allotted for numbers that have not come."""
     if array.stype != "numpy.ndarray":
-        raise Unreadable(f"its values are of the kind {array.stype!r}, not NumPy's")
+        raise UnreadableError(f"its values are of the kind {array.stype!r}, not NumPy's")
     if len(array.data) > 8 * most + _HEADER + _SLACK:
-        raise Unreadable(f"its values take {len(array.data)} bytes, expected were {most} numbers")
+        raise UnreadableError(f"its values take {len(array.data)} bytes, expected were {most} numbers")
     buffer = BytesIO(array.data)
     try:
         if np.lib.format.read_magic(buffer) != (1, 0):  # type: ignore[no-untyped-call]
-            raise Unreadable("its values are in an unknown version of NumPy's format")
+            raise UnreadableError("its values are in an unknown version of NumPy's format")
         shape, _, dtype = np.lib.format.read_array_header_1_0(buffer)  # type: ignore[no-untyped-call]
-    except Unreadable:
+    except UnreadableError:
         raise
     except Exception as problem:  # there is no end to what damaged bytes raise
-        raise Unreadable(f"its values cannot be read ({type(problem).__name__})") from None
+        raise UnreadableError(f"its values cannot be read ({type(problem).__name__})") from None
     rest = buffer.read()
     if dtype.kind not in "fiu" or dtype.itemsize > 8:
-        raise Unreadable(f"its values have the type {dtype}")
+        raise UnreadableError(f"its values have the type {dtype}")
     if len(shape) != 1 or len(rest) != math.prod(shape) * dtype.itemsize:
-        raise Unreadable(f"its values have the shape {shape} and {len(rest)} bytes")
+        raise UnreadableError(f"its values have the shape {shape} and {len(rest)} bytes")
     return np.frombuffer(rest, dtype).astype(dtype.newbyteorder("="))
 
 
@@ -215,13 +217,13 @@ def _line(message: Message, name: str) -> dict[str, Any]:
     config = message.content.get("config")
     text = config.get(name) if isinstance(config, ConfigRecord) else None
     if not isinstance(text, str) or len(text) > LONGEST_LINE:
-        raise Unreadable(f"it has no {name}, or one without end")
+        raise UnreadableError(f"it has no {name}, or one without end")
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
-        raise Unreadable(f"its {name} is not JSON") from None
+        raise UnreadableError(f"its {name} is not JSON") from None
     if not isinstance(line, dict):
-        raise Unreadable(f"its {name} is not what it should be")
+        raise UnreadableError(f"its {name} is not what it should be")
     return line
 
 
