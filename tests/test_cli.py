@@ -253,7 +253,7 @@ SETTINGS = {
     "--seed 1.5": "Invalid value for '--seed': '1.5' is not a whole number",
     "--seed -3": "seed must be a whole number of at least 0, got -3",
     "--method fedprox": "unknown method 'fedprox'; known: fpfc, fpfc-l1, local, fedavg, fedasync, lg-",
-    "--engine cloud": "unknown engine 'cloud'; known: inprocess, workers",
+    "--engine cloud": "unknown engine 'cloud'; known: inprocess, workers, flower",
     "--set workers=2": "engine 'inprocess' has no workers; workers=2 is for engine 'workers'",
     "--engine workers --set workers=0": "workers must be a whole number of at least 1, got 0",
     "--set participation=sizes(2)": "participation by sizes must be a share above 0 and at most 1, got 2.0",

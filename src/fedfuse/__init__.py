@@ -2,24 +2,29 @@
 
 from typing import TYPE_CHECKING, Any
 
+from fedfuse._later import later
 from fedfuse._version import __version__
-from fedfuse.data.federation import Federation
-from fedfuse.errors import FedfuseError
-from fedfuse.fusion import FusionState
-from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, FedAsync, FedAvg, LGFedAvg, Local, PerFedAvg
-from fedfuse.models import LinearRegression, SoftmaxRegression
-from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
-from fedfuse.result import Result
-from fedfuse.schedules import Decay, Grow, Paced, Uneven
-from fedfuse.tasks import Work
-from fedfuse.training import Callback, Settings, fit, resume
 
 if TYPE_CHECKING:
+    from fedfuse import data as data
+    from fedfuse import fleet as fleet
+    from fedfuse import methods as methods
+    from fedfuse import models as models
     from fedfuse.comparison import Comparison, compare
+    from fedfuse.data.federation import Federation
+    from fedfuse.errors import FedfuseError
     from fedfuse.estimators import FPFCClassifier, FPFCRegressor
+    from fedfuse.fusion import FusionState
+    from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, FedAsync, FedAvg, LGFedAvg, Local, PerFedAvg
+    from fedfuse.models import LinearRegression, SoftmaxRegression
     from fedfuse.models.networks import CNN, MLP
     from fedfuse.models.torch import TorchModel
     from fedfuse.paths import SolutionPath, solution_path
+    from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
+    from fedfuse.result import Result
+    from fedfuse.schedules import Decay, Grow, Paced, Uneven
+    from fedfuse.tasks import Work
+    from fedfuse.training import Callback, Settings, fit, resume
     from fedfuse.tuning import Tuning, tune
 
 __all__ = [
@@ -68,25 +73,60 @@ __all__ = [
 ]
 
 
-# imported when first asked for: scikit-learn and torch take most of a second, and most runs need none of these
+# imported when first asked for: what computes, draws or reads tables takes a second and more, and a device's process
+# on Flower, which lives for one message, needs little of it
 _LATER = {
+    "CFL": "methods",
     "CNN": "models",
+    "Callback": "training",
     "Comparison": "comparison",
-    "MLP": "models",
-    "TorchModel": "models",
+    "Decay": "schedules",
+    "FPFC": "methods",
     "FPFCClassifier": "estimators",
+    "FPFCL1": "methods",
     "FPFCRegressor": "estimators",
+    "FedAsync": "methods",
+    "FedAvg": "methods",
+    "Federation": "data.federation",
+    "FedfuseError": "errors",
+    "FusionState": "fusion",
+    "Grow": "schedules",
+    "IFCA": "methods",
+    "L1": "penalties",
+    "LGFedAvg": "methods",
+    "LinearRegression": "models",
+    "Local": "methods",
+    "MCP": "penalties",
+    "MLP": "models",
+    "PACFL": "methods",
+    "Paced": "schedules",
+    "PerFedAvg": "methods",
+    "Result": "result",
+    "SCAD": "penalties",
+    "Settings": "training",
+    "SmoothedSCAD": "penalties",
+    "SoftmaxRegression": "models",
     "SolutionPath": "paths",
+    "SquaredL2": "penalties",
+    "TorchModel": "models",
     "Tuning": "tuning",
+    "Uneven": "schedules",
+    "Work": "tasks",
     "compare": "comparison",
+    "data": "",
+    "fit": "training",
+    "fleet": "",
+    "methods": "",
+    "models": "",
+    "resume": "training",
     "solution_path": "paths",
     "tune": "tuning",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        from importlib import import_module
+    return later(__name__, name, _LATER)
 
-        return getattr(import_module(f"fedfuse.{_LATER[name]}"), name)
-    raise AttributeError(f"module 'fedfuse' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

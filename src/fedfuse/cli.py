@@ -1,4 +1,4 @@
-"""The command line: run, compare, tune, path, resume, report, watch, predict, join, export, data, bench."""
+"""The command line: run, compare, tune, path, resume, report, watch, predict, join, export, data, flower, bench."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets that have a name.")
 app.add_typer(data_app, name="data")
+flower_app = typer.Typer(help="Federations of real hosts, on Flower.")
+app.add_typer(flower_app, name="flower")
 
 # the answer goes to standard output; progress, notes and errors to standard error
 console = Console(stderr=True)
@@ -63,7 +65,7 @@ Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
 Device = Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")]
 Target = Annotated[str | None, Opt(help="Table: the column to predict.")]
 Task = Annotated[str | None, Opt(help="Table: classification or regression (told from the target).")]
-Place = Annotated[str, Opt("--engine", help="Where devices compute: inprocess, or workers (processes).")]
+Place = Annotated[str, Opt("--engine", help="Where devices compute: inprocess, workers (processes) or flower.")]
 Out = Annotated[Path | None, Opt(help="A new directory for the run (default: below runs/).")]
 Page = Annotated[bool | None, Opt("--report/--no-report", help="Write report.html (default: unless --json).")]
 Set = Annotated[list[str], Opt("--set", help="key=value, e.g. steps=grow(20), mode=async, delay=uniform(0,20).")]
@@ -500,6 +502,16 @@ def bench(
     from fedfuse.bench import run_all
 
     run_all(out, quick=quick, console=Console())
+
+
+@flower_app.command("new")
+def flower_new(directory: Annotated[Path, Arg(help="A new directory.")]) -> None:
+    """Write a small Flower app: say in its task.py how a device loads its rows and which model it has."""
+    from fedfuse.flower.scaffold import write_app
+
+    for path in write_app(directory):
+        typer.echo(str(path))
+    typer.echo(f'next: flwr run {directory} --stream --federation-config "num-supernodes=8"')
 
 
 @data_app.command("list")

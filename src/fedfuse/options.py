@@ -214,6 +214,9 @@ KEYS: dict[str, Key] = {
     "lies": Key("settings", str, "'all' or 'models'"),
     "scope": Key("settings", str, "'all' or 'fused'"),
     "screen": Key("settings", _yes_or_no, "yes or no"),
+    "clip": Key("settings", float, _NUMBER),
+    "epsilon": Key("settings", float, _NUMBER),
+    "delta": Key("settings", float, _NUMBER),
     "workers": Key("engine", int, _WHOLE),
     "preset": Key("preset", _style, "'usual' or 'paper'"),
 }

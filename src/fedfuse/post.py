@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.errors import FedfuseError
 from fedfuse.fleet import Fleet
 from fedfuse.fleet.base import clock, pack_replies, unpack_replies
 from fedfuse.tasks import LOOK, Ledger, Order, Reply, Task, fault
 from fedfuse.types import Floats
 
+LOOKS = 2  # times that a device is asked to be looked at
 _TICK = 1e-9  # relative: what a sum of times may be off by
 
 
@@ -91,15 +93,33 @@ class Post:
         self.use(heard)
         return sorted((h.reply for h in heard), key=lambda reply: reply.device)
 
-    def look(self, tasks: Sequence[Task]) -> list[Floats]:
-        """Ask every device for what only an experiment may see; not a message of the method, and not counted."""
-        self._wait_for(range(len(tasks)))
-        self.fleet.submit([Order(i, LOOK, task) for i, task in enumerate(tasks)])
+    def look(self, tasks: Sequence[Task], instead: Sequence[Floats] | None = None) -> list[Floats]:
+        """Ask every device for what only an experiment may see; not a message of the method, and not counted.
+
+        ``instead`` has what to take for a device that does not answer; without it, that is an error.
+        """
+        seen: dict[int, Floats] = {}
+        for _ in range(LOOKS):
+            missing = [i for i in range(len(tasks)) if i not in seen]
+            if missing:
+                seen |= self._seen({i: tasks[i] for i in missing})
+        missing = [i for i in range(len(tasks)) if i not in seen]
+        if missing and instead is None:
+            raise FedfuseError(f"device {missing[0]} does not let its model be seen (it does not answer)")
+        return [seen[i] if i in seen else instead[i] for i in range(len(tasks))]  # type: ignore[index]
+
+    def _seen(self, tasks: dict[int, Task]) -> dict[int, Floats]:
+        self._wait_for(tasks)
+        self.fleet.submit([Order(i, LOOK, task) for i, task in tasks.items()])
         seen: dict[int, Floats] = {}
         while len(seen) < len(tasks) and (arrived := self.fleet.collect()):
-            seen |= {reply.device: reply.values for reply in arrived if reply.round == LOOK}
+            looks = [reply for reply in arrived if reply.round == LOOK and reply.device in tasks]
+            seen |= {r.device: r.values for r in looks if r.values.dtype.kind in "fiu" and self._fits(r, tasks)}
             self._arrived.extend(reply for reply in arrived if reply.round != LOOK)
-        return [seen[i] for i in range(len(tasks))]
+        return seen
+
+    def _fits(self, reply: Reply, tasks: dict[int, Task]) -> bool:
+        return reply.values.ndim == 1 and reply.values.size == tasks[reply.device].floats_up(self._gate["d"])
 
     # -- what becomes of orders and replies
 

@@ -105,6 +105,11 @@ class Result:
     orders
         What became of the orders: ``sent = used + refused + unanswered``. ``uncalled`` are replies that answer no open
         order (second answers, answers to old rounds), and are among `refused` too.
+    trouble
+        What else went wrong on the way to devices and back, and how often, where the fleet counts it.
+    privacy
+        Where devices add noise to what they send: the ``"epsilon"`` that they have spent at the most, with which
+        ``"delta"``, the ``"clip"``, the standard deviation of the ``"noise"`` and the number of ``"uploads"``.
     rounds, refit_rounds
         Rounds until the groups were found, and further rounds of the refit, where it is a step of its own.
     lam
@@ -139,6 +144,8 @@ class Result:
     refused: dict[str, int]
     seconds: float
     orders: dict[str, int] = field(default_factory=dict)
+    trouble: dict[str, int] = field(default_factory=dict)
+    privacy: dict[str, float] | None = None
     refit_rounds: int = 0
     lam: float | None = None
     stability: float | None = None
@@ -347,6 +354,8 @@ class Result:
             "uncertain": self.uncertain,
             "unsure_devices": [self.profile.names[i] for i in self.unsure],
             "suspects": [self.profile.names[i] for i in self.suspects],
+            **({"trouble": self.trouble} if self.trouble else {}),
+            **({"privacy": self.privacy} if self.privacy else {}),
             **self._exposed(),
         }
 
@@ -422,6 +431,8 @@ class Result:
                 kept=kept,
                 history=pd.read_csv(path / "history.csv"),
                 attack=_attack(summary, known.names),
+                trouble=summary.get("trouble", {}),
+                privacy=summary.get("privacy"),
                 suspects=np.array([known.names.index(name) for name in summary["suspects"]], dtype=np.int64),
                 **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged", "orders")},
                 **{

@@ -236,10 +236,14 @@ class Subspace:
 
 @dataclass(frozen=True)
 class Score:
-    """Send the accuracy or RMSE of this model on these of your rows (0 if there are none)."""
+    """Send the accuracy or RMSE of this model on these of your rows (0 if there are none).
+
+    With ``raw``, on their columns as they were before any `Rescale`.
+    """
 
     model: Floats
     rows: Part = "validation"
+    raw: bool = False
 
     @property
     def floats_down(self) -> int:

@@ -40,10 +40,25 @@ from fedfuse.methods.refit import Refit
 from fedfuse.models import Model, default_model, model_called
 from fedfuse.models import from_config as model_from_config
 from fedfuse.post import Heard, Post
+from fedfuse.privacy import Noise, calibrated, spent
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
 from fedfuse.store import Store
-from fedfuse.tasks import LOOK, Install, Ledger, MetaTrain, Order, Part, Show, Task, Train, Work, for_device, steps_of
+from fedfuse.tasks import (
+    LOOK,
+    Install,
+    Ledger,
+    MetaTrain,
+    Order,
+    Part,
+    Score,
+    Show,
+    Task,
+    Train,
+    Work,
+    for_device,
+    steps_of,
+)
 from fedfuse.trust import overlong
 from fedfuse.types import Floats, Ints
 
@@ -83,6 +98,9 @@ class Settings(Conditions):
     attack, liars, lies, scope
         For experiments: this share of the devices lies, and how (`fleet.Byzantine`). Scores are then means over the
         others.
+    clip, epsilon, delta
+        Devices clip what they send to the norm ``clip`` and add Gaussian noise, so that all uploads of a device
+        together are (``epsilon``, ``delta``) differentially private (`privacy`); 0 for no noise.
     screen
         Refuse models whose length is far outside that of the others of a round (`trust.overlong`).
     """
@@ -99,6 +117,9 @@ class Settings(Conditions):
     lies: Lies = "all"
     scope: Scope = "all"
     screen: bool = False
+    clip: float = 0.0
+    epsilon: float = 0.0
+    delta: float = 1e-5
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 1), ("checkpoint_every", 1)):
@@ -113,6 +134,8 @@ class Settings(Conditions):
             raise FedfuseError(f"tol must be a number of at least 0, got {self.tol!r}")
         if self.dtype not in ("float32", "float64"):
             raise FedfuseError(f"dtype must be float32 or float64, got {self.dtype!r}")
+        if (self.clip == 0) != (self.epsilon == 0):
+            raise FedfuseError(f"clip and epsilon go together, got clip={self.clip!r}, epsilon={self.epsilon!r}")
         if self.attack is not None:
             check_attack(self.attack, self.lies, self.scope)
         if not isinstance(self.liars, Real) or not 0 <= self.liars <= 1:
@@ -136,6 +159,10 @@ class Settings(Conditions):
         """Return how many devices make a round, where that is a share of them."""
         share = self.participation
         return max(1, floor((_share_of(share) if isinstance(share, str) else share) * m + 1e-9))  # type: ignore
+
+    def noise(self) -> Noise | None:
+        """Return how devices protect what they send: within the budget even if they answer in every round."""
+        return calibrated(self.clip, self.epsilon, self.delta, self.rounds) if self.epsilon else None
 
 
 class Callback:
@@ -175,12 +202,13 @@ class Run:
     spent: int = 0  # of the budget
     history: list[Row] = field(default_factory=list)
     seconds: float = 0.0
+    trouble: dict[str, int] = field(default_factory=dict)  # of the fleets before a resume
     whole: bool = False  # whether the state is that between two rounds, and so may be saved
 
     def __post_init__(self) -> None:
         self.plan = self.method.plan_for(self.model)
         self.world = _world(self.federation, self.model, self.settings)
-        self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype)
+        self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype) if self.federation.here else None
         check_mode(self.method, self.settings.mode, self.plan)
         self.post = Post(self.fleet, self.world.m, self.world.d, self.world.dtype)
         lying = known_attack(self.fleet)
@@ -377,9 +405,14 @@ class Run:
                 "spent": self.spent,
                 "updates": self.post.updates,
                 "ledger": asdict(self.ledger),
+                "trouble": self._all_trouble(),
                 "history": self.history,
             }
-            hidden = self._hidden()  # before what is under way: a look may bring in some of it
+            try:
+                hidden = self._hidden()  # before what is under way: a look may bring in some of it
+            except FedfuseError as problem:  # what there was before is still whole
+                log.warning("no checkpoint after round %d: %s", self.k, problem)
+                return
             under_way = self.fleet.pack()
             post = {"turns": self.turns, **self.post.pack(), **_under("fleet_", under_way or {})}
             post["kept"] = np.array([under_way is not None])
@@ -410,6 +443,7 @@ class Run:
             self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
             self.failures, self.spent, self.post.updates = meta["failures"], meta["spent"], meta["updates"]
             self.turns, self.post.ledger = post["turns"], Ledger(**meta["ledger"])
+            self.trouble = meta.get("trouble", {})
         except (KeyError, TypeError) as gap:
             raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
         if self.now.models(self.state).shape != (self.world.m, self.world.d):
@@ -454,7 +488,7 @@ class Run:
             chosen=dict(self.before.settings) if self.before else {},
             labels=found.labels,
             models=np.asarray(found.models),
-            scores=self._evaluator.all_parts(found.models, self.now.validated(self.state, found)),
+            scores=self._scores(found),
             stability=None if sure is None else sure[0],
             confidence=None if sure is None else sure[1],
             kept=self.now.keep(self.state),
@@ -462,10 +496,21 @@ class Run:
             cost_floats=self.ledger.floats,
             refused=dict(self.ledger.refused),
             orders=self.post.outcome,
+            trouble=self._all_trouble(),
+            privacy=self._privacy(),
             seconds=self.seconds,
             attack=self._attack(),
             suspects=np.union1d(found.suspects, self.ledger.often_refused(self.world.m)).astype(np.int64),
         )
+
+    def _privacy(self) -> dict[str, float] | None:
+        """Return what devices have spent of their budget at the most."""
+        noise = self.settings.noise()
+        if noise is None:
+            return None
+        uploads = int(self.turns.max(initial=0))
+        budget = {"epsilon": spent(noise, self.settings.delta, uploads), "delta": self.settings.delta}
+        return budget | {"clip": noise.clip, "noise": noise.std, "uploads": uploads}
 
     def _attack(self) -> dict[str, Any] | None:
         lying = known_attack(self.fleet)
@@ -477,11 +522,32 @@ class Run:
         if tasks is None:
             return found
         own = [for_device(task, self.settings.seed, LOOK, i) for i, task in enumerate(tasks)]
-        return self.now.deployed(self.state, found, self.post.look(own))
+        return self.now.deployed(self.state, found, self.post.look(own, list(found.models)))
+
+    def _scores(self, found: Found) -> dict[str, Floats]:
+        """Return every device's score on each held-out part; devices whose rows are elsewhere are asked for it."""
+        validated = self.now.validated(self.state, found)
+        if self._evaluator is not None:  # rows are here
+            return self._evaluator.all_parts(found.models, validated)
+        unknown = np.full(self.world.m, np.nan)
+        if self.settings.epsilon:  # a score would not be protected
+            return {"validation": unknown, "test": unknown}
+        seen = {"validation": validated, "test": found.models}
+        return {part: unknown if w is None else self._asked_for_scores(part, w) for part, w in seen.items()}
+
+    def _asked_for_scores(self, part: Any, models: Floats) -> Floats:
+        nothing = [np.array([np.nan])] * self.world.m
+        seen = self.post.look([Score(np.asarray(w), part, raw=True) for w in models], nothing)
+        known = self.federation.rows(part).counts > 0
+        return np.where(known, np.array([float(values[0]) for values in seen]), np.nan)
+
+    def _all_trouble(self) -> dict[str, int]:
+        now = self.fleet.trouble
+        return {what: self.trouble.get(what, 0) + now.get(what, 0) for what in {**self.trouble, **now}}
 
     def _evaluation(self) -> Row:
         found = self._in_use(Found(self.now.models(self.state), self.now.labels(self.state)))
-        scores = self._evaluator.all_parts(found.models, self.now.validated(self.state, found))
+        scores = self._scores(found)
         means = {part: mean_score(score[self.honest]) for part, score in scores.items()}
         truth = self.federation.truth
         ari = adjusted_rand(None if truth is None else truth[self.honest], found.labels[self.honest])
@@ -549,8 +615,8 @@ def fit(
     out
         A new directory for checkpoints and results.
     engine, workers
-        Where devices compute: ``"inprocess"``, or ``"workers"`` for so many processes beside this one (by default
-        one for each core). The result is the same to the bit.
+        Where devices compute: ``"inprocess"``, ``"workers"`` for so many processes beside this one (by default
+        one for each core), or ``"flower"`` for Flower's simulation engine. The result is the same to the bit.
     fleet
         A fleet of your own in place of an engine's; it is closed at the end.
     callbacks
@@ -578,6 +644,7 @@ def fit(
     chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
     method = method or FPFC(work=Work(solver="exact") if model.convex else NETWORK)
     _check_plan(method, model)
+    _check_noise(method, model, chosen)
     place = Engine(engine, workers)
     if fleet and place != Engine():
         raise FedfuseError(f"give a fleet or an engine, not both: engine={engine!r}, fleet={fleet!r}")
@@ -599,12 +666,13 @@ def resume(
     *,
     engine: str | None = None,
     workers: int | None = None,
+    fleet: Fleet | None = None,
 ) -> Result:
     """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
 
     ``federation`` is needed only where the run was started from Python on data without a name, ``model`` only where
     it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen. ``engine``
-    and ``workers`` are needed only to compute elsewhere than before.
+    and ``workers`` are needed only to compute elsewhere than before, ``fleet`` only where the run had one of its own.
     """
     store = Store(directory)
     config = store.config()
@@ -627,7 +695,7 @@ def resume(
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
     model = _fitting_model(federation, model)
     place = _elsewhere(place, engine, workers)
-    fleet = settings.around(_attacked(None, federation, model, settings, place), settings.seed)
+    fleet = settings.around(_attacked(fleet, federation, model, settings, place), settings.seed)
     run = Run(federation, model, method, settings, fleet, store, _recorded(callbacks, store), dataset)
     return _finish(run, restore=True)
 
@@ -815,6 +883,17 @@ def _check_plan(method: Method[Any], model: Model[Any]) -> None:
             raise FedfuseError("a network has no exact solver: give work=Work(steps=…, lr=…, batch=…)")
 
 
+def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> None:
+    """Refuse a method that asks devices for more than changes of models, if these are to be protected."""
+    protected = (FPFC, methods.FedAvg, methods.FedAsync, methods.PerFedAvg, methods.Local, methods.LGFedAvg)
+    plan = method.plan_for(model)
+    if settings.epsilon and not all(isinstance(part, protected) for part in plan):
+        raise FedfuseError(
+            f"epsilon: {method.name} asks devices for more than changes of models ({plan[-1].name}), which noise does "
+            "not protect: use fpfc with a lambda and refit=no, or fedavg"
+        )
+
+
 def _attacked(
     fleet: Fleet | None, federation: Federation, model: Model[Any], settings: Settings, place: Engine
 ) -> Fleet:
@@ -822,7 +901,7 @@ def _attacked(
     attack, share, seed = settings.attack, settings.liars, settings.seed
     if attack == "label-flip":
         federation = flipped(federation, draw_liars(federation.m, share, seed))
-    fleet = fleet or place.fleet(federation, model, seed, settings.dtype)
+    fleet = fleet or place.fleet(federation, model, seed, settings.dtype, settings.noise())
     if attack is None:
         return fleet
     how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}

@@ -1,13 +1,18 @@
 """Who has which data: federations, and where they come from."""
 
-from fedfuse.data import images, partition
-from fedfuse.data.datasets import federation_from_datasets
-from fedfuse.data.directory import data_directory
+from typing import TYPE_CHECKING, Any
+
+from fedfuse._later import later
 from fedfuse.data.federation import Federation, Goal, Rows
-from fedfuse.data.housing import housing_bodyfat
-from fedfuse.data.sources import Source, available, load
 from fedfuse.data.synthetic import SyntheticTruth, synthetic, synthetic_truth
-from fedfuse.data.tables import Encoder, federation_from_frame, read_table
+
+if TYPE_CHECKING:
+    from fedfuse.data import images, partition
+    from fedfuse.data.datasets import federation_from_datasets
+    from fedfuse.data.directory import data_directory
+    from fedfuse.data.housing import housing_bodyfat
+    from fedfuse.data.sources import Source, available, load
+    from fedfuse.data.tables import Encoder, federation_from_frame, read_table
 
 __all__ = [
     "Encoder",
@@ -28,3 +33,22 @@ __all__ = [
     "synthetic",
     "synthetic_truth",
 ]
+
+# imported when first asked for: tables want pandas, and files what fetches them
+_LATER = {
+    "Encoder": "tables",
+    "Source": "sources",
+    "available": "sources",
+    "data_directory": "directory",
+    "federation_from_datasets": "datasets",
+    "federation_from_frame": "tables",
+    "housing_bodyfat": "housing",
+    "images": "",
+    "load": "sources",
+    "partition": "",
+    "read_table": "tables",
+}
+
+
+def __getattr__(name: str) -> Any:
+    return later(__name__, name, _LATER)

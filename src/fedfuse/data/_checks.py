@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from fedfuse.errors import FedfuseError
 from fedfuse.types import Floats, Ints
@@ -40,7 +40,7 @@ def feature_names(names: Sequence[str], given: Sequence[Any], features: Sequence
     """Return the column names: those asked for, else those of the devices' data frames, else None."""
     if features is not None:
         return tuple(str(f) for f in features)
-    columns = [tuple(map(str, X.columns)) if isinstance(X, pd.DataFrame) else None for X in given]
+    columns = [tuple(map(str, X.columns)) if _is_frame(X) else None for X in given]
     for name, these in zip(names, columns, strict=True):
         if these != columns[0]:
             raise FedfuseError(
@@ -107,7 +107,7 @@ def _as_numbers(array: npt.NDArray[Any], device: str) -> Floats:
         return np.asarray(array, dtype=np.float64)
     if array.dtype.kind == "O":
         # object columns may hold plain numbers; text that looks like a number stays text
-        array = np.where(pd.isna(array), np.nan, array)
+        array = np.where(_missing(array), np.nan, array)
         if not any(isinstance(v, (str, bytes)) for v in array.flat):
             try:
                 return array.astype(np.float64)
@@ -143,7 +143,7 @@ def check_finite(X: Floats, device: str, features: Sequence[str]) -> None:
 def target_array(y: Any, device: str, n: int) -> npt.NDArray[Any]:
     """Return y as one value per row: numbers, booleans, text or objects, none of them missing."""
     array = as_numpy(y, "y", device)
-    if isinstance(getattr(y, "dtype", None), pd.CategoricalDtype):
+    if _is_categorical(getattr(y, "dtype", None)):
         array = array.astype(object)
     if array.dtype.kind in "ST":
         array = array.astype(str)
@@ -160,7 +160,7 @@ def target_array(y: Any, device: str, n: int) -> npt.NDArray[Any]:
 
 
 def _check_target_present(y: npt.NDArray[Any], device: str) -> None:
-    bad = ~np.isfinite(y) if y.dtype.kind == "f" else np.asarray(pd.isna(y))
+    bad = ~np.isfinite(y) if y.dtype.kind == "f" else _missing(y)
     if bad.any():
         row = int(np.argmax(bad))
         raise FedfuseError(f"device {device!r}: y[{row}] is {y[row]}, but every target must be known; drop such rows")
@@ -233,3 +233,20 @@ def truth_array(truth: Any, m: int) -> Ints | None:
 def _brief(thing: Any) -> str:
     shape = getattr(thing, "shape", None)
     return f"an array of shape {shape}" if shape is not None else f"an object of type {type(thing).__name__}"
+
+
+def _missing(array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    if array.dtype.kind != "O":  # whole numbers, booleans and text are always there
+        return np.zeros(array.shape, np.bool_)
+    import pandas as pd
+
+    return np.asarray(pd.isna(array))
+
+
+def _is_frame(X: Any) -> bool:
+    # nobody has a data frame where pandas has not been imported, and who has none is spared its half second
+    return "pandas" in sys.modules and isinstance(X, sys.modules["pandas"].DataFrame)
+
+
+def _is_categorical(dtype: Any) -> bool:
+    return "pandas" in sys.modules and isinstance(dtype, sys.modules["pandas"].CategoricalDtype)

@@ -114,6 +114,11 @@ class Federation:
     def metric(self) -> Literal["accuracy", "rmse"]:
         return "accuracy" if self.goal == "classification" else "rmse"
 
+    @property
+    def here(self) -> bool:
+        """Whether the rows are here, and not with the devices alone."""
+        return True
+
     def rows(self, part: Part) -> Rows:
         """Return one part of every device's rows."""
         if part in ("train/1", "train/2"):  # two independent halves of the training rows, which lie at random

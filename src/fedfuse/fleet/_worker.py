@@ -25,6 +25,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.fleet._shared import receive_block, receive_parcel
 from fedfuse.fleet.inprocess import InProcess
 from fedfuse.models.base import Model
+from fedfuse.privacy import Noise
 from fedfuse.tasks import Order, Part, Reply
 from fedfuse.types import Ints
 
@@ -41,6 +42,7 @@ class Setup(NamedTuple):
     model: Model[Any]
     seed: int
     dtype: np.dtype[Any]
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Devices(InProcess):
     """
 
     def __init__(self, setup: Setup, memory: npt.NDArray[Any], connection: Connection) -> None:
-        super().__init__(setup.federation, setup.model, seed=setup.seed, dtype=setup.dtype)
+        super().__init__(setup.federation, setup.model, seed=setup.seed, dtype=setup.dtype, noise=setup.noise)
         self._memory = memory
         self._connection = connection
         self._edition = 0

@@ -40,6 +40,11 @@ class Fleet(ABC):
         """The devices that are still at work on an order, and so cannot take another."""
         return frozenset()
 
+    @property
+    def trouble(self) -> dict[str, int]:
+        """What has gone wrong on the way, and how often."""
+        return {}
+
     def pack(self) -> dict[str, npt.NDArray[Any]] | None:
         """Return what is under way, for a checkpoint; None where that must be asked for again."""
         return None
@@ -70,6 +75,10 @@ class Wrapper(Fleet):
     @property
     def busy(self) -> frozenset[int]:
         return self.inner.busy
+
+    @property
+    def trouble(self) -> dict[str, int]:
+        return self.inner.trouble
 
     def pack(self) -> dict[str, npt.NDArray[Any]] | None:
         return self.inner.pack()

@@ -11,8 +11,9 @@ from fedfuse.fleet.base import Fleet
 from fedfuse.fleet.inprocess import InProcess
 from fedfuse.fleet.workers import Workers, check_workers
 from fedfuse.models.base import Model
+from fedfuse.privacy import Noise
 
-ENGINES = ("inprocess", "workers")
+ENGINES = ("inprocess", "workers", "flower")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Engine:
     ----------
     name
         ``"inprocess"``: many devices in one compiled call, over the threads of this process. ``"workers"``: in
-        processes with one thread each, on shared data, for models that are not compiled.
+        processes with one thread each, on shared data, for models that are not compiled. ``"flower"``: on Flower's
+        simulation engine.
     workers
         How many processes; one for each usable core by default.
     """
@@ -37,9 +39,19 @@ class Engine:
         if self.workers is not None and self.name != "workers":
             raise FedfuseError(f"engine {self.name!r} has no workers; workers={self.workers} is for engine 'workers'")
         check_workers(self.workers)
+        if self.name == "flower":
+            from fedfuse.flower.simulation import check_installed
 
-    def fleet(self, federation: Federation, model: Model[Any], seed: int, dtype: str) -> Fleet:
+            check_installed()
+
+    def fleet(
+        self, federation: Federation, model: Model[Any], seed: int, dtype: str, noise: Noise | None = None
+    ) -> Fleet:
         """Return a fleet for these devices."""
         if self.name == "workers":
-            return Workers(federation, model, workers=self.workers, seed=seed, dtype=dtype)
-        return InProcess(federation, model, seed=seed, dtype=dtype)
+            return Workers(federation, model, workers=self.workers, seed=seed, dtype=dtype, noise=noise)
+        if self.name == "flower":
+            from fedfuse.flower.simulation import Simulation
+
+            return Simulation(federation, model, seed=seed, dtype=dtype, noise=noise)
+        return InProcess(federation, model, seed=seed, dtype=dtype, noise=noise)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
 
 from fedfuse.data.federation import Federation, Rows
+from fedfuse.errors import FedfuseError
 from fedfuse.fleet.base import Fleet, pack_replies, unpack_replies
 from fedfuse.models._threads import one_blas_thread
 from fedfuse.models.base import Model, plain
+from fedfuse.privacy import Noise
 from fedfuse.randomness import generator
 from fedfuse.tasks import (
     Add,
@@ -46,9 +47,16 @@ class InProcess(Fleet):
     """Devices as slices of one federation's arrays."""
 
     def __init__(
-        self, federation: Federation, model: Model[Any], *, seed: int = 0, dtype: npt.DTypeLike = np.float32
+        self,
+        federation: Federation,
+        model: Model[Any],
+        *,
+        seed: int = 0,
+        dtype: npt.DTypeLike = np.float32,
+        noise: Noise | None = None,
     ) -> None:
         self._federation = federation
+        self._noise = noise
         self._model = model
         self._seed = seed
         self._dtype = np.dtype(dtype)
@@ -85,6 +93,11 @@ class InProcess(Fleet):
             self._loaded[part] = self._model.load(self._rows(part), self._dtype)
         return self._loaded[part]
 
+    def _load_raw(self, part: Part) -> Any:
+        if f"raw {part}" not in self._loaded:
+            self._loaded[f"raw {part}"] = self._model.load(self._federation.rows(part), self._dtype)
+        return self._loaded[f"raw {part}"]
+
     def _rows(self, part: Part) -> Rows:
         a, b = self._federation.rows(part), self._scaled
         return a if b is None else Rows(b.X, b.y, a.start, a.stop)
@@ -93,6 +106,8 @@ class InProcess(Fleet):
         devices = np.array([o.device for o in orders], dtype=np.int64)
         tasks: list[Any] = [o.task for o in orders]
         values: Sequence[Floats]
+        if self._noise is not None:
+            _check_protected(tasks[0])
         match tasks[0]:
             case Install():
                 self._own[devices] = np.stack([t.model for t in tasks])
@@ -110,8 +125,9 @@ class InProcess(Fleet):
                 values = self._choose(orders, devices)
             case Subspace():
                 values = [_subspace(self._rows(t.rows), i, t) for t, i in zip(tasks, devices, strict=True)]
-            case Score(rows=rows):
-                scores = self._model.metric(self.load(rows), devices, np.stack([t.model for t in tasks]))
+            case Score(rows=rows, raw=raw):
+                data = self._load_raw(rows) if raw else self.load(rows)
+                scores = self._model.metric(data, devices, np.stack([t.model for t in tasks]))
                 values = list(np.nan_to_num(scores)[:, None])
             case Alone(ridges=ridges):
                 values = self._alone(ridges, devices)
@@ -184,6 +200,8 @@ class InProcess(Fleet):
         drawing = first.work.batch is not None or not self._model.convex
         rngs = self._generators(orders) if drawing else None
         new = self._model.train(self.load(first.rows), devices, start, anchor, first.rho, first.work, rngs)
+        if self._noise is not None:  # what the device goes on with is what it has sent
+            new = start + self._protected(orders, new - start)
         if first.send != "update":
             # a device whose training diverged goes on from the last model that the server could use
             usable = np.abs(new).max(axis=1) <= largest_value(self._model.d, self._dtype)
@@ -198,6 +216,17 @@ class InProcess(Fleet):
             return list(sent)
         scores = np.nan_to_num(self._model.metric(self.load(first.score), devices, new))
         return list(np.column_stack([sent, scores]))
+
+    def _protected(self, orders: list[Order], changes: Floats) -> Floats:
+        """Return changes as they may be sent."""
+        noise = self._noise
+        if noise is None:
+            return changes
+        return _stack(noise.protect(c, self._noise_source(o)) for c, o in zip(changes, orders, strict=True))
+
+    def _noise_source(self, order: Order) -> np.random.Generator:
+        # for experiments: who knows the seed knows the noise, so that devices of real federations have another
+        return generator(self._seed, "noise", order.round + 2, order.device)
 
     def _starts(self, tasks: list[Train], devices: Ints) -> Floats:
         """Return the devices' own models, with the part that was sent in its place."""
@@ -222,7 +251,8 @@ class InProcess(Fleet):
         for k in range(int(steps.max())):
             still = np.flatnonzero(steps > k)
             w[still] = self._meta_step(w[still], devices[still], first, [rngs[i] for i in still])
-        return list(w)
+        start = _stack(t.start for t in tasks).astype(self._dtype)
+        return list(start + self._protected(orders, w - start) if self._noise is not None else w)
 
     def _meta_step(self, w: Floats, devices: Ints, task: MetaTrain, rngs: list[np.random.Generator]) -> Floats:
         """Return w after one step against the loss after one step; each of its gradients is on a batch of its own."""
@@ -253,6 +283,8 @@ class InProcess(Fleet):
         each = np.repeat(devices, heads)
         losses = self._model.losses(data, each, models.reshape(len(each), -1)).reshape(-1, heads)
         if first.temperature:
+            from scipy.special import softmax  # a process for one message is spared it
+
             weights = softmax(-losses / first.temperature, axis=1)
             start, each = models.reshape(len(each), -1), each
         else:
@@ -267,6 +299,18 @@ class InProcess(Fleet):
             rngs = self._generators(repeated) if drawing else None
             answers = self._model.train(data, each, start, None, 0.0, first.work, rngs)
         return list(np.hstack([answers.reshape(len(tasks), -1), weights]))
+
+
+_PROTECTED = (Install, Add, Rescale, Train, MetaTrain)
+
+
+def _check_protected(task: Any) -> None:
+    """Raise an error for a task whose answer cannot be protected by noise on a change."""
+    if not isinstance(task, _PROTECTED) or getattr(task, "score", None) is not None:
+        raise FedfuseError(
+            f"a device that protects its rows by noise does not answer {type(task).__name__}: use fpfc with a lambda "
+            "and refit=no, or fedavg"
+        )
 
 
 def _stack(vectors: Any) -> Floats:
@@ -287,7 +331,7 @@ def _grouped(orders: Sequence[Order]) -> list[list[Order]]:
         elif isinstance(task, Choose):
             key = (Choose, len(task.heads), task.work, task.temperature, task.rows)
         elif isinstance(task, Score):
-            key = (Score, task.rows)
+            key = (Score, task.rows, task.raw)
         elif isinstance(task, Gradient):
             key = (Gradient, task.rows, task.also)
         elif isinstance(task, Losses):

@@ -31,6 +31,7 @@ from fedfuse.fleet._worker import ROWS, SETUP, Done, Failed, Lot, Ready, Setup, 
 from fedfuse.fleet.base import Fleet
 from fedfuse.fleet.inprocess import _grouped, _rescaled
 from fedfuse.models.base import Model
+from fedfuse.privacy import Noise
 from fedfuse.tasks import Order, Part, Reply, Rescale
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Workers(Fleet):
 
     Parameters
     ----------
-    federation, model, seed, dtype
+    federation, model, seed, dtype, noise
         As for `InProcess`; the model must be one that can be pickled.
     workers
         How many processes; one for each usable core by default.
@@ -75,6 +76,7 @@ class Workers(Fleet):
         workers: int | None = None,
         seed: int = 0,
         dtype: npt.DTypeLike = np.float32,
+        noise: Noise | None = None,
     ) -> None:
         if os.name != "posix":
             raise FedfuseError("engine 'workers' needs Linux or macOS; use engine='inprocess'")
@@ -82,7 +84,7 @@ class Workers(Fleet):
         self._federation = replace(federation, truth=None, encoder=None)  # not for devices
         self._cost = federation.rows("all").counts
         self._edition = Edition(0, self._federation, model, np.dtype(dtype))
-        self._setup = self._edition.setup(seed)
+        self._setup = self._edition.setup(seed, noise)
         shape = (federation.m, 2, model.d)
         self._memory = Block(int(np.prod(shape)) * np.dtype(dtype).itemsize)
         self._turns = np.zeros(federation.m, np.int64)  # which row of memory holds a device's own model
@@ -275,9 +277,9 @@ class Edition:
         self._model, self._dtype = model, dtype
         self._parts: dict[str, Parcel] = {}
 
-    def setup(self, seed: int) -> Parcel:
+    def setup(self, seed: int, noise: Noise | None = None) -> Parcel:
         """Return what a worker needs to begin."""
-        return pack(Setup(self._federation, self._model, seed, self._dtype), *self._rows.blocks)
+        return pack(Setup(self._federation, self._model, seed, self._dtype, noise), *self._rows.blocks)
 
     def parcel(self, what: Part | str) -> Parcel:
         """Return all rows, or one part in the model's own form."""

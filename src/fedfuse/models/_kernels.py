@@ -13,17 +13,15 @@ neither on the other devices nor on the number of threads.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from fedfuse.models._panels import GRAIN, PANEL, Panels
 from fedfuse.types import Floats, Ints
-
-PANEL = 256  # rows; a panel of 60 features and its scores stay in the second-level cache
-GRAIN = 8  # rows in a vector instruction; the last panel is filled up to a multiple of it
 
 # Sums may be reordered and multiply-adds fused; nan and infinity stay what they are.
 _ENTRY: dict[str, Any] = {
@@ -35,17 +33,6 @@ _ENTRY: dict[str, Any] = {
 }
 _INNER = {**_ENTRY, "no_cpython_wrapper": True}
 _EXACT = {**_INNER, "fastmath": {"contract"}}  # where the order of operations is the point
-
-
-class Panels(NamedTuple):
-    """Rows of all devices, device after device, panel after panel."""
-
-    X: Floats  # flat; a panel of `width` rows is (features x width)
-    y: Ints  # the class of every row; 0 for filling
-    start: Ints  # first row of every device
-    counts: Ints  # true rows of every device
-    features: int  # with intercept and filling
-    classes: int  # without filling
 
 
 # ------------------------------------------------------------------------------------------ exponential

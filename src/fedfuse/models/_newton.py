@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fedfuse.models._kernels import Panels, evaluate, newton_direction
+from fedfuse.models._kernels import evaluate, newton_direction
+from fedfuse.models._panels import Panels
 from fedfuse.types import Floats
 
 # Gradient norm at which a problem counts as solved; float32 cannot see smaller ones.

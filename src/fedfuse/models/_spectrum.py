@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedfuse.models._kernels import moments
 from fedfuse.types import Floats
 
 
@@ -17,6 +16,8 @@ def second_moments(X: Floats, y: Floats) -> Floats:
            [3., 1., 2., 0.],
            [0., 0., 0., 0.]])
     """
+    from fedfuse.models._kernels import moments  # compiled: only for who computes
+
     q = moment_columns(X.shape[1])
     out = np.empty((q, q))
     moments(X, y, out)

@@ -9,7 +9,6 @@ from functools import cache
 from heapq import heapify, heapreplace
 from typing import Any
 
-import numba
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
@@ -44,6 +43,8 @@ def spread(run: Callable[[Ints], object], cost: Floats) -> None:
     if cost.sum() <= SMALL:
         run(np.arange(cost.size))
         return
+    import numba  # small work, and a process that has no more, is spared it
+
     own, *others = bins(cost, numba.get_num_threads())
     with ThreadPoolExecutor(max(1, len(others))) as pool:
         waiting = [pool.submit(run, jobs) for jobs in others]

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data.federation import Goal, Rows
-from fedfuse.models._kernels import descend_moments, descend_rows, squares
 from fedfuse.models._spectrum import moment_columns, second_moments, spectrum
 from fedfuse.models._threads import spread
 from fedfuse.models.base import Model, batch_orders, decayed, one_each, plain
@@ -154,6 +153,8 @@ class _Job:
 
 def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
     """Take full-batch steps, through second moments where these are smaller than the rows."""
+    from fedfuse.models._kernels import descend_moments, descend_rows  # compiled: only for who computes
+
     steps, lr = plain(work)
     data, devices, W = job.data, job.devices, job.W
     by_moments, by_rows = np.flatnonzero(data.tall[devices]), np.flatnonzero(~data.tall[devices])
@@ -172,6 +173,8 @@ def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
 
 
 def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]) -> None:
+    from fedfuse.models._kernels import descend_rows  # compiled: only for who computes
+
     epochs, lr = plain(work)
 
     def run(jobs: Ints) -> None:
@@ -208,6 +211,8 @@ def _newton_step(spectrum: tuple[Floats, Floats], gradient: Floats, away: Floats
 
 def _evaluate(job: _Job) -> tuple[Floats, Floats]:
     """Return mean squared errors and their gradients."""
+    from fedfuse.models._kernels import squares  # compiled: only for who computes
+
     rows, n = job.data.rows, np.maximum(job.counts, 1)
     start, stop = rows.start[job.devices], rows.stop[job.devices]
     loss, G = np.zeros(len(job.devices)), np.zeros(job.W.shape)

@@ -8,12 +8,10 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models._kernels import GRAIN, PANEL, Panels, descend, descend_batches, evaluate
-from fedfuse.models._newton import minimise
+from fedfuse.models._panels import GRAIN, PANEL, Panels
 from fedfuse.models._spectrum import spectrum
 from fedfuse.models._threads import spread
 from fedfuse.models.base import Model, batch_orders, decayed, one_each, plain
@@ -104,6 +102,8 @@ class SoftmaxRegression(Model[SoftmaxData]):
         return np.array([spectrum(data.rows.of(i)[0])[0].max(initial=0) / 2 for i in devices])
 
     def outputs(self, w: Floats, X: Floats) -> Floats:
+        from scipy.special import softmax
+
         table = self.coefficients(np.asarray(w, np.float64))
         probabilities: Floats = softmax(X @ table[:, :-1].T + table[:, -1], axis=1)
         return probabilities
@@ -153,12 +153,16 @@ class _Job:
 
 
 def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
+    from fedfuse.models._kernels import descend  # compiled: only for who computes
+
     steps, lr = plain(work)
     panels, devices, W = job.data.panels, job.devices, job.W
     spread(lambda jobs: descend(panels, devices, jobs, W, A, rho, lr, steps), job.cost * steps)
 
 
 def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]) -> None:
+    from fedfuse.models._kernels import descend_batches  # compiled: only for who computes
+
     epochs, lr = plain(work)
     classes = job.data.panels.classes
 
@@ -172,6 +176,8 @@ def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequenc
 
 
 def _solve(job: _Job, A: Floats, rho: float) -> None:
+    from fedfuse.models._newton import minimise
+
     def run(jobs: Ints) -> None:
         for k in jobs:
             job.W[k] = minimise(job.data.panels, job.devices[k], job.W[k], A[k], rho)
@@ -181,6 +187,8 @@ def _solve(job: _Job, A: Floats, rho: float) -> None:
 
 def _evaluate(job: _Job, *, gradient: bool) -> tuple[Floats, Ints, Floats]:
     """Return the sums over rows of loss, hits and gradient."""
+    from fedfuse.models._kernels import evaluate  # compiled: only for who computes
+
     k = len(job.devices)
     loss, hits = np.zeros(k), np.zeros(k, np.int64)
     G = np.zeros(job.W.shape if gradient else (0, 0, 0))

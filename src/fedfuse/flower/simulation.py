@@ -1,0 +1,197 @@
+"""Devices on Flower's simulation engine, started and ended by this process: the engine ``flower``.
+
+The rows go to the simulation's processes through a private folder of plain files; what a module of the user's is, only
+pickle can say, as for `fleet.Workers`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import pickle
+import shutil
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedfuse.data.federation import Federation
+from fedfuse.errors import FedfuseError
+from fedfuse.fleet.base import Fleet
+from fedfuse.models.base import Model
+from fedfuse.privacy import Noise
+from fedfuse.store import read_arrays, write_arrays
+from fedfuse.tasks import Order, Reply
+
+log = logging.getLogger(__name__)
+START = 120.0  # seconds that the engine has to come up
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def check_installed() -> None:
+    """Raise an error that says what to install, unless Flower and its simulation engine are there."""
+    for name in ("flwr", "ray"):
+        if importlib.util.find_spec(name) is None:
+            raise FedfuseError(f"engine 'flower' needs {name}, which is not installed: pip install 'fedfuse[flower]'")
+
+
+class Simulation(Fleet):
+    """Devices on virtual nodes of Flower's simulation engine, in processes of this machine.
+
+    The engine comes up with the first orders (ten seconds or so) and ends with `close`.
+
+    Parameters
+    ----------
+    federation, model, seed, dtype, noise
+        As for `InProcess`.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: Model[Any],
+        *,
+        seed: int = 0,
+        dtype: npt.DTypeLike = np.float32,
+        noise: Noise | None = None,
+    ) -> None:
+        check_installed()
+        self._federation = replace(federation, truth=None, encoder=None)
+        self._model, self._seed, self._dtype, self._noise = model, seed, np.dtype(dtype), noise
+        self._fleet: Fleet | None = None
+        self._engine: Engine | None = None
+
+    def submit(self, orders: Sequence[Order]) -> None:
+        self._running().submit(orders)
+
+    def collect(self, patience: float | None = None) -> list[Reply]:
+        return [] if self._fleet is None else self._fleet.collect(patience)
+
+    @property
+    def busy(self) -> frozenset[int]:
+        return frozenset() if self._fleet is None else self._fleet.busy
+
+    @property
+    def trouble(self) -> dict[str, int]:
+        return {} if self._fleet is None else self._fleet.trouble
+
+    def close(self) -> None:
+        """End the engine and remove the folder."""
+        if self._engine is not None:
+            self._engine.close()
+        self._fleet = self._engine = None
+
+    def _running(self) -> Fleet:
+        if self._fleet is None:
+            from fedfuse.flower.fleet import FlowerFleet
+
+            self._engine = Engine(self._federation, self._model)
+            classes = np.array(self._federation.classes).tolist()
+            # names are places here: what a simulation calls its nodes
+            names = [str(i) for i in range(self._federation.m)]
+            how: dict[str, Any] = {"seed": self._seed, "dtype": self._dtype, "noise": self._noise}
+            self._fleet = FlowerFleet(self._engine.grid, names, self._model, setup={"classes": classes}, **how)
+        return self._fleet
+
+
+class Engine:
+    """Flower's simulation, in a thread beside this one: its ServerApp hands over the grid and waits for the end."""
+
+    def __init__(self, federation: Federation, model: Model[Any]) -> None:
+        os.environ.update({key: os.environ.get(key, value) for key, value in _QUIET.items()})
+        self._folder = Path(tempfile.mkdtemp(prefix="ff-"))  # short: Ray's sockets are below it
+        try:
+            _write(self._folder, federation, model)
+            self._over = threading.Event()
+            self._grids: Queue[Any] = Queue()
+            self._thread = threading.Thread(target=self._run, args=(federation.m,), name="flower", daemon=True)
+            self._thread.start()
+            self.grid = self._handed_over()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(START)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self, m: int) -> None:
+        from flwr.serverapp import ServerApp
+        from flwr.simulation import run_simulation
+
+        from fedfuse.flower.client import client_app
+
+        app = ServerApp()
+
+        @app.main()
+        def main(grid: Any, context: Any) -> None:
+            self._grids.put(grid)
+            self._over.wait()
+
+        folder = str(self._folder)
+        device = client_app(partial(_device, folder), partial(_model, folder))
+        resources = {"num_cpus": 1, "num_gpus": 0.0}
+        quiet = {"logging_level": "error", "log_to_driver": False, "include_dashboard": False, "_temp_dir": folder}
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        try:
+            run_simulation(app, device, m, backend_config={"client_resources": resources, "init_args": quiet})
+        except BaseException as problem:
+            self._grids.put(problem)
+            log.debug("the simulation has ended", exc_info=True)
+
+    def _handed_over(self) -> Any:
+        try:
+            grid = self._grids.get(timeout=START)
+        except Empty:
+            raise FedfuseError(f"Flower's simulation engine did not come up within {START:g} seconds") from None
+        if isinstance(grid, BaseException):
+            raise FedfuseError(f"Flower's simulation engine cannot start: {grid}") from None
+        return grid
+
+
+# -- what the simulation's processes read
+
+
+def _write(folder: Path, federation: Federation, model: Model[Any]) -> None:
+    write_arrays(folder / "rows.npz", {"X": federation.X, "y": federation.y, "cuts": federation.cuts})
+    about = {
+        "goal": federation.goal,
+        "classes": np.array(federation.classes).tolist(),
+        "shape": None if federation.shape is None else list(federation.shape),
+    }
+    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    (folder / "model").write_bytes(pickle.dumps(model))
+
+
+def _device(folder: str, name: str, config: Any) -> Federation:
+    return _federation(folder).only([int(name)])
+
+
+def _model(folder: str) -> Model[Any]:
+    model: Model[Any] = pickle.loads((Path(folder) / "model").read_bytes())
+    return model
+
+
+@lru_cache(maxsize=1)
+def _federation(folder: str) -> Federation:
+    rows = read_arrays(Path(folder) / "rows.npz")
+    about = json.loads((Path(folder) / "about.json").read_text(encoding="utf-8"))
+    names = tuple(str(i) for i in range(len(rows["cuts"])))
+    shape = None if about["shape"] is None else tuple(about["shape"])
+    return Federation(names, rows["X"], rows["y"], rows["cuts"], about["goal"], tuple(about["classes"]), shape=shape)

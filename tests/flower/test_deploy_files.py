@@ -1,0 +1,103 @@
+"""The examples in deploy/ are what systemd and compose take, and say what the documentation says."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNITS = sorted(DEPLOY.glob("*.service"))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_units_verify(unit, tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd-analyze")
+    # an instance of a template has a name
+    path = tmp_path / unit.name.replace("@.", "@north.")
+    shutil.copy(unit, path)
+    words = ["systemd-analyze", "verify", "--man=no", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    ours = [line for line in done.stderr.splitlines() if "fedfuse" in line]
+    assert not ours, done.stderr
+
+
+def test_there_are_units():
+    assert len(UNITS) == 2
+
+
+@pytest.fixture(scope="module")
+def compose():
+    yaml = pytest.importorskip("yaml", reason="flwr brings it: pip install 'fedfuse[flower]'")
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+
+
+# the parts of the Compose specification that the file uses: https://compose-spec.io
+SERVICE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["build", "command"],
+    "properties": {
+        "build": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"context": {"type": "string"}, "dockerfile_inline": {"type": "string"}},
+        },
+        "command": {"type": "string"},
+        "depends_on": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "environment": {"type": "object", "additionalProperties": {"type": "string"}},
+        "ports": {"type": "array", "items": {"type": "string", "pattern": r"^\d+:\d+$"}},
+        "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
+        "volumes": {"type": "array", "items": {"type": "string", "pattern": r"^[./a-z]+:/[a-z]+(:ro)?$"}},
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "required": ["services"],
+    "additionalProperties": False,
+    "patternProperties": {"^x-": {}},
+    "properties": {
+        "name": {"type": "string"},
+        "services": {"type": "object", "patternProperties": {"^[a-z]+$": SERVICE}, "additionalProperties": False},
+        "volumes": {"type": "object"},
+    },
+}
+
+
+def test_compose_is_valid(compose):
+    jsonschema = pytest.importorskip("jsonschema", reason="ray brings it: pip install 'fedfuse[flower]'")
+    jsonschema.validate(compose, SCHEMA)
+
+
+def test_compose_names_what_it_uses(compose):
+    services = compose["services"]
+    named = {volume.split(":")[0] for s in services.values() for volume in s["volumes"] if volume[0] != "."}
+    assert named == set(compose["volumes"])
+    assert {name for s in services.values() for name in s.get("depends_on", [])} <= set(services)
+
+
+def test_nodes_say_who_they_are(compose):
+    for name, service in compose["services"].items():
+        if "flower-supernode" in service["command"]:
+            assert f'device="{name}"' in service["command"]
+
+
+@pytest.fixture(scope="module")
+def options():
+    """All options of Flower's two programs, which are renamed now and then."""
+    pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
+    programs = [str(Path(sys.executable).parent / name) for name in ("flower-superlink", "flower-supernode")]
+    helps = [subprocess.run([p, "--help"], capture_output=True, text=True, check=True).stdout for p in programs]
+    return set(re.findall(r"--[a-z-]+", " ".join(helps)))
+
+
+@pytest.mark.parametrize("file", ["deploy/compose.yaml", "docs/flower.md", *(f"deploy/{u.name}" for u in UNITS)])
+def test_options_exist(file, options):
+    text = (DEPLOY.parent / file).read_text().replace("\\\n", " ")
+    lines = [line for line in text.split("\n") if re.match(r"\s*(ExecStart|flower-|--[a-z-]+ /)", line)]
+    used = set(re.findall(r"--[a-z-]+", " ".join(lines)))
+    assert used
+    assert used <= options

@@ -1,0 +1,51 @@
+"""Flower starts a process for every message: a device's must not import what its order does not need."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
+
+HEAVY = ["torch", "numba", "pandas", "sklearn", "scipy", "matplotlib", "ray", "pooch", "fedfuse.training"]
+
+
+def loaded_after(code):
+    report = f"\nimport sys, json; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code + report], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_device_app_imports_nothing_heavy():
+    assert loaded_after("from fedfuse.flower import client_app; client_app(lambda name, config: None)") == []
+
+
+def test_package_imports_nothing_heavy():
+    assert loaded_after("import fedfuse") == []
+
+
+ORDER = """
+import sys; sys.path.insert(0, {tests!r})
+import numpy as np
+from fedfuse.flower import client_app
+from fedfuse.flower.wire import Letter, Memory, hello, read_answer, write_letter
+from fedfuse.tasks import Moments, Order, Train, Work
+from local_grid import LocalGrid
+
+X = np.linspace(0, 1, 40).reshape(20, 2)
+grid = LocalGrid(client_app(lambda name, config: (X, X[:, 0])), 1)
+letter = Letter(Order(0, 0, {task}), "t.0", {{"seed": 0, "dtype": "float32", "classes": []}}, Memory(np.zeros(3)))
+for message in (hello(1000, 60.0), write_letter(letter, 1000, 60.0)):
+    (number,) = grid.push_messages([message])
+    (answer,) = grid.pull_messages([number])
+    assert not answer.has_error(), answer.error
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "needs"), [("Moments(3)", set()), ("Train(Work())", {"numba", "scipy"})], ids=["moments", "train"]
+)
+def test_orders_import_what_they_compute_with(task, needs, request):
+    tests = str(request.path.parent)
+    assert set(loaded_after(ORDER.format(tests=tests, task=task))) <= needs

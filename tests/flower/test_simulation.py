@@ -1,0 +1,65 @@
+"""On Flower's simulation engine: the same labels and models as in process."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
+pytest.importorskip("ray", reason="pip install 'fedfuse[flower]'")
+
+import fedfuse as ff
+from fedfuse.data import load
+from fedfuse.flower import FlowerFleet
+from fedfuse.flower.simulation import Engine
+from fedfuse.models import SoftmaxRegression
+
+METHODS = {
+    "fpfc": ff.FPFC(lam=0.6, work=ff.Work(steps=10, lr=0.1)),
+    "fedavg": ff.FedAvg(work=ff.Work(steps=10, lr=0.1)),
+    "ifca": ff.IFCA(n_models=4, work=ff.Work(steps=10, lr=0.1)),
+}
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return load("synthetic:S1", seed=0).only(range(0, 100, 5))
+
+
+@pytest.fixture(scope="module")
+def engine(federation):
+    engine = Engine(federation, SoftmaxRegression().sized(federation.n_features, federation.n_classes))
+    yield engine
+    engine.close()
+
+
+def on(engine, federation):
+    model = SoftmaxRegression().sized(federation.n_features, federation.n_classes)
+    names, setup = [str(i) for i in range(federation.m)], {"classes": list(range(10))}
+    return FlowerFleet(engine.grid, names, model, setup=setup)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_same_labels_and_models(name, engine, federation):
+    here = ff.fit(federation, METHODS[name], rounds=30)
+    there = ff.fit(federation, METHODS[name], rounds=30, fleet=on(engine, federation))
+    assert there.labels.tolist() == here.labels.tolist()
+    assert np.abs(there.models - here.models).max() <= 1e-5
+    assert there.cost_floats == here.cost_floats
+    assert there.trouble == {}
+
+
+def test_asynchronous_has_the_same_labels(engine, federation):
+    method = ff.FPFC(lam=0.6, work=ff.Work(steps=10, lr=0.1), refit=False)
+    here = ff.fit(federation, method, rounds=40, tol=0)
+    there = ff.fit(federation, method, rounds=40 * 20, tol=0, mode="async", fleet=on(engine, federation))
+    assert there.labels.tolist() == here.labels.tolist()
+
+
+@pytest.mark.slow
+def test_command_line(tmp_path, fedfuse):
+    words = ["run", "synthetic:S3", "--method", "fedavg", "--rounds", "2", "--json", "--no-yardsticks"]
+    status, here, _ = fedfuse(*words, "--out", str(tmp_path / "here"))
+    status, there, _ = fedfuse(*words, "--engine", "flower", "--out", str(tmp_path / "there"))
+    assert status == 0
+    assert json.loads(there)["test"] == json.loads(here)["test"]
