@@ -81,7 +81,7 @@ class Attacks(Experiment):
                         row |= {name: summary.get(name) for name in ("precision", "recall")}
                     rows.append(row)
         table = pd.DataFrame(rows)
-        data = setup.recipe(self.name).words
+        data = setup.words(self.name)
         shown = Shown(numbers={"attacks.csv": table}, notes=_notes(table))
         shown.tables[f"{data}: test accuracy of honest devices, %"] = _readable(table)
         shown.draw = lambda: figures.attacks(table, data)

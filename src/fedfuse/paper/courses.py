@@ -11,14 +11,17 @@ import numpy as np
 import pandas as pd
 
 from fedfuse.comparison.layout import NOTHING
+from fedfuse.methods import Method
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Shown, both, count, floats, printed
 from fedfuse.paper.setup import AUTO, CLUSTERING, PAPER, PRINTED, Setup
 from fedfuse.paper.trial import Trial, evaluated, training_cost
-from fedfuse.schedules import Schedule
+from fedfuse.schedules import Schedule, value
 from fedfuse.tasks import Work
 
 METHODS = (*PAPER, AUTO)
+_SHORTER = {"synthetic": 20, "images": 4}
+SHORT = 50  # rounds: who has so few does not want all of a picture either
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Curves(Experiment):
     def show(self, setup: Setup) -> Shown:
         curves, lines = [], []
         for name in self.datasets(setup):
-            data = setup.recipe(name).words
+            data = setup.words(name)
             for label, trial in self._of(setup, name).items():
                 result, seen = trial.result(), evaluated(trial.result())
                 epochs = result.history["active"].cumsum()[seen.index] * _steps(trial)
@@ -82,7 +85,8 @@ class Curves(Experiment):
 
 
 def _steps(trial: Trial) -> int:
-    return int(getattr(trial.method, "inner", trial.method).work.steps)
+    inner: Method[Any] = getattr(trial.method, "inner", trial.method)
+    return int(value(inner.work.steps, 0))
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,8 @@ class Snapshots(Experiment):
 
     def trials(self, setup: Setup) -> list[Trial]:
         method, settings = setup.entry(self.name, "fpfc", figure=True)
-        last = min(self.rounds[-1], settings["rounds"])
-        at = tuple(dict.fromkeys(min(k, last) for k in self.rounds))
-        # the evaluation at the end is that of the run
-        return [setup.trial(self.name, "fpfc", method, {**settings, "rounds": last}, at=at)]
+        at = self.rounds if settings["rounds"] >= SHORT else (0, settings["rounds"])
+        return [setup.trial(self.name, "fpfc", method, {**settings, "rounds": at[-1]}, at=at)]
 
     def show(self, setup: Setup) -> Shown:
         (trial,) = self.trials(setup)
@@ -165,8 +167,8 @@ class Strategies(Experiment):
         # the paper counts mini-batch steps on images, and compares after a given round there
         unit: dict[str, Any] = {"unit": "batches"} if kind == "images" else {}
         total = plan.total
-        if setup.scale.few:
-            total = max(40, total // {"synthetic": 20, "images": 4}.get(kind, 1))
+        if setup.scale.short:
+            total = max(20, int(setup.scale.short * total / _SHORTER.get(kind, 1)))
         found = {}
         for words, steps in plan.strategies.items():
             work = replace(method.work, steps=steps, **unit)
@@ -181,7 +183,7 @@ class Strategies(Experiment):
         for plan in self.plans:
             if not setup.here(plan.name):
                 continue
-            data = setup.recipe(plan.name).words
+            data = setup.words(plan.name)
             for words, trial in self._of(setup, plan).items():
                 result = trial.result()
                 seen = evaluated(result)
@@ -213,6 +215,7 @@ class Strategies(Experiment):
 def _rounds(work: Work, total: int) -> int:
     """Return after how many rounds all steps are spent.
 
+    >>> from fedfuse.schedules import Grow
     >>> _rounds(Work(steps=5), 1000), _rounds(Work(steps=10), 1000), _rounds(Work(steps=Grow(2)), 1000)
     (200, 100, 63)
     """
@@ -255,7 +258,7 @@ class Asynchronous(Experiment):
 
     def _of(self, setup: Setup, given: Nodes) -> dict[str, Trial]:
         method, settings = setup.entry(given.name, "fpfc", figure=True)
-        rounds = given.quick if setup.scale.few else given.rounds
+        rounds = max(2, int(setup.scale.short * given.quick)) if setup.scale.short else given.rounds
         updates = ceil(given.nodes * rounds * given.active / (given.active + 1))
         common = {**settings, "delay": given.delay, "checkpoint_every": 200}
         sync = {**common, "rounds": rounds, "participation": given.active / given.nodes}
@@ -271,7 +274,7 @@ class Asynchronous(Experiment):
         for given in self.sets:
             if not setup.here(given.name):
                 continue
-            data, results = setup.recipe(given.name).words, {}
+            data, results = setup.words(given.name), {}
             for words, trial in self._of(setup, given).items():
                 results[words] = trial.result()
                 seen = evaluated(results[words])

@@ -64,7 +64,7 @@ class TuningTable(Experiment):
 
     def show(self, setup: Setup) -> Shown:
         tunings = {
-            setup.recipe(name).words: {way: Tuning.of(t.result()) for way, t in self._of(setup, name).items()}
+            setup.words(name): {way: Tuning.of(t.result()) for way, t in self._of(setup, name).items()}
             for name in self.datasets(setup)
         }
         lines: list[dict[str, Any]] = []

@@ -74,10 +74,10 @@ class MethodsTable(Experiment):
                 continue
             runs = pd.DataFrame([_row(label, t) for (label, _), t in self._of(setup, part.data).items()])
             table, theirs = _means(runs), _theirs(self.printed, part)
-            data = setup.recipe(part.data).words
+            data = setup.words(part.data)
             shown.tables[data] = _readable(table, theirs, part, many=len(setup.seeds) > 1)
             shown.numbers[f"{part.data.replace(':', '-')}.csv"] = table.join(theirs, how="left").reset_index()
-            shown.notes += [f"{data}: {note}" for note in verdict(table, theirs, part.metric)]
+            shown.notes += [f"{data}: {note}" for note in verdict(table, theirs, part.metric, against=setup.size == "full")]
         return shown
 
 
@@ -146,8 +146,8 @@ def _spread(mean: float, sd: float, many: bool) -> str:
     return both(mean, sd if many else None) if np.isfinite(mean) else NOTHING
 
 
-def verdict(table: pd.DataFrame, theirs: pd.DataFrame, metric: str) -> list[str]:
-    """Say how FPFC stands among the others, what it costs, and which baselines differ from the printed ones."""
+def verdict(table: pd.DataFrame, theirs: pd.DataFrame, metric: str, *, against: bool = True) -> list[str]:
+    """Say how FPFC stands among the others, what it costs, and (``against``) who is better or worse than printed."""
     better = 1.0 if metric == "acc" else -1.0
     scale, unit = (100, "points") if metric == "acc" else (1, "RMSE")
     field_ = table.drop(index="oracle")["test"]
@@ -161,9 +161,9 @@ def verdict(table: pd.DataFrame, theirs: pd.DataFrame, metric: str) -> list[str]
     if "printed_cost" in theirs:
         share = ours["cost"] / theirs.loc["fpfc", "printed_cost"]
         words[0] += f"; {share:.2f} of the printed FPFC's floats"
-    gaps = {
-        label: better * scale * (table.loc[label, "test"] - row["printed_test"]) for label, row in theirs.iterrows()
-    }
+    if not against:
+        return words
+    gaps = better * scale * (table["test"].reindex(theirs.index) - theirs["printed_test"])
     for label, which in (("better", 1), ("worse", -1)):
         some = [f"{PRINTED[str(k)]} ({abs(v):.2f})" for k, v in gaps.items() if which * v > 0.005]
         if some:

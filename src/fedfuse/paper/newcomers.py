@@ -83,7 +83,7 @@ class NewcomersTable(Experiment):
                 if not setup.here(name):
                     continue
                 gap = " " * place  # headings must differ
-                line[f"{setup.recipe(name).words} %"] = both(
+                line[f"{setup.words(name)} %"] = both(
                     100 * means["test", name][label], 100 * means["sd", name][label]
                 )
                 line[f"printed{gap}"] = _printed(paper, prefix)

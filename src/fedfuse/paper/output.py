@@ -66,7 +66,7 @@ def save(item: Item, setup: Setup, shown: Shown, directory: Path) -> list[Path]:
         with written_whole(paths[-1]) as file:
             file.write(table.to_csv(index=False, lineterminator="\n").encode())
     if shown.draw is not None:
-        paths += draw(shown, directory)
+        paths += draw(shown, directory, PICTURES)
     picture = PICTURES[0] if shown.draw else None
     paths.append(directory / f"{item.name}.md")
     with written_whole(paths[-1]) as file:
@@ -76,7 +76,7 @@ def save(item: Item, setup: Setup, shown: Shown, directory: Path) -> list[Path]:
     return paths
 
 
-def draw(shown: Shown, directory: Path, names: tuple[str, ...] = PICTURES) -> list[Path]:
+def draw(shown: Shown, directory: Path, names: tuple[str, ...]) -> list[Path]:
     """Write the picture; each file is drawn anew, as saving lets go of the figure."""
     paths = [directory / name for name in names]
     for path in paths:

@@ -24,7 +24,7 @@ class Remaining(Watcher):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._progress = self._all = None  # type: ignore[assignment]
+        self._progress, self._all = self._bar_of(0.0)
         self._bars: dict[int, TaskID] = {}
         self._jobs: Sequence[Job] = ()
         self._efforts: list[float] = []
@@ -34,13 +34,16 @@ class Remaining(Watcher):
     def begin(self, jobs: Sequence[Job]) -> None:
         self._jobs, self._bars = jobs, {}
         self._efforts = [max(effort(job), 0.1) if isinstance(job, Trial) else 1.0 for job in jobs]
-        self._progress: Progress = Progress(
+        self._progress, self._all = self._bar_of(sum(self._efforts))
+        self._began = self._told = time.monotonic()
+        self._progress.start()
+
+    def _bar_of(self, total: float) -> tuple[Progress, TaskID]:
+        progress = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(), console=self._console, transient=True, disable=not self._console.is_terminal,
         )  # fmt: skip
-        self._all: TaskID = self._progress.add_task("runs", note="", total=sum(self._efforts))
-        self._began = self._told = time.monotonic()
-        self._progress.start()
+        return progress, progress.add_task("runs", note="", total=total)
 
     def look(self, board: Board) -> None:
         states = [board.get(number) for number in range(len(self._jobs))]
@@ -73,8 +76,7 @@ class Remaining(Watcher):
 
     def close(self) -> None:
         """Give the terminal back, also after an error."""
-        if self._progress is not None:
-            self._progress.stop()
+        self._progress.stop()
 
     def _bar(self, number: int) -> TaskID:
         if number not in self._bars:

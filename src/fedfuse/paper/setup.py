@@ -60,7 +60,9 @@ class Scale:
     shares
         Of liars.
     few
-        Whether figures on images have only some of the methods, and sweeps only some of the values.
+        Whether attacks on images have only some of the methods, and sweeps only some of the values.
+    short
+        Runs with a length of their own (strategies, asynchrony) have their quick one, times this.
     """
 
     style: Style = "paper"
@@ -73,18 +75,20 @@ class Scale:
     starts: int = 50
     shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)
     few: bool = False
+    short: float | None = None
 
 
 # a run on images in "usual" style has 800 device-epochs: 40 rounds of 10 devices and 2 epochs
 SCALES: dict[Size, Scale] = {
     "full": Scale(figure_rounds={"synthetic": 2000, "housing-bodyfat": 200, "images": 40}),
     "middle": Scale(
-        style="usual", seeds=(0,), rounds={"synthetic": 400}, starts=20,
+        style="usual", seeds=(0,), rounds={"synthetic": 400}, starts=20, shares=(0.4, 0.8), few=True,
         figure_rounds={"synthetic": 400, "housing-bodyfat": 200, "images": 40},
     ),
     "quick": Scale(
         style="usual", seeds=(0,), rows=400, images=4000, rounds={"synthetic": 100, "images": 20}, trial=30, starts=10,
         figure_rounds={"synthetic": 60, "housing-bodyfat": 100, "images": 12}, shares=(0.4, 0.8), few=True,
+        short=1.0,
     ),
 }  # fmt: skip
 WORDS: dict[Size, str] = {"full": "", "middle": " --middle", "quick": " --quick"}
@@ -116,6 +120,11 @@ class Setup:
         if kind == "images":
             return Data(name, images=self.scale.images)
         return Data(name, rows=self.scale.rows) if kind == "synthetic" else Data(name)
+
+    def words(self, name: str) -> str:
+        """Return what the data are called in tables and pictures."""
+        data = self.recipe(name)
+        return f"{data.words} for {name}" if data.name == "digits" != name else data.words
 
     def substitutes(self, name: str) -> bool:
         """Whether the digits may stand for these images where their files are not here: for a first look only."""

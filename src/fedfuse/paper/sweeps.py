@@ -61,7 +61,7 @@ class SettingSweep(Experiment):
         for name in self.datasets(setup):
             for value, trial in self._of(setup, name).items():
                 result = trial.result()
-                row = {"data": setup.recipe(name).words, self.key: value, "metric": result.profile.metric}
+                row = {"data": setup.words(name), self.key: value, "metric": result.profile.metric}
                 rows.append({**row, "test": result.score("test"), "clusters": result.n_clusters, "ari": result.ari})
         table = pd.DataFrame(rows)
         shown = Shown(numbers={f"{self.key}.csv": table}, draw=lambda: figures.sweep(table, self.key))
@@ -109,7 +109,7 @@ class Starts(Experiment):
 
     def show(self, setup: Setup) -> Shown:
         rows = [
-            {"data": setup.recipe(name).words, "method": label, "start": trial.seed, "test": result.score("test"),
+            {"data": setup.words(name), "method": label, "start": trial.seed, "test": result.score("test"),
              "ari": result.ari, "clusters": result.n_clusters}
             for (name, label), trials in self._all(setup).items() for trial in trials for result in [trial.result()]
         ]  # fmt: skip
