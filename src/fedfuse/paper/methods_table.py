@@ -77,7 +77,9 @@ class MethodsTable(Experiment):
             data = setup.words(part.data)
             shown.tables[data] = _readable(table, theirs, part, many=len(setup.seeds) > 1)
             shown.numbers[f"{part.data.replace(':', '-')}.csv"] = table.join(theirs, how="left").reset_index()
-            shown.notes += [f"{data}: {note}" for note in verdict(table, theirs, part.metric, against=setup.size == "full")]
+            shown.notes += [
+                f"{data}: {note}" for note in verdict(table, theirs, part.metric, against=setup.size == "full")
+            ]
         return shown
 
 

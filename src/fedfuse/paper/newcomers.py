@@ -83,9 +83,7 @@ class NewcomersTable(Experiment):
                 if not setup.here(name):
                     continue
                 gap = " " * place  # headings must differ
-                line[f"{setup.words(name)} %"] = both(
-                    100 * means["test", name][label], 100 * means["sd", name][label]
-                )
+                line[f"{setup.words(name)} %"] = both(100 * means["test", name][label], 100 * means["sd", name][label])
                 line[f"printed{gap}"] = _printed(paper, prefix)
             lines.append({**line, "rank": f"{ours[label]:.2f}", "printed rank": _rank(paper)})
         shown.tables["test accuracy of newcomers, mean and standard deviation over them"] = pd.DataFrame(lines)

@@ -62,7 +62,7 @@ class Remaining(Watcher):
         self._progress.update(self._all, completed=behind, note=words)
         if not self._console.is_terminal and time.monotonic() - self._told > EVERY:
             self._told = time.monotonic()
-            self._console.print(f"{words} runs" if not self._hint else words, highlight=False, soft_wrap=True)
+            self._console.print(f"runs: {words}", highlight=False, soft_wrap=True)
 
     def _left(self, behind: float) -> str:
         total, passed = sum(self._efforts), time.monotonic() - self._began
