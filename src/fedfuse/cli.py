@@ -1,4 +1,4 @@
-"""The command line: run, compare, tune, path, resume, report, watch, predict, join, export, data, flower, bench."""
+"""The command line: run, compare, tune, path, resume, report, watch, predict, join, export, data, flower, bench, paper."""
 
 from __future__ import annotations
 
@@ -512,6 +512,41 @@ def flower_new(directory: Annotated[Path, Arg(help="A new directory.")]) -> None
     for path in write_app(directory):
         typer.echo(str(path))
     typer.echo(f'next: flwr run {directory} --stream --federation-config "num-supernodes=8"')
+
+
+@app.command()
+def paper(
+    names: Annotated[list[str], Arg(metavar="NAME", help="list, all, page, or names as list shows them.")],
+    quick: Annotated[bool, Opt("--quick", help="Less data, fewer rounds and seeds: minutes.")] = False,
+    middle: Annotated[bool, Opt("--middle", help="All data, one seed, fewer rounds: an hour or two.")] = False,
+    out: Annotated[Path, Opt(help="Where runs are kept, and tables and figures written.")] = Path("runs/paper"),
+    page: Annotated[Path, Opt(help="Where 'paper page' writes.")] = Path("docs/reproduction.md"),
+    jobs: Annotated[int | None, Opt(parser=_whole, metavar="N", help="Runs at a time (default: one per core).")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Reproduce a table or figure of the paper, its numbers beside ours; what is done is not done again."""
+    from fedfuse.paper.command import SPECIAL, make, show_list, write_page
+    from fedfuse.paper.setup import check_size
+    from fedfuse.plots import check_picture
+
+    size = check_size(quick, middle)
+    place = str(data_dir.absolute()) if data_dir else None
+    special = [name for name in names if name in (*SPECIAL, "all")]
+    if special and len(names) > 1:
+        raise FedfuseError(f"{special[0]} stands alone, got {' '.join(names)}")
+    if jobs is not None and jobs < 1:
+        raise FedfuseError(f"--jobs must be at least 1, got {jobs}")
+    if names == ["list"]:
+        show_list(out, place, Console())
+        return
+    check_picture("figure.svg")
+    if names == ["page"]:
+        write_page(page, out, place, Console())
+        return
+    try:
+        make(names, size, out, place, jobs, console, Console())
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command goes on where it was", INTERRUPTED)
 
 
 @data_app.command("list")

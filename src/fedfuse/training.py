@@ -516,6 +516,10 @@ class Run:
         lying = known_attack(self.fleet)
         return None if lying is None else {"attack": lying.attack, "lies": lying.lies, "who": lying.who.tolist()}
 
+    def in_use(self) -> Found:
+        """Return the models that devices have now, and their clusters."""
+        return self._in_use(Found(self.now.models(self.state), self.now.labels(self.state)))
+
     def _in_use(self, found: Found) -> Found:
         """Return what devices really use: what they make of it at home, where they do."""
         tasks = self.now.at_home(self.state)
@@ -546,7 +550,7 @@ class Run:
         return {what: self.trouble.get(what, 0) + now.get(what, 0) for what in {**self.trouble, **now}}
 
     def _evaluation(self) -> Row:
-        found = self._in_use(Found(self.now.models(self.state), self.now.labels(self.state)))
+        found = self.in_use()
         scores = self._scores(found)
         means = {part: mean_score(score[self.honest]) for part, score in scores.items()}
         truth = self.federation.truth

@@ -1,0 +1,97 @@
+"""``fedfuse paper``: what the command does, apart from reading its words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedfuse.comparison.jobs import usable_cores
+from fedfuse.errors import FedfuseError
+from fedfuse.paper import page, runner
+from fedfuse.paper.experiment import Item, Shown
+from fedfuse.paper.items import chosen, items
+from fedfuse.paper.output import duration, save
+from fedfuse.paper.progress import Remaining
+from fedfuse.paper.setup import Setup, Size, effort
+
+SPECIAL = ("list", "page")
+
+
+def show_list(out: Path, data_dir: str | None, answers: Console) -> None:
+    """Print every item: name, what it is, about how long it takes at each size, and whether that is done."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "where", "what"):
+        table.add_column(heading, no_wrap=heading != "what")
+    sizes: tuple[Size, ...] = ("quick", "middle", "full")
+    for size in sizes:
+        table.add_column(size, justify="right", no_wrap=True)
+    for item in items().values():
+        times = [_time(item, Setup(size, runner.cache(out), data_dir)) for size in sizes]
+        table.add_row(item.name, item.where, escape(item.title), *times)
+    answers.print(table)
+    words = f"Rough times on {usable_cores()} cores; done: already there in {out}. Figures of the same runs share them."
+    answers.print(f"\n{words}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _time(item: Item, setup: Setup) -> str:
+    if not item.experiment.datasets(setup) and item.experiment.data:
+        return "no files"
+    rest = runner.missing([item], setup)
+    if not rest:
+        return "done" if item.experiment.data else "5 s"
+    seconds = sum(map(effort, rest)) / usable_cores()
+    return "~" + duration(max(seconds, 1.0))
+
+
+def make(
+    names: list[str], size: Size, out: Path, data_dir: str | None, jobs: int | None, console: Console, answers: Console
+) -> None:
+    """Run items, print them and write their files; an error at the end where runs failed."""
+    wanted, setup = chosen(names), Setup(size, runner.cache(out), data_dir)
+    said = list(dict.fromkeys(w for item in wanted for w in setup.check_data(item.experiment.data)))
+    for words in said:
+        console.print(f"note: {words}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    wanted = [item for item in wanted if item.experiment.datasets(setup) or not item.experiment.data]
+    if not wanted:
+        raise FedfuseError("none of the data that this needs are here")
+    failed = runner.run(wanted, setup, Remaining(console), jobs)
+    broken = []
+    for item in wanted:
+        lacking = [failed[trial.key] for trial in runner.missing([item], setup) if trial.key in failed]
+        if lacking:
+            broken.append(f"{item.name}: {len(lacking)} runs failed ({lacking[0]})")
+            continue
+        shown = item.experiment.show(setup)
+        shown.notes += [words for words in said if any(name in words for name in item.experiment.data)]
+        directory = out / size / item.name
+        save(item, setup, shown, directory)
+        print_item(item, shown, answers)
+        answers.print(f"\nfiles: {directory}\n", highlight=False, markup=False, soft_wrap=True)
+    if broken:
+        raise FedfuseError("; ".join(broken))
+
+
+def print_item(item: Item, shown: Shown, answers: Console) -> None:
+    """Print tables and notes."""
+    answers.print(f"{item.where}: {item.title}", style="bold", highlight=False, markup=False, soft_wrap=True)
+    for title, frame in shown.tables.items():
+        answers.print(f"\n{title}", highlight=False, markup=False, soft_wrap=True)
+        table = Table(box=None, pad_edge=False)
+        for place, heading in enumerate(frame.columns):
+            table.add_column(str(heading).strip(), justify="left" if place == 0 else "right", no_wrap=place == 0)
+        for row in frame.itertuples(index=False):
+            table.add_row(*(escape(str(cell)) for cell in row))
+        answers.print(table)
+    for note in shown.notes:
+        answers.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
+
+
+def write_page(path: Path, out: Path, data_dir: str | None, answers: Console) -> None:
+    """Write the page of all that is done."""
+    absent = page.write(path, out, data_dir)
+    answers.print(f"page: {path}", highlight=False, markup=False, soft_wrap=True)
+    if absent:
+        answers.print(f"not run yet: {', '.join(absent)}", highlight=False, markup=False, soft_wrap=True)

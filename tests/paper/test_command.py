@@ -1,0 +1,104 @@
+"""``fedfuse paper`` as a person uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedfuse.paper import setup
+from fedfuse.paper.items import items
+from fedfuse.paper.progress import Remaining
+from fedfuse.paper.setup import Setup
+
+NAMES = (
+    "table1 table2 table3 tableE1 tableE2 tableE3 tableE4 figure1 distances tsne mnist fmnist cost tuning "
+    "attacks-synthetic attacks-mnist attacks-fmnist async strategies starts lambda epochs xi"
+)
+
+
+def test_the_list_has_everything_with_a_time(fedfuse):
+    assert list(items()) == NAMES.split()
+    status, out, err = fedfuse("paper", "list")
+    assert (status, err) == (0, "")
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert set(items()) <= set(lines)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["table9"], "the paper has no 'table9'; did you mean 'table1'?"),
+        (["all", "table1"], "all stands alone, got all table1"),
+        (["list", "table1"], "list stands alone"),
+        (["table1", "--quick", "--middle"], "--quick and --middle are two sizes"),
+        (["table1", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        ([], "Missing argument"),
+    ],
+)
+def test_bad_words(refused, words, said):
+    assert said in refused("paper", *words)
+
+
+def test_missing_files_are_told_before_anything_is_run(refused, monkeypatch, here):
+    monkeypatch.setenv("FEDFUSE_DATA", str(here / "nowhere"))
+    assert "mnist needs the file" in refused("paper", "mnist")
+    assert "housing-bodyfat needs the file" in refused("paper", "table1", "--middle")
+
+
+def test_a_table(fedfuse, tiny, monkeypatch):
+    monkeypatch.setattr(setup, "missing_files", lambda name, data_dir: [f"{name}.csv"] if name[0] == "h" else [])
+    status, out, err = fedfuse("paper", "table1", "--quick", "--jobs", "1", "--out", "p")
+    assert status == 0, err
+    assert "the files of housing-bodyfat are not here (housing-bodyfat.csv, …): it is left out" in " ".join(err.split())
+    rows = [line.split()[0] for line in out.splitlines() if line.startswith(("LOCAL", "IFCA", "CFL", "FPFC"))]
+    assert rows == ["LOCAL", "IFCA", "CFL", "FPFC-l1", "FPFC", "FPFC"]
+    assert "89.46 ± 4.00" in out  # the printed one
+    assert out.endswith("files: p/quick/table1\n\n")
+    numbers = pd.read_csv("p/quick/table1/synthetic-S1.csv").set_index("method")
+    assert numbers.loc["fpfc", "printed_test"] == pytest.approx(0.8946)
+    assert "left out" in Path("p/quick/table1/table1.md").read_text()
+    again = fedfuse("paper", "table1", "--quick", "--jobs", "1", "--out", "p")
+    assert (again[0], again[1]) == (0, out)
+
+
+def test_the_page(fedfuse, tiny, monkeypatch):
+    monkeypatch.setattr(setup, "missing_files", lambda name, data_dir: [f"{name}.csv"])
+    monkeypatch.setattr(Setup, "substitutes", lambda self, name: False)
+    assert fedfuse("paper", "tableE4", "figure1", "--quick", "--jobs", "1")[0] == 0
+    status, out, _ = fedfuse("paper", "page")
+    assert status == 0
+    assert out.startswith("page: docs/reproduction.md\nnot run yet: table1, ")
+    page = Path("docs/reproduction.md").read_text()
+    assert "## Table E.4: all methods on S5" in page
+    assert "`fedfuse paper tableE4 --quick`, 11 runs, " in page
+    assert "81.83 ± 2.00" in page
+    assert "![solution paths" in page
+    assert Path("docs/reproduction/figure1.svg").stat().st_size > 10_000
+    assert "\nfedfuse paper table1\n" in page.partition("## Not run yet")[2]
+    before = page
+    fedfuse("paper", "page")
+    assert Path("docs/reproduction.md").read_text() == before
+
+
+def test_how_long_is_left(quick, monkeypatch, capsys):
+    from rich.console import Console
+
+    from fedfuse.comparison.jobs import DONE, RUNNING, Board
+    from fedfuse.paper import progress
+
+    trials = items()["tableE4"].experiment.trials(quick)[:4]
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress, "effort", lambda trial: 10.0)
+    watcher = Remaining(Console(stderr=True))
+    watcher.begin(trials)
+    board = Board([0] * Board.size(4))
+    board.put(0, DONE)
+    board.put(1, RUNNING, 50, 100)
+    clock[0] = 90.0
+    watcher.look(board)  # 1.5 of 4 in 90 seconds: 150 more
+    watcher.close()
+    assert capsys.readouterr().err == "runs: 1 of 4, about 2 min left\n"

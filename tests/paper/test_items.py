@@ -1,0 +1,56 @@
+"""Every declared experiment, at a size that takes no time: runs, tables, pictures."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import pytest
+
+from fedfuse.comparison.jobs import Watcher
+from fedfuse.paper import output, runner, setup
+from fedfuse.paper.data import Data, missing_files
+from fedfuse.paper.items import items
+from fedfuse.paper.setup import Setup
+
+mpl.use("Agg")
+IMAGES = [name for name, item in items().items() if any(Data(data).kind == "images" for data in item.experiment.data)]
+CONVEX = [n for n, item in items().items() if n not in IMAGES or len({Data(d).kind for d in item.experiment.data}) > 1]
+LONG = set(IMAGES) - {"mnist"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Items that share runs find them here."""
+    return tmp_path_factory.mktemp("paper")
+
+
+def _images_missing(name, data_dir):
+    return [f"{name}.gz"] if Data(name).kind == "images" else missing_files(name, data_dir)
+
+
+def _works(name, home):
+    item, quick = items()[name], Setup("quick", runner.cache(home))
+    assert runner.run([item], quick, Watcher(), jobs=1) == {}
+    assert runner.complete(item, quick)
+    shown = item.experiment.show(quick)
+    assert shown.tables
+    files = output.save(item, quick, shown, home / name)
+    assert all(path.stat().st_size > 0 for path in files)
+    page = (home / name / f"{name}.md").read_text()
+    assert f"`fedfuse paper {name} --quick`" in page
+    assert "nan" not in page
+
+
+@pytest.mark.parametrize("name", CONVEX)
+def test_an_item(name, tiny, home, monkeypatch):
+    monkeypatch.setattr(output, "PICTURES", ("figure.svg",))
+    monkeypatch.setattr(setup, "missing_files", _images_missing)
+    monkeypatch.setattr(Setup, "substitutes", lambda self, name: False)
+    _works(name, home)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in IMAGES])
+def test_an_item_on_images(name, tiny, home, monkeypatch):
+    monkeypatch.setattr(output, "PICTURES", ("figure.png",))
+    monkeypatch.setattr(setup, "missing_files", _images_missing)  # digits stand for them
+    _works(name, home)
+    assert "digits for " in (home / name / f"{name}.md").read_text()
