@@ -1,4 +1,4 @@
-"""The command line: run, compare, tune, path, resume, report, watch, predict, join, export, data, flower, bench, paper."""
+"""The command line: run, compare, tune, path, resume, report, watch, predict, join, export, data, flower, paper, …"""
 
 from __future__ import annotations
 
