@@ -6,7 +6,7 @@ export FEDFUSE_DATA ?= $(abspath $(wildcard ../shared/data))
 
 .PHONY: run test coverage slow lint bench docs clean
 
-run: .venv/ready
+run: .venv/core
 	$(BIN)/fedfuse run synthetic:S1
 
 test: .venv/ready
@@ -32,9 +32,16 @@ docs: .venv/ready
 	$(BIN)/python docs/make_figures.py
 	$(BIN)/mkdocs build --strict
 
-.venv/ready: pyproject.toml constraints.txt
+# what a first run needs, and what developers need on top of it
+INSTALL = $(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable
+
+.venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) '.[report]'
+	touch $@
+
+.venv/ready: .venv/core
+	$(INSTALL) '.[dev]'
 	touch $@
 
 clean:
