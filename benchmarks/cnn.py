@@ -1,10 +1,14 @@
 """Local training of the paper's CNN: fedfuse against a plain PyTorch loop over the same batches, in one process.
 
     python benchmarks/cnn.py [devices] [rows per device] [repeats]
+    python benchmarks/cnn.py round [epochs] [rows per device] [repeats]
 
 The plain loop is what everybody writes: for each device a module, `torch.optim.SGD`, shuffled row numbers, batches of
 100; no proximal term (fedfuse has one). It runs with torch's threads as they are, and with one. Rows are random: how
 long a step takes does not depend on them.
+
+``round`` is a whole round of the paper's setting, from orders to replies: 10 devices, 10 epochs of batches of 100, in
+process and on two worker processes.
 """
 
 from __future__ import annotations
@@ -19,9 +23,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedfuse.data.federation import Rows
+from fedfuse.data.federation import Federation, Rows
+from fedfuse.fleet import Fleet, InProcess, Workers
 from fedfuse.models.networks import CNN
-from fedfuse.tasks import Work
+from fedfuse.tasks import Order, Train, Work
 from fedfuse.types import Floats
 
 WORK = Work(steps=1, lr=0.01, batch=100)
@@ -45,18 +50,30 @@ class Case:
         rngs = [np.random.default_rng([1, i]) for i in self.devices]
         return self.model.train(self.data, self.devices, self.w, anchor, rho, WORK, rngs)
 
-    def plain(self) -> Floats:
-        return np.stack([self._plain_device(i) for i in self.devices])
+    def plain(self, epochs: int = 1) -> Floats:
+        return np.stack([self._plain_device(i, epochs) for i in self.devices])
 
-    def _plain_device(self, i: int) -> Floats:
+    def orders(self, epochs: int) -> list[Order]:
+        """Return a round's orders."""
+        work, anchor = Work(steps=epochs, lr=0.01, batch=100), self.w[0, self.model.fused]
+        return [Order(int(i), 1, Train(work, self.w[i], anchor, rho=1.0)) for i in self.devices]
+
+    def federation(self) -> Federation:
+        """Return the same rows as users would have them."""
+        parts = [slice(a, b) for a, b in zip(self.rows.start, self.rows.stop, strict=True)]
+        X, y = self.rows.X.reshape(-1, 1, 28, 28), self.rows.y
+        return Federation.from_arrays([(X[part], y[part]) for part in parts], test=0.0, validation=0.0)
+
+    def _plain_device(self, i: int, epochs: int) -> Floats:
         module = self.model.module_with(self.w[i]).train()
         optimiser = torch.optim.SGD(module.parameters(), lr=0.01)
         x, y = self.images[self.rows.start[i] : self.rows.stop[i]], self.labels[self.rows.start[i] : self.rows.stop[i]]
-        order = torch.from_numpy(np.random.default_rng([1, i]).permutation(len(x)))
-        for rows in order.split(100):
-            optimiser.zero_grad()
-            functional.cross_entropy(module(x[rows]), y[rows]).backward()
-            optimiser.step()
+        rng = np.random.default_rng([1, i])
+        for _ in range(epochs):
+            for rows in torch.from_numpy(rng.permutation(len(x))).split(100):
+                optimiser.zero_grad()
+                functional.cross_entropy(module(x[rows]), y[rows]).backward()
+                optimiser.step()
         return torch.cat([p.detach().ravel() for p in module.parameters()]).numpy()
 
 
@@ -92,5 +109,36 @@ def main(m: str = "8", n: str = "1000", repeats: str = "9") -> None:
         print(f"{name:10s}  {times}  ratio {ratio:.2f} (of the best: {best:.2f})", flush=True)
 
 
+def perform(fleet: Fleet, orders: list[Order]) -> None:
+    """Send these orders and wait for all replies."""
+    fleet.submit(orders)
+    missing = len(orders)
+    while missing:
+        missing -= len(fleet.collect())
+
+
+def whole_round(epochs: str = "10", n: str = "3000", repeats: str = "3") -> None:
+    """Print how much faster a round is than the plain loop, each set of times taken one right after the other."""
+    case = Case(10, int(n))
+    federation, orders = case.federation(), case.orders(int(epochs))
+    inside = InProcess(federation, case.model)
+    workers = Workers(federation, case.model, workers=2)
+    for fleet in (inside, workers):  # rows loaded, processes started
+        perform(fleet, case.orders(1))
+    cores = numba.config.NUMBA_NUM_THREADS
+    runs: dict[str, tuple[Callable[[], object], int]] = {
+        "plain loop": (lambda: case.plain(int(epochs)), cores),
+        "plain loop, one thread": (lambda: case.plain(int(epochs)), 1),
+        "in process": (lambda: perform(inside, orders), cores),
+        "in process, one thread": (lambda: perform(inside, orders), 1),
+        "two workers": (lambda: perform(workers, orders), cores),
+    }
+    times = np.array([[seconds(*run) for run in runs.values()] for _ in range(int(repeats))])
+    workers.close()
+    for k, name in enumerate(runs):
+        speed = np.median(times[:, :2] / times[:, k, None], axis=0)
+        print(f"{name:24s} {np.median(times[:, k]):7.2f} s  {speed[0]:5.2f} {speed[1]:5.2f} times the plain loops")
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    whole_round(*sys.argv[2:]) if sys.argv[1:2] == ["round"] else main(*sys.argv[1:])
