@@ -135,7 +135,7 @@ def _memory(letter: Letter, context: Context) -> Memory | None:
     if letter.memory is not None:
         return letter.memory
     state = context.state
-    if _STATE not in state or state[f"{_STATE}.version"]["version"] != letter.version:  # type: ignore[index]
+    if _STATE not in state or state[f"{_STATE}.version"]["version"] != letter.version:
         return None
     kept = {name: array.numpy() for name, array in state[_STATE].items()}  # type: ignore[union-attr]
     return Memory(**kept)
