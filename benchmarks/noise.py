@@ -19,7 +19,7 @@ import numpy as np
 import fedfuse as ff
 from fedfuse.data import load
 
-EPSILONS = (30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0)
+EPSILONS = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 1e5, 1e6)
 ROUNDS, CLIP, DELTA = 10, 1.0, 1e-5
 WORK = ff.Work(steps=30, lr=0.1)
 METHODS: dict[str, Any] = {"fpfc": ff.FPFC(lam=0.6, work=WORK, refit=False), "fedavg": ff.FedAvg(work=WORK)}
