@@ -1,10 +1,11 @@
 """What Flower costs per round: simulation and deployment against in process, and bytes on the wire.
 
 What: FedAvg with one gradient step on devices with few rows, d = 610, so that nearly all time is transport. In process;
-on Flower's simulation engine with 20 and 100 devices, against a round of Flower's own (`send_and_receive`) with an
-empty ClientApp and messages of the same size; with --deployment on a real SuperLink with 4 SuperNodes on loopback.
-Bytes are those of the arrays and lines of JSON in all messages of a run, against `cost_floats` x 4.
-How long: two minutes on two idle cores, four with --deployment. Command:
+on Flower's simulation engine with 20 and 100 devices, against a round of Flower's own: `send_and_receive` of a vector
+of that size, answered by a hello of the same app (an app that does nothing at all might be faster); with --deployment
+on a real SuperLink with 4 SuperNodes on loopback. Bytes are those of the arrays and lines of JSON in all messages of a
+run, against `cost_floats` x 4, without the envelopes of Flower and HTTP.
+How long: not measured on idle cores; many minutes beside other jobs. Command:
     python benchmarks/flower.py [--rounds 20] [--deployment]
 Measured: docs/flower.md, "What it costs".
 """
@@ -65,7 +66,7 @@ def on_simulation(federation: Federation, rounds: int) -> tuple[float, float]:
 def no_op_round(grid: Any, rounds: int) -> float:
     """Time Flower's own round: everybody gets a vector and is asked for nothing.
 
-    The question is a hello, the cheapest that our app answers; an app that does nothing would be no faster.
+    The question is a hello, the cheapest that our app answers.
     """
     from flwr.app import Array, ArrayRecord, Message, RecordDict
 
