@@ -348,3 +348,18 @@ def test_an_app_that_always_fails_is_an_error_that_says_why():
 
     with pytest.raises(FedfuseError, match=r"no device can carry out an order; .*no such model"):
         fit_on(grid_of(federation, broken), federation, METHOD, rounds=3)
+
+
+def test_bytes_are_those_of_the_floats_and_a_little_per_message():
+    federation = planted("classification", m=4, p=150)  # 453 parameters
+    grid = grid_of(federation)
+    result = fit_on(grid, federation, ff.FPFC(lam=0.5, work=ff.Work(steps=1), refit=False), rounds=8, tol=0)
+    messages = [*grid.sent, *grid.answers]
+    total = sum(_bytes(message) for message in messages)
+    assert total <= 1.1 * 4 * result.cost_floats + 500 * len(messages)
+    assert total >= 4 * result.cost_floats
+
+
+def _bytes(message):
+    arrays, config = (message.content.get(name) or {} for name in ("arrays", "config"))
+    return sum(len(array.data) for array in arrays.values()) + sum(len(str(line)) for line in config.values())

@@ -97,7 +97,7 @@ def load_rows(load: Load, context: Context) -> Federation:
     config = {**context.run_config, **context.node_config}
     data = load(name, config)
     if not isinstance(data, Federation):
-        goal = config.get("goal") or None
+        goal: Any = config.get("goal") or None
         data = Federation.from_arrays({name: data}, goal=goal)
     if data.m != 1:
         raise FedfuseError(f"device {name!r}: load must return the rows of one device, got those of {data.m}")
@@ -135,7 +135,7 @@ def _memory(letter: Letter, context: Context) -> Memory | None:
     if letter.memory is not None:
         return letter.memory
     state = context.state
-    if _STATE not in state or state[f"{_STATE}.version"]["version"] != letter.version:  # type: ignore[index]
+    if _STATE not in state or state[f"{_STATE}.version"]["version"] != letter.version:
         return None
     kept = {name: array.numpy() for name, array in state[_STATE].items()}  # type: ignore[union-attr]
     return Memory(**kept)

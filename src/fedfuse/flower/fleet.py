@@ -220,7 +220,8 @@ class FlowerFleet(Fleet):
 
     def _failed(self, job: _Job, message: Message) -> None:
         name, error = self._names[job.order.device], message.error
-        log.warning("device %r: Flower's error %d, %s", name, error.code, " ".join(error.reason.split())[:300])
+        reason = " ".join((error.reason or "no reason given").split())
+        log.warning("device %r: Flower's error %d, %s", name, error.code, reason[-300:])
         self._shadows[job.order.device].fresh = False  # whatever it has done, it is not what we know
         if error.code == _GONE:
             self._nodes.lose(name, job.node)
@@ -228,13 +229,12 @@ class FlowerFleet(Fleet):
             self._again(job)
         else:
             self._give_up(job, "error on the device")
-            self._check_any_works(name, error.reason)
+            self._check_any_works(name, reason)
 
     def _check_any_works(self, name: str, reason: str) -> None:
         """Raise an error if orders fail everywhere and always: it is the app that is wrong, not a device."""
         if not self._heard and self._trouble["error on the device"] >= min(len(self._names), _ALL_FAIL):
-            last = reason.strip().splitlines()[-1] if reason.strip() else "no reason given"
-            raise FedfuseError(f"no device can carry out an order; device {name!r} says: {last}")
+            raise FedfuseError(f"no device can carry out an order; device {name!r} says: {reason[-300:]}")
 
     def _again(self, job: _Job) -> None:
         """Let an order wait for its device, with the memory that the server has of it."""

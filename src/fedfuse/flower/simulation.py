@@ -146,8 +146,13 @@ class Engine:
 
         folder = str(self._folder)
         device = client_app(partial(_device, folder), partial(_model, folder))
-        resources = {"num_cpus": 1, "num_gpus": 0.0}
-        quiet = {"logging_level": "error", "log_to_driver": False, "include_dashboard": False, "_temp_dir": folder}
+        resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
+        quiet: dict[str, Any] = {
+            "logging_level": "error",
+            "log_to_driver": False,
+            "include_dashboard": False,
+            "_temp_dir": folder,
+        }
         logging.getLogger("flwr").setLevel(logging.ERROR)
         try:
             run_simulation(app, device, m, backend_config={"client_resources": resources, "init_args": quiet})

@@ -129,7 +129,7 @@ def _put_together(line: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]
     kind = _TASKS[name]
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in words.items()}
     if "work" in given:
-        given["work"] = Work(**given["work"])
+        given["work"] = Work(**words["work"])
     own = {f.name for f in fields(kind)}
     task: Task = kind(**given, **{name: array for name, array in arrays.items() if name in own})
     return task
@@ -180,9 +180,9 @@ def _numbers(array: Array, most: int) -> npt.NDArray[Any]:
         raise UnreadableError(f"its values take {len(array.data)} bytes, expected were {most} numbers")
     buffer = BytesIO(array.data)
     try:
-        if np.lib.format.read_magic(buffer) != (1, 0):  # type: ignore[no-untyped-call]
+        if np.lib.format.read_magic(buffer) != (1, 0):
             raise UnreadableError("its values are in an unknown version of NumPy's format")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(buffer)  # type: ignore[no-untyped-call]
+        shape, _, dtype = np.lib.format.read_array_header_1_0(buffer)
     except UnreadableError:
         raise
     except Exception as problem:  # there is no end to what damaged bytes raise
