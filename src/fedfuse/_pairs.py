@@ -279,16 +279,44 @@ def _near(where: Any, turn: Any, first: Any, c: Any, todo: Any) -> Any:
     return n
 
 
+@njit(**_APART)
+def _first_measure(turn: Any, b: Any, other: Any, theirs: Any) -> Any:
+    """As `_measure`, of a pair that was far until now: its row would be the difference before the round."""
+    new = _apart(turn.now[b], theirs)
+    if other < 0:
+        gap, was = turn.lengths[b] ** 2, _apart(turn.before[b], theirs)
+    else:
+        gap, was = _apart(turn.moved[b], turn.moved[other]), _apart(turn.before[b], turn.before[other])
+    return new, (new + gap - was) / 2, gap
+
+
+@njit(**_APART)
+def _first_spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, weights: Any) -> None:
+    """As `_spread`, of a pair that was far until now: it had no part in either sum, and there is no old row."""
+    _, sign, gain, _ = weights
+    s, g = splat(sign), splat(gain)
+    e, w = 0, width(row)
+    while e + w <= row.size:
+        apart, x, y = load(mine, e) - load(theirs, e), load(own, e), load(other, e)
+        store(row, e, s * apart)
+        store(own, e, x - apart + g * apart)
+        store(other, e, y + apart - g * apart)
+        e += w
+    while e < row.size:
+        gap = mine[e] - theirs[e]
+        row[e] = sign * gap
+        own[e] += gain * gap - gap
+        other[e] += gap - gain * gap
+        e += 1
+
+
 @njit(**_INNER)
 def _measure(pairs: Any, turn: Any, b: Any, j: Any, p: Any, theirs: Any, following: Any) -> Any:
     """Return ||new||^2, <gap, new> and ||gap||^2 of a pair's new row (see `_products`)."""
     delta, one = pairs.delta, pairs.delta.dtype.type(1)
     row, mine, was = delta[pairs.where[p]], turn.now[b], np.float64(pairs.r[p]) ** 2
-    if pairs.r[p] < 0:  # far until now: as it was before the round
-        sign, before = one if turn.active[b] < j else -one, theirs if turn.rank[j] < 0 else turn.before[turn.rank[j]]
-        for e in range(row.size):
-            row[e] = sign * (turn.before[b, e] - before[e])
-        was = _apart(turn.before[b], before)
+    if pairs.r[p] < 0:
+        return _first_measure(turn, b, turn.rank[j], theirs)
     lo, hi = (mine, theirs) if turn.active[b] < j else (theirs, mine)
     new, gap = 0.0, 0.0
     for first in range(0, row.size, BLOCK):
@@ -342,17 +370,21 @@ def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, c: Any, scratch: Any)
                 b, j, p = todo[0, t - 1], todo[1, t - 1], todo[2, t - 1]
                 other, row, mine = rank[j], delta[where[p]], turn.now[b]
                 ahead = delta[where[todo[2, min(t + 1, n - 1)]]]
+                fresh = pairs.r[p] < 0
                 weights, x, y, far = _settle(pairs, pieces, one if active[b] < j else -one, p, known)
                 primal, dual = primal + x, dual + y
                 if far:
                     where[p] = LEFT - where[p]
                     left += 1
-                if other < 0:
-                    _spread(row, mine, partners[chair], rows[b], changes[chair], turn.moved[b], weights, ahead)
-                    if t == n or todo[1, t] != j:
-                        _add(changes[chair], pairs.sums[j])
+                theirs, change = (partners[chair], changes[chair]) if other < 0 else (turn.now[other], rows[other])
+                if fresh:
+                    _first_spread(row, mine, theirs, rows[b], change, weights)
+                elif other < 0:
+                    _spread(row, mine, theirs, rows[b], change, turn.moved[b], weights, ahead)
                 else:
-                    _spread(row, mine, turn.now[other], rows[b], rows[other], None, weights, ahead)
+                    _spread(row, mine, theirs, rows[b], change, None, weights, ahead)
+                if other < 0 and (t == n or todo[1, t] != j):
+                    _add(change, pairs.sums[j])
     scratch.squares[c, 0] = primal
     scratch.squares[c, 1] += dual
     scratch.counts[c, 1] = left

@@ -1,13 +1,14 @@
 """Rows that are handed out and given back, in memory that is taken only where rows are in use.
 
-Space for all rows that may ever be needed is reserved at once. That costs nothing: the system provides a page when
-it is first written to. So rows never move, and kernels see one array, however few rows there are.
+Space for all rows that may ever be in memory is reserved at once. That costs nothing: the system provides a page when
+it is first written to. So rows need not move when more are needed, and kernels see one array, however few there are.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,11 @@ class Pool:
     ) -> None:
         self.limit, self.directory = limit, directory
         self._allowed = _free_memory() if limit is None else limit
-        self._space = _reserve(capacity * width * np.dtype(dtype).itemsize)
-        self.rows = _rows(self._space, capacity, width, dtype)
+        self.capacity = capacity
+        row = width * np.dtype(dtype).itemsize
+        here = min(capacity, self._allowed // max(row, 1))
+        self._space = _reserve(here * row)
+        self.rows = _rows(self._space, here, width, dtype)
         self.used, self._on_disk = 0, False
         self._given_back: Numbers = np.empty(0, np.int32)
 
@@ -94,7 +98,7 @@ class Pool:
 
     def grown(self, capacity: int) -> Pool:
         """Return a pool with the same rows and room for more."""
-        if capacity <= len(self.rows):
+        if capacity <= self.capacity:
             return self
         pool = Pool(capacity, self.rows.shape[1], self.rows.dtype, self.limit, self.directory)
         pool._allowed, pool._given_back = self._allowed, self._given_back
@@ -113,8 +117,8 @@ class Pool:
                 f"numbers take {_text(n * self.row_bytes)}, and {_text(self._allowed)} are allowed: start warm, take a "
                 "smaller lambda, raise memory, or name a directory for spill"
             )
-        space = _reserve_file(self.rows.nbytes, self.directory)
-        rows = _rows(space, len(self.rows), self.rows.shape[1], self.rows.dtype)
+        space = _reserve_file(self.capacity * self.row_bytes, self.directory)
+        rows = _rows(space, self.capacity, self.rows.shape[1], self.rows.dtype)
         rows[: self.used] = self.rows[: self.used]
         self._space, self.rows, self._on_disk = space, rows, True
 
@@ -127,7 +131,9 @@ def _reserve(size: int) -> mmap.mmap:
     """Return so many zeros, of which no page is in memory yet."""
     if os.name != "posix":
         return mmap.mmap(-1, max(size, 1))
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if sys.platform == "linux":
+        flags |= 0x4000  # MAP_NORESERVE, which older Pythons have no name for
     space = mmap.mmap(-1, max(size, 1), flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE") and size >= SLACK // 32:  # rows are visited far apart
         space.madvise(mmap.MADV_HUGEPAGE)

@@ -40,7 +40,9 @@ FLAT = 0.02  # a score on validation rows that rose by less (accuracy; of RMSE, 
 NEAREST = 5  # other groups' models that a device tries
 LONG = 8.0  # times the length of the calm updates, and an update is not believed
 CALM = 0.1  # share of the devices whose updates are the calm ones: the others may lie
-MOVE = 1.645  # standard errors by which another group's model must be better for a device to move
+# Standard errors by which another group's model must be better for a device to move. A device that is alone moves to
+# a model that it cannot tell to be worse: the others there have more rows than it has.
+MOVE = 1.645
 
 
 @dataclass(frozen=True)
@@ -276,13 +278,16 @@ class NetworkAuto(NetworkRefit):
 
     def _take_check(self, state: StagedState) -> str:
         labels, near, moved = state.memory["labels"], self._near(state), state.memory["labels"].copy()
-        for i, answer in state.answers.items():
+        alone, joined = np.bincount(labels)[labels] == 1, set[int]()
+        for i, answer in sorted(state.answers.items()):
             judgement = Judgement.read(i, int(state.world.counts["validation"][i]), answer, 1 + near.shape[1])
             others = np.array([judgement.difference(1 + k, 0) for k in range(near.shape[1])])
             z = others[:, 0] / np.sqrt(np.maximum(others[:, 1], 1e-300))
             state.memory["confidence"][i] = ndtr(z.min())
-            if z.min() < -MOVE:
+            # of two that are alone, one moves to the other
+            if z.min() < (MOVE if alone[i] and labels[i] not in joined else -MOVE):
                 moved[i] = near[labels[i], int(np.argmin(others[:, 0]))]
+                joined.add(int(moved[i]))
         state.put("agreement", float(np.mean(moved == labels)))
         self._group(state, state.memory["own"], moved)
         return "refit"
