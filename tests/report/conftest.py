@@ -51,7 +51,7 @@ def large_run(runs):
         data[f"device {i}"] = (X, X @ weights[group] + 0.3 * rng.normal(size=20))
     federation = ff.Federation.from_arrays(data, truth=truth)
     method = ff.FPFC(lam=0.5, refit=False, work=ff.Work(solver="exact"))
-    result = ff.fit(federation, method, rounds=20, out=runs / "large", dataset="large", evaluate_every=2)
+    result = ff.fit(federation, method, rounds=12, out=runs / "large", dataset="large", evaluate_every=2)
     write_report(runs / "large", federation=federation)
     return runs / "large", result
 
@@ -59,7 +59,7 @@ def large_run(runs):
 @pytest.fixture(scope="session")
 def comparison(runs):
     methods = {"auto": ff.FPFC(), "ifca": ff.IFCA(n_models=2), "fedavg": ff.FedAvg(), "local": ff.Local()}
-    ff.compare(planted("classification", m=12), methods, seeds=2, rounds=30, jobs=1, out=runs / "comparison")
+    ff.compare(planted(m=8), methods, seeds=2, rounds=15, jobs=1, out=runs / "comparison")
     write_report(runs / "comparison")
     return runs / "comparison"
 
