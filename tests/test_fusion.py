@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfuse import fusion
+from fedfuse.clusters import components
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState
 from fedfuse.models import _threads
@@ -94,7 +95,7 @@ def test_large_rounds_equal_the_textbook(threads, m, k, d):
 @pytest.mark.parametrize("penalty", [SmoothedSCAD(0.6), SCAD(0.6), MCP(0.6), SCAD(0.0)], ids=lambda p: p.name)
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_pairs_that_go_out_of_reach_and_come_back_equal_the_textbook(penalty, warm):
-    """Rows of far pairs are not read (they are spoilt here) and not written."""
+    """Far pairs have no rows; what is left in rows that are not in use is not read (it is spoilt here)."""
     rng = np.random.default_rng(13)
     m, d = 12, 5
     start = rng.normal(size=(m, d))
@@ -104,13 +105,14 @@ def test_pairs_that_go_out_of_reach_and_come_back_equal_the_textbook(penalty, wa
     for k in range(80):
         if k == 40:
             state.penalty = book.penalty = type(penalty)(1.5 * penalty.lam)  # a longer reach
-        far = state.far.copy()
-        state.delta[far] = np.nan
+        far = state.far
+        idle = np.setdiff1d(np.arange(len(far)), state._where[~far])
+        state._pool.rows[idle] = np.nan
         active = rng.choice(m, 4, replace=False)
         omegas = 0.9 * state.omega[active] + 0.4 * rng.normal(size=(4, d))
         state.absorb(active, omegas)
         book.absorb(active, omegas)
-        assert np.isnan(state.delta[far & state.far]).all()
+        assert len(np.unique(state._where[~state.far])) == (~state.far).sum()
         left, returned = left + (state.far & ~far).sum(), returned + (far & ~state.far).sum()
         assert_equal_pairs(state, book)
         assert_equal_anchors(state, book, range(m))
@@ -364,7 +366,7 @@ def test_uploads_may_be_a_view_of_the_state_or_not_to_be_written(d):
         state.absorb([3, 2, 1, 0], uploads)
         for name, array in state.pack().items():
             np.testing.assert_array_equal(array, states[0].pack()[name])
-    assert states[1].delta.shape == (6, d)
+    assert states[1].pack()["delta"].shape[1] == d
     np.testing.assert_array_equal(states[1].omega, start[::-1])
 
 
@@ -374,3 +376,94 @@ def test_a_device_that_sends_nan_is_far_from_nobody():
     state.absorb([0], np.full((1, 3), np.nan))
     assert state.far.tolist() == [False, False, True]
     assert np.isfinite(state.theta(1, 2)).all()
+
+
+def spread_out(m=40, d=300, groups=4):
+    rng = np.random.default_rng(15)
+    centres = 9 * rng.normal(size=(groups, d)) / np.sqrt(d)
+    return centres[np.arange(m) % groups] + rng.normal(size=(m, d)) / 4 / np.sqrt(d)
+
+
+def wandering_rounds(start, n=30):
+    """Groups, then everybody for themselves, then groups again: pairs come and go."""
+    rng = np.random.default_rng(16)
+    for k in range(n):
+        active = np.sort(rng.choice(len(start), 12, replace=False))
+        away = 3 if 10 <= k < 20 else 0.1
+        yield active, start[active] + away * rng.normal(size=(12, start.shape[1])) / np.sqrt(start.shape[1])
+
+
+def test_memory_is_that_of_the_pairs_within_reach():
+    start = spread_out()
+    state = FusionState(start, SmoothedSCAD(0.6), warm=True)
+    assert state._pool.used == 0
+    state.absorb(range(40), start)
+    assert (~state.far).sum() == 4 * 10 * 9 // 2
+    dense = FusionState(start, SmoothedSCAD(0.6)).nbytes
+    assert state.nbytes < 0.25 * dense
+
+
+def test_moving_rows_together_changes_nothing(monkeypatch):
+    start = spread_out()
+    plain = FusionState(start, SmoothedSCAD(0.6), warm=True)
+    for turn in wandering_rounds(start):
+        plain.absorb(*turn)
+    monkeypatch.setattr("fedfuse._pool.SLACK", 0)
+    tidy, sizes = FusionState(start, SmoothedSCAD(0.6), warm=True), []
+    for turn in wandering_rounds(start):
+        tidy.absorb(*turn)
+        sizes.append(tidy._pool.used)
+    assert (np.diff(sizes) < 0).any(), "no row was given back"
+    for name, array in plain.pack().items():
+        np.testing.assert_array_equal(tidy.pack()[name], array)
+
+
+def test_more_pairs_than_memory_go_to_a_file(tmp_path):
+    start = spread_out()
+    plain, spilt = (
+        FusionState(start, SmoothedSCAD(0.6), warm=True, memory=memory, spill=tmp_path / "pairs")
+        for memory in (None, 100_000)
+    )
+    for turn in wandering_rounds(start):
+        plain.absorb(*turn)
+        spilt.absorb(*turn)
+    assert (plain._pool.on_disk, spilt._pool.on_disk) == (False, True)
+    assert not list((tmp_path / "pairs").iterdir()), "the file has no name, so that nothing is left behind"
+    for name, array in plain.pack().items():
+        np.testing.assert_array_equal(spilt.pack()[name], array)
+
+
+def test_without_memory_the_round_is_refused_and_undone():
+    start = spread_out()
+    state = FusionState(start, SmoothedSCAD(0.6), warm=True, memory=100_000)
+    state.absorb([0], start[:1])
+    plain = FusionState.unpack(state.pack(), state.penalty)
+    with pytest.raises(FedfuseError, match=r"take 219 kB, and 100 kB are allowed: start warm"):
+        state.absorb(range(40), start + 0.01)
+    np.testing.assert_array_equal(state.omega, plain.omega)
+    for other in (state, plain):
+        other.absorb([4], start[4:5] + 0.02)
+    np.testing.assert_array_equal(state.anchors(range(40)), plain.anchors(range(40)))
+
+
+def test_a_cold_start_needs_all_pairs():
+    with pytest.raises(FedfuseError, match="4,950 pairs"):
+        FusionState(np.zeros((100, 610)), SmoothedSCAD(0.6), memory=10_000_000)
+
+
+@given(seed=st.integers(0, 2**32 - 1), m=st.integers(2, 30), nu=st.floats(0.01, 4))
+def test_labels_are_the_components_of_all_norms(seed, m, nu):
+    rng = np.random.default_rng(seed)
+    start = rng.integers(0, 3, (m, 2)) + 0.2 * rng.normal(size=(m, 2))
+    state = FusionState(start, SmoothedSCAD(0.3), warm=True, dtype=np.float64)
+    for _ in range(3):
+        active = rng.choice(m, rng.integers(1, m + 1), replace=False)
+        state.absorb(active, state.anchors(active))
+    np.testing.assert_array_equal(state.labels(nu), components(state.norms(), nu))
+
+
+def test_devices_of_a_pair():
+    lo, hi = fusion._devices(np.arange(30 * 29 // 2))
+    assert [(a, b) for b in range(30) for a in range(b)] == list(zip(lo, hi, strict=True))
+    last = np.array([70_000 * 69_999 // 2 - 1])
+    assert [x.item() for x in fusion._devices(last)] == [69_998, 69_999]

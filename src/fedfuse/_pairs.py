@@ -1,10 +1,12 @@
 """Compiled passes over the pair state; `fusion.FusionState` is the face of this module.
 
-Per unordered pair lo < hi there is one row ``delta`` and two numbers: its shrink factor ``s`` and its norm
-``r``. Pair (lo, hi) has number ``hi (hi - 1) / 2 + lo``, so that a newcomer's pairs are appended at the end.
+Per unordered pair lo < hi there are two numbers, its shrink factor ``s`` and its norm ``r``, and one vector, the row
+of ``delta`` that ``where`` says. Pair (lo, hi) has number ``hi (hi - 1) / 2 + lo``, so that a newcomer's pairs are
+appended at the end.
 
-A pair that has come to lie beyond the penalty's reach is ``far``: s = 1, delta = omega_lo - omega_hi whatever
-its row says, and ``r`` is at most the true norm. Rows of far pairs are neither read nor written.
+A pair that has come to lie beyond the penalty's reach is far: s = 1, delta = omega_lo - omega_hi, ``r`` is at most the
+true norm, and there is no row. A round first finds out which far pairs are no longer (`sift`), gives them rows
+(`claim`), does the work (`absorb`), and takes back the rows of pairs that have become far (`release`).
 
 Per device there is a sum over its pairs, ``sum_j (2 s_ij - 1) delta_ij - (omega_i - omega_j)``, to which far
 pairs add nothing.
@@ -17,13 +19,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
 
 from fedfuse._lanes import load, splat, store, total, width
-from fedfuse.types import Bools, Floats, Ints
+from fedfuse.types import Floats, Ints
 
 # Reassociation lets sums be vectorised; nan and inf keep their meaning, since uploads may carry them.
 _ENTRY: dict[str, Any] = {
@@ -45,6 +48,8 @@ BLOCK = 1024
 AHEAD = 8192
 # Bytes of a cache line. Working rows are whole lines: vectors that lie across two of them are slow.
 LINE = 64
+# What `where` says of a pair without a row: far, or far until this round. Below that: its row is to be given back.
+FAR, WANTED, LEFT = -1, -2, -3
 # Lower bounds are rounded down by more than a float32 can be wrong.
 CAUTION = 1 - 1e-5
 
@@ -52,10 +57,10 @@ CAUTION = 1 - 1e-5
 class Pairs(NamedTuple):
     """What is known of all pairs, and their sums per device."""
 
-    delta: Floats  # pairs x d; zeros may follow, here and in other rows, for the sake of whole vectors
+    delta: Floats  # d numbers in each row; zeros may follow, here and in other rows, for the sake of whole vectors
     s: Floats
     r: Floats
-    far: Bools
+    where: npt.NDArray[np.int32]
     sums: Floats  # devices x d, float64
 
 
@@ -77,6 +82,7 @@ class Scratch(NamedTuple):
     rows: Floats  # chunks x (active + 4) x d: sums of active devices; two partners' parameters, their sums' changes
     todo: Ints  # chunks x 3 x (TILE m + 1): meetings of near pairs: place of active device, partner, pair
     squares: Floats  # chunks x 2: squared primal and dual residuals
+    counts: Ints  # chunks x 2: pairs that want a row, pairs that leave theirs
 
 
 def _emit_prefetch(_typing: Any, array: Any, _index: Any) -> Any:
@@ -234,47 +240,88 @@ def _moved(a: Any, b: Any, products: Any) -> Any:
 
 
 @njit(**_INNER)
-def _sift(pairs: Any, omega: Any, turn: Any, reach: float, first: Any, c: Any, todo: Any) -> Any:
-    """List this tile's meetings whose pairs are near; return how many, and the others' dual residuals."""
+def _sift(pairs: Any, omega: Any, turn: Any, reach: float, first: Any, c: Any) -> Any:
+    """Look after this tile's far pairs; return how many are near from now on, and the others' dual residuals."""
     active, rank, lengths, moved = turn.active, turn.rank, turn.lengths, turn.moved
-    far, r = pairs.far, pairs.r
-    n, dual, last = 0, 0.0, min(first + TILE, active.size)
+    where, r = pairs.where, pairs.r
+    wanted, dual, last = 0, 0.0, min(first + TILE, active.size)
     for j in range(turn.bounds[c], turn.bounds[c + 1]):
         other = rank[j]
         theirs = 0.0 if other < 0 else lengths[other]
         # two active devices meet once, at the higher one's turn
         for b in range(first, last if other < 0 else min(last, other)):
             p = _number(active[b], j)
-            stays, bound = far[p], r[p] - (lengths[b] + theirs) / CAUTION
-            if stays and not bound * CAUTION > reach:  # the distance itself is taken only where it may matter
+            if where[p] != FAR:
+                continue
+            bound = r[p] - (lengths[b] + theirs) / CAUTION
+            if not bound * CAUTION > reach:  # the distance itself is taken only where it may matter
                 bound = np.sqrt(_apart(omega[active[b]], omega[j]))
-                stays = bound * CAUTION > reach
-            r[p] = bound * CAUTION if stays else r[p]
+                if not bound * CAUTION > reach:
+                    where[p] = WANTED
+                    wanted += 1
+                    continue
+            r[p] = bound * CAUTION
             # theta of a far pair moves as its devices do
-            if other < 0:
-                dual += lengths[b] ** 2 if stays else 0.0
-            elif stays:
-                dual += _apart(moved[b], moved[other])
+            dual += lengths[b] ** 2 if other < 0 else _apart(moved[b], moved[other])
+    return wanted, dual
+
+
+@njit(**_INNER)
+def _near(where: Any, turn: Any, first: Any, c: Any, todo: Any) -> Any:
+    """List this tile's meetings whose pairs are near; return how many."""
+    active, rank = turn.active, turn.rank
+    n, last = 0, min(first + TILE, active.size)
+    for j in range(turn.bounds[c], turn.bounds[c + 1]):
+        for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
+            p = _number(active[b], j)
             todo[0, n], todo[1, n], todo[2, n] = b, j, p
-            n += 0 if stays else 1
-    return n, dual
+            n += 1 if where[p] >= 0 else 0
+    return n
+
+
+@njit(**_APART)
+def _first_measure(turn: Any, b: Any, other: Any, theirs: Any) -> Any:
+    """As `_measure`, of a pair that was far until now: its row would be the difference before the round."""
+    new = _apart(turn.now[b], theirs)
+    if other < 0:
+        gap, was = turn.lengths[b] ** 2, _apart(turn.before[b], theirs)
+    else:
+        gap, was = _apart(turn.moved[b], turn.moved[other]), _apart(turn.before[b], turn.before[other])
+    return new, (new + gap - was) / 2, gap
+
+
+@njit(**_APART)
+def _first_spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, weights: Any) -> None:
+    """As `_spread`, of a pair that was far until now: it had no part in either sum, and there is no old row."""
+    _, sign, gain, _ = weights
+    s, g = splat(sign), splat(gain)
+    e, w = 0, width(row)
+    while e + w <= row.size:
+        apart, x, y = load(mine, e) - load(theirs, e), load(own, e), load(other, e)
+        store(row, e, s * apart)
+        store(own, e, x - apart + g * apart)
+        store(other, e, y + apart - g * apart)
+        e += w
+    while e < row.size:
+        gap = mine[e] - theirs[e]
+        row[e] = sign * gap
+        own[e] += gain * gap - gap
+        other[e] += gap - gain * gap
+        e += 1
 
 
 @njit(**_INNER)
 def _measure(pairs: Any, turn: Any, b: Any, j: Any, p: Any, theirs: Any, following: Any) -> Any:
     """Return ||new||^2, <gap, new> and ||gap||^2 of a pair's new row (see `_products`)."""
     delta, one = pairs.delta, pairs.delta.dtype.type(1)
-    row, mine, was = delta[p], turn.now[b], np.float64(pairs.r[p]) ** 2
-    if pairs.far[p]:  # but no more: as it was before the round
-        sign, before = one if turn.active[b] < j else -one, theirs if turn.rank[j] < 0 else turn.before[turn.rank[j]]
-        for e in range(row.size):
-            row[e] = sign * (turn.before[b, e] - before[e])
-        was = _apart(turn.before[b], before)
+    row, mine, was = delta[pairs.where[p]], turn.now[b], np.float64(pairs.r[p]) ** 2
+    if pairs.r[p] < 0:
+        return _first_measure(turn, b, turn.rank[j], theirs)
     lo, hi = (mine, theirs) if turn.active[b] < j else (theirs, mine)
     new, gap = 0.0, 0.0
     for first in range(0, row.size, BLOCK):
         last = min(first + BLOCK, row.size)
-        ahead = delta[following] if first * delta.itemsize < AHEAD else row
+        ahead = delta[pairs.where[following]] if first * delta.itemsize < AHEAD else row
         part = _products(row, lo, hi, one - pairs.s[p], first, last, ahead)
         new, gap = new + part[0], gap + part[1]
     return new, (new + gap - was) / 2, gap  # the second: since row = new - gap
@@ -282,31 +329,32 @@ def _measure(pairs: Any, turn: Any, b: Any, j: Any, p: Any, theirs: Any, followi
 
 @njit(**_INNER)
 def _settle(pairs: Any, pieces: Any, sign: Any, p: Any, products: Any) -> Any:
-    """Put in a pair's new numbers; return what `_spread` has to do, and its squared residuals."""
+    """Put in a pair's new numbers; return what `_spread` has to do, squared residuals, and whether it is far now."""
     s, one = pairs.s, sign * sign
     norm, s_old = np.sqrt(products[0]), s[p]
     s_new = s.dtype.type(_shrink(norm, pieces))
-    s[p], pairs.r[p], pairs.far[p] = s_new, norm, s_old == one and s_new == one
+    s[p], pairs.r[p] = s_new, norm
     # omega_i - omega_j - theta is the change of v / rho = (1 - s) delta; theta is s delta
     primal = _moved(np.float64(one - s_new), np.float64(one - s_old), products)
     dual = _moved(np.float64(s_new), np.float64(s_old), products)
-    return (sign * (one - s_old), sign, s_new + s_new - one, sign * (one - s_old - s_old)), primal, dual
+    weights = sign * (one - s_old), sign, s_new + s_new - one, sign * (one - s_old - s_old)
+    return weights, primal, dual, s_old == one and s_new == one
 
 
 @njit(**_INNER)
-def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, c: Any, scratch: Any) -> None:
+def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, c: Any, scratch: Any) -> None:
     """Update all pairs of active devices with the partners of this chunk.
 
     While the processor waits for a pair's norm, it goes through the next pair's row.
     """
     active, rank, delta, one = turn.active, turn.rank, pairs.delta, pairs.delta.dtype.type(1)
+    where = pairs.where
     rows, todo = scratch.rows[c], scratch.todo[c]
     partners, changes = rows[active.size : active.size + 2], rows[active.size + 2 :]
     rows[: active.size] = 0
-    primal, dual = 0.0, 0.0
+    primal, dual, left = 0.0, 0.0, 0
     for first in range(0, active.size, TILE):
-        n, moved = _sift(pairs, omega, turn, reach, first, c, todo)
-        dual += moved
+        n = _near(where, turn, first, c, todo)
         seat, products = 0, (0.0, 0.0, 0.0)
         for t in range(n + 1):
             known, chair = products, seat
@@ -320,42 +368,98 @@ def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, c: Any,
                 products = _measure(pairs, turn, b, j, p, theirs, todo[2, t + 1] if t + 1 < n else p)
             if t > 0:
                 b, j, p = todo[0, t - 1], todo[1, t - 1], todo[2, t - 1]
-                other, row, mine = rank[j], delta[p], turn.now[b]
-                ahead = delta[todo[2, min(t + 1, n - 1)]]
-                weights, x, y = _settle(pairs, pieces, one if active[b] < j else -one, p, known)
+                other, row, mine = rank[j], delta[where[p]], turn.now[b]
+                ahead = delta[where[todo[2, min(t + 1, n - 1)]]]
+                fresh = pairs.r[p] < 0
+                weights, x, y, far = _settle(pairs, pieces, one if active[b] < j else -one, p, known)
                 primal, dual = primal + x, dual + y
-                if other < 0:
-                    _spread(row, mine, partners[chair], rows[b], changes[chair], turn.moved[b], weights, ahead)
-                    if t == n or todo[1, t] != j:
-                        _add(changes[chair], pairs.sums[j])
+                if far:
+                    where[p] = LEFT - where[p]
+                    left += 1
+                theirs, change = (partners[chair], changes[chair]) if other < 0 else (turn.now[other], rows[other])
+                if fresh:
+                    _first_spread(row, mine, theirs, rows[b], change, weights)
+                elif other < 0:
+                    _spread(row, mine, theirs, rows[b], change, turn.moved[b], weights, ahead)
                 else:
-                    _spread(row, mine, turn.now[other], rows[b], rows[other], None, weights, ahead)
-    scratch.squares[c, 0], scratch.squares[c, 1] = primal, dual
+                    _spread(row, mine, theirs, rows[b], change, None, weights, ahead)
+                if other < 0 and (t == n or todo[1, t] != j):
+                    _add(change, pairs.sums[j])
+    scratch.squares[c, 0] = primal
+    scratch.squares[c, 1] += dual
+    scratch.counts[c, 1] = left
 
 
 @njit(**_ENTRY)
-def absorb(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, scratch: Any, jobs: Any) -> None:
-    """Update every pair with an active device, once.
+def sift(pairs: Any, omega: Any, turn: Any, reach: float, scratch: Any, jobs: Any) -> None:
+    """Find the far pairs of active devices that are far no longer."""
+    pairs, turn, scratch = _lent(pairs, turn, scratch)
+    for c in jobs:
+        scratch.squares[c, 1], scratch.counts[c, 0] = 0.0, 0
+        for first in range(0, turn.active.size, TILE):
+            wanted, dual = _sift(pairs, _lend(omega), turn, reach, first, c)
+            scratch.squares[c, 1] += dual
+            scratch.counts[c, 0] += wanted
+
+
+@njit(**_ENTRY)
+def absorb(pairs: Any, omega: Any, turn: Any, pieces: Any, scratch: Any, jobs: Any) -> None:
+    """Update every near pair with an active device, once.
 
     Sums of inactive devices are corrected by the difference; such a partner belongs to one chunk alone. Sums
     of active devices are built anew (all their pairs pass by): every chunk collects its part, and `gather`
     adds the parts in a fixed order, so that the result does not depend on how many threads there are.
     """
-    delta, s, r, far, sums = pairs
-    pairs = Pairs(_lend(delta), _lend(s), _lend(r), _lend(far), _lend(sums))
-    rank, bounds, active, lengths, now, before, moved = turn
-    turn = Round(_lend(rank), _lend(bounds), _lend(active), _lend(lengths), _lend(now), _lend(before), _lend(moved))
-    rows, todo, squares = scratch
-    scratch = Scratch(_lend(rows), _lend(todo), _lend(squares))
+    pairs, turn, scratch = _lent(pairs, turn, scratch)
     pieces = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2]))
     for c in jobs:
-        _chunk(pairs, _lend(omega), turn, pieces, reach, c, scratch)
+        _chunk(pairs, _lend(omega), turn, pieces, c, scratch)
+
+
+@njit(**_INNER)
+def _lent(pairs: Any, turn: Any, scratch: Any) -> Any:
+    delta, s, r, where, sums = pairs
+    rank, bounds, active, lengths, now, before, moved = turn
+    rows, todo, squares, counts = scratch
+    return (
+        Pairs(_lend(delta), _lend(s), _lend(r), _lend(where), _lend(sums)),
+        Round(_lend(rank), _lend(bounds), _lend(active), _lend(lengths), _lend(now), _lend(before), _lend(moved)),
+        Scratch(_lend(rows), _lend(todo), _lend(squares), _lend(counts)),
+    )
+
+
+@njit(**_ENTRY)
+def claim(where: Any, r: Any, turn: Any, rows: Any) -> None:
+    """Give rows to the pairs that want one, in the order in which they will be visited."""
+    rank, _, active, _, _, _, _ = turn
+    n = 0
+    for first in range(0, active.size, TILE):
+        last = min(first + TILE, active.size)
+        for j in range(rank.size):
+            for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
+                p = _number(active[b], j)
+                if where[p] == WANTED:
+                    where[p], r[p] = rows[n], -1  # the norm is not known, and the row is still to be filled
+                    n += 1
+
+
+@njit(**_ENTRY)
+def release(where: Any, turn: Any, rows: Any) -> None:
+    """Take away the rows of pairs that have become far, and list them."""
+    rank, _, active, _, _, _, _ = turn
+    n = 0
+    for j in range(rank.size):
+        for b in range(active.size if rank[j] < 0 else rank[j]):
+            p = _number(active[b], j)
+            if where[p] <= LEFT:
+                rows[n], where[p] = LEFT - where[p], FAR
+                n += 1
 
 
 @njit(**_ENTRY)
 def gather(scratch: Any, active: Any, sums: Any) -> Any:
     """Set the sums of active devices to what all chunks have collected; return the squared residuals."""
-    rows, _, squares = scratch
+    rows, _, squares, _ = scratch
     primal, dual = squares[0]
     for c in range(1, squares.shape[0]):
         primal, dual = primal + squares[c, 0], dual + squares[c, 1]
@@ -454,22 +558,22 @@ def anchors(omega: Any, sums: Any, devices: Any, zeta: Any) -> bool:
 @njit(**_ENTRY)
 def total_sums(pairs: Any, omega: Any, jobs: Any) -> None:
     """Build the sums of these devices anew from the stored pairs."""
-    delta, s, _, far, sums = pairs
+    delta, s, _, where, sums = pairs
     for i in jobs:
         total, mine = sums[i], omega[i]
         for e in range(total.size):
             total[e] = 0.0
         for j in range(sums.shape[0]):
             p = _number(i, j) if i != j else 0
-            if i != j and not far[p]:
+            if i != j and where[p] >= 0:
                 gain = np.float64(s[p] + s[p] - 1) * (1 if i < j else -1)
-                row, other = delta[p], omega[j]
+                row, other = delta[where[p]], omega[j]
                 for e in range(total.size):
                     total[e] += gain * row[e] - (np.float64(mine[e]) - other[e])
 
 
 @njit(**_ENTRY)
-def rescale(delta: Any, s: Any, r: Any, ratio: float) -> None:
+def rescale(delta: Any, s: Any, r: Any, where: Any, ratio: float) -> None:
     """Keep theta and v when rho changes by rho_old / rho_new = ratio.
 
     theta = s delta and v / rho_new = ratio (1 - s) delta are again multiples of one vector, which is
@@ -477,8 +581,8 @@ def rescale(delta: Any, s: Any, r: Any, ratio: float) -> None:
     """
     for p in range(s.size):
         stretch = s[p] + ratio * (1 - s[p])
-        if stretch > 0 and s[p] != 1:
+        if stretch > 0 and s[p] != 1:  # so it is near
             for e in range(delta.shape[1]):
-                delta[p, e] *= stretch
+                delta[where[p], e] *= stretch
             r[p] *= stretch
             s[p] /= stretch

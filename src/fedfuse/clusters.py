@@ -30,7 +30,16 @@ def components(norms: Floats, nu: float) -> Ints:
     >>> components(np.array([[0, 0.05, 9], [0.05, 0, 9], [9, 9, 0]]), nu=0.1).tolist()
     [0, 0, 1]
     """
-    graph: Any = csr_array(norms <= nu)
+    return joined(len(norms), *np.nonzero(norms <= nu))
+
+
+def joined(m: int, i: Ints, j: Ints) -> Ints:
+    """Return the connected components of the graph of m devices that joins i[0] with j[0], i[1] with j[1] and so on.
+
+    >>> joined(4, np.array([3]), np.array([0])).tolist()
+    [0, 1, 2, 0]
+    """
+    graph: Any = csr_array((np.ones(len(i), np.bool_), (i, j)), shape=(m, m))
     _, labels = connected_components(graph, directed=False)
     return canonical(labels)
 

@@ -10,14 +10,17 @@ theta = s delta and v = rho (1 - s) delta, so one vector and one number per unor
 
 The start theta = v = 0 is delta = 0, s = 1; the start theta = omega_i - omega_j, v = 0 is delta = omega_i -
 omega_j, s = 1. A pair beyond the reach of the penalty gets there by itself and adds nothing to the sum: while
-it stays there, its vector is not even looked at.
+it stays there, its vector is not even kept. So memory and work are those of the pairs within reach, and a number or
+three for each of the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod, sqrt
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,9 @@ import numpy.typing as npt
 
 from fedfuse import _pairs, penalties
 from fedfuse._lanes import BYTES
-from fedfuse._pairs import Pairs, Round, Scratch
+from fedfuse._pairs import FAR, WANTED, Pairs, Round, Scratch
+from fedfuse._pool import Numbers, Pool
+from fedfuse.clusters import joined
 from fedfuse.errors import FedfuseError
 from fedfuse.models._threads import spread
 from fedfuse.penalties import Penalty
@@ -35,6 +40,8 @@ from fedfuse.types import Bools, Floats, Ints
 LARGE = 3_000_000
 # How much work such a number is, in the units of `spread`: memory is slower than arithmetic.
 WORK = 4.0
+# Devices whose distances to all others are taken at once where not all are needed.
+BLOCK = 500
 # The jobs of a round that is one chunk.
 ONLY = np.zeros(1, np.int64)
 
@@ -72,6 +79,10 @@ class FusionState:
         pulled to their mean at first.
     dtype
         float32 or float64 for the stored vectors. Norms and sums are float64 in either case.
+    memory
+        Bytes that the vectors of pairs may take; nine tenths of what is free by default. More is an error, unless
+    spill
+        names a directory: then the vectors go to a file there (which is gone with the process).
 
     Examples
     --------
@@ -91,6 +102,8 @@ class FusionState:
         *,
         warm: bool = False,
         dtype: npt.DTypeLike = np.float32,
+        memory: int | None = None,
+        spill: str | PathLike[str] | None = None,
     ) -> None:
         self.omega: Floats = np.array(omega, dtype=dtype, order="C")
         if self.omega.ndim != 2:
@@ -98,14 +111,16 @@ class FusionState:
         self._rho = rho
         self.penalty = penalty
         pairs = self.m * (self.m - 1) // 2
-        self._delta: Floats = _rows((pairs,), self.d, self.omega.dtype)
+        self._pool = _pool(pairs, self.omega, memory, spill)
         self.s: Floats = np.ones(pairs, dtype)
         self.r: Floats = np.zeros(pairs, dtype)
-        self.far: Bools = np.zeros(pairs, np.bool_)
+        self._where: Numbers = np.full(pairs, FAR, np.int32)
         self._sums: Floats = self.omega.sum(axis=0, dtype=np.float64) - self.m * self.omega.astype(np.float64)
         self._squares = _squares(self.omega)
         if warm:
             self.restart_pairs()
+        else:
+            self._where[:] = self._pool.take(pairs)  # of zeros
 
     @property
     def m(self) -> int:
@@ -118,9 +133,14 @@ class FusionState:
         return int(self.omega.shape[1])
 
     @property
-    def delta(self) -> Floats:
-        """One row per pair lo < hi, at hi (hi - 1) / 2 + lo."""
-        return self._delta[:, : self.d]
+    def far(self) -> Bools:
+        """Which pairs are beyond the penalty's reach, and so have no vector; pair lo < hi at hi (hi - 1) / 2 + lo."""
+        return np.asarray(self._where < 0)
+
+    @property
+    def near(self) -> Ints:
+        """Numbers of the other pairs."""
+        return np.flatnonzero(self._where >= 0)
 
     @property
     def penalty(self) -> Penalty:
@@ -140,7 +160,7 @@ class FusionState:
     def rho(self, rho: float) -> None:
         """Change rho; theta and v stay what they are."""
         self._penalty.check(rho)
-        _pairs.rescale(self._delta, self.s, self.r, self._rho / rho)
+        _pairs.rescale(self._pool.rows, self.s, self.r, self._where, self._rho / rho)
         self._rho = rho
         self._pieces = self._penalty.pieces(rho)
         self.renew()
@@ -148,7 +168,7 @@ class FusionState:
     @property
     def nbytes(self) -> int:
         """Bytes of the pair state."""
-        return self._delta.nbytes + self.s.nbytes + self.r.nbytes + self.far.nbytes
+        return self._pool.nbytes + self.s.nbytes + self.r.nbytes + self._where.nbytes
 
     def absorb(self, devices: npt.ArrayLike, omegas: npt.ArrayLike) -> Residuals:
         """Take the new parameters of some devices and update every pair that has one of them."""
@@ -190,22 +210,25 @@ class FusionState:
         if new.shape[1] != self.d:
             raise FedfuseError(f"a newcomer needs {self.d} parameters, got {new.shape[1]}")
         before, self.omega = self.m, np.concatenate([self.omega, new])
-        fresh = self.m * (self.m - 1) // 2 - len(self.s)
-        known, self._delta = self._delta, _rows((len(self.s) + fresh,), self.d, self.omega.dtype)
-        self._delta[: len(known)] = known
-        self.s = np.concatenate([self.s, np.ones(fresh, self.s.dtype)])
-        self.r = np.concatenate([self.r, np.zeros(fresh, self.r.dtype)])
-        self.far = np.concatenate([self.far, np.full(fresh, warm)])
+        known, pairs = len(self.s), self.m * (self.m - 1) // 2
+        self._pool = self._pool.grown(pairs)
+        self.s = np.concatenate([self.s, np.ones(pairs - known, self.s.dtype)])
+        self.r = np.concatenate([self.r, np.zeros(pairs - known, self.r.dtype)])
+        self._where = np.concatenate([self._where, np.full(pairs - known, FAR, np.int32)])
         self._sums = np.concatenate([self._sums, np.zeros((len(new), self.d))])
         self._squares = np.concatenate([self._squares, _squares(new)])
         if not warm:
+            self._where[known:] = self._pool.take(pairs - known)
+            self._pool.rows[self._where[known:]] = 0
             self.renew()
         return np.arange(before, self.m)
 
     def restart_pairs(self) -> None:
         """Forget all pairs: theta_ij = omega_i - omega_j, v_ij = 0."""
-        self.s[:], self.r[:], self.far[:] = 1, 0, True
+        self._pool.give_back(self._where[self._where >= 0])
+        self.s[:], self.r[:], self._where[:] = 1, 0, FAR
         self._sums[:] = 0
+        self._tidy()
 
     def renew(self) -> None:
         """Build all anchor sums anew from the stored pairs."""
@@ -216,18 +239,42 @@ class FusionState:
 
     def norms(self) -> Floats:
         """Return ||theta_ij|| for all pairs (m x m, symmetric)."""
-        near = self._square(np.where(self.far, 0, self.s.astype(np.float64) * self.r))
-        return near + self._square(self.far) * self.distances() if self.far.any() else near
+        far = self.far
+        near = self._square(np.where(far, 0, self.s.astype(np.float64) * self.r))
+        return near + self._square(far) * self.distances() if far.any() else near
 
-    def distances(self) -> Floats:
-        """Return ||omega_i - omega_j|| for all pairs (m x m)."""
+    def labels(self, nu: float) -> Ints:
+        """Return the clusters: devices with ||theta_ij|| <= nu are in one, and so are their other neighbours.
+
+        As `clusters.components` of `norms`, without a number for every pair of devices.
+        """
+        near = self.near
+        lo, hi = _devices(near[self.s[near].astype(np.float64) * self.r[near] <= nu])
+        if (self.r[self._where < 0] <= nu).any():  # far, so theta is the difference; but how far is not known
+            i, j = self._close(nu)
+            lo, hi = np.concatenate([lo, i]), np.concatenate([hi, j])
+        return joined(self.m, lo, hi)
+
+    def _close(self, nu: float) -> tuple[Ints, Ints]:
+        """Return the far pairs whose devices are at most ``nu`` apart."""
+        found = []
+        for first in range(0, self.m, BLOCK):
+            hi, lo = np.nonzero(self.distances(slice(first, first + BLOCK)) <= nu)
+            hi += first
+            lo, hi = lo[lo < hi], hi[lo < hi]
+            far = self._where[hi * (hi - 1) // 2 + lo] < 0
+            found.append((lo[far], hi[far]))
+        return np.concatenate([i for i, _ in found]), np.concatenate([j for _, j in found])
+
+    def distances(self, rows: slice = slice(None)) -> Floats:
+        """Return ||omega_i - omega_j|| for these devices and all (m x m)."""
         # the product formula loses digits when rows share a large part, so the shortest is taken from all first; not
         # their mean, which a single device that lies can move as far as it likes
-        rows = self.omega.astype(np.float64)
-        centred = rows - rows[int(np.square(rows).sum(axis=1).argmin())] if len(rows) else rows
+        omega = self.omega.astype(np.float64)
+        centred = omega - omega[int(np.square(omega).sum(axis=1).argmin())] if len(omega) else omega
         squares = np.square(centred).sum(axis=1)
-        gram = squares[:, None] + squares[None, :] - 2 * centred @ centred.T
-        np.fill_diagonal(gram, 0.0)
+        gram = squares[rows, None] + squares[None, :] - 2 * centred[rows] @ centred.T
+        gram[np.arange(len(gram)), np.arange(self.m)[rows]] = 0.0
         return np.asarray(np.sqrt(np.maximum(gram, 0.0)))
 
     def theta(self, i: int, j: int) -> Floats:
@@ -240,20 +287,32 @@ class FusionState:
 
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return the whole state as arrays (see `unpack`)."""
-        return {**self._all._asdict(), "delta": self.delta, "omega": self.omega, "rho": np.float64(self.rho)[None]}
+        near = self.near
+        rows = self._pool.rows[self._where[near], : self.d]
+        numbers = {"s": self.s, "r": self.r, "sums": self._sums, "omega": self.omega, "rho": np.float64(self.rho)[None]}
+        return {"near": near, "delta": rows, **numbers}
 
     @classmethod
-    def unpack(cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty) -> FusionState:
+    def unpack(
+        cls,
+        arrays: dict[str, npt.NDArray[Any]],
+        penalty: Penalty,
+        *,
+        memory: int | None = None,
+        spill: str | PathLike[str] | None = None,
+    ) -> FusionState:
         """Build the state that `pack` took apart."""
         state = cls.__new__(cls)
         state.omega, state._rho = arrays["omega"], float(arrays["rho"][0])
-        delta, state.s, state.r, state.far, state._sums = (arrays[name] for name in Pairs._fields)
+        near, delta, state.s, state.r, state._sums = (arrays[name] for name in ("near", "delta", "s", "r", "sums"))
         pairs = state.m * (state.m - 1) // 2
-        shapes = [arrays[name].shape for name in Pairs._fields]
-        if shapes != [(pairs, state.d), (pairs,), (pairs,), (pairs,), (state.m, state.d)]:
+        shapes = [delta.shape, state.s.shape, state.r.shape, state._sums.shape]
+        if shapes != [(near.size, state.d), (pairs,), (pairs,), (state.m, state.d)] or (near >= pairs).any():
             raise FedfuseError("the arrays of this fusion state do not fit each other")
-        state._delta, state._squares = _rows((pairs,), state.d, state.omega.dtype), _squares(state.omega)
-        state._delta[:, : state.d] = delta
+        state._pool, state._squares = _pool(pairs, state.omega, memory, spill), _squares(state.omega)
+        state._where = np.full(pairs, FAR, np.int32)
+        state._where[near] = state._pool.take(near.size)
+        state._pool.rows[: near.size, : state.d] = delta
         state.penalty = penalty
         return state
 
@@ -273,7 +332,7 @@ class FusionState:
 
     @property
     def _all(self) -> Pairs:
-        return Pairs(self._delta, self.s, self.r, self.far, self._sums)
+        return Pairs(self._pool.rows, self.s, self.r, self._where, self._sums)
 
     def _room(self, k: int, chunks: int) -> tuple[tuple[Any, ...], Scratch]:
         """Return arrays for a round of k active devices (see `Round`) and its chunks: the last ones if they fit."""
@@ -284,25 +343,53 @@ class FusionState:
                 rows=_rows((chunks, k + 4), self.d, self.omega.dtype, _pairs.LINE),
                 todo=np.empty((chunks, 3, _pairs.TILE * self.m + 1), np.int64),
                 squares=np.empty((chunks, 2)),
+                counts=np.empty((chunks, 2), np.int64),
             )
             self._kept = sizes, (np.empty(k, np.int64), np.empty(k), now, before, moved), scratch
         return self._kept[1:]
 
     def _update_pairs(self, turn: Round, scratch: Scratch, meetings: int) -> tuple[float, float]:
         """Update every pair with an active device; return the root mean squares of its residuals."""
+        chunks, work = turn.bounds.size - 1, meetings * self.d
         # named tuples take numba longer to look at
-        arguments = (tuple(self._all), self.omega, tuple(turn), tuple(self._pieces), float(self.penalty.reach))
-        chunks, space = turn.bounds.size - 1, tuple(scratch)
+        places, space, reach = tuple(turn), tuple(scratch), float(self.penalty.reach)
 
-        def run(jobs: Ints) -> None:
-            _pairs.absorb(*arguments, space, jobs)
+        def sift(jobs: Ints) -> None:
+            _pairs.sift(tuple(self._all), self.omega, places, reach, space, jobs)
 
-        if chunks == 1:
-            run(ONLY)
-        else:
-            spread(run, np.full(chunks, WORK * meetings * self.d / chunks))
+        def absorb(jobs: Ints) -> None:
+            _pairs.absorb(tuple(self._all), self.omega, places, tuple(self._pieces), space, jobs)
+
+        _share_out(sift, chunks, work)
+        if wanted := int(scratch.counts[:, 0].sum()):
+            _pairs.claim(self._where, self.r, places, self._rows_for(wanted, turn))
+        _share_out(absorb, chunks, work)
+        if left := int(scratch.counts[:, 1].sum()):
+            rows = np.empty(left, np.int32)
+            _pairs.release(self._where, places, rows)
+            self._pool.give_back(rows)
+            self._tidy()
         primal, dual = _pairs.gather(space, turn.active, self._sums)
         return sqrt(primal / max(meetings, 1)), sqrt(dual / max(meetings, 1))
+
+    def _rows_for(self, wanted: int, turn: Round) -> Numbers:
+        """Return rows for so many pairs; if there are none, undo what the round has done so far."""
+        try:
+            return self._pool.take(wanted)
+        except FedfuseError:
+            self.omega[turn.active] = turn.before[:, : self.d]
+            self._squares = _squares(self.omega)
+            self.r[self._where < 0] = 0  # bounds for parameters that are no more
+            self._where[self._where == WANTED] = FAR
+            raise
+
+    def _tidy(self) -> None:
+        """Give memory back to the system where much of it lies idle."""
+        if self._pool.sparse:
+            near = self.near
+            places = self._where[near]
+            self._pool.squeeze(places)
+            self._where[near] = places
 
     def _square(self, pairs: Floats | Bools) -> Floats:
         full = np.zeros((self.m, self.m))
@@ -311,11 +398,37 @@ class FusionState:
 
     def _oriented(self, i: int, j: int, weight: Any) -> Floats:
         if i == j:
-            return np.zeros(self.d, self.delta.dtype)
+            return np.zeros(self.d, self.omega.dtype)
         lo, hi = min(i, j), max(i, j)
         p = hi * (hi - 1) // 2 + lo
-        delta = self.omega[lo] - self.omega[hi] if self.far[p] else self.delta[p]
+        k = self._where[p]
+        delta = self.omega[lo] - self.omega[hi] if k < 0 else self._pool.rows[k, : self.d]
         return np.asarray(weight(self.s[p]) * delta * (1 if i < j else -1))
+
+
+def _devices(pairs: Ints) -> tuple[Ints, Ints]:
+    """Return the lower and the higher device of these pairs."""
+    hi = ((1 + np.sqrt(1 + 8 * pairs.astype(np.float64))) / 2).astype(np.int64)
+    hi -= hi * (hi - 1) // 2 > pairs  # where the root was rounded up
+    return pairs - hi * (hi - 1) // 2, hi
+
+
+def _share_out(run: Callable[[Ints], None], chunks: int, work: float) -> None:
+    """Do all chunks, in threads if there are several."""
+    if chunks == 1:
+        run(ONLY)
+    else:
+        spread(run, np.full(chunks, WORK * work / chunks))
+
+
+def _pool(pairs: int, omega: Floats, memory: int | None, spill: str | PathLike[str] | None) -> Pool:
+    """Return room for the vectors of so many pairs.
+
+    Long ones are whole vectors of the processor; in short ones that would cost more memory than it is worth.
+    """
+    d, size = omega.shape[1], omega.itemsize
+    width = -(-d * size // BYTES) * BYTES // size if d * size >= 32 * BYTES else d
+    return Pool(pairs, width, omega.dtype, memory, None if spill is None else Path(spill))
 
 
 def _meetings(m: int, k: int) -> int:
@@ -338,13 +451,9 @@ def _nobody(devices: Ints, m: int) -> FedfuseError:
     return FedfuseError(f"devices must lie in 0 … {m - 1}, got {devices.min()} … {devices.max()}")
 
 
-def _rows(shape: tuple[int, ...], d: int, dtype: npt.DTypeLike, unit: int | None = None) -> Floats:
-    """Return zeros with room for ``d`` numbers along the last axis, in rows of whole units of so many bytes.
-
-    Without a unit, long rows are whole vectors; in short ones that would cost more memory than it is worth.
-    """
+def _rows(shape: tuple[int, ...], d: int, dtype: npt.DTypeLike, unit: int) -> Floats:
+    """Return zeros with room for ``d`` numbers along the last axis, in rows of whole units of so many bytes."""
     kind = np.dtype(dtype)
-    unit = unit or (BYTES if d * kind.itemsize >= 32 * BYTES else kind.itemsize)
     size = -(-d * kind.itemsize // unit) * unit
     space = np.empty(prod(shape) * size + _pairs.LINE, np.uint8)
     space[:] = 0  # not np.zeros: numpy asks for huge pages only here, and rows are visited far apart

@@ -104,6 +104,19 @@ def _rows_per_batch(text: str) -> int | None:
     return None if text in ("none", "all") else int(text)
 
 
+def _bytes(text: str) -> int:
+    """Read a number of bytes.
+
+    >>> _bytes("4GB"), _bytes("1.5 MB"), _bytes("100")
+    (4000000000, 1500000, 100)
+    """
+    number, unit = text.upper().removesuffix("B").strip(), 1
+    for power, letter in enumerate("KMGT", 1):
+        if number.endswith(letter):
+            number, unit = number[:-1], 1000**power
+    return int(float(number) * unit)
+
+
 def _yes_or_no(text: str) -> bool:
     return {"yes": True, "true": True, "no": False, "false": False}[text.lower()]
 
@@ -162,6 +175,8 @@ KEYS: dict[str, Key] = {
     "nu": Key("method", float, _NUMBER),
     "refit": Key("method", _yes_or_no, "yes or no"),
     "robust": Key("method", str, "'screen', 'median', 'trimmed', 'krum' or 'none'"),
+    "memory": Key("method", _bytes, "a number of bytes, e.g. 4GB"),
+    "spill": Key("method", str, "a directory"),
     "adapt_lr": Key("method", float, _NUMBER),
     "variant": Key("method", str, "'first-order' or 'hessian-free'"),
     "n_models": Key("method", _number_or_auto(int), "a whole number or auto"),

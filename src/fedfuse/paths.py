@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.clusters import adjusted_rand, components
+from fedfuse.clusters import adjusted_rand
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState
@@ -143,7 +143,7 @@ def solution_path(
     for lam in lambdas:
         state.penalty = _with(kind, float(lam), shape)
         rested = _iterate(state, solve, rounds, tol) if lam > 0 else True
-        labels = components(state.norms(), _fused(state.penalty))
+        labels = state.labels(_fused(state.penalty))
         found.append((state.omega.copy(), labels, score(state.omega), rested))
     omegas, groups, scores, rests = (np.array(column) for column in zip(*found, strict=True))
     return SolutionPath(penalty, lambdas, omegas, groups, groups.max(axis=1) + 1, scores, rests, truth)

@@ -265,3 +265,16 @@ def test_trajectory_of_the_calibration_record():
             found[k] = model.metric(train, np.arange(federation.m), run.state.pairs.omega).mean()
     away = {k: round(float(found[k] - TRAJECTORY[k]), 4) for k in TRAJECTORY}
     assert max(map(abs, away.values())) <= 0.004, away
+
+
+def test_pairs_may_go_to_a_file(tmp_path):
+    """The same bits; and without a directory a clear word before memory is exceeded."""
+    federation = planted(m=12, p=40, n=30)
+    work = ff.Work(steps=2, lr=0.05)
+    runs = [
+        ff.fit(federation, ff.FPFC(lam=0.3, refit=False, work=work, **room), rounds=4, seed=0)
+        for room in ({}, {"memory": 5000, "spill": str(tmp_path)})
+    ]
+    np.testing.assert_array_equal(runs[0].models, runs[1].models)
+    with pytest.raises(FedfuseError, match=r"66 pairs .* and 5 kB are allowed"):
+        ff.fit(federation, ff.FPFC(lam=0.3, memory=5000, refit=False, work=work), rounds=4, seed=0)

@@ -56,7 +56,7 @@ def _against_bandwidth(sizes: Sizes) -> Figure:
     k, triad = _count(sizes.large, sizes.share), machine.Triad(sizes.triad)
     took, its = race(lambda: state.absorb(*next(rounds)), triad.run, seconds=sizes.seconds)
     pairs = (k * (sizes.large - k) + k * (k - 1) // 2) * (1 - state.far.mean())
-    rate, limit = 2 * pairs * sizes.d * state.delta.itemsize / took, triad.bytes / its
+    rate, limit = 2 * pairs * sizes.d * state.omega.itemsize / took, triad.bytes / its
     what = f"server step, m = {sizes.large}, d = {sizes.d}, {k} active, all pairs near"
     return Figure("memory bandwidth", what, "triad", rate / 1e9, limit / 1e9, "GB/s", rate / limit, 0.6)
 
@@ -64,7 +64,7 @@ def _against_bandwidth(sizes: Sizes) -> Figure:
 def _memory(sizes: Sizes) -> Figure:
     """Bytes of the pair state, against two vectors for every ordered pair."""
     state = FusionState(_devices(sizes.m, sizes.d, APART), PENALTY)
-    book = 2 * sizes.m * (sizes.m - 1) * sizes.d * state.delta.itemsize
+    book = 2 * sizes.m * (sizes.m - 1) * sizes.d * state.omega.itemsize
     what = f"pair state, m = {sizes.m}, d = {sizes.d}, float32"
     against = "theta and v of every ordered pair, float32"
     return Figure("memory", what, against, state.nbytes, book, "bytes", state.nbytes / book, 0.26, "at most")

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedfuse.clusters import cluster_means, components
+from fedfuse.clusters import cluster_means
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState, Residuals
 from fedfuse.guest import Guest
@@ -78,9 +78,9 @@ class Fusing:
         return {**self.pairs.pack(), "shared": self.shared, "moves": self.moves}
 
     @classmethod
-    def unpack(cls, arrays: Arrays, penalty: Penalty, weights: Ints) -> Fusing:
+    def unpack(cls, arrays: Arrays, penalty: Penalty, weights: Ints, **room: Any) -> Fusing:
         pairs = {name: array for name, array in arrays.items() if name not in ("shared", "moves")}
-        return cls(FusionState.unpack(pairs, penalty), arrays["shared"], weights, arrays["moves"])
+        return cls(FusionState.unpack(pairs, penalty, **room), arrays["shared"], weights, arrays["moves"])
 
 
 def restless(state: Fusing, labels: Ints) -> Ints:
@@ -114,6 +114,8 @@ class PairwiseFusion(Method[Fusing]):
         three quarters of a smaller lambda, where the penalty still pulls with its full slope.
     robust
         Whom to believe where clusters are refitted, and how to pool them: see `methods.refit.Refit`.
+    memory, spill
+        Bytes that the server may take for pairs, and a directory for what is more: see `fusion.FusionState`.
     """
 
     asynchronous: ClassVar[bool] = True  # Algorithm 3: Algorithm 2 with the devices whose reply has come
@@ -123,6 +125,8 @@ class PairwiseFusion(Method[Fusing]):
     rho: float = 1.0
     nu: float | None = None
     robust: Robust = "screen"
+    memory: int | None = None
+    spill: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,6 +136,8 @@ class PairwiseFusion(Method[Fusing]):
             self.penalty.check(self.rho)
         if self.nu is not None and not 0 < self.nu < np.inf:
             raise FedfuseError(f"nu must be a positive number, got {self.nu:g}")
+        if self.memory is not None and self.memory <= 0:
+            raise FedfuseError(f"memory must be a positive number of bytes, got {self.memory}")
         Refit(robust=self.robust)  # looks at it
 
     @property
@@ -182,7 +188,8 @@ class PairwiseFusion(Method[Fusing]):
         warm = before is not None
         models = np.tile(world.initial(self.start), (world.m, 1)) if before is None else before.models
         weights, cut = world.counts[self.rows], world.model.fused.start
-        return Fusing.start(models, weights, cut, self.penalty, self.rho, warm=warm, dtype=world.dtype)
+        options = {"warm": warm, "dtype": world.dtype, "memory": self.memory, "spill": self.spill}
+        return Fusing.start(models, weights, cut, self.penalty, self.rho, **options)
 
     def opening(self, state: Fusing) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.models)}
@@ -201,7 +208,7 @@ class PairwiseFusion(Method[Fusing]):
         return state.models
 
     def labels(self, state: Fusing) -> Ints:
-        return components(state.pairs.norms(), self.threshold)
+        return state.pairs.labels(self.threshold)
 
     def final(self, state: Fusing, world: World) -> Found:
         labels = self.labels(state)
@@ -212,7 +219,8 @@ class PairwiseFusion(Method[Fusing]):
         return state.pack()
 
     def unpack(self, arrays: Arrays, world: World) -> Fusing:
-        return Fusing.unpack(arrays, self.penalty, world.counts[self.rows])
+        room = {"memory": self.memory, "spill": self.spill}
+        return Fusing.unpack(arrays, self.penalty, world.counts[self.rows], **room)
 
     def admit(self, known: Known, world: World, device: int) -> Admission:
         """Let a newcomer meet all old devices, whose parameters stay as they are (the paper's section 6.4.2).

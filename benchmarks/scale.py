@@ -1,0 +1,109 @@
+"""How the server's step grows with the number of devices: time and memory, from local models to the right groups.
+
+What: m devices in 10 groups with d = 610 parameters, 30 % active in a round. A device's own optimum is its group's
+plus noise; its local work is exact: it goes to the mean of its optimum and its anchor (a quadratic loss, rho = 1).
+FPFC starts warm from the optima and ends when its clusters are the groups. Each size runs in a process of its own, so
+that the peak of memory is its own; that includes everything, Python and the devices' optima too.
+Command: python benchmarks/scale.py [sizes …] [--d 610] [--groups 10] [--plot scale.png] [--json scale.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SIZES = (100, 300, 1000, 3000, 10_000)
+LAM, NU = 6.0, 0.2  # a tenth of all devices pulls with a tenth of lambda, so noise must be below that
+
+
+def measured(m: int, d: int, groups: int, rounds: int = 60) -> dict[str, Any]:
+    """Fuse m devices; return what it took."""
+    from fedfuse.clusters import adjusted_rand
+    from fedfuse.fusion import FusionState
+    from fedfuse.penalties import SmoothedSCAD
+
+    rng, truth = np.random.default_rng(0), np.arange(m) % groups
+    centres = rng.standard_normal((groups, d), np.float32) * np.float32(12 * LAM / np.sqrt(d))
+    optima = centres[truth] + rng.standard_normal((m, d), np.float32) * np.float32(0.4 / np.sqrt(d))
+    state, seconds, ari = FusionState(optima, SmoothedSCAD(LAM), warm=True), [], 0.0
+    state.absorb([0], optima[:1])  # compiles
+    while ari != 1.0 and len(seconds) < rounds:
+        active = np.sort(rng.choice(m, max(1, 3 * m // 10), replace=False))
+        began = time.perf_counter()
+        zeta = state.anchors(active)
+        took = time.perf_counter() - began
+        omegas = (optima[active] + zeta) / 2
+        began = time.perf_counter()
+        state.absorb(active, omegas)
+        seconds.append(took + time.perf_counter() - began)
+        ari = adjusted_rand(truth, state.labels(NU)) or 0.0
+    near, pairs = state.near.size, m * (m - 1) // 2
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if sys.platform == "linux" else 1)
+    return {
+        "m": m, "d": d, "ari": ari, "rounds": len(seconds), "median_step": float(np.median(seconds)),
+        "slowest_step": max(seconds), "near": near / pairs, "pair_bytes": state.nbytes,
+        "dense_bytes": pairs * d * 4, "peak_bytes": peak,
+    }  # fmt: skip
+
+
+def in_own_process(m: int, d: int, groups: int) -> dict[str, Any]:
+    words = [sys.executable, __file__, "--one", str(m), "--d", str(d), "--groups", str(groups)]
+    return dict(json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw time and memory over m on logarithmic axes, with their exponents."""
+    from matplotlib import pyplot as plt
+
+    m = np.array([row["m"] for row in rows])
+    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    for ax, keys, unit in ((left, ["median_step", "slowest_step"], 1), (right, ["pair_bytes", "peak_bytes"], 1e9)):
+        for key in keys:
+            values = np.array([row[key] for row in rows]) / unit
+            slope = np.polyfit(np.log(m[-3:]), np.log(values[-3:]), 1)[0]
+            ax.loglog(m, values, marker="o", label=f"{key.replace('_', ' ')}: grows like m^{slope:.2f}")
+        ax.set(xlabel="devices")
+        ax.grid(alpha=0.3)
+    right.loglog(m, [row["dense_bytes"] / 1e9 for row in rows], ls=":", color="grey", label="a vector for every pair")
+    left.set(ylabel="seconds", title="server step")
+    right.set(ylabel="GB", title="memory")
+    left.legend()
+    right.legend()
+    plt.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Print a table; draw it and write it down where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sizes", nargs="*", type=int, default=SIZES)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--d", type=int, default=610)
+    parser.add_argument("--groups", type=int, default=10)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(measured(asked.one, asked.d, asked.groups)))
+        return
+    rows = []
+    for m in asked.sizes:
+        rows.append(row := in_own_process(m, asked.d, asked.groups))
+        step = f"step {row['median_step']:.3g} s (slowest {row['slowest_step']:.3g} s)"
+        memory = f"pairs {row['pair_bytes'] / 1e9:.3g} GB, peak {row['peak_bytes'] / 1e9:.3g} GB"
+        print(f"m = {m:6,}  ARI {row['ari']:.3f} after {row['rounds']} rounds  {step}  {memory}", flush=True)
+    if asked.json:
+        asked.json.write_text(json.dumps(rows, indent=1))
+    if asked.plot:
+        draw(rows, asked.plot)
+
+
+if __name__ == "__main__":
+    main()
