@@ -26,8 +26,8 @@ TABLES = (
 )
 COUNTS = (
     "Floats are counted as they are sent, without those for choosing settings, which the paper does not count either "
-    "(PACFL's bases, a few floats in a thousand, are sent before it chooses, and so are not in our count). Of FPFC auto "
-    "all are counted, choosing lambda included."
+    "(PACFL's bases, a few floats in a thousand, are sent before it chooses, and so are not in our count). Of FPFC "
+    "auto all are counted, choosing lambda included."
 )
 ALIKE = (
     "FPFC, the paper's loop, has lambda 1, the largest of its range: all devices become one, as the equal printed "
