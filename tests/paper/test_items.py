@@ -42,7 +42,7 @@ def _works(name, home):
 
 @pytest.mark.parametrize("name", CONVEX)
 def test_an_item(name, tiny, home, monkeypatch):
-    monkeypatch.setattr(output, "PICTURES", ("figure.svg",))
+    monkeypatch.setattr(output, "PICTURES", ("figure.png",))
     monkeypatch.setattr(setup, "missing_files", _images_missing)
     monkeypatch.setattr(Setup, "substitutes", lambda self, name: False)
     _works(name, home)

@@ -53,7 +53,7 @@ class Curves(Experiment):
             data = setup.words(name)
             for label, trial in self._of(setup, name).items():
                 result, seen = trial.result(), evaluated(trial.result())
-                epochs = result.history["active"].cumsum()[seen.index] * _steps(trial)
+                epochs = _device_epochs(trial, result.history)[seen.index]
                 some = seen[["round", "train_loss", "train", "test"]].assign(
                     device_epochs=epochs, data=data, method=label
                 )
@@ -84,9 +84,14 @@ class Curves(Experiment):
         return shown
 
 
-def _steps(trial: Trial) -> int:
+def _device_epochs(trial: Trial, history: pd.DataFrame) -> pd.Series[int]:
+    """Return how many passes of a device over its rows there have been; judging is none."""
     inner: Method[Any] = getattr(trial.method, "inner", trial.method)
-    return int(value(inner.work.steps, 0))
+    active = history["active"]
+    if "stage" in history:  # a row names the stage that comes next
+        active = active.where(~history["stage"].shift(fill_value="together").isin(["tree", "check"]), 0)
+    spent: pd.Series[int] = active.cumsum() * int(value(inner.work.steps, 0))
+    return spent
 
 
 @dataclass(frozen=True)

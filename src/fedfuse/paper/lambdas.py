@@ -52,7 +52,7 @@ class TuningTable(Experiment):
         return [trial for name in self.datasets(setup) for trial in self._of(setup, name).values()]
 
     def _of(self, setup: Setup, name: str) -> dict[Strategy, Trial]:
-        method, settings = setup.entry(name, "fpfc", figure=setup.size != "full")
+        method, settings = setup.entry(name, "fpfc", figure=True)
         if not isinstance(method, PairwiseFusion):
             raise AssertionError("lambda is FPFC's")
         grid = (self.quick if setup.scale.few else self.grids)[name]

@@ -25,8 +25,9 @@ TABLES = (
     "printed; ours is 0.2."
 )
 COUNTS = (
-    "Floats are counted as they are sent, without those for choosing settings, which the paper does not count "
-    "either. Of FPFC auto all are counted, choosing lambda included."
+    "Floats are counted as they are sent, without those for choosing settings, which the paper does not count either "
+    "(PACFL's bases, a few floats in a thousand, are sent before it chooses, and so are not in our count). Of FPFC "
+    "auto all are counted, choosing lambda included."
 )
 ALIKE = (
     "FPFC, the paper's loop, has lambda 1, the largest of its range: all devices become one, as the equal printed "
@@ -49,7 +50,10 @@ WARMUP = (
     "A lambda is done when validation changes by less than 1e-4 a round over ten rounds, not between two: with 30 "
     "% of the devices in a round, a single small change is an accident."
 )
-LAMBDA = "Only lambda 0, 0.5, …, 3.5 on synthetic data is printed as a grid; the others span the paper's ranges."
+LAMBDA = (
+    "Only lambda 0, 0.5, …, 3.5 on synthetic data is printed as a grid; the others span the paper's ranges. On images "
+    "every lambda has 800 device-epochs."
+)
 ATTACKS = (
     "The paper prints no numbers here. Of a network the last layer is lied about, as the paper speaks of its "
     "personalisation layers. Runs on images have 800 device-epochs."
