@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedfuse.colours import COLOURS
 from fedfuse.paper.setup import AUTO, PAPER, PRINTED
-from fedfuse.plots import COLOURS, _plain, _pyplot
+from fedfuse.plots import _plain, _pyplot
 from fedfuse.types import Floats, Ints
 
 # nine methods and ours: colours twice, the second time dashed; ours thick
