@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from fedfuse.comparison.jobs import usable_cores
@@ -18,6 +19,7 @@ from fedfuse.paper.progress import Remaining
 from fedfuse.paper.setup import Setup, Size, effort
 
 SPECIAL = ("list", "page")
+WIDEST = 400
 
 
 def show_list(out: Path, data_dir: str | None, answers: Console) -> None:
@@ -81,10 +83,12 @@ def print_item(item: Item, shown: Shown, answers: Console) -> None:
         answers.print(f"\n{title}", highlight=False, markup=False, soft_wrap=True)
         table = Table(box=None, pad_edge=False)
         for place, heading in enumerate(frame.columns):
-            table.add_column(str(heading).strip(), justify="left" if place == 0 else "right", no_wrap=place == 0)
+            table.add_column(str(heading).strip(), justify="left" if place == 0 else "right", no_wrap=True)
         for row in frame.itertuples(index=False):
             table.add_row(*(escape(str(cell)) for cell in row))
-        answers.print(table)
+        # a table that is too wide for the terminal runs over its edge, but keeps its numbers whole
+        wide = Measurement.get(answers, answers.options.update(width=WIDEST), table).maximum
+        Console(file=answers.file, width=max(wide, answers.width)).print(table)
     for note in shown.notes:
         answers.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
 

@@ -20,6 +20,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 _STYLES[AUTO] = {"color": "black", "ls": "-", "lw": 3.0}
 _STYLES["pacfl"] |= {"color": "#888888"}
+_STYLES["cfl"] |= {"color": "#8C510A"}  # ours is black
 _KEYS = {"lam": "lambda", "xi": "xi", "epochs": "most local epochs"}
 
 
@@ -117,7 +118,7 @@ def cost(table: pd.DataFrame) -> Any:
     ax.set_xticks(range(len(labels)), [PRINTED[m] for m in labels], rotation=25, ha="right")
     ax.set(ylabel="floats sent in training (above: millions)")
     ax.set_yscale("symlog", linthresh=1e5)
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1.03), ncols=len(names))
     _plain(ax)
     return axes
 
