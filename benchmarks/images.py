@@ -21,8 +21,8 @@ from fedfuse.data.sources import load
 from fedfuse.options import build, parse_options
 from fedfuse.training import fit, resume
 
-DATA = ("mnist", "fashion-mnist", "mnist:rotated")
 METHODS = ("fpfc", "local", "fedavg")
+DATA = {"mnist": METHODS, "fashion-mnist": METHODS, "mnist:rotated": ("fpfc",)}
 ROUNDS = {"fpfc": 40, "fedavg": 40, "local": 20}
 EVERY = 5
 SOURCE = {"features": "uniform", "device": None, "target": None, "goal": None, "data_dir": None}
@@ -89,8 +89,8 @@ def page(results: dict[tuple[str, str], Result], picture: str) -> str:
 def main() -> None:
     """Run what is missing and write the page."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("data", nargs="*", default=DATA)
-    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("data", nargs="*", default=list(DATA))
+    parser.add_argument("--methods", default="", help="names with commas between them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/images"))
     parser.add_argument("--page", type=Path, default=Path("docs/images.md"))
@@ -98,7 +98,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     results = {}
     for data in asked.data:
-        for method in asked.methods.split(","):
+        for method in asked.methods.split(",") if asked.methods else DATA.get(data, METHODS):
             results[data, method] = one(data, method, asked.seed, asked.out)
             print(data, method, results[data, method], flush=True)
     picture = asked.page.with_suffix(".svg")
