@@ -626,7 +626,8 @@ def test_every_key_reaches_its_place():
         "workers": "3", "alpha": "0.5", "power": "1", "mode": "sync", "at_once": "3", "ahead": "7",
         "delay": "uniform(0,20)", "compute": "2", "lossy": "lost:0.1", "deadline": "9.5", "minimum": "2",
         "overselect": "0.5", "late": "use", "budget": "100", "robust": "median", "attack": "gaussian", "liars": "0.2",
-        "lies": "models", "scope": "fused", "screen": "yes",
+        "lies": "models", "scope": "fused", "screen": "yes", "clip": "3", "epsilon": "8", "delta": "1e-6",
+        "memory": "4GB", "spill": "pairs",
     }  # fmt: skip
     assert set(texts) | set(OTHERS) == set(KEYS)
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
@@ -636,6 +637,7 @@ def test_every_key_reaches_its_place():
     method = build_method("fpfc", None, Work(), options)
     assert method == ff.FPFC(
         lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train", robust="median",
+        memory=4_000_000_000, spill="pairs",
         work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd", 0.9, 0.01, "batches"),
     )  # fmt: skip
     assert options.engine == {"workers": 3}
@@ -643,6 +645,7 @@ def test_every_key_reaches_its_place():
         rounds=8, participation=0.5, tol=0.0, evaluate_every=7, checkpoint_every=9, dtype="float64", at_once=3, ahead=7,
         delay="uniform(0,20)", compute="2", lossy="lost:0.1", deadline=9.5, minimum=2, overselect=0.5, late="use",
         budget=100, attack="gaussian", liars=0.2, lies="models", scope="fused", screen=True,
+        clip=3.0, epsilon=8.0, delta=1e-6,
     )  # fmt: skip
     assert build_method("fedasync", None, Work(), parse_options(["alpha=0.5", "power=1"])).alpha == 0.5
     assert parse_options(["batch=all"]).work == {"batch": None}
