@@ -53,4 +53,4 @@ def test_an_item_on_images(name, tiny, home, monkeypatch):
     monkeypatch.setattr(output, "PICTURES", ("figure.png",))
     monkeypatch.setattr(setup, "missing_files", _images_missing)  # digits stand for them
     _works(name, home)
-    assert "digits for " in (home / name / f"{name}.md").read_text()
+    assert "digits, at most 10 rows for " in (home / name / f"{name}.md").read_text()
