@@ -18,7 +18,7 @@ MOST_CLASSES = 100_000
 MOST_ROWS = 10**12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Roster(Federation):
     """Devices with their numbers of rows, columns and classes, and no rows. Build one with `roster`.
 
