@@ -390,16 +390,21 @@ def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, c: Any, scratch: Any)
     scratch.counts[c, 1] = left
 
 
+@njit(**_APART)
+def _sift_chunk(pairs: Any, omega: Any, turn: Any, reach: float, c: Any, scratch: Any) -> None:
+    scratch.squares[c, 1], scratch.counts[c, 0] = 0.0, 0
+    for first in range(0, turn.active.size, TILE):
+        wanted, dual = _sift(pairs, omega, turn, reach, first, c)
+        scratch.squares[c, 1] += dual
+        scratch.counts[c, 0] += wanted
+
+
 @njit(**_ENTRY)
 def sift(pairs: Any, omega: Any, turn: Any, reach: float, scratch: Any, jobs: Any) -> None:
     """Find the far pairs of active devices that are far no longer."""
     pairs, turn, scratch = _lent(pairs, turn, scratch)
     for c in jobs:
-        scratch.squares[c, 1], scratch.counts[c, 0] = 0.0, 0
-        for first in range(0, turn.active.size, TILE):
-            wanted, dual = _sift(pairs, _lend(omega), turn, reach, first, c)
-            scratch.squares[c, 1] += dual
-            scratch.counts[c, 0] += wanted
+        _sift_chunk(pairs, _lend(omega), turn, reach, c, scratch)
 
 
 @njit(**_ENTRY)
@@ -414,6 +419,18 @@ def absorb(pairs: Any, omega: Any, turn: Any, pieces: Any, scratch: Any, jobs: A
     pieces = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2]))
     for c in jobs:
         _chunk(pairs, _lend(omega), turn, pieces, c, scratch)
+
+
+@njit(**_ENTRY)
+def settle(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, scratch: Any) -> bool:
+    """Do `sift` and `absorb` of a round that is one chunk; stop between them if pairs want rows, and say False."""
+    pairs, turn, scratch = _lent(pairs, turn, scratch)
+    _sift_chunk(pairs, _lend(omega), turn, reach, 0, scratch)
+    if scratch.counts[0, 0] > 0:
+        return False
+    pieces = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2]))
+    _chunk(pairs, _lend(omega), turn, pieces, 0, scratch)
+    return True
 
 
 @njit(**_INNER)

@@ -350,20 +350,15 @@ class FusionState:
 
     def _update_pairs(self, turn: Round, scratch: Scratch, meetings: int) -> tuple[float, float]:
         """Update every pair with an active device; return the root mean squares of its residuals."""
-        chunks, work = turn.bounds.size - 1, meetings * self.d
         # named tuples take numba longer to look at
         places, space, reach = tuple(turn), tuple(scratch), float(self.penalty.reach)
-
-        def sift(jobs: Ints) -> None:
-            _pairs.sift(tuple(self._all), self.omega, places, reach, space, jobs)
-
-        def absorb(jobs: Ints) -> None:
-            _pairs.absorb(tuple(self._all), self.omega, places, tuple(self._pieces), space, jobs)
-
-        _share_out(sift, chunks, work)
-        if wanted := int(scratch.counts[:, 0].sum()):
-            _pairs.claim(self._where, self.r, places, self._rows_for(wanted, turn))
-        _share_out(absorb, chunks, work)
+        chunks, work, pieces = turn.bounds.size - 1, meetings * self.d, tuple(self._pieces)
+        if chunks > 1 or not _pairs.settle(tuple(self._all), self.omega, places, pieces, reach, space):
+            if chunks > 1:
+                _share_out(lambda c: _pairs.sift(tuple(self._all), self.omega, places, reach, space, c), chunks, work)
+            if wanted := int(scratch.counts[:, 0].sum()):
+                _pairs.claim(self._where, self.r, places, self._rows_for(wanted, turn))
+            _share_out(lambda c: _pairs.absorb(tuple(self._all), self.omega, places, pieces, space, c), chunks, work)
         if left := int(scratch.counts[:, 1].sum()):
             rows = np.empty(left, np.int32)
             _pairs.release(self._where, places, rows)
