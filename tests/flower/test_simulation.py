@@ -39,7 +39,8 @@ def on(engine, federation):
     return FlowerFleet(engine.grid, names, model, setup=setup)
 
 
-@pytest.mark.parametrize("name", METHODS)
+# one method every time; that all of them are the same to the bit is tested without the engine
+@pytest.mark.parametrize("name", [n if n == "fedavg" else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
 def test_same_labels_and_models(name, engine, federation):
     here = ff.fit(federation, METHODS[name], rounds=30)
     there = ff.fit(federation, METHODS[name], rounds=30, fleet=on(engine, federation))
@@ -49,6 +50,7 @@ def test_same_labels_and_models(name, engine, federation):
     assert there.trouble == {}
 
 
+@pytest.mark.slow
 def test_asynchronous_has_the_same_labels(engine, federation):
     method = ff.FPFC(lam=0.6, work=ff.Work(steps=10, lr=0.1), refit=False)
     here = ff.fit(federation, method, rounds=40, tol=0)
