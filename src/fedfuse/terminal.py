@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedfuse.comparison.jobs import DONE, FAILED, RUNNING, Board, Job, Watcher
+from fedfuse.comparison.jobs import DONE, FAILED, RUNNING, Board, Job, State, Watcher
 from fedfuse.comparison.layout import cells, footnotes, headings
 from fedfuse.result import Result, mean_score
 from fedfuse.training import Callback, Row, Run
@@ -141,8 +141,10 @@ class ComparisonBars(Watcher):
         self._hint = ""
 
     def begin(self, jobs: Sequence[Job]) -> None:
+        while self._bars:
+            self._progress.remove_task(self._bars.popitem()[1])
         self._jobs = jobs
-        self._progress.update(self._all, total=len(jobs))
+        self._progress.reset(self._all, total=self._work())
         self._progress.start()
 
     def look(self, board: Board) -> None:
@@ -154,10 +156,8 @@ class ComparisonBars(Watcher):
                 self._progress.update(self._bar(number), completed=done, total=most or done + 1, note=note)
             elif number in self._bars:
                 self._progress.remove_task(self._bars.pop(number))
-        failed = sum(state == FAILED for state, _, _ in states)
-        ended = failed + sum(state == DONE for state, _, _ in states)
-        words = [f"{ended} of {len(states)}", *([f"{failed} failed"] if failed else []), self._hint]
-        self._progress.update(self._all, completed=ended, note=" ".join(words))
+        completed, words = self._told(states)
+        self._progress.update(self._all, completed=completed, note=f"{words} {self._hint}".rstrip())
 
     def stopping(self) -> None:
         self._hint = "stopping after this round (Ctrl-C again: at once)"
@@ -166,6 +166,16 @@ class ComparisonBars(Watcher):
     def close(self) -> None:
         """Give the terminal back, also after an error."""
         self._progress.stop()
+
+    def _work(self) -> float:
+        """Return how much there is to do in all."""
+        return len(self._jobs)
+
+    def _told(self, states: Sequence[State]) -> tuple[float, str]:
+        """Return how much of it is done, and the words for that."""
+        failed = sum(state == FAILED for state, _, _ in states)
+        ended = failed + sum(state == DONE for state, _, _ in states)
+        return ended, " ".join([f"{ended} of {len(states)}", *([f"{failed} failed"] if failed else [])])
 
     def _bar(self, number: int) -> TaskID:
         if number not in self._bars:

@@ -83,6 +83,10 @@ def forget_data() -> None:
     _loaded.cache_clear()
 
 
+# What `Board` knows of a job: state, rounds done and rounds at the most.
+State = tuple[int, int, int]
+
+
 class Board:
     """How far every job is: numbers that workers write and their parent reads.
 
@@ -108,7 +112,7 @@ class Board:
         for place, number in enumerate(numbers):
             self.cells[1 + 3 * job + place] = number
 
-    def get(self, job: int) -> tuple[int, int, int]:
+    def get(self, job: int) -> State:
         """Return a job's state, rounds done and rounds at the most (0 where the method decides itself)."""
         state, done, most = self.cells[1 + 3 * job : 4 + 3 * job]
         return state, done, most
