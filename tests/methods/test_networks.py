@@ -7,8 +7,10 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.clusters import cluster_means
+from fedfuse.fleet.byzantine import draw_liars
 from fedfuse.methods import Oracle
-from fedfuse.methods.networks import MOST, NetworkRefit
+from fedfuse.methods.networks import BOUND, LONG, MOST, NetworkRefit
+from fedfuse.methods.staged import SKIPPED
 from fedfuse.tasks import Train
 from fedfuse.training import Callback, fit, resume
 from planted import Keep
@@ -132,3 +134,40 @@ def test_every_method_trains_a_network():
         cut = result.model.fused.start
         shared = np.ptp(result.models[:, :cut], axis=0).max() == 0
         assert shared == (kind.name in ("fedavg", "ifca", "fpfc-l1", "cfl")) or kind.name == "cfl", kind.name
+
+
+@pytest.mark.parametrize("attack", ["same-value", "sign-flip", "gaussian"])
+def test_a_suspect_is_not_asked_again(attack):
+    """Its answers are worth nothing, and asking for them would take rounds from the others."""
+    asked = []
+
+    class Look(Callback):
+        def on_round(self, run, row):
+            asked.append((np.flatnonzero(run.state.memory["suspects"]), run.state.asked.copy()))
+
+    federation = turned(m=10)
+    found = fit(federation, ff.FPFC(work=WORK), model(), rounds=25, attack=attack, liars=0.4, callbacks=[Look()])
+    assert np.array_equal(found.suspects, draw_liars(10, 0.4, seed=0))
+    for suspects, times in asked:
+        assert (times[suspects] >= SKIPPED).all()
+    assert found.score() > 0.85
+
+
+@pytest.mark.parametrize("times", [2.0, 6.0, 100.0])
+def test_an_update_counts_by_its_length(times):
+    """As it is, as long as the others, or not at all: a lie just short of absurd would still ruin a mean."""
+    federation, run = turned(), Keep()
+    fit(federation, Oracle(work=WORK), model(), rounds=1, callbacks=[run])
+    method, state = run.run.now, run.run.state
+    cut, everybody = state.world.model.fused.start, np.arange(federation.m)
+    starts = state.memory["models"][state.memory["labels"]].astype("f8")
+    steps = np.random.default_rng(0).normal(size=starts.shape)
+    steps /= np.linalg.norm(steps, axis=1, keepdims=True)
+    sent, counted = steps.copy(), steps.copy()
+    sent[3] *= times
+    counted[3] *= times if times < BOUND else 1.0
+    weights = federation.rows("train+validation").counts * (everybody != 3 if times > LONG else 1)
+    method.tasks(state, everybody, 0)
+    method.update(state, everybody, list(starts + sent))
+    expected = np.average((starts + counted)[:, :cut], axis=0, weights=weights)
+    np.testing.assert_allclose(state.memory["models"][0, :cut], expected, atol=1e-6)

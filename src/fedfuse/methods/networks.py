@@ -29,7 +29,7 @@ from fedfuse.clusters import canonical, cluster_means
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import Residuals
 from fedfuse.methods.base import Found, World
-from fedfuse.methods.staged import TRIES, Staged, StagedState
+from fedfuse.methods.staged import SKIPPED, Staged, StagedState
 from fedfuse.tasks import Judge, Part, Task, Train
 from fedfuse.tree import Judgement, Tree
 from fedfuse.trust import Robust, apart, judged_models, possible_judgement, robust_mean
@@ -38,7 +38,8 @@ from fedfuse.types import Floats, Ints
 FEWEST, MOST = 3, 8  # turns of training together before devices go apart
 FLAT = 0.02  # a score on validation rows that rose by less (accuracy; of RMSE, this share) has stopped rising
 NEAREST = 5  # other groups' models that a device tries
-LONG = 8.0  # times the length of the calm updates, and an update is not believed
+LONG = 8.0  # times the length of the calm updates, and an update is not believed,
+BOUND = 4.0  # and from so many times on, it counts in means as if it were as long as theirs
 CALM = 0.1  # share of the devices whose updates are the calm ones: the others may lie
 # Standard errors by which another group's model must be better for a device to move. A device that is alone moves to
 # a model that it cannot tell to be worse: the others there have more rows than it has.
@@ -93,7 +94,7 @@ class NetworkRefit(Staged):
 
     def _enter(self, state: StagedState, stage: str) -> None:
         super()._enter(state, stage)
-        state.asked[state.memory["suspects"]] = TRIES
+        state.asked[state.memory["suspects"]] = SKIPPED
 
     def update(self, state: StagedState, devices: Ints, values: list[Floats]) -> Residuals | None:
         if self.robust != "none" and state.stage in ("tree", "check"):
@@ -104,20 +105,37 @@ class NetworkRefit(Staged):
 
     def _expel(self, state: StagedState, devices: Ints) -> None:
         state.memory["suspects"][devices] = True
-        state.asked[devices] = TRIES
+        state.asked[devices] = SKIPPED
         for i in devices:
             state.answers.pop(int(i), None)
 
     def _screen(self, state: StagedState) -> None:
-        """Do not believe updates of an absurd length; who has more rows takes more steps, and may go further."""
-        who = np.array(sorted(state.answers), dtype=np.int64)
-        if self.robust == "none" or not who.size:
+        """Do not believe updates of an absurd length."""
+        if self.robust == "none" or not state.answers:
             return
+        who, lengths = self._lengths(state)
+        self._expel(state, who[lengths > LONG])
+
+    def _lengths(self, state: StagedState) -> tuple[Ints, Floats]:
+        """Return who has answered, and how long their updates are, where those of the calm ones are 1.
+
+        Who has more rows takes more steps, and may go further.
+        """
+        who = np.array(sorted(state.answers), dtype=np.int64)
         starts = state.memory["models"][state.memory["labels"][who]]
         lengths = np.linalg.norm(np.stack([state.answers[i] for i in who]) - starts, axis=1)
         rows = state.world.counts["train"][who]
         lengths /= np.maximum(rows / max(float(np.quantile(rows, CALM)), 1.0), 1.0)
-        self._expel(state, who[lengths > LONG * max(float(np.quantile(lengths, CALM)), 1e-12)])
+        return who, lengths / max(float(np.quantile(lengths, CALM)), 1e-12)
+
+    def _bounded(self, state: StagedState) -> tuple[Ints, Floats]:
+        """Return who has answered, and their models; a lie that is just short of absurd would still ruin a mean."""
+        who, lengths = self._lengths(state)
+        new = np.stack([state.answers[i] for i in who])
+        if self.robust == "none" or lengths.max() <= BOUND:
+            return who, new
+        starts = state.memory["models"][state.memory["labels"][who]]
+        return who, starts + (new - starts) / np.where(lengths > BOUND, lengths, 1.0)[:, None]
 
     def _groups(self, state: StagedState) -> int:
         """Return how many groups have members that are believed; they come first."""
@@ -131,11 +149,11 @@ class NetworkRefit(Staged):
     def _averaged(self, state: StagedState) -> None:
         """Take in what devices have made of their group's model; who has not answered changes nothing."""
         self._screen(state)
-        who = np.array(sorted(state.answers), dtype=np.int64)
         state.put("turn", state.number("turn") + 1)
-        if not who.size:
+        if not state.answers:
             return
-        new, labels = np.stack([state.answers[i] for i in who]), state.memory["labels"]
+        who, new = self._bounded(state)
+        labels = state.memory["labels"]
         weights = state.world.counts[self.rows][who].astype(np.float64)
         models, cut = state.memory["models"].astype(np.float64), state.world.model.fused.start
         for c in np.unique(labels[who]):

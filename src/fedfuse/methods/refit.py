@@ -23,7 +23,7 @@ from fedfuse.fusion import Residuals
 from fedfuse.lbfgs import LBFGS
 from fedfuse.methods.base import Admission, Found, Known, Method, World
 from fedfuse.methods.networks import NetworkOracle
-from fedfuse.methods.staged import END, TRIES, Staged, StagedState
+from fedfuse.methods.staged import END, SKIPPED, Staged, StagedState
 from fedfuse.methods.welcome import judged
 from fedfuse.models.base import Model
 from fedfuse.tasks import Alone, Gradient, Moments, Part, Rescale, Task
@@ -92,7 +92,7 @@ class Refit(Staged):
         suspects = state.memory["suspects"]
         for i, answer in zip(devices, values, strict=True):
             suspects[i] |= not self._possible(state, int(i), answer)
-        state.asked[suspects] = TRIES
+        state.asked[suspects] = SKIPPED
         for i in np.flatnonzero(suspects):
             state.answers.pop(int(i), None)
         good = ~suspects[devices]
@@ -101,7 +101,7 @@ class Refit(Staged):
     def _enter(self, state: StagedState, stage: str) -> None:
         super()._enter(state, stage)
         if stage not in FOR_ALL:
-            state.asked[state.memory["suspects"]] = TRIES
+            state.asked[state.memory["suspects"]] = SKIPPED
 
     def _possible(self, state: StagedState, i: int, answer: Floats) -> bool:
         """Whether an honest device can send this, after what it sent before."""
