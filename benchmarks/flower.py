@@ -1,9 +1,9 @@
 """What Flower costs per round: simulation and deployment against in process, and bytes on the wire.
 
 What: FedAvg with one gradient step on devices with few rows, d = 610, so that nearly all time is transport. In process;
-on Flower's simulation engine with 20 and 100 devices, against a round of Flower's own: `send_and_receive` of a vector
-of that size, answered by a hello of the same app (an app that does nothing at all might be faster); with --deployment
-on a real SuperLink with 4 SuperNodes on loopback. Bytes are those of the arrays and lines of JSON in all messages of a
+on Flower's simulation engine with 20 and 100 devices, against a round of Flower's own there: `send_and_receive` of a
+vector of that size to an app that sends it back and does nothing else; with --deployment on a real SuperLink with 4
+SuperNodes on loopback. Bytes are those of the arrays and lines of JSON in all messages of a
 run, against `cost_floats` x 4, without the envelopes of Flower and HTTP.
 How long: not measured on idle cores; many minutes beside other jobs. Command:
     python benchmarks/flower.py [--rounds 20] [--deployment]
@@ -25,7 +25,7 @@ import numpy as np
 import fedfuse as ff
 from fedfuse.data.federation import Federation
 from fedfuse.flower import FlowerFleet, client_app
-from fedfuse.flower.simulation import Engine
+from fedfuse.flower.simulation import Engine, engine_of
 from fedfuse.models import SoftmaxRegression
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
@@ -50,37 +50,50 @@ def in_process(federation: Federation, rounds: int) -> float:
     return seconds_per_round(ff.fit(federation, METHOD, rounds=rounds, tol=0, evaluate_every=10**6).history)
 
 
-def on_simulation(federation: Federation, rounds: int) -> tuple[float, float]:
-    """Time a round of ours, and one of Flower's own, on the same engine."""
+def on_simulation(federation: Federation, rounds: int) -> float:
+    """Time a round of ours on the simulation engine."""
     model = SoftmaxRegression().sized(60, 10)
-    engine = Engine(federation, model)
+    engine = engine_of(federation, model)
     try:
         names = [str(i) for i in range(federation.m)]
         fleet = FlowerFleet(engine.grid, names, model, setup={"classes": CLASSES})
-        ours = ff.fit(federation, METHOD, rounds=rounds, tol=0, evaluate_every=10**6, fleet=fleet)
-        return seconds_per_round(ours.history), no_op_round(engine.grid, rounds)
+        return seconds_per_round(
+            ff.fit(federation, METHOD, rounds=rounds, tol=0, evaluate_every=10**6, fleet=fleet).history
+        )
     finally:
         engine.close()
 
 
-def no_op_round(grid: Any, rounds: int) -> float:
-    """Time Flower's own round: everybody gets a vector and is asked for nothing.
+def no_op_app(folder: str) -> Any:
+    """Return an app that sends back what it gets."""
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
 
-    The question is a hello, the cheapest that our app answers.
-    """
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        return Message(message.content, reply_to=message)
+
+    return app
+
+
+def no_op_round(m: int, rounds: int) -> float:
+    """Time Flower's own round: everybody gets a vector and sends it back."""
     from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-    from fedfuse.flower.wire import HELLO
-
-    took = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        vector = ArrayRecord({"w": Array(np.zeros(610, np.float32))})
-        asked = [Message(RecordDict({"arrays": vector}), node, HELLO) for node in grid.get_node_ids()]
-        answers = list(grid.send_and_receive(asked))
-        assert len(answers) == len(asked)
-        took.append(time.perf_counter() - begin)
-    return float(np.median(took[1:]))
+    engine, took = Engine(no_op_app, m), []
+    try:
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            vector = ArrayRecord({"w": Array(np.zeros(610, np.float32))})
+            asked = [Message(RecordDict({"arrays": vector}), node, "train") for node in engine.grid.get_node_ids()]
+            answers = list(engine.grid.send_and_receive(asked))
+            assert len(answers) == len(asked) == m
+            took.append(time.perf_counter() - begin)
+        return float(np.median(took[1:]))
+    finally:
+        engine.close()
 
 
 def bytes_on_the_wire() -> tuple[float, float]:
@@ -136,7 +149,8 @@ def main() -> None:
     print("| devices | in process | simulation | Flower's own no-op round | ratio |\n| --- | --- | --- | --- | --- |")
     for m in (20, 100):
         federation = devices(m)
-        plain, (ours, theirs) = in_process(federation, words.rounds), on_simulation(federation, words.rounds)
+        plain = in_process(federation, words.rounds)
+        theirs, ours = no_op_round(m, words.rounds), on_simulation(federation, words.rounds)
         print(f"| {m} | {1e3 * plain:.1f} ms | {ours:.2f} s | {theirs:.2f} s | {ours / theirs:.2f} |", flush=True)
     share, rest = bytes_on_the_wire()
     print(f"\nbytes: cost_floats x 4 are {share:.2f} of all; {rest:.0f} bytes per message besides")

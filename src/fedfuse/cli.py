@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
-from rich.console import Console
 
+from fedfuse._console import Answers, Lines
 from fedfuse._version import __version__
 from fedfuse.errors import FedfuseError
 from fedfuse.store import Store, without_nan, written_whole
@@ -43,7 +43,7 @@ flower_app = typer.Typer(help="Federations of real hosts, on Flower.")
 app.add_typer(flower_app, name="flower")
 
 # the answer goes to standard output; progress, notes and errors to standard error
-console = Console(stderr=True)
+console = Lines(stderr=True)
 # click's ClickException; newer typers carry a click of their own, so it has no other name that always holds
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -110,7 +110,7 @@ class _Notes(logging.Handler):
     def show(self) -> None:
         for line, shown in self._shown.items():
             if not shown:
-                console.print("note: " + line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+                console.say("note: " + line, "yellow")
         self._shown = dict.fromkeys(self._shown, True)
 
     def forget(self) -> None:
@@ -347,10 +347,10 @@ def path(
         federation = _load(_source(dataset, features, device, target, task, seed, data_dir))
         with console.status("following the devices' models along lambda …"):
             found = solution_path(federation, penalty, lambdas)
-        Console().print(repr(found), highlight=False, markup=False, soft_wrap=True)
+        Answers().say(repr(found))
         axes = found.plot()
     save_picture(axes, out)
-    Console().print(f"picture: {out}", highlight=False, markup=False, soft_wrap=True)
+    Answers().say(f"picture: {out}")
 
 
 @app.command()
@@ -393,7 +393,7 @@ def report(
         for place in sorted(directory.glob("runs/*/summary.json")):
             _write_page(place.parent, yardsticks)
     page = _write_page(directory, yardsticks, out)
-    Console().print(str(page), highlight=False, markup=False, soft_wrap=True)
+    Answers().say(str(page))
 
 
 @app.command()
@@ -407,12 +407,12 @@ def watch(
     from fedfuse.watch import watch as look
 
     if not web:
-        look(directory, Console(), every)
+        look(directory, Answers(), every)
         return
     from fedfuse.report.web import Server
 
     with Server(directory, port) as server:
-        Console().print(f"{server.url} (Ctrl-C ends it)", highlight=False, markup=False, soft_wrap=True)
+        Answers().say(f"{server.url} (Ctrl-C ends it)")
         server.serve_forever(poll_interval=0.2)
 
 
@@ -442,7 +442,7 @@ def predict(
         shown = ", ".join(name or "(none)" for name in names[:10])
         more = f" and {len(names) - 10} more" if len(names) > 10 else ""
         words = f"{len(unknown)} of {len(answer)} rows left empty, no model is known for: {shown}{more}"
-        console.print(words, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        console.say(words, "yellow")
 
 
 @app.command()
@@ -477,7 +477,7 @@ def join(
     _predict_waiting(arrived, joined, out)
     _show_newcomers(joined, json_)
     for note in _arrival_notes(arrived):
-        console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        console.say(note, "yellow")
 
 
 @app.command()
@@ -490,7 +490,7 @@ def export(
     from fedfuse.result import Result
 
     for path in write(Result.load(directory), out or directory / "export"):
-        Console().print(str(path), highlight=False, markup=False, soft_wrap=True)
+        Answers().say(str(path))
 
 
 @app.command()
@@ -501,7 +501,7 @@ def bench(
     """Measure fedfuse against textbook loops, plain NumPy and this machine's memory, in one process."""
     from fedfuse.bench import run_all
 
-    run_all(out, quick=quick, console=Console())
+    run_all(out, quick=quick, console=Answers())
 
 
 @flower_app.command("new")
@@ -537,14 +537,14 @@ def paper(
     if jobs is not None and jobs < 1:
         raise FedfuseError(f"--jobs must be at least 1, got {jobs}")
     if names == ["list"]:
-        show_list(out, place, Console())
+        show_list(out, place, Answers())
         return
     check_picture("figure.svg")
     if names == ["page"]:
-        write_page(page, out, place, Console())
+        write_page(page, out, place, Answers())
         return
     try:
-        make(names, size, out, place, jobs, console, Console())
+        make(names, size, out, place, jobs, console, Answers())
     except KeyboardInterrupt:
         _fail("interrupted; the same command goes on where it was", INTERRUPTED)
 
@@ -562,7 +562,7 @@ def data_list(data_dir: DataDir = None) -> None:
         table.add_column(heading)
     for source in available(data_dir):
         table.add_row(source.name, source.description, "yes" if source.present else "no")
-    Console().print(table)
+    Answers().print(table)
     console.print(f"data directory: {data_directory(data_dir)}", highlight=False)
 
 
@@ -580,7 +580,7 @@ def data_fetch(
         words = f"{name} needs no files"
     else:
         words = f"{name}: {len(done.new)} files fetched, {len(done.present)} already there, in {done.directory}"
-    Console().print(words, highlight=False, markup=False, soft_wrap=True)
+    Answers().say(words)
 
 
 def _method_and_settings(
@@ -687,15 +687,15 @@ def _train_and_show(
             found = measured(federation, result.model)
         found.save(directory)
         sticks = found.scores
-    answers = Console()
+    answers = Answers()
     show(result, sticks, answers)
-    answers.print(f"\nfiles: {directory}", highlight=False, markup=False, soft_wrap=True)
+    answers.say(f"\nfiles: {directory}")
     if report is not False:
         page = _write_page(directory, federation is not None)
-        answers.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
+        answers.say(f"report: {page}")
     if result.profile.encoder is not None:
         hint = f"predict new rows: fedfuse predict {shlex.quote(str(directory))} new.csv"
-        answers.print(hint, highlight=False, markup=False, soft_wrap=True)
+        answers.say(hint)
 
 
 def _write_page(directory: Path, yardsticks: bool = True, out: Path | None = None) -> Path:
@@ -746,7 +746,7 @@ def _show_newcomers(joined: Newcomers, as_json: bool) -> None:
         return
     from fedfuse.terminal import show_newcomers
 
-    show_newcomers(joined, Console())
+    show_newcomers(joined, Answers())
 
 
 def _compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_json: bool) -> None:
@@ -765,10 +765,10 @@ def _compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as
     if as_json:
         typer.echo(json.dumps(comparison.summary()))
         return
-    answers = Console()
+    answers = Answers()
     show_comparison(comparison, answers)
-    answers.print(f"\nfiles: {directory}", highlight=False, markup=False, soft_wrap=True)
-    answers.print(f"report: {_write_page(directory)}", highlight=False, markup=False, soft_wrap=True)
+    answers.say(f"\nfiles: {directory}")
+    answers.say(f"report: {_write_page(directory)}")
 
 
 def _show_tuning(tuning: Tuning, directory: Path, as_json: bool, plot: Path | None) -> None:
@@ -781,11 +781,11 @@ def _show_tuning(tuning: Tuning, directory: Path, as_json: bool, plot: Path | No
     if as_json:
         typer.echo(json.dumps(without_nan(tuning.summary())))
         return
-    answers = Console()
+    answers = Answers()
     show_tuning(tuning, answers)
     page = _write_page(directory)
     for line in (f"\nfiles: {directory}", f"report: {page}", *([f"picture: {plot}"] if plot else [])):
-        answers.print(line, highlight=False, markup=False, soft_wrap=True)
+        answers.say(line)
 
 
 def _next_directory(dataset: str, what: str) -> Path:

@@ -11,7 +11,7 @@ pytest.importorskip("ray", reason="pip install 'fedfuse[flower]'")
 import fedfuse as ff
 from fedfuse.data import load
 from fedfuse.flower import FlowerFleet
-from fedfuse.flower.simulation import Engine
+from fedfuse.flower.simulation import engine_of
 from fedfuse.models import SoftmaxRegression
 
 METHODS = {
@@ -28,7 +28,7 @@ def federation():
 
 @pytest.fixture(scope="module")
 def engine(federation):
-    engine = Engine(federation, SoftmaxRegression().sized(federation.n_features, federation.n_classes))
+    engine = engine_of(federation, SoftmaxRegression().sized(federation.n_features, federation.n_classes))
     yield engine
     engine.close()
 

@@ -14,7 +14,7 @@ import pickle
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -100,7 +100,7 @@ class Simulation(Fleet):
         if self._fleet is None:
             from fedfuse.flower.fleet import FlowerFleet
 
-            self._engine = Engine(self._federation, self._model)
+            self._engine = engine_of(self._federation, self._model)
             classes = np.array(self._federation.classes).tolist()
             # names are places here: what a simulation calls its nodes
             names = [str(i) for i in range(self._federation.m)]
@@ -110,16 +110,27 @@ class Simulation(Fleet):
 
 
 class Engine:
-    """Flower's simulation, in a thread beside this one: its ServerApp hands over the grid and waits for the end."""
+    """Flower's simulation, in a thread beside this one: its ServerApp hands over the grid and waits for the end.
 
-    def __init__(self, federation: Federation, model: Model[Any]) -> None:
+    Parameters
+    ----------
+    device
+        Makes the ClientApp, from the engine's folder.
+    m
+        How many nodes there are.
+    fill
+        Puts into the folder what devices read there.
+    """
+
+    def __init__(self, device: Callable[[str], Any], m: int, fill: Callable[[Path], None] | None = None) -> None:
         os.environ.update({key: os.environ.get(key, value) for key, value in _QUIET.items()})
         self._folder = Path(tempfile.mkdtemp(prefix="ff-"))  # short: Ray's sockets are below it
+        self._over = threading.Event()
+        self._grids: Queue[Any] = Queue()
+        self._thread = threading.Thread(target=self._run, args=(device, m), name="flower", daemon=True)
         try:
-            _write(self._folder, federation, model)
-            self._over = threading.Event()
-            self._grids: Queue[Any] = Queue()
-            self._thread = threading.Thread(target=self._run, args=(federation.m,), name="flower", daemon=True)
+            if fill is not None:
+                fill(self._folder)
             self._thread.start()
             self.grid = self._handed_over()
         except BaseException:
@@ -127,15 +138,15 @@ class Engine:
             raise
 
     def close(self) -> None:
+        """End the simulation and remove its folder."""
         self._over.set()
-        self._thread.join(START)
+        if self._thread.is_alive():
+            self._thread.join(START)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _run(self, m: int) -> None:
+    def _run(self, device: Callable[[str], Any], m: int) -> None:
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
-
-        from fedfuse.flower.client import client_app
 
         app = ServerApp()
 
@@ -145,7 +156,6 @@ class Engine:
             self._over.wait()
 
         folder = str(self._folder)
-        device = client_app(partial(_device, folder), partial(_model, folder))
         resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
         quiet: dict[str, Any] = {
             "logging_level": "error",
@@ -154,8 +164,9 @@ class Engine:
             "_temp_dir": folder,
         }
         logging.getLogger("flwr").setLevel(logging.ERROR)
+        backend = {"client_resources": resources, "init_args": quiet}
         try:
-            run_simulation(app, device, m, backend_config={"client_resources": resources, "init_args": quiet})
+            run_simulation(app, device(folder), m, backend_config=backend)
         except BaseException as problem:
             self._grids.put(problem)
             log.debug("the simulation has ended", exc_info=True)
@@ -168,6 +179,17 @@ class Engine:
         if isinstance(grid, BaseException):
             raise FedfuseError(f"Flower's simulation engine cannot start: {grid}") from None
         return grid
+
+
+def engine_of(federation: Federation, model: Model[Any]) -> Engine:
+    """Return an engine whose nodes are the devices of a federation."""
+
+    def device(folder: str) -> Any:
+        from fedfuse.flower.client import client_app
+
+        return client_app(partial(_device, folder), partial(_model, folder))
+
+    return Engine(device, federation.m, lambda folder: _write(folder, federation, model))
 
 
 # -- what the simulation's processes read

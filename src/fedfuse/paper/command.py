@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from fedfuse._console import Answers, Lines
 from fedfuse.comparison.jobs import usable_cores
 from fedfuse.errors import FedfuseError
 from fedfuse.paper import page, runner
@@ -22,7 +22,7 @@ SPECIAL = ("list", "page")
 WIDEST = 400
 
 
-def show_list(out: Path, data_dir: str | None, answers: Console) -> None:
+def show_list(out: Path, data_dir: str | None, answers: Answers) -> None:
     """Print every item: name, what it is, about how long it takes at each size, and whether that is done."""
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "where", "what"):
@@ -35,7 +35,7 @@ def show_list(out: Path, data_dir: str | None, answers: Console) -> None:
         table.add_row(item.name, item.where, escape(item.title), *times)
     answers.print(table)
     words = f"Rough times on {usable_cores()} cores; done: already there in {out}. Figures of the same runs share them."
-    answers.print(f"\n{words}", highlight=False, markup=False, soft_wrap=True)
+    answers.say(f"\n{words}")
 
 
 def _time(item: Item, setup: Setup) -> str:
@@ -49,13 +49,13 @@ def _time(item: Item, setup: Setup) -> str:
 
 
 def make(
-    names: list[str], size: Size, out: Path, data_dir: str | None, jobs: int | None, console: Console, answers: Console
+    names: list[str], size: Size, out: Path, data_dir: str | None, jobs: int | None, console: Lines, answers: Answers
 ) -> None:
     """Run items, print them and write their files; an error at the end where runs failed."""
     wanted, setup = chosen(names), Setup(size, runner.cache(out), data_dir)
     said = list(dict.fromkeys(w for item in wanted for w in setup.check_data(item.experiment.data)))
     for words in said:
-        console.print(f"note: {words}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        console.say(f"note: {words}", "yellow")
     wanted = [item for item in wanted if item.experiment.datasets(setup) or not item.experiment.data]
     if not wanted:
         raise FedfuseError("none of the data that this needs are here")
@@ -71,16 +71,16 @@ def make(
         directory = out / size / item.name
         save(item, setup, shown, directory)
         print_item(item, shown, answers)
-        answers.print(f"\nfiles: {directory}\n", highlight=False, markup=False, soft_wrap=True)
+        answers.say(f"\nfiles: {directory}\n")
     if broken:
         raise FedfuseError("; ".join(broken))
 
 
-def print_item(item: Item, shown: Shown, answers: Console) -> None:
+def print_item(item: Item, shown: Shown, answers: Answers) -> None:
     """Print tables and notes."""
-    answers.print(f"{item.where}: {item.title}", style="bold", highlight=False, markup=False, soft_wrap=True)
+    answers.say(f"{item.where}: {item.title}", "bold")
     for title, frame in shown.tables.items():
-        answers.print(f"\n{title}", highlight=False, markup=False, soft_wrap=True)
+        answers.say(f"\n{title}")
         table = Table(box=None, pad_edge=False)
         for place, heading in enumerate(frame.columns):
             table.add_column(str(heading).strip(), justify="left" if place == 0 else "right", no_wrap=True)
@@ -88,14 +88,14 @@ def print_item(item: Item, shown: Shown, answers: Console) -> None:
             table.add_row(*(escape(str(cell)) for cell in row))
         # a table that is too wide for the terminal runs over its edge, but keeps its numbers whole
         wide = Measurement.get(answers, answers.options.update(width=WIDEST), table).maximum
-        Console(file=answers.file, width=max(wide, answers.width)).print(table)
+        Answers(file=answers.file, width=max(wide, answers.width)).print(table)
     for note in shown.notes:
-        answers.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
+        answers.say(f"- {note}")
 
 
-def write_page(path: Path, out: Path, data_dir: str | None, answers: Console) -> None:
+def write_page(path: Path, out: Path, data_dir: str | None, answers: Answers) -> None:
     """Write the page of all that is done."""
     absent = page.write(path, out, data_dir)
-    answers.print(f"page: {path}", highlight=False, markup=False, soft_wrap=True)
+    answers.say(f"page: {path}")
     if absent:
-        answers.print(f"not run yet: {', '.join(absent)}", highlight=False, markup=False, soft_wrap=True)
+        answers.say(f"not run yet: {', '.join(absent)}")
