@@ -18,8 +18,8 @@ import pandas as pd
 
 from fedfuse import Result
 from fedfuse.data.sources import load
+from fedfuse.fitting import fit, resume
 from fedfuse.options import build, parse_options
-from fedfuse.training import fit, resume
 
 METHODS = ("fpfc", "local", "fedavg")
 DATA = {"mnist": METHODS, "fashion-mnist": METHODS, "mnist:rotated": ("fpfc",)}

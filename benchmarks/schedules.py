@@ -12,7 +12,7 @@ import argparse
 
 from fedfuse import FPFC, Grow, Work
 from fedfuse.data.sources import load
-from fedfuse.training import fit
+from fedfuse.fitting import fit
 
 STEPS = {"T = 5": (5, 200), "T = 10": (10, 100), "growing": (Grow(2), 63)}
 AT = 62  # rounds after which the paper compares

@@ -11,7 +11,8 @@ from scipy.special import softmax
 from fedfuse.data.federation import Federation
 from fedfuse.fleet import InProcess
 from fedfuse.models import default_model
-from fedfuse.training import Callback, Run, Settings
+from fedfuse.settings import Settings
+from fedfuse.training import Callback, Run
 
 
 class Keep(Callback):

@@ -9,11 +9,13 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import fit, resume
 from fedfuse.fleet import InProcess
 from fedfuse.laws import Law
 from fedfuse.methods import METHODS
+from fedfuse.settings import Settings
 from fedfuse.tasks import Work
-from fedfuse.training import Callback, Settings, fit, resume
+from fedfuse.training import Callback
 from planted import Keep, planted
 from test_common_checks import StopAt, assert_same
 from textbook import Textbook

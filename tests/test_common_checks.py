@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 import fedfuse as ff
 from fedfuse.clusters import canonical
+from fedfuse.fitting import fit, resume
 from fedfuse.fleet import InProcess
 from fedfuse.methods import METHODS, Oracle
 from fedfuse.models import default_model
 from fedfuse.result import Result
-from fedfuse.tasks import Install, Work
-from fedfuse.training import LOOK, Callback, fit, resume
+from fedfuse.tasks import LOOK, Install, Work
+from fedfuse.training import Callback
 from planted import permuted, planted
 
 GOALS = ["regression", "classification"]

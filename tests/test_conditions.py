@@ -9,13 +9,15 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import fit, resume
 from fedfuse.fleet import Delayed, InProcess
 from fedfuse.laws import Law
 from fedfuse.methods import METHODS
 from fedfuse.models import default_model
 from fedfuse.schedules import Grow, Uneven
+from fedfuse.settings import Settings
 from fedfuse.tasks import Train, Work
-from fedfuse.training import FAILURES, Callback, Settings, fit, resume
+from fedfuse.training import FAILURES, Callback
 from planted import Keep, planted
 from test_common_checks import StopAt, assert_same
 

@@ -9,9 +9,9 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import fit
 from fedfuse.methods import METHODS, Oracle
 from fedfuse.newcomers import admit
-from fedfuse.training import fit
 from planted import descended, gradient, planted
 from textbook import Textbook
 

@@ -8,9 +8,9 @@ from scipy.spatial.distance import pdist
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import resume
 from fedfuse.recorder import ROUNDS, read_rounds
 from fedfuse.snapshots import MOST, Album, Snapshot, distances, due
-from fedfuse.training import resume
 from planted import planted
 
 

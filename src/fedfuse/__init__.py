@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedfuse.data.federation import Federation
     from fedfuse.errors import FedfuseError
     from fedfuse.estimators import FPFCClassifier, FPFCRegressor
+    from fedfuse.fitting import fit, resume
     from fedfuse.fusion import FusionState
     from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, FedAsync, FedAvg, LGFedAvg, Local, PerFedAvg
     from fedfuse.models import LinearRegression, SoftmaxRegression
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
     from fedfuse.result import Result
     from fedfuse.schedules import Decay, Grow, Paced, Uneven
+    from fedfuse.settings import Settings
     from fedfuse.tasks import Work
-    from fedfuse.training import Callback, Settings, fit, resume
+    from fedfuse.training import Callback
     from fedfuse.tuning import Tuning, tune
 
 __all__ = [
@@ -103,7 +105,7 @@ _LATER = {
     "PerFedAvg": "methods",
     "Result": "result",
     "SCAD": "penalties",
-    "Settings": "training",
+    "Settings": "settings",
     "SmoothedSCAD": "penalties",
     "SoftmaxRegression": "models",
     "SolutionPath": "paths",
@@ -114,11 +116,11 @@ _LATER = {
     "Work": "tasks",
     "compare": "comparison",
     "data": "",
-    "fit": "training",
+    "fit": "fitting",
     "fleet": "",
     "methods": "",
     "models": "",
-    "resume": "training",
+    "resume": "fitting",
     "solution_path": "paths",
     "tune": "tuning",
 }

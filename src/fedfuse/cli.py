@@ -175,8 +175,8 @@ def run(
     json_: Json = False,
 ) -> None:
     """Train on a data set and show which devices belong together."""
+    from fedfuse.fitting import fit
     from fedfuse.options import read_lambda
-    from fedfuse.training import fit
 
     # first look at all that can be wrong, then load, and only then write
     strength = None if lam is None else read_lambda(lam)
@@ -361,7 +361,7 @@ def resume(
 ) -> None:
     """Go on with an interrupted run or comparison; the result is the same as without the interruption."""
     from fedfuse.comparison import is_comparison, resume_comparison
-    from fedfuse.training import resume as go_on
+    from fedfuse.fitting import resume as go_on
     from fedfuse.tuning import Tuning, is_tuning
 
     if is_comparison(directory):
@@ -596,7 +596,7 @@ def _method_and_settings(
     from fedfuse.conditions import check_mode
     from fedfuse.fleet import Engine
     from fedfuse.options import build, parse_options
-    from fedfuse.training import Settings
+    from fedfuse.settings import Settings
 
     options = parse_options(pairs)
     chosen, settings = build(dataset, method, options, lam)

@@ -9,40 +9,34 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from math import ceil, floor
-from numbers import Integral, Real
-from os import PathLike
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from fedfuse import methods
-from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand
-from fedfuse.conditions import Conditions, check_mode
+from fedfuse.conditions import check_mode
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet import Byzantine, Engine, Fleet
-from fedfuse.fleet.byzantine import Attack, Lies, Scope, check_attack, draw_liars, flipped, known_attack
+from fedfuse.fleet import Fleet
+from fedfuse.fleet.byzantine import known_attack
 from fedfuse.fusion import Residuals
-from fedfuse.methods import FPFC, Method, World
-from fedfuse.methods.base import Arrays, Found, check_share
+from fedfuse.methods import Method, World
+from fedfuse.methods.base import Arrays, Found
 from fedfuse.methods.networks import NetworkRefit
 from fedfuse.methods.refit import Refit
-from fedfuse.models import Model, default_model, model_called
-from fedfuse.models import from_config as model_from_config
+from fedfuse.models import Model
 from fedfuse.post import Heard, Post
-from fedfuse.privacy import Noise, calibrated, spent
+from fedfuse.privacy import spent
 from fedfuse.randomness import generator
 from fedfuse.result import Profile, Result, mean_score
+from fedfuse.settings import Settings
 from fedfuse.store import Store
 from fedfuse.tasks import (
     LOOK,
@@ -55,7 +49,6 @@ from fedfuse.tasks import (
     Show,
     Task,
     Train,
-    Work,
     for_device,
     steps_of,
 )
@@ -64,105 +57,10 @@ from fedfuse.types import Floats, Ints
 
 log = logging.getLogger(__name__)
 
-Sampler: TypeAlias = Callable[[int, int], Ints]
 Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
-NETWORK = Work(steps=5, lr=0.05, batch=10, momentum=0.9)  # of a device with a network, where none is given,
-NETWORK_ROUNDS = 60  # and for how long
 TRIES = 3  # to send what comes before the first round
 FAILURES = 10  # rounds in a row that may be given up
-
-
-@dataclass(frozen=True)
-class Settings(Conditions):
-    """How long and how to train, whatever the method; `Conditions` has what concerns time and trouble.
-
-    Parameters
-    ----------
-    rounds
-        At most so many.
-    seed
-        Every random draw of the run depends on it.
-    participation
-        Share of the devices that is active in a round; ``"sizes(0.3)"`` for a share drawn in proportion to the
-        devices' rows; for every device its own probability to take part (the paper's Assumption 3); or a function
-        ``(round, m) -> device numbers``.
-    tol
-        Stop when no residual of the last rounds exceeds this; 0 to go on to the last round.
-    evaluate_every
-        Rounds between two looks at clusters, validation and test.
-    checkpoint_every
-        Rounds between two checkpoints, where a directory is given.
-    dtype
-        ``"float32"`` or ``"float64"``, on server and devices.
-    attack, liars, lies, scope
-        For experiments: this share of the devices lies, and how (`fleet.Byzantine`). Scores are then means over the
-        others.
-    clip, epsilon, delta
-        Devices clip what they send to the norm ``clip`` and add Gaussian noise, so that all uploads of a device
-        together are (``epsilon``, ``delta``) differentially private (`privacy`); 0 for no noise.
-    screen
-        Refuse models whose length is far outside that of the others of a round (`trust.overlong`).
-    """
-
-    rounds: int = 500
-    seed: int = 0
-    participation: float | str | Sequence[float] | Sampler = 1.0
-    tol: float = 1e-4
-    evaluate_every: int = 10
-    checkpoint_every: int = 25
-    dtype: str = "float32"
-    attack: Attack | None = None
-    liars: float = 0.2
-    lies: Lies = "all"
-    scope: Scope = "all"
-    screen: bool = False
-    clip: float = 0.0
-    epsilon: float = 0.0
-    delta: float = 1e-5
-
-    def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 1), ("checkpoint_every", 1)):
-            number = getattr(self, name)
-            if not isinstance(number, Integral) or number < least:
-                raise FedfuseError(f"{name} must be a whole number of at least {least}, got {number!r}")
-        object.__setattr__(self, "participation", _read_participation(self.participation))
-        if self.overselect and not isinstance(self.participation, (Real, str)):
-            raise FedfuseError("overselect needs a participation share: else there is no number of devices to exceed")
-        self._check_conditions()
-        if not isinstance(self.tol, Real) or not 0 <= self.tol < np.inf:
-            raise FedfuseError(f"tol must be a number of at least 0, got {self.tol!r}")
-        if self.dtype not in ("float32", "float64"):
-            raise FedfuseError(f"dtype must be float32 or float64, got {self.dtype!r}")
-        if (self.clip == 0) != (self.epsilon == 0):
-            raise FedfuseError(f"clip and epsilon go together, got clip={self.clip!r}, epsilon={self.epsilon!r}")
-        if self.attack is not None:
-            check_attack(self.attack, self.lies, self.scope)
-        if not isinstance(self.liars, Real) or not 0 <= self.liars <= 1:
-            raise FedfuseError(f"liars must be a share from 0 to 1, got {self.liars!r}")
-
-    def active(self, k: int, m: int, rows: Ints | None = None) -> Ints:
-        """Return the devices that are asked in round k; ``rows`` are those of every device."""
-        if callable(self.participation):
-            return _distinct_devices(self.participation(k, m), k, m)
-        rng = generator(self.seed, "participation", k)
-        if isinstance(self.participation, tuple):
-            return np.flatnonzero(rng.random(m) < _one_each(self.participation, m))
-        by_size = isinstance(self.participation, str) and rows is not None
-        weights = rows / rows.sum() if by_size else None  # type: ignore[union-attr]
-        count = min(m, ceil(self.wanted(m) * (1 + self.overselect) - 1e-9))
-        drawn: Ints = rng.choice(m, count, replace=False, p=weights)
-        # of those drawn in excess nobody may be preferred because of a small number
-        return drawn if self.overselect else np.sort(drawn)
-
-    def wanted(self, m: int) -> int:
-        """Return how many devices make a round, where that is a share of them."""
-        share = self.participation
-        return max(1, floor((_share_of(share) if isinstance(share, str) else share) * m + 1e-9))  # type: ignore
-
-    def noise(self) -> Noise | None:
-        """Return how devices protect what they send: within the budget even if they answer in every round."""
-        return calibrated(self.clip, self.epsilon, self.delta, self.rounds) if self.epsilon else None
 
 
 class Callback:
@@ -587,171 +485,6 @@ class Evaluator:
         return self._model.metric(self._parts[part], self._everyone, models)
 
 
-def fit(
-    federation: Federation,
-    method: Method[Any] | None = None,
-    model: Model[Any] | str | None = None,
-    *,
-    rounds: int | None = None,
-    seed: int = 0,
-    out: str | PathLike[str] | None = None,
-    engine: str = "inprocess",
-    workers: int | None = None,
-    fleet: Fleet | None = None,
-    callbacks: Iterable[Callback] = (),
-    dataset: str = "arrays",
-    source: dict[str, Any] | None = None,
-    **settings: Any,
-) -> Result:
-    """Find which devices share a model, and train one per group.
-
-    Parameters
-    ----------
-    federation
-        The devices and their rows.
-    method
-        `FPFC` by default.
-    model
-        Softmax regression for classes, linear regression for values and the paper's network for images by default; or a
-        name: ``"softmax"``, ``"linear"``, ``"cnn"``, ``"mlp"``.
-    rounds, seed
-        At most so many rounds (500; networks: 60); every random draw depends on the seed.
-    out
-        A new directory for checkpoints and results.
-    engine, workers
-        Where devices compute: ``"inprocess"``, ``"workers"`` for so many processes beside this one (by default
-        one for each core), or ``"flower"`` for Flower's simulation engine. The result is the same to the bit.
-    fleet
-        A fleet of your own in place of an engine's; it is closed at the end.
-    callbacks
-        Hooks into the run.
-    dataset, source
-        How the data are called in the summary, and how `resume` finds them again.
-    **settings
-        The other fields of `Settings`.
-
-    Examples
-    --------
-    >>> import fedfuse as ff
-    >>> rng = np.random.default_rng(0)
-    >>> X = rng.normal(size=(6, 50, 2))
-    >>> y = [x @ ([1, 2] if i < 3 else [-2, 1]) + 0.1 * rng.normal(size=50) for i, x in enumerate(X)]
-    >>> fed = ff.Federation.from_arrays(list(zip(X, y)))
-    >>> res = ff.fit(fed, ff.FPFC(lam=0.5, work=ff.Work(solver="exact")))
-    >>> res.labels.tolist()
-    [0, 0, 0, 1, 1, 1]
-    """
-    chosen = Settings(seed=seed, **settings)
-    model = _fitting_model(federation, model)
-    if rounds is None and not model.convex:
-        rounds = NETWORK_ROUNDS
-    chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
-    method = method or FPFC(work=Work(solver="exact") if model.convex else NETWORK)
-    _check_plan(method, model)
-    _check_noise(method, model, chosen)
-    place = Engine(engine, workers)
-    if fleet and place != Engine():
-        raise FedfuseError(f"give a fleet or an engine, not both: engine={engine!r}, fleet={fleet!r}")
-    store = Store(out) if out is not None else None
-    if store:
-        store.check_free()
-    fleet = chosen.around(_attacked(fleet, federation, model, chosen, place), chosen.seed)
-    run = Run(federation, model, method, chosen, fleet, store, _recorded(callbacks, store), dataset)
-    if store:
-        store.create(_config(run, source, place))
-    return _finish(run)
-
-
-def resume(
-    directory: str | PathLike[str],
-    federation: Federation | None = None,
-    callbacks: Iterable[Callback] = (),
-    model: Model[Any] | None = None,
-    *,
-    engine: str | None = None,
-    workers: int | None = None,
-    fleet: Fleet | None = None,
-) -> Result:
-    """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
-
-    ``federation`` is needed only where the run was started from Python on data without a name, ``model`` only where
-    it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen. ``engine``
-    and ``workers`` are needed only to compute elsewhere than before, ``fleet`` only where the run had one of its own.
-    """
-    store = Store(directory)
-    config = store.config()
-    if store.finished:
-        _tidy(store)
-        return Result.load(directory, model)
-    try:
-        settings, method = Settings(**config["settings"]), methods.from_config(config["method"])
-        model, dataset = model_from_config(config["model"], model), config["dataset"]
-        source, fingerprint = config["source"], config["fingerprint"]
-        place = Engine(**config.get("engine", {}))
-    except (KeyError, TypeError) as gap:
-        raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
-    if config.get("version") != __version__:
-        words = "the run in %s was begun by fedfuse %s, this is %s: the last digits may differ"
-        log.warning(words, directory, config.get("version"), __version__)
-    if federation is None:
-        federation = _load_again(source, directory)
-    if federation.fingerprint != fingerprint:
-        raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
-    model = _fitting_model(federation, model)
-    place = _elsewhere(place, engine, workers)
-    fleet = settings.around(_attacked(fleet, federation, model, settings, place), settings.seed)
-    run = Run(federation, model, method, settings, fleet, store, _recorded(callbacks, store), dataset)
-    return _finish(run, restore=True)
-
-
-def _elsewhere(place: Engine, engine: str | None, workers: int | None) -> Engine:
-    """Return the engine that a run goes on with: its own, unless another is asked for."""
-    if engine is not None and engine != place.name:
-        return Engine(engine, workers)
-    return place if workers is None else replace(place, workers=workers)
-
-
-def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:
-    from fedfuse.data.sources import load
-
-    if source is None:
-        raise FedfuseError(
-            f"the run in {directory} was started from Python on data without a name: resume it there, with "
-            "fedfuse.resume(directory, federation)"
-        )
-    return load(**source)
-
-
-def _finish(run: Run, *, restore: bool = False) -> Result:
-    try:
-        if not (restore and run.restore()):
-            run.begin()
-        result = run.go()
-    except KeyboardInterrupt:
-        run.save()
-        raise
-    finally:
-        run.fleet.close()
-    if run.store:
-        result.save(run.store.directory)
-        _tidy(run.store)
-    return result
-
-
-def _recorded(callbacks: Iterable[Callback], store: Store | None) -> tuple[Callback, ...]:
-    """Add to the callbacks the one that leaves in a run's directory how it gets on."""
-    from fedfuse.recorder import Recorder  # which is a callback
-
-    return (*([Recorder(store.directory)] if store else []), *callbacks)
-
-
-def _tidy(store: Store) -> None:
-    from fedfuse import recorder
-
-    recorder.tidy(store.directory)
-    store.tidy()
-
-
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
     """Let Ctrl-C wait for the end of a round, so that what is saved is whole; a second one does not wait."""
@@ -775,17 +508,6 @@ def _interrupts_wait() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _distinct_devices(devices: Any, k: int, m: int) -> Ints:
-    chosen = np.asarray(devices)
-    whole = chosen.ndim == 1 and (chosen.dtype.kind in "iu" or not chosen.size)
-    if not whole or np.unique(chosen).size < chosen.size or not ((chosen >= 0) & (chosen < m)).all():
-        raise FedfuseError(
-            f"participation must return different device numbers from 0 to {m - 1}, in round {k} it returned "
-            f"{devices!r}"
-        )
-    return chosen.astype(np.int64)
-
-
 def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> Floats:
     """Return the first parameters of a run; draws of other numbers differ from the first, whatever the model."""
     rng = generator(seed, "initial", *([number] if number else []))
@@ -793,38 +515,6 @@ def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> F
     if number and not model.convex and (w == model.initial(start, generator(seed, "initial"))).all():
         w = w + w.std() * rng.normal(size=w.shape)  # a module that was given has but one start
     return w
-
-
-def _read_participation(given: Any) -> float | str | tuple[float, ...] | Sampler:
-    """Return a share, the word for a share by sizes, probabilities as a tuple, or a function; each looked at."""
-    if callable(given):
-        return given  # type: ignore[no-any-return]
-    if isinstance(given, str):
-        check_share("participation by sizes", _share_of(given))
-        return given
-    if np.ndim(given) == 1:
-        for p in given:
-            check_share("a device's probability to take part", p)
-        return tuple(float(p) for p in given)
-    check_share("participation", given)
-    return given  # type: ignore[no-any-return]
-
-
-def _share_of(text: str) -> float:
-    """Read ``sizes`` or ``sizes(share)``."""
-    call = re.fullmatch(r"\s*sizes\s*(?:\(\s*([^()]*)\))?\s*", text)
-    try:
-        return float(call[1] or 0.3)  # type: ignore[index]
-    except (TypeError, ValueError):
-        raise FedfuseError(
-            f"participation must be a share above 0 and at most 1, sizes(share) or probabilities, got {text!r}"
-        ) from None
-
-
-def _one_each(probabilities: tuple[float, ...], m: int) -> Floats:
-    if len(probabilities) != m:
-        raise FedfuseError(f"participation needs one probability for each of {m} devices, got {len(probabilities)}")
-    return np.array(probabilities)
 
 
 def _world(federation: Federation, model: Model[Any], settings: Settings) -> World:
@@ -868,60 +558,3 @@ def _unpacked(arrays: Arrays) -> Found | None:
     kept = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     known = lam if np.isfinite(lam) else None
     return Found(arrays["before_models"], arrays["before_labels"], known, settings, kept, arrays["before_suspects"])
-
-
-def _fitting_model(federation: Federation, model: Model[Any] | str | None) -> Model[Any]:
-    if isinstance(model, str):
-        model = model_called(model)
-    model = model or default_model(federation.goal, federation.shape)
-    model.check(federation.goal)
-    return model.sized(federation.n_features, federation.n_classes, federation.shape)
-
-
-def _check_plan(method: Method[Any], model: Model[Any]) -> None:
-    """Refuse what a network cannot do before anything is trained."""
-    if model.convex:
-        return
-    for part in method.plan_for(model):
-        if part.work.solver == "exact":
-            raise FedfuseError("a network has no exact solver: give work=Work(steps=…, lr=…, batch=…)")
-
-
-def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> None:
-    """Refuse a method that asks devices for more than changes of models, if these are to be protected."""
-    protected = (FPFC, methods.FedAvg, methods.FedAsync, methods.PerFedAvg, methods.Local, methods.LGFedAvg)
-    plan = method.plan_for(model)
-    if settings.epsilon and not all(isinstance(part, protected) for part in plan):
-        raise FedfuseError(
-            f"epsilon: {method.name} asks devices for more than changes of models ({plan[-1].name}), which noise does "
-            "not protect: use fpfc with a lambda and refit=no, or fedavg"
-        )
-
-
-def _attacked(
-    fleet: Fleet | None, federation: Federation, model: Model[Any], settings: Settings, place: Engine
-) -> Fleet:
-    """Return the devices, some of which lie where the settings say so."""
-    attack, share, seed = settings.attack, settings.liars, settings.seed
-    if attack == "label-flip":
-        federation = flipped(federation, draw_liars(federation.m, share, seed))
-    fleet = fleet or place.fleet(federation, model, seed, settings.dtype, settings.noise())
-    if attack is None:
-        return fleet
-    how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}
-    return Byzantine(fleet, attack, m=federation.m, share=share, seed=seed, **how)
-
-
-def _config(run: Run, source: dict[str, Any] | None, place: Engine) -> dict[str, Any]:
-    if callable(run.settings.participation):
-        raise FedfuseError("a run directory needs a participation share: a function cannot be saved")
-    return {
-        "version": __version__,
-        "dataset": run.dataset,
-        "source": source,
-        "fingerprint": run.federation.fingerprint,
-        "model": run.model.to_config(),
-        "method": run.method.to_config(),
-        "settings": asdict(run.settings),
-        "engine": asdict(place),
-    }

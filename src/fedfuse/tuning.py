@@ -17,15 +17,16 @@ import pandas as pd
 
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import fit
 from fedfuse.methods import FPFC, from_config
 from fedfuse.methods.base import Method
 from fedfuse.methods.search import JUDGING, TRYING, Searched
 from fedfuse.methods.tuned import ONWARDS, Strategy, Tuned
 from fedfuse.models import Model
 from fedfuse.result import Result
+from fedfuse.settings import Settings
 from fedfuse.store import Store, read_json, write_json, written_whole
 from fedfuse.tasks import Work
-from fedfuse.training import Settings, fit
 
 Grid: TypeAlias = Sequence[float] | Sequence[Mapping[str, Any]]
 PAPER_GRIDS = {

@@ -9,11 +9,12 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import resume
 from fedfuse.fleet import Byzantine, Fleet, InProcess
 from fedfuse.fleet.byzantine import FORGE, draw_liars, flipped
 from fedfuse.models import default_model
 from fedfuse.tasks import LOOK, Choose, Gradient, Install, Judge, Moments, Order, Reply, Show, Subspace, Train, Work
-from fedfuse.training import Callback, resume
+from fedfuse.training import Callback
 from planted import planted
 
 WHO = [1, 3, 4]

@@ -9,10 +9,10 @@ import fedfuse as ff
 from fedfuse.clusters import adjusted_rand
 from fedfuse.data.synthetic import synthetic
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import fit
 from fedfuse.fleet import Fleet, InProcess, Lossy
 from fedfuse.fleet.lossy import Trouble
 from fedfuse.tasks import LOOK, Install, Order, Reply, Show, Train, Work
-from fedfuse.training import fit
 from planted import planted
 
 GD = Train(Work(steps=2, lr=0.1))

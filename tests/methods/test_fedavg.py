@@ -7,8 +7,8 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import fit
 from fedfuse.methods import ClusteredFedAvg, Oracle
-from fedfuse.training import fit
 from planted import begun, descended, planted
 
 WORK = ff.Work(steps=3, lr=0.05)

@@ -12,12 +12,14 @@ import fedfuse as ff
 from fedfuse.clusters import cluster_means
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import fit
 from fedfuse.fleet import InProcess
 from fedfuse.methods import METHODS, World, from_config, method_called
 from fedfuse.methods.base import Found
 from fedfuse.models import default_model
+from fedfuse.settings import Settings
 from fedfuse.tasks import Install, Order
-from fedfuse.training import Run, Settings, fit
+from fedfuse.training import Run
 from partly_fused import PartlyFused
 from planted import Keep, begun, gradient, planted
 from textbook import Textbook

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
+from fedfuse.fitting import fit
 from fedfuse.fleet import InProcess
-from fedfuse.tasks import Install, Show, Train
-from fedfuse.training import LOOK, fit
+from fedfuse.tasks import LOOK, Install, Show, Train
 from partly_fused import PartlyFused
 from planted import descended, planted
 

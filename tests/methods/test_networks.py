@@ -7,12 +7,13 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.clusters import cluster_means
+from fedfuse.fitting import fit, resume
 from fedfuse.fleet.byzantine import draw_liars
 from fedfuse.methods import Oracle
 from fedfuse.methods.networks import BOUND, LONG, MOST, NetworkRefit
 from fedfuse.methods.staged import SKIPPED
 from fedfuse.tasks import Train
-from fedfuse.training import Callback, fit, resume
+from fedfuse.training import Callback
 from planted import Keep
 
 pytest.importorskip("torch", reason="networks need fedfuse[torch]")

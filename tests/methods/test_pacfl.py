@@ -10,8 +10,8 @@ import fedfuse as ff
 from fedfuse.clusters import adjusted_rand, canonical
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import fit
 from fedfuse.methods.pacfl import NUMBERS, agglomerated, angle, proximities, thresholds
-from fedfuse.training import fit
 from planted import begun, descended, planted
 
 WORK = ff.Work(steps=3, lr=0.05)

@@ -19,8 +19,9 @@ from fedfuse.data.synthetic import synthetic
 from fedfuse.fleet import InProcess
 from fedfuse.methods import FPFC
 from fedfuse.models import SoftmaxRegression
+from fedfuse.settings import Settings
 from fedfuse.tasks import Work
-from fedfuse.training import Run, Settings
+from fedfuse.training import Run
 from fedfuse.types import Floats, Ints
 
 STEPS, LR = 10, 0.1

@@ -24,11 +24,12 @@ from typing import Any
 from fedfuse.data.federation import Federation
 from fedfuse.data.sources import load
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import fit, resume
 from fedfuse.methods import Method
 from fedfuse.models import Model
 from fedfuse.result import Result
 from fedfuse.store import Store
-from fedfuse.training import Callback, Row, Run, fit, resume
+from fedfuse.training import Callback, Row, Run
 
 log = logging.getLogger(__name__)
 

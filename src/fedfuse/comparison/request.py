@@ -13,8 +13,8 @@ from fedfuse._version import __version__
 from fedfuse.errors import FedfuseError
 from fedfuse.methods import FIELD, Method, from_config, method_called
 from fedfuse.options import build, options_by_method, preset
+from fedfuse.settings import Settings
 from fedfuse.store import read_json, write_json
-from fedfuse.training import Settings
 
 FILE = "compare.json"
 Methods: TypeAlias = str | Sequence[str | Method[Any]] | Mapping[str, Method[Any]]

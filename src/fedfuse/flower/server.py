@@ -18,13 +18,15 @@ from flwr.serverapp import Grid, ServerApp
 from fedfuse.data.federation import Federation
 from fedfuse.data.roster import checked, roster
 from fedfuse.errors import FedfuseError
+from fedfuse.fitting import fit, resume
 from fedfuse.flower.client import Build, fitting_model
 from fedfuse.flower.device import plain_labels
 from fedfuse.flower.fleet import FlowerFleet
 from fedfuse.flower.nodes import Nodes
 from fedfuse.result import Result
+from fedfuse.settings import Settings
 from fedfuse.store import Store, read_json, write_json
-from fedfuse.training import Callback, Run, Settings, fit, resume
+from fedfuse.training import Callback, Run
 
 log = logging.getLogger(__name__)
 DEVICES = "devices.json"  # in a run's directory: what the devices said of themselves

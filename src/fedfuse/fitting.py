@@ -1,0 +1,252 @@
+"""Begin a run, or go on with one: `fit` and `resume` put together what the loop of `training` needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from os import PathLike
+from typing import Any
+
+from fedfuse import methods
+from fedfuse._version import __version__
+from fedfuse.data.federation import Federation
+from fedfuse.errors import FedfuseError
+from fedfuse.fleet import Byzantine, Engine, Fleet
+from fedfuse.fleet.byzantine import draw_liars, flipped
+from fedfuse.methods import FPFC, Method
+from fedfuse.models import Model, default_model, model_called
+from fedfuse.models import from_config as model_from_config
+from fedfuse.result import Result
+from fedfuse.settings import Settings
+from fedfuse.store import Store
+from fedfuse.tasks import Work
+from fedfuse.training import Callback, Run
+
+log = logging.getLogger(__name__)
+
+NETWORK = Work(steps=5, lr=0.05, batch=10, momentum=0.9)  # of a device with a network, where none is given,
+NETWORK_ROUNDS = 60  # and for how long
+
+
+def fit(
+    federation: Federation,
+    method: Method[Any] | None = None,
+    model: Model[Any] | str | None = None,
+    *,
+    rounds: int | None = None,
+    seed: int = 0,
+    out: str | PathLike[str] | None = None,
+    engine: str = "inprocess",
+    workers: int | None = None,
+    fleet: Fleet | None = None,
+    callbacks: Iterable[Callback] = (),
+    dataset: str = "arrays",
+    source: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Result:
+    """Find which devices share a model, and train one per group.
+
+    Parameters
+    ----------
+    federation
+        The devices and their rows.
+    method
+        `FPFC` by default.
+    model
+        Softmax regression for classes, linear regression for values and the paper's network for images by default; or a
+        name: ``"softmax"``, ``"linear"``, ``"cnn"``, ``"mlp"``.
+    rounds, seed
+        At most so many rounds (500; networks: 60); every random draw depends on the seed.
+    out
+        A new directory for checkpoints and results.
+    engine, workers
+        Where devices compute: ``"inprocess"``, ``"workers"`` for so many processes beside this one (by default
+        one for each core), or ``"flower"`` for Flower's simulation engine. The result is the same to the bit.
+    fleet
+        A fleet of your own in place of an engine's; it is closed at the end.
+    callbacks
+        Hooks into the run.
+    dataset, source
+        How the data are called in the summary, and how `resume` finds them again.
+    **settings
+        The other fields of `Settings`.
+
+    Examples
+    --------
+    >>> import fedfuse as ff
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(6, 50, 2))
+    >>> y = [x @ ([1, 2] if i < 3 else [-2, 1]) + 0.1 * rng.normal(size=50) for i, x in enumerate(X)]
+    >>> fed = ff.Federation.from_arrays(list(zip(X, y)))
+    >>> res = ff.fit(fed, ff.FPFC(lam=0.5, work=ff.Work(solver="exact")))
+    >>> res.labels.tolist()
+    [0, 0, 0, 1, 1, 1]
+    """
+    chosen = Settings(seed=seed, **settings)
+    model = _fitting_model(federation, model)
+    if rounds is None and not model.convex:
+        rounds = NETWORK_ROUNDS
+    chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
+    method = method or FPFC(work=Work(solver="exact") if model.convex else NETWORK)
+    _check_plan(method, model)
+    _check_noise(method, model, chosen)
+    place = Engine(engine, workers)
+    if fleet and place != Engine():
+        raise FedfuseError(f"give a fleet or an engine, not both: engine={engine!r}, fleet={fleet!r}")
+    store = Store(out) if out is not None else None
+    if store:
+        store.check_free()
+    fleet = chosen.around(_attacked(fleet, federation, model, chosen, place), chosen.seed)
+    run = Run(federation, model, method, chosen, fleet, store, _recorded(callbacks, store), dataset)
+    if store:
+        store.create(_config(run, source, place))
+    return _finish(run)
+
+
+def resume(
+    directory: str | PathLike[str],
+    federation: Federation | None = None,
+    callbacks: Iterable[Callback] = (),
+    model: Model[Any] | None = None,
+    *,
+    engine: str | None = None,
+    workers: int | None = None,
+    fleet: Fleet | None = None,
+) -> Result:
+    """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
+
+    ``federation`` is needed only where the run was started from Python on data without a name, ``model`` only where
+    it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen. ``engine``
+    and ``workers`` are needed only to compute elsewhere than before, ``fleet`` only where the run had one of its own.
+    """
+    store = Store(directory)
+    config = store.config()
+    if store.finished:
+        _tidy(store)
+        return Result.load(directory, model)
+    try:
+        settings, method = Settings(**config["settings"]), methods.from_config(config["method"])
+        model, dataset = model_from_config(config["model"], model), config["dataset"]
+        source, fingerprint = config["source"], config["fingerprint"]
+        place = Engine(**config.get("engine", {}))
+    except (KeyError, TypeError) as gap:
+        raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
+    if config.get("version") != __version__:
+        words = "the run in %s was begun by fedfuse %s, this is %s: the last digits may differ"
+        log.warning(words, directory, config.get("version"), __version__)
+    if federation is None:
+        federation = _load_again(source, directory)
+    if federation.fingerprint != fingerprint:
+        raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
+    model = _fitting_model(federation, model)
+    place = _elsewhere(place, engine, workers)
+    fleet = settings.around(_attacked(fleet, federation, model, settings, place), settings.seed)
+    run = Run(federation, model, method, settings, fleet, store, _recorded(callbacks, store), dataset)
+    return _finish(run, restore=True)
+
+
+def _elsewhere(place: Engine, engine: str | None, workers: int | None) -> Engine:
+    """Return the engine that a run goes on with: its own, unless another is asked for."""
+    if engine is not None and engine != place.name:
+        return Engine(engine, workers)
+    return place if workers is None else replace(place, workers=workers)
+
+
+def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:
+    from fedfuse.data.sources import load
+
+    if source is None:
+        raise FedfuseError(
+            f"the run in {directory} was started from Python on data without a name: resume it there, with "
+            "fedfuse.resume(directory, federation)"
+        )
+    return load(**source)
+
+
+def _finish(run: Run, *, restore: bool = False) -> Result:
+    try:
+        if not (restore and run.restore()):
+            run.begin()
+        result = run.go()
+    except KeyboardInterrupt:
+        run.save()
+        raise
+    finally:
+        run.fleet.close()
+    if run.store:
+        result.save(run.store.directory)
+        _tidy(run.store)
+    return result
+
+
+def _recorded(callbacks: Iterable[Callback], store: Store | None) -> tuple[Callback, ...]:
+    """Add to the callbacks the one that leaves in a run's directory how it gets on."""
+    from fedfuse.recorder import Recorder  # which is a callback
+
+    return (*([Recorder(store.directory)] if store else []), *callbacks)
+
+
+def _tidy(store: Store) -> None:
+    from fedfuse import recorder
+
+    recorder.tidy(store.directory)
+    store.tidy()
+
+
+def _fitting_model(federation: Federation, model: Model[Any] | str | None) -> Model[Any]:
+    if isinstance(model, str):
+        model = model_called(model)
+    model = model or default_model(federation.goal, federation.shape)
+    model.check(federation.goal)
+    return model.sized(federation.n_features, federation.n_classes, federation.shape)
+
+
+def _check_plan(method: Method[Any], model: Model[Any]) -> None:
+    """Refuse what a network cannot do before anything is trained."""
+    if model.convex:
+        return
+    for part in method.plan_for(model):
+        if part.work.solver == "exact":
+            raise FedfuseError("a network has no exact solver: give work=Work(steps=…, lr=…, batch=…)")
+
+
+def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> None:
+    """Refuse a method that asks devices for more than changes of models, if these are to be protected."""
+    protected = (FPFC, methods.FedAvg, methods.FedAsync, methods.PerFedAvg, methods.Local, methods.LGFedAvg)
+    plan = method.plan_for(model)
+    if settings.epsilon and not all(isinstance(part, protected) for part in plan):
+        raise FedfuseError(
+            f"epsilon: {method.name} asks devices for more than changes of models ({plan[-1].name}), which noise does "
+            "not protect: use fpfc with a lambda and refit=no, or fedavg"
+        )
+
+
+def _attacked(
+    fleet: Fleet | None, federation: Federation, model: Model[Any], settings: Settings, place: Engine
+) -> Fleet:
+    """Return the devices, some of which lie where the settings say so."""
+    attack, share, seed = settings.attack, settings.liars, settings.seed
+    if attack == "label-flip":
+        federation = flipped(federation, draw_liars(federation.m, share, seed))
+    fleet = fleet or place.fleet(federation, model, seed, settings.dtype, settings.noise())
+    if attack is None:
+        return fleet
+    how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}
+    return Byzantine(fleet, attack, m=federation.m, share=share, seed=seed, **how)
+
+
+def _config(run: Run, source: dict[str, Any] | None, place: Engine) -> dict[str, Any]:
+    if callable(run.settings.participation):
+        raise FedfuseError("a run directory needs a participation share: a function cannot be saved")
+    return {
+        "version": __version__,
+        "dataset": run.dataset,
+        "source": source,
+        "fingerprint": run.federation.fingerprint,
+        "model": run.model.to_config(),
+        "method": run.method.to_config(),
+        "settings": asdict(run.settings),
+        "engine": asdict(place),
+    }
