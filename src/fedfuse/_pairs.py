@@ -446,18 +446,19 @@ def _lent(pairs: Any, turn: Any, scratch: Any) -> Any:
 
 
 @njit(**_ENTRY)
-def claim(where: Any, r: Any, turn: Any, rows: Any) -> None:
-    """Give rows to the pairs that want one, in the order in which they will be visited."""
-    rank, _, active, _, _, _, _ = turn
-    n = 0
-    for first in range(0, active.size, TILE):
-        last = min(first + TILE, active.size)
-        for j in range(rank.size):
-            for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
-                p = _number(active[b], j)
-                if where[p] == WANTED:
-                    where[p], r[p] = rows[n], -1  # the norm is not known, and the row is still to be filled
-                    n += 1
+def claim(where: Any, r: Any, turn: Any, rows: Any, starts: Any, jobs: Any) -> None:
+    """Give rows to the pairs that want one, in the order of their visits; those of chunk c begin at starts[c]."""
+    rank, bounds, active, _, _, _, _ = turn
+    for c in jobs:
+        n = starts[c]
+        for first in range(0, active.size, TILE):
+            last = min(first + TILE, active.size)
+            for j in range(bounds[c], bounds[c + 1]):
+                for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
+                    p = _number(active[b], j)
+                    if where[p] == WANTED:
+                        where[p], r[p] = rows[n], -1  # the norm is not known, and the row is still to be filled
+                        n += 1
 
 
 @njit(**_ENTRY)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse import _pairs, penalties
+from fedfuse import _pairs, _screen, penalties
 from fedfuse._lanes import BYTES
 from fedfuse._pairs import FAR, WANTED, Pairs, Round, Scratch
 from fedfuse._pool import Numbers, Pool
@@ -224,11 +224,21 @@ class FusionState:
         return np.arange(before, self.m)
 
     def restart_pairs(self) -> None:
-        """Forget all pairs: theta_ij = omega_i - omega_j, v_ij = 0."""
+        """Forget all pairs: theta_ij = omega_i - omega_j, v_ij = 0.
+
+        Memory for the pairs within reach is provided here rather than in the rounds that first touch them.
+        """
         self._pool.give_back(self._where[self._where >= 0])
         self.s[:], self.r[:], self._where[:] = 1, 0, FAR
         self._sums[:] = 0
         self._tidy()
+        self._pool.provide(self._bound_all())
+
+    def _bound_all(self) -> int:
+        """Find out how far apart all devices at least are; return how many pairs may be within reach."""
+        if not np.isfinite(reach := self.penalty.reach) or not self.m:
+            return self.r.size
+        return _screen.lower_bounds(self.omega, self.r, float(reach))
 
     def renew(self) -> None:
         """Build all anchor sums anew from the stored pairs."""
@@ -357,7 +367,8 @@ class FusionState:
             if chunks > 1:
                 _share_out(lambda c: _pairs.sift(tuple(self._all), self.omega, places, reach, space, c), chunks, work)
             if wanted := int(scratch.counts[:, 0].sum()):
-                _pairs.claim(self._where, self.r, places, self._rows_for(wanted, turn))
+                rows, starts = self._rows_for(wanted, turn), np.cumsum(scratch.counts[:, 0]) - scratch.counts[:, 0]
+                _share_out(lambda c: _pairs.claim(self._where, self.r, places, rows, starts, c), chunks, work)
             _share_out(lambda c: _pairs.absorb(tuple(self._all), self.omega, places, pieces, space, c), chunks, work)
         if left := int(scratch.counts[:, 1].sum()):
             rows = np.empty(left, np.int32)
