@@ -236,9 +236,9 @@ class FusionState:
 
     def _bound_all(self) -> int:
         """Find out how far apart all devices at least are; return how many pairs may be within reach."""
-        if not np.isfinite(reach := self.penalty.reach) or not self.m:
+        if not np.isfinite(self._reach) or not self.m:
             return self.r.size
-        return _screen.lower_bounds(self.omega, self.r, float(reach))
+        return _screen.lower_bounds(self.omega, self.r, self._reach)
 
     def renew(self) -> None:
         """Build all anchor sums anew from the stored pairs."""
@@ -361,7 +361,7 @@ class FusionState:
     def _update_pairs(self, turn: Round, scratch: Scratch, meetings: int) -> tuple[float, float]:
         """Update every pair with an active device; return the root mean squares of its residuals."""
         # named tuples take numba longer to look at
-        places, space, reach = tuple(turn), tuple(scratch), float(self.penalty.reach)
+        places, space, reach = tuple(turn), tuple(scratch), self._reach
         chunks, work, pieces = turn.bounds.size - 1, meetings * self.d, tuple(self._pieces)
         if chunks > 1 or not _pairs.settle(tuple(self._all), self.omega, places, pieces, reach, space):
             if chunks > 1:
@@ -371,12 +371,21 @@ class FusionState:
                 _share_out(lambda c: _pairs.claim(self._where, self.r, places, rows, starts, c), chunks, work)
             _share_out(lambda c: _pairs.absorb(tuple(self._all), self.omega, places, pieces, space, c), chunks, work)
         if left := int(scratch.counts[:, 1].sum()):
-            rows = np.empty(left, np.int32)
-            _pairs.release(self._where, places, rows)
-            self._pool.give_back(rows)
-            self._tidy()
+            self._let_go(turn, left)
         primal, dual = _pairs.gather(space, turn.active, self._sums)
         return sqrt(primal / max(meetings, 1)), sqrt(dual / max(meetings, 1))
+
+    @property
+    def _reach(self) -> float:
+        """Distance from which on a pair needs no vector."""
+        return float(self.penalty.reach)
+
+    def _let_go(self, turn: Round, left: int) -> None:
+        """Take back the rows of so many pairs that have become far in this round."""
+        rows = np.empty(left, np.int32)
+        _pairs.release(self._where, tuple(turn), rows)
+        self._pool.give_back(rows)
+        self._tidy()
 
     def _rows_for(self, wanted: int, turn: Round) -> Numbers:
         """Return rows for so many pairs; if there are none, undo what the round has done so far."""
