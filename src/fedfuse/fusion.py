@@ -351,7 +351,8 @@ class FusionState:
             now, before, moved = _rows((3, k), self.d, self.omega.dtype, _pairs.LINE)
             scratch = Scratch(
                 rows=_rows((chunks, k + 4), self.d, self.omega.dtype, _pairs.LINE),
-                todo=np.empty((chunks, 3, _pairs.TILE * self.m + 1), np.int64),
+                todo=np.empty((chunks, 3, _pairs.TILE * _pairs.RUN + 1), np.int64),
+                order=np.empty((chunks, 2, _pairs.RUN + _pairs.TILE + 2), np.int64),
                 squares=np.empty((chunks, 2)),
                 counts=np.empty((chunks, 2), np.int64),
             )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import cycle
+from typing import Any
 
 import numpy as np
+from numba import njit
 
 from fedfuse._pairs import LEFT, Round
 from fedfuse.bench.figure import Figure
@@ -31,8 +33,15 @@ class DenseState(FusionState):
         return np.inf
 
     def _let_go(self, turn: Round, left: int) -> None:
-        marked = self._where <= LEFT
-        self._where[marked] = LEFT - self._where[marked]
+        _keep(self._where)
+
+
+@njit(cache=True)
+def _keep(where: Any) -> None:
+    """Undo what marks rows as to be given back: in a fraction of a millisecond, so that the race is a fair one."""
+    for p in range(where.size):
+        if where[p] <= LEFT:
+            where[p] = LEFT - where[p]
 
 
 def figures(sizes: Sizes) -> Iterator[Figure]:
