@@ -83,13 +83,15 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw time and memory over m on logarithmic axes, with their exponents."""
     from matplotlib import pyplot as plt
 
+    from fedfuse.bench.growth import exponent
+
     m = np.array([row["m"] for row in rows])
     _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
     for ax, keys, unit in ((left, ["median_step", "slowest_step"], 1), (right, ["pair_bytes", "peak_bytes"], 1e9)):
         for key in keys:
             values = np.array([row[key] for row in rows]) / unit
-            slope = np.polyfit(np.log(m[-3:]), np.log(values[-3:]), 1)[0]
-            ax.loglog(m, values, marker="o", label=f"{key.replace('_', ' ')}: grows like m^{slope:.2f}")
+            slope = f": grows like m^{exponent(m, values):.2f}" if len(m) > 2 else ""
+            ax.loglog(m, values, marker="o", label=key.replace("_", " ") + slope)
         ax.set(xlabel="devices")
         ax.grid(alpha=0.3)
     right.loglog(m, [row["dense_bytes"] / 1e9 for row in rows], ls=":", color="grey", label="a vector for every pair")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
@@ -33,8 +33,7 @@ class Curve:
 
     @property
     def exponent(self) -> float:
-        """The slope on logarithmic axes, of the last three points."""
-        return float(np.polyfit(np.log(self.sizes[-3:]), np.log(self.seconds[-3:]), 1)[0])
+        return exponent(self.sizes, self.seconds)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the curve for a JSON file."""
@@ -45,6 +44,15 @@ class Curve:
         """Undo `to_dict`."""
         many = (tuple(content[name]) for name in ("sizes", "seconds", "nbytes"))
         return cls(content["what"], content["over"], *many)
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Return the slope of the last three points on logarithmic axes.
+
+    >>> round(exponent([10, 20, 40], [3, 12, 48]), 3)
+    2.0
+    """
+    return float(np.polyfit(np.log(sizes[-3:]), np.log(values[-3:]), 1)[0])
 
 
 def curves(sizes: Sizes) -> Iterator[Curve]:

@@ -2,8 +2,8 @@
 
     python -m fedfuse.bench.page bench.json docs/benchmarks.md [--scale scale.json]
 
-``bench.json`` is what `fedfuse bench` writes, ``scale.json`` what `benchmarks/scale.py --json` writes. Pictures go
-beside the page.
+``bench.json`` is what `fedfuse bench` writes, ``scale.json`` what `benchmarks/scale.py --json` writes. The picture goes
+beside the page; that of scale.py is shown where it lies there as benchmarks-scale.png.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfuse.bench.figure import readable
-from fedfuse.bench.growth import Curve, draw
+from fedfuse.bench.growth import Curve, draw, exponent
 
 HEAD = """# Speed
 
@@ -64,7 +64,9 @@ def write(content: dict[str, Any], path: Path, scale: list[dict[str, Any]] | Non
         draw(curves, picture)
         text += GROWTH.format(picture=picture.name) + "".join(_line(curve) for curve in curves)
     if scale:
-        text += SCALE + "".join(_size(row) for row in scale)
+        text += SCALE + "".join(_size(row) for row in scale) + _growth(scale)
+        picture = path.with_name(f"{path.stem}-scale.png")
+        text += f"\n![Time and memory over devices]({picture.name})\n" if picture.is_file() else ""
     path.write_text(text, encoding="utf-8")
 
 
@@ -87,6 +89,16 @@ def _size(row: dict[str, Any]) -> str:
     times = " | ".join(readable(row[name], "s") for name in ("start", "median_step", "slowest_step"))
     memory = " | ".join(readable(row[name], "bytes") for name in ("pair_bytes", "peak_bytes"))
     return f"| {row['m']:,} | {row['d']} | {row['ari']:.3f} | {row['right_after']} | {times} | {memory} |\n"
+
+
+def _growth(rows: list[dict[str, Any]]) -> str:
+    """Say how time and memory of the last three sizes grow."""
+    if len(rows) < 3:
+        return ""
+    m = [row["m"] for row in rows]
+    names = {"median_step": "a step", "slowest_step": "the slowest", "pair_bytes": "pairs", "peak_bytes": "the peak"}
+    parts = [f"{text} with exponent {exponent(m, [row[name] for row in rows]):.2f}" for name, text in names.items()]
+    return f"\nFrom {m[-3]:,} to {m[-1]:,} devices, they grow like this: {', '.join(parts)}.\n"
 
 
 def main() -> None:
