@@ -22,10 +22,9 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit
-from numba.core import types
 from numba.extending import intrinsic
 
-from fedfuse._lanes import load, splat, store, total, width
+from fedfuse._lanes import load, prefetch, splat, store, total, width
 from fedfuse.types import Floats, Ints
 
 # Reassociation lets sums be vectorised; nan and inf keep their meaning, since uploads may carry them.
@@ -89,21 +88,6 @@ class Scratch(NamedTuple):
     counts: Ints  # chunks x 2: pairs that want a row, pairs that leave theirs
 
 
-def _emit_prefetch(_typing: Any, array: Any, _index: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(array)(context, builder, arguments[0]).data
-        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-        builder.call(
-            prefetch, [pointer, number(0), number(3), number(1)]
-        )  # to read (to write is slower); first level; data
-        return context.get_dummy_value()
-
-    return types.none(array, types.intp), generate
-
-
 def _emit_loan(_typing: Any, array: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lent = context.make_array(array)(context, builder, arguments[0])
@@ -114,8 +98,6 @@ def _emit_loan(_typing: Any, array: Any) -> Any:
     return array(array), generate
 
 
-# _prefetch(array, index) asks for the cache line of array.flat[index] ahead of its use; any index is allowed.
-_prefetch: Any = intrinsic(_emit_prefetch)
 # _lend(array) is the same array, but nobody counts who holds it: threads wait for each other at the counter.
 _lend: Any = intrinsic(_emit_loan)
 
@@ -168,7 +150,7 @@ def _products(row: Any, lo: Any, hi: Any, keep: Any, first: Any, last: Any, ahea
     a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none
     e, w = first, width(row)
     while e + 4 * w <= last:  # four at once: fewer would wait for their sums
-        _prefetch(ahead, first + (e - first) // 2)
+        prefetch(ahead, first + (e - first) // 2)
         x, y, z, u = load(row, e), load(row, e + w), load(row, e + 2 * w), load(row, e + 3 * w)
         new = load(lo, e) - load(hi, e) + k * x
         a0, b0 = a0 + new * new, b0 + (new - x) * (new - x)
@@ -202,7 +184,7 @@ def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, step: Any, w
     k, s, g, b = splat(keep), splat(sign), splat(gain), splat(back)
     e, w = 0, width(row)
     while e + w <= row.size:
-        _prefetch(ahead, (row.size + e) // 2)
+        prefetch(ahead, (row.size + e) // 2)
         for _ in range(min(4, (row.size - e) // w)):
             old, apart, x, y = load(row, e), load(mine, e) - load(theirs, e), load(own, e), load(other, e)
             new = apart + k * old
