@@ -59,7 +59,7 @@ def test_history_has_a_line_for_each_time_and_the_page_all_figures(measured, tmp
     lines = [json.loads(line) for line in history.read_text().splitlines()]
     assert [line["parts"][-1] for line in lines] == ["growth", "server"]
     row = {"m": 10, "d": 3, "ari": 1.0, "right_after": 1, "start": 0.1, "median_step": 0.25, "slowest_step": 0.5}
-    page.write(lines[0], tmp_path / "page.md", [{**row, "pair_bytes": 10**6, "peak_bytes": 10**9}])
+    page.write(lines[:1], tmp_path / "page.md", [{**row, "pair_bytes": 10**6, "peak_bytes": 10**9}])
     text = (tmp_path / "page.md").read_text()
     assert all(f"| {figure.name} |" in text for figure in figures)
     assert "250 ms | 500 ms" in text

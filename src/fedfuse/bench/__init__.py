@@ -97,7 +97,7 @@ def _also(content: dict[str, Any], history: Path | None, page: Path | None) -> N
     if page is not None:
         from fedfuse.bench.page import write
 
-        write(content, page)
+        write([content], page)
 
 
 def _sentence(curve: Curve) -> str:

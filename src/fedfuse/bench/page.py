@@ -1,9 +1,10 @@
 """The page of the docs about speed, from what was measured: no number in it is written by hand.
 
-    python -m fedfuse.bench.page bench.json docs/benchmarks.md [--scale scale.json]
+    python -m fedfuse.bench.page docs/benchmarks.md bench.json [another.json …] [--scale scale.json]
 
-``bench.json`` is what `fedfuse bench` writes, ``scale.json`` what `benchmarks/scale.py --json` writes. The picture goes
-beside the page; that of scale.py is shown where it lies there as benchmarks-scale.png.
+``bench.json`` is what `fedfuse bench` writes (several, if parts were measured apart), ``scale.json`` what
+`benchmarks/scale.py --json` writes. The picture goes beside the page; that of scale.py is shown where it lies there as
+benchmarks-scale.png.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ HEAD = """# Speed
 
 `fedfuse bench` measures fedfuse against textbook loops, plain NumPy, plain PyTorch and the machine's own limits, all in
 one process, so that ratios mean something on any machine. Times are the best of many: other processes only ever make
-things slower. This page was written by
+things slower. Measured by
 
 ```
-{command}
+{commands}
 ```
 
 on {date}, fedfuse {version}, {cores} cores of {processor}, {memory}, load {load:.1f} at the start.
@@ -48,18 +49,22 @@ count. The start is apart: it bounds all distances and provides memory for the p
 """
 
 
-def write(content: dict[str, Any], path: Path, scale: list[dict[str, Any]] | None = None) -> None:
+def write(contents: list[dict[str, Any]], path: Path, scale: list[dict[str, Any]] | None = None) -> None:
     """Write the page, and its pictures beside it."""
-    words = "fedfuse bench" + (" --quick" if content["quick"] else "") + f" --page {path.as_posix()}"
-    machine = content["machine"]
+    content = contents[-1]
+    machine, figures = content["machine"], [figure for each in contents for figure in each["figures"]]
     text = HEAD.format(
-        command=words, date=content["date"][:10], version=content["versions"]["fedfuse"], cores=machine["cores"],
-        processor=machine["processor"], memory=readable(machine["memory_bytes"] or 0, "bytes"),
+        commands="\n".join(map(_command, contents)),
+        date=content["date"][:10],
+        version=content["versions"]["fedfuse"],
+        cores=machine["cores"],
+        processor=machine["processor"],
+        memory=readable(machine["memory_bytes"] or 0, "bytes"),
         load=machine["load"] or 0.0,
-    )  # fmt: skip
+    )
     text += "\n| figure | what | measured | against | ratio | goal |\n| --- | --- | --- | --- | --- | --- |\n"
-    text += "".join(_row(figure) for figure in content["figures"])
-    if curves := [Curve.from_dict(curve) for curve in content["growth"]]:
+    text += "".join(_row(figure) for figure in figures)
+    if curves := [Curve.from_dict(curve) for each in contents for curve in each["growth"]]:
         picture = path.with_name(f"{path.stem}-growth.png")
         draw(curves, picture)
         text += GROWTH.format(picture=picture.name) + "".join(_line(curve) for curve in curves)
@@ -68,6 +73,10 @@ def write(content: dict[str, Any], path: Path, scale: list[dict[str, Any]] | Non
         picture = path.with_name(f"{path.stem}-scale.png")
         text += f"\n![Time and memory over devices]({picture.name})\n" if picture.is_file() else ""
     path.write_text(text, encoding="utf-8")
+
+
+def _command(content: dict[str, Any]) -> str:
+    return f"fedfuse bench{' --quick' if content['quick'] else ''} --only {','.join(content['parts'])}"
 
 
 def _row(figure: dict[str, Any]) -> str:
@@ -104,12 +113,12 @@ def _growth(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Write the page from files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bench", type=Path)
     parser.add_argument("page", type=Path)
+    parser.add_argument("bench", type=Path, nargs="+")
     parser.add_argument("--scale", type=Path)
     asked = parser.parse_args()
     scale = json.loads(asked.scale.read_text(encoding="utf-8")) if asked.scale else None
-    write(json.loads(asked.bench.read_text(encoding="utf-8")), asked.page, scale)
+    write([json.loads(path.read_text(encoding="utf-8")) for path in asked.bench], asked.page, scale)
 
 
 if __name__ == "__main__":
