@@ -124,3 +124,22 @@ store: Any = intrinsic(_emit_store)
 splat: Any = intrinsic(_emit_splat)
 # total(lanes): their sum, float64.
 total: Any = intrinsic(_emit_total)
+
+
+def _emit_prefetch(_typing: Any, array: Any, _index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
+        builder.call(
+            prefetch, [pointer, number(0), number(3), number(1)]
+        )  # to read (to write is slower); first level; data
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp), generate
+
+
+# prefetch(array, index) asks for the cache line of array.flat[index] ahead of its use; any index is allowed.
+prefetch: Any = intrinsic(_emit_prefetch)

@@ -22,10 +22,9 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit
-from numba.core import types
 from numba.extending import intrinsic
 
-from fedfuse._lanes import load, splat, store, total, width
+from fedfuse._lanes import load, prefetch, splat, store, total, width
 from fedfuse.types import Floats, Ints
 
 # Reassociation lets sums be vectorised; nan and inf keep their meaning, since uploads may carry them.
@@ -40,8 +39,11 @@ _APART = {**_ENTRY, "no_cpython_wrapper": True}
 # Inner functions become part of their callers: then no reference to a lent array is counted (see `_lend`).
 _INNER = {**_APART, "forceinline": True}
 
-# Rows of active devices that stay in the second-level cache while the partners go by.
-TILE = 32
+# Active devices that the partners go by at once. The rows of those that a partner is near to stay in the second-level
+# cache: partners are put in order for that.
+TILE = 128
+# Partners that are put in order together.
+RUN = 256
 # Elements that are summed in the array's own type before float64 takes over.
 BLOCK = 1024
 # Bytes of the next pair's row that are asked for early; in longer rows the processor looks ahead by itself.
@@ -80,22 +82,10 @@ class Scratch(NamedTuple):
     """What each chunk collects, and its space to work in."""
 
     rows: Floats  # chunks x (active + 4) x d: sums of active devices; two partners' parameters, their sums' changes
-    todo: Ints  # chunks x 3 x (TILE m + 1): meetings of near pairs: place of active device, partner, pair
+    todo: Ints  # chunks x 3 x (TILE RUN + 1): meetings of near pairs: place of active device, partner, pair
+    order: Ints  # chunks x 2 x (RUN + TILE + 2): partners in order, and how many come before
     squares: Floats  # chunks x 2: squared primal and dual residuals
     counts: Ints  # chunks x 2: pairs that want a row, pairs that leave theirs
-
-
-def _emit_prefetch(_typing: Any, array: Any, _index: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(array)(context, builder, arguments[0]).data
-        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-        builder.call(prefetch, [pointer, number(1), number(3), number(1)])  # to write; first level; data
-        return context.get_dummy_value()
-
-    return types.none(array, types.intp), generate
 
 
 def _emit_loan(_typing: Any, array: Any) -> Any:
@@ -108,8 +98,6 @@ def _emit_loan(_typing: Any, array: Any) -> Any:
     return array(array), generate
 
 
-# _prefetch(array, index) asks for the cache line of array.flat[index] ahead of its use; any index is allowed.
-_prefetch: Any = intrinsic(_emit_prefetch)
 # _lend(array) is the same array, but nobody counts who holds it: threads wait for each other at the counter.
 _lend: Any = intrinsic(_emit_loan)
 
@@ -162,7 +150,7 @@ def _products(row: Any, lo: Any, hi: Any, keep: Any, first: Any, last: Any, ahea
     a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none
     e, w = first, width(row)
     while e + 4 * w <= last:  # four at once: fewer would wait for their sums
-        _prefetch(ahead, first + (e - first) // 2)
+        prefetch(ahead, first + (e - first) // 2)
         x, y, z, u = load(row, e), load(row, e + w), load(row, e + 2 * w), load(row, e + 3 * w)
         new = load(lo, e) - load(hi, e) + k * x
         a0, b0 = a0 + new * new, b0 + (new - x) * (new - x)
@@ -196,7 +184,7 @@ def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, step: Any, w
     k, s, g, b = splat(keep), splat(sign), splat(gain), splat(back)
     e, w = 0, width(row)
     while e + w <= row.size:
-        _prefetch(ahead, (row.size + e) // 2)
+        prefetch(ahead, (row.size + e) // 2)
         for _ in range(min(4, (row.size - e) // w)):
             old, apart, x, y = load(row, e), load(mine, e) - load(theirs, e), load(own, e), load(other, e)
             new = apart + k * old
@@ -267,11 +255,41 @@ def _sift(pairs: Any, omega: Any, turn: Any, reach: float, first: Any, c: Any) -
 
 
 @njit(**_INNER)
-def _near(where: Any, turn: Any, first: Any, c: Any, todo: Any) -> Any:
-    """List this tile's meetings whose pairs are near; return how many."""
+def _lined_up(where: Any, turn: Any, first: Any, run: Any, order: Any) -> Any:
+    """Put these partners in the order of the first active device of this tile that they are near to.
+
+    Those of one cluster then follow each other, and meet the same few rows. Return them and how many have any.
+    """
+    active, rank = turn.active, turn.rank
+    start, stop = run
+    partners, heads, counts = order[0], order[1], order[1][RUN:]
+    last = min(first + TILE, active.size)
+    counts[: TILE + 2] = 0
+    for j in range(start, stop):
+        b, end = first, last if rank[j] < 0 else min(last, rank[j])
+        while b < end and where[_number(active[b], j)] < 0:
+            b += 1
+        heads[j - start] = b - first if b < end else TILE
+        counts[heads[j - start] + 1] += 1
+    for b in range(TILE):
+        counts[b + 1] += counts[b]
+    n = counts[TILE]
+    for j in range(start, stop):
+        head = heads[j - start]
+        if head < TILE:
+            partners[counts[head]] = j
+            counts[head] += 1
+    return partners, n
+
+
+@njit(**_INNER)
+def _near(where: Any, turn: Any, first: Any, run: Any, order: Any, todo: Any) -> Any:
+    """List this tile's meetings with these partners whose pairs are near; return how many."""
     active, rank = turn.active, turn.rank
     n, last = 0, min(first + TILE, active.size)
-    for j in range(turn.bounds[c], turn.bounds[c + 1]):
+    partners, some = _lined_up(where, turn, first, run, order)
+    for t in range(some):
+        j = partners[t]
         for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
             p = _number(active[b], j)
             todo[0, n], todo[1, n], todo[2, n] = b, j, p
@@ -349,12 +367,15 @@ def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, c: Any, scratch: Any)
     """
     active, rank, delta, one = turn.active, turn.rank, pairs.delta, pairs.delta.dtype.type(1)
     where = pairs.where
-    rows, todo = scratch.rows[c], scratch.todo[c]
+    rows, todo, bounds = scratch.rows[c], scratch.todo[c], turn.bounds
     partners, changes = rows[active.size : active.size + 2], rows[active.size + 2 :]
     rows[: active.size] = 0
     primal, dual, left = 0.0, 0.0, 0
-    for first in range(0, active.size, TILE):
-        n = _near(where, turn, first, c, todo)
+    runs = (bounds[c + 1] - bounds[c] + RUN - 1) // RUN
+    for part in range((active.size + TILE - 1) // TILE * runs):
+        start = bounds[c] + part % runs * RUN
+        run = start, min(start + RUN, bounds[c + 1])
+        n = _near(where, turn, part // runs * TILE, run, scratch.order[c], todo)
         seat, products = 0, (0.0, 0.0, 0.0)
         for t in range(n + 1):
             known, chair = products, seat
@@ -437,27 +458,28 @@ def settle(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, scratch
 def _lent(pairs: Any, turn: Any, scratch: Any) -> Any:
     delta, s, r, where, sums = pairs
     rank, bounds, active, lengths, now, before, moved = turn
-    rows, todo, squares, counts = scratch
+    rows, todo, order, squares, counts = scratch
     return (
         Pairs(_lend(delta), _lend(s), _lend(r), _lend(where), _lend(sums)),
         Round(_lend(rank), _lend(bounds), _lend(active), _lend(lengths), _lend(now), _lend(before), _lend(moved)),
-        Scratch(_lend(rows), _lend(todo), _lend(squares), _lend(counts)),
+        Scratch(_lend(rows), _lend(todo), _lend(order), _lend(squares), _lend(counts)),
     )
 
 
 @njit(**_ENTRY)
-def claim(where: Any, r: Any, turn: Any, rows: Any) -> None:
-    """Give rows to the pairs that want one, in the order in which they will be visited."""
-    rank, _, active, _, _, _, _ = turn
-    n = 0
-    for first in range(0, active.size, TILE):
-        last = min(first + TILE, active.size)
-        for j in range(rank.size):
-            for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
-                p = _number(active[b], j)
-                if where[p] == WANTED:
-                    where[p], r[p] = rows[n], -1  # the norm is not known, and the row is still to be filled
-                    n += 1
+def claim(where: Any, r: Any, turn: Any, rows: Any, starts: Any, jobs: Any) -> None:
+    """Give rows to the pairs that want one, in the order of their visits; those of chunk c begin at starts[c]."""
+    rank, bounds, active, _, _, _, _ = turn
+    for c in jobs:
+        n = starts[c]
+        for first in range(0, active.size, TILE):
+            last = min(first + TILE, active.size)
+            for j in range(bounds[c], bounds[c + 1]):
+                for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
+                    p = _number(active[b], j)
+                    if where[p] == WANTED:
+                        where[p], r[p] = rows[n], -1  # the norm is not known, and the row is still to be filled
+                        n += 1
 
 
 @njit(**_ENTRY)
@@ -476,7 +498,7 @@ def release(where: Any, turn: Any, rows: Any) -> None:
 @njit(**_ENTRY)
 def gather(scratch: Any, active: Any, sums: Any) -> Any:
     """Set the sums of active devices to what all chunks have collected; return the squared residuals."""
-    rows, _, squares, _ = scratch
+    rows, _, _, squares, _ = scratch
     primal, dual = squares[0]
     for c in range(1, squares.shape[0]):
         primal, dual = primal + squares[c, 0], dual + squares[c, 1]

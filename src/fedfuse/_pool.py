@@ -2,6 +2,9 @@
 
 Space for all rows that may ever be in memory is reserved at once. That costs nothing: the system provides a page when
 it is first written to. So rows need not move when more are needed, and kernels see one array, however few there are.
+
+Providing a page can take much longer than writing to it, above all where the machine is a virtual one whose host has to
+find it first (seen: 0.25 GB/s). So whoever knows how many rows will soon be needed says so (`Pool.provide`).
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.errors import FedfuseError
-from fedfuse.types import Floats
+from fedfuse.models._threads import spread
+from fedfuse.types import Floats, Ints
 
 Numbers = npt.NDArray[np.int32]
 
@@ -25,6 +29,8 @@ Numbers = npt.NDArray[np.int32]
 SLACK = 1 << 26
 # Share of the memory that is free when a pool is made, and that it may take where nobody sets a limit.
 MODEST = 0.9
+# Bytes that one thread provides at a time.
+PORTION = 1 << 25
 
 
 class Pool:
@@ -51,6 +57,7 @@ class Pool:
         self._space = _reserve(here * row)
         self.rows = _rows(self._space, here, width, dtype)
         self.used, self._on_disk = 0, False
+        self._provided = 0
         self._given_back: Numbers = np.empty(0, np.int32)
 
     @property
@@ -59,8 +66,8 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows that have been handed out."""
-        return self.used * self.row_bytes
+        """Bytes of the rows that have been handed out, or provided to be."""
+        return max(self.used, self._provided) * self.row_bytes
 
     @property
     def on_disk(self) -> bool:
@@ -74,6 +81,22 @@ class Pool:
         self._make_room(self.used + n - old)
         self.used += n - old
         return np.concatenate([again, fresh])
+
+    def provide(self, n: int) -> None:
+        """See to it that the next ``n`` rows are in memory before they are taken, where they are large and allowed."""
+        n = self.used + n - self._given_back.size
+        done, size = max(self.used, self._provided) * self.row_bytes, n * self.row_bytes
+        if self._on_disk or size > self._allowed or size - done < SLACK:
+            return
+        pages = np.frombuffer(self._space, np.uint8, size)[done :: mmap.PAGESIZE]
+        step = PORTION // mmap.PAGESIZE
+
+        def touch(portions: Ints) -> None:
+            for k in portions:
+                pages[k * step : (k + 1) * step] = 0  # of a row that nobody has
+
+        spread(touch, np.full(-(-len(pages) // step), float(PORTION)))
+        self._provided = n
 
     def give_back(self, numbers: Numbers) -> None:
         """Take these rows back."""
@@ -94,7 +117,7 @@ class Pool:
         first, last = (-(-live * self.row_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE, self.nbytes
         if last > first and hasattr(mmap, "MADV_DONTNEED") and not self._on_disk:
             self._space.madvise(mmap.MADV_DONTNEED, first, last - first)
-        self.used, self._given_back = live, np.empty(0, np.int32)
+        self.used, self._provided, self._given_back = live, live, np.empty(0, np.int32)
 
     def grown(self, capacity: int) -> Pool:
         """Return a pool with the same rows and room for more."""

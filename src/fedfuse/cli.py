@@ -497,11 +497,16 @@ def export(
 def bench(
     out: Annotated[Path, typer.Option(help="Where to write the figures.")] = Path("bench.json"),
     quick: Annotated[bool, typer.Option(help="Small sizes, for a first look.")] = False,
+    only: Annotated[str, typer.Option(help="Parts to measure, as server,local (default: all).")] = "",
+    history: Annotated[
+        Path | None, typer.Option(help="Add the figures to this file, one line of JSON for each time.")
+    ] = Path("bench-history.jsonl"),
+    page: Annotated[Path | None, typer.Option(help="Write a page in Markdown, with a picture beside it.")] = None,
 ) -> None:
-    """Measure fedfuse against textbook loops, plain NumPy and this machine's memory, in one process."""
-    from fedfuse.bench import run_all
+    """Measure fedfuse against textbook loops, plain NumPy, plain PyTorch and this machine's limits, in one process."""
+    from fedfuse.bench import chosen, run_all
 
-    run_all(out, quick=quick, console=Answers())
+    run_all(out, quick=quick, console=Answers(), only=chosen(only), history=history, page=page)
 
 
 @flower_app.command("new")

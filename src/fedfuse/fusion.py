@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse import _pairs, penalties
+from fedfuse import _pairs, _screen, penalties
 from fedfuse._lanes import BYTES
 from fedfuse._pairs import FAR, WANTED, Pairs, Round, Scratch
 from fedfuse._pool import Numbers, Pool
@@ -224,11 +224,21 @@ class FusionState:
         return np.arange(before, self.m)
 
     def restart_pairs(self) -> None:
-        """Forget all pairs: theta_ij = omega_i - omega_j, v_ij = 0."""
+        """Forget all pairs: theta_ij = omega_i - omega_j, v_ij = 0.
+
+        Memory for the pairs within reach is provided here rather than in the rounds that first touch them.
+        """
         self._pool.give_back(self._where[self._where >= 0])
         self.s[:], self.r[:], self._where[:] = 1, 0, FAR
         self._sums[:] = 0
         self._tidy()
+        self._pool.provide(self._bound_all())
+
+    def _bound_all(self) -> int:
+        """Find out how far apart all devices at least are; return how many pairs may be within reach."""
+        if not np.isfinite(self._reach) or not self.m:
+            return self.r.size
+        return _screen.lower_bounds(self.omega, self.r, self._reach)
 
     def renew(self) -> None:
         """Build all anchor sums anew from the stored pairs."""
@@ -341,7 +351,8 @@ class FusionState:
             now, before, moved = _rows((3, k), self.d, self.omega.dtype, _pairs.LINE)
             scratch = Scratch(
                 rows=_rows((chunks, k + 4), self.d, self.omega.dtype, _pairs.LINE),
-                todo=np.empty((chunks, 3, _pairs.TILE * self.m + 1), np.int64),
+                todo=np.empty((chunks, 3, _pairs.TILE * _pairs.RUN + 1), np.int64),
+                order=np.empty((chunks, 2, _pairs.RUN + _pairs.TILE + 2), np.int64),
                 squares=np.empty((chunks, 2)),
                 counts=np.empty((chunks, 2), np.int64),
             )
@@ -351,21 +362,31 @@ class FusionState:
     def _update_pairs(self, turn: Round, scratch: Scratch, meetings: int) -> tuple[float, float]:
         """Update every pair with an active device; return the root mean squares of its residuals."""
         # named tuples take numba longer to look at
-        places, space, reach = tuple(turn), tuple(scratch), float(self.penalty.reach)
+        places, space, reach = tuple(turn), tuple(scratch), self._reach
         chunks, work, pieces = turn.bounds.size - 1, meetings * self.d, tuple(self._pieces)
         if chunks > 1 or not _pairs.settle(tuple(self._all), self.omega, places, pieces, reach, space):
             if chunks > 1:
                 _share_out(lambda c: _pairs.sift(tuple(self._all), self.omega, places, reach, space, c), chunks, work)
             if wanted := int(scratch.counts[:, 0].sum()):
-                _pairs.claim(self._where, self.r, places, self._rows_for(wanted, turn))
+                rows, starts = self._rows_for(wanted, turn), np.cumsum(scratch.counts[:, 0]) - scratch.counts[:, 0]
+                _share_out(lambda c: _pairs.claim(self._where, self.r, places, rows, starts, c), chunks, work)
             _share_out(lambda c: _pairs.absorb(tuple(self._all), self.omega, places, pieces, space, c), chunks, work)
         if left := int(scratch.counts[:, 1].sum()):
-            rows = np.empty(left, np.int32)
-            _pairs.release(self._where, places, rows)
-            self._pool.give_back(rows)
-            self._tidy()
+            self._let_go(turn, left)
         primal, dual = _pairs.gather(space, turn.active, self._sums)
         return sqrt(primal / max(meetings, 1)), sqrt(dual / max(meetings, 1))
+
+    @property
+    def _reach(self) -> float:
+        """Distance from which on a pair needs no vector."""
+        return float(self.penalty.reach)
+
+    def _let_go(self, turn: Round, left: int) -> None:
+        """Take back the rows of so many pairs that have become far in this round."""
+        rows = np.empty(left, np.int32)
+        _pairs.release(self._where, tuple(turn), rows)
+        self._pool.give_back(rows)
+        self._tidy()
 
     def _rows_for(self, wanted: int, turn: Round) -> Numbers:
         """Return rows for so many pairs; if there are none, undo what the round has done so far."""

@@ -1,45 +1,105 @@
-"""``fedfuse bench``: ratios against textbook loops, plain NumPy and the machine's own limits."""
+"""``fedfuse bench``: ratios against textbook loops, plain NumPy, plain PyTorch and the machine's own limits."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from fedfuse.bench import local, machine, server, startup
-from fedfuse.bench.figure import Figure, table
+from fedfuse.bench import cnn, formed, growth, local, machine, server, startup, whole
+from fedfuse.bench.figure import Figure, readable, table
+from fedfuse.bench.growth import Curve
 from fedfuse.bench.sizes import FULL, QUICK, Sizes
 from fedfuse.errors import FedfuseError
 
-__all__ = ["Figure", "Sizes", "run_all"]
+__all__ = ["Curve", "Figure", "Sizes", "chosen", "run_all"]
 
-TOPICS = {"server": server.figures, "local training": local.figures, "start-up": startup.figures}
+Part = Callable[[Sizes], Iterator[Figure | Curve]]
+PARTS: dict[str, Part] = {
+    "server": server.figures,
+    "formed": formed.figures,
+    "local": local.figures,
+    "run": whole.figures,
+    "cnn": cnn.figures,
+    "startup": startup.figures,
+    "growth": growth.curves,
+}
 
 
-def run_all(out: Path, *, quick: bool, console: Console, sizes: Sizes | None = None) -> list[Figure]:
-    """Measure everything, show one table, and write the figures to a JSON file.
+def chosen(only: str) -> list[str]:
+    """Return the parts that a text like ``"server,local"`` names; all of them if it is empty.
 
-    With ``quick`` (or other ``sizes``) problems are small and no goals are judged.
+    >>> chosen("server, local")
+    ['server', 'local']
     """
-    if not out.absolute().parent.is_dir() or out.is_dir():
-        raise FedfuseError(f"cannot write figures to {out}: give a file in a directory that exists")
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in PARTS]:
+        raise FedfuseError(f"there is no part {unknown[0]!r} of the benchmark; there are {', '.join(PARTS)}")
+    return names or list(PARTS)
+
+
+def run_all(
+    out: Path,
+    *,
+    quick: bool,
+    console: Console,
+    sizes: Sizes | None = None,
+    only: Sequence[str] = tuple(PARTS),
+    history: Path | None = None,
+    page: Path | None = None,
+) -> list[Figure]:
+    """Measure these parts, show one table, and write what was measured to a JSON file.
+
+    With ``quick`` (or other ``sizes``) problems are small and no goals are judged. The same is added as one line to the
+    file ``history``, and ``page`` is written in Markdown, where they are given.
+    """
+    for path in filter(None, (out, history, page)):
+        if not path.absolute().parent.is_dir() or path.is_dir():
+            raise FedfuseError(f"cannot write figures to {path}: give a file in a directory that exists")
     judged = not quick and sizes is None
-    sizes = sizes or (QUICK if quick else FULL)
     info = machine.describe()
-    figures: list[Figure] = []
-    for topic, measure in TOPICS.items():
-        with console.status(f"measuring {topic} …"):
-            figures += measure(sizes)
+    seen = list(_measured(only, sizes or (QUICK if quick else FULL), console))
+    figures = [item for item in seen if isinstance(item, Figure)]
+    curves = [item for item in seen if isinstance(item, Curve)]
     console.print(table(figures, judged=judged))
+    for curve in curves:
+        console.print(_sentence(curve), highlight=False, soft_wrap=True)
     content = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "quick": not judged,
+        "parts": list(only),
         "machine": info,
         "versions": machine.versions(),
         "figures": [figure.to_dict(judged=judged) for figure in figures],
+        "growth": [curve.to_dict() for curve in curves],
     }
     out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    console.print(f"\nfigures: {out}", highlight=False)
+    _also(content, history, page)
+    for path in filter(None, (out, history, page)):
+        console.print(f"figures: {path}", highlight=False)
     return figures
+
+
+def _measured(only: Iterable[str], sizes: Sizes, console: Console) -> Iterator[Figure | Curve]:
+    for name in only:
+        with console.status(f"measuring {name} …"):
+            yield from PARTS[name](sizes)
+
+
+def _also(content: dict[str, Any], history: Path | None, page: Path | None) -> None:
+    if history is not None:
+        with history.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(content) + "\n")
+    if page is not None:
+        from fedfuse.bench.page import write
+
+        write([content], page)
+
+
+def _sentence(curve: Curve) -> str:
+    points = [f"{size:,}: {readable(took, 's')}" for size, took in zip(curve.sizes, curve.seconds, strict=True)]
+    return f"{curve.what}, over {curve.over}: {', '.join(points)}; grows with exponent {curve.exponent:.2f}"

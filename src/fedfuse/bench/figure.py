@@ -77,5 +77,5 @@ def readable(value: float, unit: str) -> str:
         power, name = next(p for p in ((1e-6, "us"), (1e-3, "ms"), (1.0, "s")) if value < 1e3 * p[0] or p[0] == 1)
         return f"{value / power:.3g} {name}"
     if unit == "bytes":
-        return f"{value / 1e6:.3g} MB"
+        return f"{value / 1e9:.3g} GB" if value >= 1e9 else f"{value / 1e6:.3g} MB"
     return f"{value:.3g} {unit}"

@@ -90,6 +90,11 @@ class TextbookRun:
         self._server = TextbookServer(self.omega, METHOD.penalty)
         self._k = 0
 
+    @property
+    def theta(self) -> Floats:
+        """Of all ordered pairs: m x m x d."""
+        return self._server.theta
+
     def round(self) -> None:
         """One round."""
         active = SETTINGS.active(self._k, len(self.omega))
@@ -123,7 +128,7 @@ def _local_steps(problem: Problem, sizes: Sizes) -> Iterator[Figure]:
     yield Figure("local steps", what, "plain NumPy, one device after another", fast, slow, "s", slow / fast)
     rate, limit = _operations(problem, devices) / fast, product.operations / its
     against = f"sgemm of {sizes.sgemm} x {sizes.sgemm}"
-    yield Figure("arithmetic", what, against, rate / 1e9, limit / 1e9, "GFLOP/s", rate / limit)
+    yield Figure("arithmetic", what, against, rate / 1e9, limit / 1e9, "GFLOP/s", rate / limit, 0.25)
 
 
 def _operations(problem: Problem, devices: Any) -> float:

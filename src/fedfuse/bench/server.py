@@ -31,9 +31,9 @@ def figures(sizes: Sizes) -> Iterator[Figure]:
 
 def _against_textbook(name: str, state_of: str, distance: float, sizes: Sizes, goal: float | None = None) -> Figure:
     """One server step, from uploads to the zeta of all devices."""
-    start = _devices(sizes.m, sizes.d, distance)
+    start = grouped(sizes.m, sizes.d, distance)
     state, book = FusionState(start, PENALTY, warm=True), TextbookServer(start, PENALTY, warm=True)
-    rounds = _rounds(start, sizes.share)
+    rounds = some_rounds(start, sizes.share)
     ours, theirs = cycle(rounds), cycle(rounds)
     everyone = np.arange(sizes.m)
 
@@ -51,8 +51,8 @@ def _against_bandwidth(sizes: Sizes) -> Figure:
 
     Those of far pairs are not, so there should be none; if there are, they are not counted.
     """
-    start = _devices(sizes.large, sizes.d, TOGETHER)
-    state, rounds = FusionState(start, PENALTY, warm=True), cycle(_rounds(start, sizes.share))
+    start = grouped(sizes.large, sizes.d, TOGETHER)
+    state, rounds = FusionState(start, PENALTY, warm=True), cycle(some_rounds(start, sizes.share))
     k, triad = _count(sizes.large, sizes.share), machine.Triad(sizes.triad)
     # longer than others: bandwidth is what a machine's other users take away first
     took, its = race(lambda: state.absorb(*next(rounds)), triad.run, seconds=3 * sizes.seconds)
@@ -64,27 +64,31 @@ def _against_bandwidth(sizes: Sizes) -> Figure:
 
 def _memory(sizes: Sizes) -> Figure:
     """Bytes of the pair state, against two vectors for every ordered pair."""
-    state = FusionState(_devices(sizes.m, sizes.d, APART), PENALTY)
+    state = FusionState(grouped(sizes.m, sizes.d, APART), PENALTY)
     book = 2 * sizes.m * (sizes.m - 1) * sizes.d * state.omega.itemsize
     what = f"pair state, m = {sizes.m}, d = {sizes.d}, float32"
     against = "theta and v of every ordered pair, float32"
     return Figure("memory", what, against, state.nbytes, book, "bytes", state.nbytes / book, 0.26, "at most")
 
 
-def _devices(m: int, d: int, distance: float) -> Floats:
-    """Return parameters of devices in four groups, so far from each other."""
+def grouped(m: int, d: int, distance: float, width: float = 0.5) -> Floats:
+    """Return parameters of devices in four groups, so far from each other and each about so wide."""
     rng = np.random.default_rng(0)
     groups = rng.normal(size=(4, d)) * distance / np.sqrt(2 * d)
-    noise = rng.normal(size=(m, d)) / 2 / np.sqrt(d)
+    noise = width * rng.normal(size=(m, d)) / np.sqrt(d)
     return np.asarray(groups[np.arange(m) % 4] + noise, np.float32)
 
 
-def _rounds(start: Floats, share: float) -> list[tuple[Ints, Floats]]:
+def some_rounds(start: Floats, share: float) -> list[tuple[Ints, Floats]]:
     """Return a few rounds: active devices and their uploads."""
-    rng, m = np.random.default_rng(1), len(start)
-    draws = [np.sort(rng.choice(m, _count(m, share), replace=False)) for _ in range(8)]
-    steps = rng.normal(size=start.shape) / 10 / np.sqrt(start.shape[1])
-    return [(active, np.asarray(start[active] + steps[active], np.float32)) for active in draws]
+    steps = np.random.default_rng(2).normal(size=start.shape) / 10 / np.sqrt(start.shape[1])
+    return [(active, np.asarray(start[active] + steps[active], np.float32)) for active in draws(len(start), share, 8)]
+
+
+def draws(m: int, share: float, rounds: int) -> list[Ints]:
+    """Return the active devices of some rounds."""
+    rng = np.random.default_rng(1)
+    return [np.sort(rng.choice(m, _count(m, share), replace=False)) for _ in range(rounds)]
 
 
 def _count(m: int, share: float) -> int:

@@ -1,18 +1,27 @@
-"""How long a new process takes until fedfuse is there."""
+"""How long a new process takes until fedfuse is there, and until it has done something; what it imports for that."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
 
 from fedfuse.bench.figure import Figure
 from fedfuse.bench.sizes import Sizes
-from fedfuse.bench.timing import race
+from fedfuse.bench.timing import once, race
+
+# What a table needs none of.
+HEAVY = ("torch", "ray", "flwr")
+LAM = ("--lam", "0.5", "--rounds", "20")
 
 
 def figures(sizes: Sizes) -> Iterator[Figure]:
-    """Measure starts with everything cached, against those of the packages that fedfuse stands on."""
+    """Measure starts with everything cached, against those of the packages that fedfuse stands on; and a first one."""
     base = "import numpy, numba, pandas"
     imported, version, below = race(
         lambda: _python("-c", "import fedfuse"),
@@ -23,7 +32,57 @@ def figures(sizes: Sizes) -> Iterator[Figure]:
     )
     yield Figure("import", "python -c 'import fedfuse'", base, imported, below, "s", imported / below)
     yield Figure("command", "fedfuse --version", base, version, below, "s", version / below)
+    with TemporaryDirectory() as directory:
+        yield from _runs(Path(directory))
 
 
-def _python(*arguments: str) -> None:
-    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+def _runs(directory: Path) -> Iterator[Figure]:
+    """A run of a small table: the first ever, which compiles, and later ones, which find that on disk."""
+    table, cache = directory / "visits.csv", directory / "cache"
+    _write_table(table)
+    turns = iter(range(10**6))
+
+    def run() -> None:
+        _python(*_words(table, directory / f"run-{next(turns)}"), cache=cache)
+
+    first = once(run)
+    later = min(once(run) for _ in range(3))
+    what = f"fedfuse run visits.csv {' '.join(LAM)}"
+    yield Figure("first call", f"{what}: everything is compiled", "15 s", first, 15, "s", first / 15, 1, "at most")
+    yield Figure("later call", f"{what}: compiled code is on disk", "2 s", later, 2, "s", later / 2, 1, "at most")
+    for name, words in (("import fedfuse", ("-c", "import fedfuse")), (what, _words(table, directory / "last"))):
+        modules = imports(*words, cache=cache)
+        heavy = [module for module in modules if module.split(".")[0] in HEAVY]
+        against = f"those of {', '.join(HEAVY)} (python -X importtime)"
+        yield Figure(
+            "imports", f"modules of {name}", against, len(modules), len(heavy), "modules", len(heavy), 0, "at most"
+        )
+
+
+def imports(*words: str, cache: Path | None = None) -> list[str]:
+    """Return the modules that a Python process imports, as ``-X importtime`` lists them."""
+    lines = _python("-X", "importtime", *words, cache=cache).splitlines()
+    return [line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")][1:]
+
+
+def _write_table(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X, sign = rng.normal(size=(400, 3)), np.repeat([1.0, -1.0], 200)
+    y = sign * X.sum(axis=1) + 0.1 * rng.normal(size=400)
+    lines = [f"h{i // 40},{a:.4f},{b:.4f},{c:.4f},{t:.4f}" for i, ((a, b, c), t) in enumerate(zip(X, y, strict=True))]
+    path.write_text("\n".join(["hospital,a,b,c,outcome", *lines]), encoding="utf-8")
+
+
+def _words(table: Path, out: Path) -> tuple[str, ...]:
+    columns = ("--device", "hospital", "--target", "outcome")
+    return ("-m", "fedfuse.cli", "run", str(table), *columns, *LAM, "--out", str(out), "--json")
+
+
+def _python(*arguments: str, cache: Path | None = None) -> str:
+    """Run Python; return what it writes to its standard error."""
+    own = {} if cache is None else {"NUMBA_CACHE_DIR": str(cache)}
+    done = subprocess.run(
+        [sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, **own},
+    )  # fmt: skip
+    return done.stderr

@@ -39,6 +39,11 @@ class TextbookServer:
         self._book = transcription().Textbook(omega, penalty, warm=warm)
         self.zeta = self._zeta()
 
+    @property
+    def theta(self) -> Floats:
+        """Of all ordered pairs: m x m x d."""
+        return np.asarray(self._book.theta)
+
     def step(self, active: Sequence[int] | Ints, omegas: Floats) -> None:
         """Take in one round's uploads (step 5 of the algorithm)."""
         self._book.absorb(active, omegas)

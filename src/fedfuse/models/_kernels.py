@@ -20,9 +20,12 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from fedfuse._lanes import prefetch
 from fedfuse.models._panels import GRAIN, PANEL, Panels
 from fedfuse.types import Floats, Ints
 
+# Bytes in a line of the cache.
+LINE = 64
 # Sums may be reordered and multiply-adds fused; nan and infinity stay what they are.
 _ENTRY: dict[str, Any] = {
     "nogil": True,
@@ -116,11 +119,15 @@ def _scores(panel: Floats, W: Floats, S: Floats) -> None:
 
 
 @njit(**_INNER)
-def _accumulate(panel: Floats, S: Floats, G: Floats) -> None:
+def _accumulate(panel: Floats, S: Floats, G: Floats, X: Floats, following: int) -> None:
     # G[c, f] += sum_r S[c, r] panel[f, r]; within a panel in the rows' own precision, over panels in float64
+    # meanwhile the panel that follows in X (any X, where none does) comes into the cache: its pieces are too short for
+    # the processor to look ahead by itself
     features, width = panel.shape
     zero = panel.dtype.type(0)
     for f in range(0, features, 4):
+        for e in range(following + f * width, following + (f + 4) * width, LINE // X.itemsize):
+            prefetch(X, e)
         for c in range(0, G.shape[0], 2):
             s = S[c * PANEL : (c + 2) * PANEL]
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero
@@ -190,14 +197,16 @@ def _panel(data: Panels, device: int, first: int) -> tuple[Floats, Ints]:
 
 
 @njit(**_INNER)
-def _add_gradient(panel: Floats, y: Ints, classes: int, W: Floats, G: Floats, S: Floats) -> None:
-    # G += sum over the panel's rows of (softmax(W x) - e_y) x'
+def _add_gradient(
+    panel: Floats, y: Ints, classes: int, W: Floats, G: Floats, S: Floats, X: Floats, following: int
+) -> None:
+    # G += sum over the panel's rows of (softmax(W x) - e_y) x'; the panel that follows begins at X[following]
     width = panel.shape[1]
     _scores(panel, W, S)
     _softmax(S, classes, width, _tops(S, classes, width))
     for r in range(y.size):
         S[y[r] * PANEL + r] -= 1
-    _accumulate(panel, S, G)
+    _accumulate(panel, S, G, X, following)
 
 
 @njit(**_INNER)
@@ -229,7 +238,9 @@ def descend(data: Panels, devices: Ints, jobs: Ints, W: Floats, A: Floats, rho: 
             _clear(G)
             for first in range(0, data.counts[device], PANEL):
                 panel, y = _panel(data, device, first)
-                _add_gradient(panel, y, data.classes, w, G, S)
+                after = first + PANEL if first + PANEL < data.counts[device] else 0
+                following = (data.start[device] + after) * data.features
+                _add_gradient(panel, y, data.classes, w, G, S, data.X, following)
             _step(w, a, G, data.counts[device], rho, lr)
 
 
@@ -270,7 +281,7 @@ def descend_batches(
                 _gather(X, chosen, panel)
                 for r in range(chosen.size):
                     labels[r] = y[chosen[r]]
-                _add_gradient(panel, labels[: chosen.size], classes, W, G, S)
+                _add_gradient(panel, labels[: chosen.size], classes, W, G, S, store, 0)
             _step(W, A, G, last - first, rho, lr)
 
 
@@ -307,7 +318,7 @@ def evaluate(data: Panels, devices: Ints, jobs: Ints, W: Floats, loss: Floats, h
             if G.size:
                 for r in range(y.size):
                     S[y[r] * PANEL + r] -= 1
-                _accumulate(panel, S, G[k])
+                _accumulate(panel, S, G[k], S, 0)
 
 
 @njit(**_INNER)
@@ -338,7 +349,7 @@ def _hessian_times(data: Panels, device: int, P: Floats, V: Floats, v: Floats, H
         panel, _ = _panel(data, device, first)
         _scores(panel, v, S)
         _curve(P[first // PANEL], S, data.classes, panel.shape[1])
-        _accumulate(panel, S, H)
+        _accumulate(panel, S, H, S, 0)
 
 
 @njit(**_INNER)
@@ -414,7 +425,7 @@ def moments(X: Floats, y: Floats, out: Floats) -> None:
         _gather(X, rows[:width], panel)
         for r in range(width):
             panel[p + 1, r] = y[first + r]
-        _accumulate(panel, store, out)
+        _accumulate(panel, store, out, store, 0)
     for i in range(q):
         for j in range(q):
             out[i, j] /= max(y.size, 1)

@@ -1,0 +1,74 @@
+"""Lower bounds of the distances of all pairs, by matrix products.
+
+||x - y||^2 = ||x||^2 + ||y||^2 - 2 <x, y>, so a block of devices against all others is one product, which is many times
+as fast as a loop over pairs. Digits get lost in it: the bounds are lower by as much as can be lost at worst.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from fedfuse._pairs import CAUTION
+from fedfuse.models._threads import one_blas_thread, spread
+from fedfuse.types import Floats, Ints
+
+# Devices whose products with all others are formed at once.
+BLOCK = 250
+# Rows that say where the middle is.
+SAMPLE = 101
+
+
+def lower_bounds(omega: Floats, r: Floats, reach: float) -> int:
+    """Write a lower bound of ||omega_i - omega_j|| into ``r`` for all pairs; return how many are within ``reach``.
+
+    The bits do not depend on the number of threads: blocks are cut by sizes alone.
+    """
+    m, d = omega.shape
+    with np.errstate(invalid="ignore", over="ignore"):  # uploads may carry anything
+        centred = (omega - _middle(omega)).astype(omega.dtype, order="C")
+        squares = np.einsum("ij,ij->i", centred, centred, dtype=np.float64)
+    cuts = np.append(np.arange(0, m, BLOCK), m)
+    counts = np.zeros(len(cuts) - 1, np.int64)
+
+    def screen(blocks: Ints) -> None:
+        for b in blocks:
+            first, last = int(cuts[b]), int(cuts[b + 1])
+            with np.errstate(invalid="ignore", over="ignore"):  # every thread has its own
+                products = centred[first:last] @ centred[:last].T
+            counts[b] = _write(products, first, squares, d, reach, r)
+
+    with one_blas_thread():
+        spread(screen, np.diff(cuts).astype(np.float64) * cuts[1:] * d)
+    return int(counts.sum())
+
+
+def _middle(omega: Floats) -> Floats:
+    """Return what is taken from all rows, so that little is lost where they share a large part.
+
+    A median, since one device that lies moves a mean as far as it likes; of a few rows, since more tell no more.
+    """
+    middle = np.median(omega[:: -(-len(omega) // SAMPLE)], axis=0)
+    return np.asarray(np.where(np.isfinite(middle), middle, 0.0))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _write(products: Any, first: int, squares: Any, d: int, reach: float, r: Any) -> int:
+    eps, most = np.finfo(products.dtype).eps, np.float64(np.finfo(r.dtype).max)
+    # n eps / 2 is the most that a sum of n products can be wrong, relative to ||x|| ||y||
+    slack = 2 * (d + 2) * eps
+    within = 0
+    for row in range(products.shape[0]):
+        hi = first + row
+        start = hi * (hi - 1) // 2
+        for lo in range(hi):
+            x, y = squares[hi], squares[lo]
+            square = x + y - 2 * products[row, lo] - slack * np.sqrt(x * y)
+            bound = 0.0
+            if 0 < square < most:  # of what is not a number, or too large for the products, nothing is known
+                bound = max(np.sqrt(square) * CAUTION - eps * (np.sqrt(x) + np.sqrt(y)), 0.0)  # rows were rounded, too
+            r[start + lo] = bound * CAUTION
+            within += 0 if bound * CAUTION * CAUTION > reach else 1
+    return within

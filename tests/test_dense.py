@@ -1,0 +1,31 @@
+"""Far pairs without vectors, against a state that keeps all vectors: same clusters, same iterates, less memory."""
+
+import numpy as np
+import pytest
+
+from fedfuse.bench.formed import NU, WIDTH, DenseState, form
+from fedfuse.bench.server import APART, PENALTY, grouped
+from fedfuse.fusion import FusionState
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-12)], ids=["single", "double"])
+def test_a_state_without_far_pairs_goes_the_way_of_one_with_all(dtype, tolerance):
+    m, d = 200, 100
+    start = grouped(m, d, APART, WIDTH)
+    state, dense = (kind(start, PENALTY, warm=True, dtype=dtype) for kind in (FusionState, DenseState))
+    for each in (state, dense):
+        form(each, start.astype(dtype), 0.3)
+    assert not dense.far.any()
+    assert state.near.size == 4 * 50 * 49 // 2
+    np.testing.assert_array_equal(state.labels(NU), np.arange(m) % 4)
+    np.testing.assert_array_equal(dense.labels(NU), np.arange(m) % 4)
+    for ours, theirs in ((state.omega, dense.omega), (state.anchors(range(m)), dense.anchors(range(m)))):
+        assert np.abs(ours - theirs).max() <= tolerance * np.abs(theirs).max()
+    assert state.nbytes <= 0.3 * dense.nbytes
+    norms = dense.norms()
+    np.testing.assert_allclose(state.norms(), norms, atol=tolerance * norms.max())
+
+
+def test_clusters_were_not_there_at_the_start():
+    start = grouped(200, 100, APART, WIDTH)
+    assert np.unique(FusionState(start, PENALTY, warm=True).labels(NU)).size == 200
