@@ -83,6 +83,11 @@ class FusionState:
         Bytes that the vectors of pairs may take; nine tenths of what is free by default. More is an error, unless
     spill
         names a directory: then the vectors go to a file there (which is gone with the process).
+    backend
+        Cut the state into blocks of coordinates, for long vectors (`blocked`): ``"threads"`` of this process, or
+        ``"ray"``, actors on the machines of a Ray cluster with one block each. Iterates are the same up to rounding.
+    blocks
+        How many blocks. By default a process has up to eight, by ``d`` alone; Ray one for every processor it has.
 
     Examples
     --------
@@ -94,6 +99,14 @@ class FusionState:
 
     _kept: tuple[tuple[int, ...], tuple[Any, ...], Scratch] | None = None
 
+    def __new__(cls, *_: Any, backend: str | None = None, **__: Any) -> FusionState:
+        """Choose the class by where the state is to live, as `pathlib.Path` does."""
+        if backend is None or cls is not FusionState:
+            return super().__new__(cls)
+        from fedfuse.blocked import BlockedState
+
+        return super().__new__(BlockedState)
+
     def __init__(
         self,
         omega: npt.ArrayLike,
@@ -104,7 +117,11 @@ class FusionState:
         dtype: npt.DTypeLike = np.float32,
         memory: int | None = None,
         spill: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        blocks: int | None = None,
     ) -> None:
+        if blocks is not None:  # with a backend it is another class that is made
+            raise FedfuseError("blocks need a backend: 'threads' or 'ray'")
         self.omega: Floats = np.array(omega, dtype=dtype, order="C")
         if self.omega.ndim != 2:
             raise FedfuseError(f"omega must have one row per device, got an array of shape {self.omega.shape}")
@@ -300,15 +317,19 @@ class FusionState:
         *,
         memory: int | None = None,
         spill: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        blocks: int | None = None,
     ) -> FusionState:
-        """Build the state that `pack` took apart."""
+        """Build the state that `pack` took apart, here or wherever ``backend`` says."""
+        if backend is not None:
+            from fedfuse.blocked import BlockedState
+
+            return BlockedState.unpack(arrays, penalty, memory=memory, spill=spill, backend=backend, blocks=blocks)
+        _check_fit(arrays)
         state = cls.__new__(cls)
         state.omega, state._rho = arrays["omega"], float(arrays["rho"][0])
         near, delta, state.s, state.r, state._sums = (arrays[name] for name in ("near", "delta", "s", "r", "sums"))
         pairs = state.m * (state.m - 1) // 2
-        shapes = [delta.shape, state.s.shape, state.r.shape, state._sums.shape]
-        if shapes != [(near.size, state.d), (pairs,), (pairs,), (state.m, state.d)] or (near >= pairs).any():
-            raise FedfuseError("the arrays of this fusion state do not fit each other")
         state._pool, state._squares = _pool(pairs, state.omega, memory, spill), _squares(state.omega)
         state._where = np.full(pairs, FAR, np.int32)
         state._where[near] = state._pool.take(near.size)
@@ -323,12 +344,12 @@ class FusionState:
             np.savez(file, **self.pack(), **settings)  # type: ignore[arg-type]
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> FusionState:
-        """Read what `save` wrote."""
+    def load(cls, path: str | PathLike[str], **room: Any) -> FusionState:
+        """Read what `save` wrote; ``room`` are the settings of `unpack`."""
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
         settings = {k.removeprefix("penalty_"): v.item() for k, v in arrays.items() if k.startswith("penalty_")}
-        return cls.unpack(arrays, penalties.from_config(settings))
+        return cls.unpack(arrays, penalties.from_config(settings), **room)
 
     @property
     def _all(self) -> Pairs:
@@ -396,9 +417,12 @@ class FusionState:
             return np.zeros(self.d, self.omega.dtype)
         lo, hi = min(i, j), max(i, j)
         p = hi * (hi - 1) // 2 + lo
-        k = self._where[p]
-        delta = self.omega[lo] - self.omega[hi] if k < 0 else self._pool.rows[k, : self.d]
+        delta = self.omega[lo] - self.omega[hi] if self._where[p] < 0 else self._row(p)
         return np.asarray(weight(self.s[p]) * delta * (1 if i < j else -1))
+
+    def _row(self, p: int) -> Floats:
+        """Return the vector of a near pair."""
+        return np.asarray(self._pool.rows[self._where[p], : self.d])
 
 
 def _devices(pairs: Ints) -> tuple[Ints, Ints]:
@@ -424,6 +448,16 @@ def _pool(pairs: int, omega: Floats, memory: int | None, spill: str | PathLike[s
     d, size = omega.shape[1], omega.itemsize
     width = -(-d * size // BYTES) * BYTES // size if d * size >= 32 * BYTES else d
     return Pool(pairs, width, omega.dtype, memory, None if spill is None else Path(spill))
+
+
+def _check_fit(arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Raise unless these arrays can be those of one state."""
+    near, delta, s, r, sums = (arrays[name] for name in ("near", "delta", "s", "r", "sums"))
+    m, d = arrays["omega"].shape
+    pairs = m * (m - 1) // 2
+    shapes = [delta.shape, s.shape, r.shape, sums.shape]
+    if shapes != [(near.size, d), (pairs,), (pairs,), (m, d)] or (near >= pairs).any():
+        raise FedfuseError("the arrays of this fusion state do not fit each other")
 
 
 def _meetings(m: int, k: int) -> int:

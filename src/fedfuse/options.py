@@ -177,6 +177,8 @@ KEYS: dict[str, Key] = {
     "robust": Key("method", str, "'screen', 'median', 'trimmed', 'krum' or 'none'"),
     "memory": Key("method", _bytes, "a number of bytes, e.g. 4GB"),
     "spill": Key("method", str, "a directory"),
+    "backend": Key("method", str, "'threads' or 'ray'"),
+    "blocks": Key("method", int, _WHOLE),
     "adapt_lr": Key("method", float, _NUMBER),
     "variant": Key("method", str, "'first-order' or 'hessian-free'"),
     "n_models": Key("method", _number_or_auto(int), "a whole number or auto"),
