@@ -271,21 +271,37 @@ def cluster():
 
 
 def test_on_ray(cluster):
-    """All that a state can meet, on two actors; a refused round; a method that runs there."""
+    """All that a state can meet, on two actors."""
     start = np.random.default_rng(23).normal(size=(9, 30)) / np.sqrt(30)
     plain, cut = pair_of_states(start, backend="ray", blocks=None, warm=True)
     assert cut.blocks == 2
     whole_life(plain, cut)
-    loaded = FusionState.unpack(cut.pack(), cut.penalty, backend="ray", blocks=3)
-    assert_same(loaded, plain)
 
+
+@pytest.mark.slow
+def test_a_packed_state_goes_to_ray(cluster):
+    start = spread_out(m=12, d=30)
+    plain = FusionState(start, SmoothedSCAD(0.6), warm=True, dtype=np.float64)
+    plain.absorb(range(12), start + 0.01)
+    cut = FusionState.unpack(plain.pack(), plain.penalty, backend="ray", blocks=3)
+    for state in (plain, cut):
+        state.absorb([3, 1], start[:2])
+    assert_same(cut, plain)
+
+
+@pytest.mark.slow
+def test_a_refused_round_on_ray(cluster):
+    """One line, not the traceback of another process; and the state goes on."""
     start = spread_out()
-    small = FusionState(start, plain.penalty, warm=True, memory=100_000, backend="ray", blocks=2)
+    small = FusionState(start, SmoothedSCAD(0.6), warm=True, memory=100_000, backend="ray", blocks=2)
     with pytest.raises(FedfuseError, match="are allowed: start warm") as refused:
         small.absorb(range(40), start + 0.01)
     assert "\n" not in str(refused.value)
-    np.testing.assert_array_equal(small.absorb([4], start[4:5]).moved, 0)
+    assert small.absorb([4], start[4:5]).moved == 0
 
+
+@pytest.mark.slow
+def test_a_method_runs_on_ray(cluster):
     federation, work = planted(m=6, p=12, n=30), ff.Work(steps=2, lr=0.05)
     runs = [
         ff.fit(federation, ff.FPFC(lam=0.3, refit=False, work=work, **room), rounds=3, seed=0, dtype="float64")
@@ -294,6 +310,7 @@ def test_on_ray(cluster):
     np.testing.assert_allclose(runs[1].models, runs[0].models, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_is_named(cluster):
     state = FusionState(np.zeros((3, 4)), SCAD(0.5), backend="ray", blocks=2)
     cluster.kill(state._crew._actors[0])

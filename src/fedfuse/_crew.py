@@ -181,11 +181,17 @@ def _connected() -> Any:
 
 def start(ray: Any, **options: Any) -> None:
     """Start Ray, or join the cluster that it finds."""
-    for left in reversed(range(ATTEMPTS)):
-        try:
-            ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
+    for _ in range(ATTEMPTS):
+        problem = _attempt(ray, options)
+        if problem is None:
             return
-        except Exception as problem:  # of no class of its own
-            ray.shutdown()
-            if not left:
-                raise FedfuseError(f"Ray does not start: {problem}") from None
+    raise FedfuseError(f"Ray does not start: {problem}")
+
+
+def _attempt(ray: Any, options: dict[str, Any]) -> Exception | None:
+    try:
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
+    except Exception as problem:  # of no class of its own
+        ray.shutdown()
+        return problem
+    return None

@@ -151,7 +151,7 @@ class BlockedState(FusionState):
         return active, new
 
     def _update(self, active: Ints, lengths: Floats) -> tuple[float, float, int]:
-        """Update the pairs of these devices, which have moved so far; return squared residuals, and of how many pairs."""
+        """Update the pairs of devices that have moved so far; return squared residuals, and of how many pairs."""
         all_ = _meetings(self.m, active)
         far = self._where[all_.pairs] < 0
         bound, apart = self._sift(all_.only(far), lengths)
