@@ -89,7 +89,8 @@ def difference(one: Path, other: Path) -> float:
 
 def line(row: dict[str, Any]) -> str:
     first, *others = row["seconds"]
-    memory = f"pairs {row['pair_bytes'] / 1e9:.2f} GB of {row['dense_bytes'] / 1e9:.1f}, peak {row['peak_bytes'] / 1e9:.2f} GB"
+    memory = f"pairs {row['pair_bytes'] / 1e9:.2f} GB of {row['dense_bytes'] / 1e9:.1f}"
+    memory += f", peak {row['peak_bytes'] / 1e9:.2f} GB"
     if row["actor_peak_bytes"]:
         memory += " and actors " + ", ".join(f"{size / 1e9:.2f} GB" for size in row["actor_peak_bytes"])
     steps = f"first step {first:.2f} s, then {np.median(others or [first]):.2f} s"

@@ -18,7 +18,7 @@ from fedfuse._pool import Numbers, Pool, _free_memory
 from fedfuse.types import Bools, Floats, Ints
 
 # Numbers of a device in a tile: as many as leave room for all devices in the cache, within these bounds.
-CACHED, LEAST, MOST = 1 << 16, 256, _pairs.BLOCK
+CACHED, LEAST, MOST = 1 << 17, 256, _pairs.BLOCK
 # Columns whose differences are taken in double precision at once.
 PANEL = 1 << 16
 

@@ -110,7 +110,8 @@ class InThreads(Crew):
             for b in jobs:
                 found[b] = getattr(self._blocks[b], name)(*arguments[b])
 
-        spread(run, np.array([block.omega.size for block in self._blocks], np.float64))
+        # about as many numbers as there may be in all pairs; most calls go through those
+        spread(run, np.array([len(block.omega) * block.omega.size for block in self._blocks], np.float64))
         return found
 
 
