@@ -56,6 +56,7 @@ class BlockedState(FusionState):
         spill: str | PathLike[str] | None = None,
         backend: str | None = "threads",
         blocks: int | None = None,
+        collapse: int | None = None,
     ) -> None:
         start: Floats = np.array(omega, dtype=dtype, order="C")
         if start.ndim != 2:
@@ -252,6 +253,7 @@ class BlockedState(FusionState):
         spill: str | PathLike[str] | None = None,
         backend: str | None = "threads",
         blocks: int | None = None,
+        collapse: int | None = None,
     ) -> FusionState:
         state = object.__new__(cls)
         near, delta, s, r, sums = (arrays[name] for name in ("near", "delta", "s", "r", "sums"))

@@ -88,6 +88,9 @@ class FusionState:
         ``"ray"``, actors on the machines of a Ray cluster with one block each. Iterates are the same up to rounding.
     blocks
         How many blocks. By default a process has up to eight, by ``d`` alone; Ray one for every processor it has.
+    collapse
+        Represent devices once that have been fused for about so many rounds (`collapsing`): memory and work of a group
+        are then those of its devices, not of its pairs. Off by default, since it is exact in simple cases only.
 
     Examples
     --------
@@ -99,10 +102,14 @@ class FusionState:
 
     _kept: tuple[tuple[int, ...], tuple[Any, ...], Scratch] | None = None
 
-    def __new__(cls, *_: Any, backend: str | None = None, **__: Any) -> FusionState:
-        """Choose the class by where the state is to live, as `pathlib.Path` does."""
-        if backend is None or cls is not FusionState:
+    def __new__(cls, *_: Any, backend: str | None = None, collapse: int | None = None, **__: Any) -> FusionState:
+        """Choose the class by where and how the state is to live, as `pathlib.Path` does."""
+        if cls is not FusionState or (backend is None and collapse is None):
             return super().__new__(cls)
+        if collapse is not None:
+            from fedfuse.collapsing import CollapsingState
+
+            return super().__new__(CollapsingState)
         from fedfuse.blocked import BlockedState
 
         return super().__new__(BlockedState)
@@ -119,6 +126,7 @@ class FusionState:
         spill: str | PathLike[str] | None = None,
         backend: str | None = None,
         blocks: int | None = None,
+        collapse: int | None = None,
     ) -> None:
         if blocks is not None:  # with a backend it is another class that is made
             raise FedfuseError("blocks need a backend: 'threads' or 'ray'")
@@ -319,12 +327,18 @@ class FusionState:
         spill: str | PathLike[str] | None = None,
         backend: str | None = None,
         blocks: int | None = None,
+        collapse: int | None = None,
     ) -> FusionState:
         """Build the state that `pack` took apart, here or wherever ``backend`` says."""
+        room: dict[str, Any] = {"memory": memory, "spill": spill, "backend": backend, "blocks": blocks}
+        if collapse is not None:
+            from fedfuse.collapsing import CollapsingState
+
+            return CollapsingState.unpack(arrays, penalty, **room, collapse=collapse)
         if backend is not None:
             from fedfuse.blocked import BlockedState
 
-            return BlockedState.unpack(arrays, penalty, memory=memory, spill=spill, backend=backend, blocks=blocks)
+            return BlockedState.unpack(arrays, penalty, **room)
         _check_fit(arrays)
         state = cls.__new__(cls)
         state.omega, state._rho = arrays["omega"], float(arrays["rho"][0])
