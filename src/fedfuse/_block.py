@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedfuse import _pairs, _tiles
 from fedfuse._pairs import FAR, Pairs
 from fedfuse._pool import Numbers, Pool, _free_memory
+from fedfuse.fusion import squared_distances
 from fedfuse.types import Bools, Floats, Ints
 
 # Numbers of a device in a tile: as many as leave room for all devices in the cache, within these bounds.
 CACHED, LEAST, MOST = 1 << 17, 256, _pairs.BLOCK
-# Columns whose differences are taken in double precision at once.
-PANEL = 1 << 16
 
 
 @dataclass
@@ -198,20 +196,6 @@ class Block:
             places = self._where[near]
             self._pool.squeeze(places)
             self._where[near] = places
-
-
-def squared_distances(omega: Floats, origin: int, rows: slice) -> Floats:
-    """Return ||omega_i - omega_j||^2 of these rows and all, by matrix products in double precision.
-
-    The product formula loses digits where rows share a large part: row ``origin`` is taken from all first.
-    """
-    apart = np.zeros((len(omega[rows]), len(omega)))
-    for first in range(0, omega.shape[1], PANEL):  # a panel at a time: copies in double precision are large
-        panel: Any = omega[:, first : first + PANEL].astype(np.float64)
-        panel -= panel[origin].copy()
-        squares = np.square(panel).sum(axis=1)
-        apart += squares[rows, None] + squares[None, :] - 2 * panel[rows] @ panel.T
-    return apart
 
 
 def _lengths(rows: Floats) -> Floats:

@@ -226,12 +226,8 @@ class BlockedState(FusionState):
     def renew(self) -> None:
         self._crew.every("renew", self.s)
 
-    def distances(self, rows: slice = slice(None)) -> Floats:
-        squares = np.where(np.isnan(self._squares), np.inf, self._squares)
-        origin = int(squares.argmin()) if self.m else 0
-        gaps = _added(self._crew.every("gaps", origin, rows))
-        gaps[np.arange(len(gaps)), np.arange(self.m)[rows]] = 0.0
-        return np.asarray(np.sqrt(np.maximum(gaps, 0.0)))
+    def _gaps(self, origin: int, rows: slice) -> Floats:
+        return _added(self._crew.every("gaps", origin, rows))
 
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return the whole state as arrays, in the form of one that is not cut."""

@@ -66,7 +66,7 @@ class CollapsingState(FusionState):
 
     def _enter(self, unit: Ints) -> None:
         """Note who is represented by what."""
-        self._unit, self._sizes = unit, np.bincount(unit)
+        self._unit, self._sizes, self._first = unit, np.bincount(unit), np.unique(unit, return_index=True)[1]
         self._groups = {int(u): np.flatnonzero(unit == u) for u in np.flatnonzero(self._sizes > 1)}
         self._seen: Bools | None = None  # which pairs were fused at the last look
 
@@ -146,7 +146,7 @@ class CollapsingState(FusionState):
     def _mean(self, u: int) -> Floats:
         group = self._groups.get(int(u))
         if group is None:
-            return np.asarray(self.omega[np.flatnonzero(self._unit == u)[0]])
+            return np.asarray(self.omega[self._first[u]])
         return np.asarray(self.omega[group].mean(axis=0, dtype=np.float64).astype(self.omega.dtype))
 
     def _sum_up(self, group: Ints, is_active: Bools) -> float:
@@ -226,9 +226,7 @@ class CollapsingState(FusionState):
         while units.size > 1:
             pulls = {int(u): sum(self._sizes[h] * self._delta(u, h) for h in units if h != u) for u in units}
             n = int(self._sizes[units].sum())
-            longest = [
-                np.sqrt(_squares(self._duals[self._unit == u] + pulls[int(u)])).max() for u in units
-            ]
+            longest = [np.sqrt(_squares(self._duals[self._unit == u] + pulls[int(u)])).max() for u in units]
             hot = np.array(longest) > self._longest(n)
             if not hot.any():
                 return units
@@ -282,7 +280,8 @@ class CollapsingState(FusionState):
 
         A new vector is the mean of the old ones, of which those of far pairs are differences of parameters.
         """
-        sizes, old, rows = np.bincount(unit), self._units.omega.astype(np.float64), {}
+        sizes, old = np.bincount(unit), self._units.omega.astype(np.float64)
+        rows: Vectors = {}
         for u, h, p in self._near_pairs(only=np.ones(len(self._sizes), np.bool_)):
             delta = self._delta(u, h)
             if into[u] == into[h]:

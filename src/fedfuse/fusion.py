@@ -42,6 +42,8 @@ LARGE = 3_000_000
 WORK = 4.0
 # Devices whose distances to all others are taken at once where not all are needed.
 BLOCK = 500
+# Columns whose differences are taken in double precision at once.
+PANEL = 1 << 16
 # The jobs of a round that is one chunk.
 ONLY = np.zeros(1, np.int64)
 
@@ -293,14 +295,14 @@ class FusionState:
 
     def distances(self, rows: slice = slice(None)) -> Floats:
         """Return ||omega_i - omega_j|| for these devices and all (m x m)."""
-        # the product formula loses digits when rows share a large part, so the shortest is taken from all first; not
-        # their mean, which a single device that lies can move as far as it likes
-        omega = self.omega.astype(np.float64)
-        centred = omega - omega[int(np.square(omega).sum(axis=1).argmin())] if len(omega) else omega
-        squares = np.square(centred).sum(axis=1)
-        gram = squares[rows, None] + squares[None, :] - 2 * centred[rows] @ centred.T
-        gram[np.arange(len(gram)), np.arange(self.m)[rows]] = 0.0
-        return np.asarray(np.sqrt(np.maximum(gram, 0.0)))
+        # the shortest, not the mean, which a single device that lies can move as far as it likes
+        origin = int(_squares(self.omega).argmin()) if self.m else 0
+        gaps = self._gaps(origin, rows)
+        gaps[np.arange(len(gaps)), np.arange(self.m)[rows]] = 0.0
+        return np.asarray(np.sqrt(np.maximum(gaps, 0.0)))
+
+    def _gaps(self, origin: int, rows: slice) -> Floats:
+        return squared_distances(self.omega, origin, rows)
 
     def theta(self, i: int, j: int) -> Floats:
         """Return theta_ij."""
@@ -437,6 +439,20 @@ class FusionState:
     def _row(self, p: int) -> Floats:
         """Return the vector of a near pair."""
         return np.asarray(self._pool.rows[self._where[p], : self.d])
+
+
+def squared_distances(omega: Floats, origin: int, rows: slice) -> Floats:
+    """Return ||omega_i - omega_j||^2 of these rows and all, by matrix products in double precision.
+
+    The product formula loses digits where rows share a large part, so row ``origin`` is taken from all first.
+    """
+    apart: Floats = np.zeros((len(omega[rows]), len(omega)))
+    for first in range(0, omega.shape[1], PANEL):  # a panel at a time: copies in double precision are large
+        panel = omega[:, first : first + PANEL].astype(np.float64)
+        panel -= panel[origin].copy()
+        squares = np.square(panel).sum(axis=1)
+        apart += squares[rows, None] + squares[None, :] - 2 * panel[rows] @ panel.T
+    return apart
 
 
 def _devices(pairs: Ints) -> tuple[Ints, Ints]:

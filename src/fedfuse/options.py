@@ -179,6 +179,7 @@ KEYS: dict[str, Key] = {
     "spill": Key("method", str, "a directory"),
     "backend": Key("method", str, "'threads' or 'ray'"),
     "blocks": Key("method", int, _WHOLE),
+    "collapse": Key("method", int, "a whole number of rounds"),
     "adapt_lr": Key("method", float, _NUMBER),
     "variant": Key("method", str, "'first-order' or 'hessian-free'"),
     "n_models": Key("method", _number_or_auto(int), "a whole number or auto"),

@@ -24,6 +24,7 @@ import numpy as np
 
 from fedfuse._crew import check_backend
 from fedfuse.clusters import cluster_means
+from fedfuse.collapsing import check_collapse
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState, Residuals
 from fedfuse.guest import Guest
@@ -120,6 +121,9 @@ class PairwiseFusion(Method[Fusing]):
     backend, blocks
         Cut the server's state into blocks of coordinates, for long vectors: ``"threads"``, or ``"ray"`` for actors on
         the machines of a Ray cluster: see `fusion.FusionState`.
+    collapse
+        Represent devices once that have been fused for about so many rounds, where the pairs of large groups take too
+        much memory or time; not always exact: see `collapsing.CollapsingState`.
     """
 
     asynchronous: ClassVar[bool] = True  # Algorithm 3: Algorithm 2 with the devices whose reply has come
@@ -133,6 +137,7 @@ class PairwiseFusion(Method[Fusing]):
     spill: str | None = None
     backend: str | None = None
     blocks: int | None = None
+    collapse: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,6 +150,7 @@ class PairwiseFusion(Method[Fusing]):
         if self.memory is not None and self.memory <= 0:
             raise FedfuseError(f"memory must be a positive number of bytes, got {self.memory}")
         check_backend(self.backend, self.blocks)
+        check_collapse(self.collapse)
         Refit(robust=self.robust)  # looks at it
 
     @property
@@ -187,8 +193,8 @@ class PairwiseFusion(Method[Fusing]):
 
     @property
     def room(self) -> dict[str, Any]:
-        """Where the server keeps its pairs."""
-        return {name: getattr(self, name) for name in ("memory", "spill", "backend", "blocks")}
+        """Where and how the server keeps its pairs."""
+        return {name: getattr(self, name) for name in ("memory", "spill", "backend", "blocks", "collapse")}
 
     @property
     def threshold(self) -> float:
