@@ -41,7 +41,7 @@ def run(m: int, d: int, rounds: int, collapse: int, apart: float) -> None:
         f"groups {apart:g} lambda apart: ARI {adjusted_rand(truth, other.labels(NU)):.3f}, "
         f"labels {'equal' if (exact.labels(NU) == other.labels(NU)).all() else 'DIFFER'}; "
         f"{m} devices represented by {other.members.max() + 1}; "
-        f"memory {other.nbytes / exact.nbytes:.3f}, step {late[1] / late[0]:.2f} ({1e3 * late[0]:.1f} ms) of the exact; "
+        f"memory {other.nbytes / exact.nbytes:.3f}, step {late[1] / late[0]:.2f} of the exact; "
         f"error at most {max(errors):.1e}, at the end {errors[-1]:.1e}; slowest step {seconds[:, 1].max():.2f} s"
     )
 
