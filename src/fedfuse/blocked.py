@@ -232,12 +232,9 @@ class BlockedState(FusionState):
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return the whole state as arrays, in the form of one that is not cut."""
         near, crew = self.near, self._crew
-        delta = np.empty((near.size, self.d), self.omega.dtype)
-        for some in self._batches(near.size):
-            crew.joined(crew.every("rows", near[some]), delta[some])
         sums = crew.joined(crew.every("total"), np.empty((self.m, self.d)))
         known = {"s": self.s.copy(), "r": self.r.copy(), "omega": self.omega.copy()}
-        return {"near": near, "delta": delta, "sums": sums, "rho": np.float64(self.rho)[None], **known}
+        return {"near": near, "delta": self._vectors(near), "sums": sums, "rho": np.float64(self.rho)[None], **known}
 
     @classmethod
     def unpack(
@@ -259,9 +256,11 @@ class BlockedState(FusionState):
         state._begin(near, delta, sums)
         return state
 
-    def _row(self, p: int) -> Floats:
-        row: Floats = np.empty((1, self.d), self.omega.dtype)
-        return np.asarray(self._crew.joined(self._crew.every("rows", np.array([p])), row)[0])
+    def _vectors(self, pairs: Ints) -> Floats:
+        delta: Floats = np.empty((pairs.size, self.d), self.omega.dtype)
+        for some in self._batches(pairs.size):
+            self._crew.joined(self._crew.every("rows", pairs[some]), delta[some])
+        return delta
 
 
 def _meetings(m: int, active: Ints) -> Meetings:

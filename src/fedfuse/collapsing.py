@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csc_array
 
-from fedfuse.clusters import canonical, joined
+from fedfuse.clusters import canonical, cluster_means, joined
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState, Residuals, _devices, _nobody, _squares
 from fedfuse.penalties import Penalty
@@ -33,8 +34,10 @@ from fedfuse.types import Bools, Floats, Ints
 # Where vectors are differences of one for each device, no two of them are then further apart than that.
 HOLD = 0.5
 
-# Vectors between units a < b, each with the number of the old pair that it is, if it is one.
-Vectors = dict[tuple[int, int], tuple[Floats, "int | None"]]
+# Vectors that are added up at once.
+BATCH = 4096
+
+Key = tuple[int, int]  # units a < b
 
 
 def check_collapse(collapse: int | None) -> None:
@@ -224,14 +227,35 @@ class CollapsingState(FusionState):
     def _calm(self, units: Ints) -> Ints:
         """Leave out those that would not stay."""
         while units.size > 1:
-            pulls = {int(u): sum(self._sizes[h] * self._delta(u, h) for h in units if h != u) for u in units}
-            n = int(self._sizes[units].sum())
-            longest = [np.sqrt(_squares(self._duals[self._unit == u] + pulls[int(u)])).max() for u in units]
-            hot = np.array(longest) > self._longest(n)
-            if not hot.any():
+            inside = np.zeros(len(self._sizes), np.bool_)
+            inside[units] = True
+            duals = self._duals + self._within(np.where(inside, 0, -1))[self._unit]
+            hot = np.zeros(len(self._sizes), np.bool_)
+            far = np.sqrt(_squares(duals)) > self._longest(int(self._sizes[units].sum()))
+            hot[self._unit[far]] = True
+            if not hot[units].any():
                 return units
-            units = units[~hot]
+            units = units[~hot[units]]
         return units[:0]
+
+    def _within(self, into: Ints) -> Floats:
+        """Return what each unit's D gains when units with the same number in ``into`` come together; -1 is nobody."""
+        near = self._units.near
+        lo, hi = _devices(near)
+        inside = (into[lo] == into[hi]) & (into[lo] >= 0)
+        lo, hi, near = lo[inside], hi[inside], near[inside]
+        k = np.arange(near.size)
+        weights = np.concatenate([self._sizes[hi], -self._sizes[lo]]).astype(np.float64)
+        places = np.concatenate([lo, hi]), np.concatenate([k, k])
+        return self._sums_of(csc_array((weights, places), shape=(len(self._sizes), k.size)), near)
+
+    def _sums_of(self, weights: Any, pairs: Ints) -> Floats:
+        """Return weighted sums of the vectors of near pairs."""
+        total = np.zeros((weights.shape[0], self.d))
+        for first in range(0, pairs.size, BATCH):  # copies in double precision
+            some = slice(first, first + BATCH)
+            total += weights[:, some] @ self._units._vectors(pairs[some]).astype(np.float64)
+        return total
 
     def _longest(self, n: int) -> float:
         """Return how long D may be in a group of n."""
@@ -250,66 +274,75 @@ class CollapsingState(FusionState):
     def _regroup(self, unit: Ints) -> None:
         """Represent devices by these units instead: each a union of old ones, or a part of one."""
         unit = canonical(unit)
-        parts = sorted(set(zip(self._unit.tolist(), unit.tolist(), strict=True)))
+        omega = cluster_means(self.omega, unit, np.ones(self.m)).astype(self.omega.dtype)
         into: dict[int, list[int]] = {}
-        for u, a in parts:
+        for u, a in sorted(set(zip(self._unit.tolist(), unit.tolist(), strict=True))):
             into.setdefault(u, []).append(a)
-        omega = np.stack([self.omega[unit == a].mean(axis=0, dtype=np.float64) for a in range(unit.max() + 1)])
-        omega = omega.astype(self.omega.dtype)
-        pairs = self._together(unit, into, omega) | self._apart_again(unit, into)
-        self._units = self._built(pairs, omega)
+        whole = np.array([into[u][0] if len(into[u]) == 1 else -1 for u in range(len(self._sizes))])
+        across = self._between(np.bincount(unit), into, omega)
+        self._duals += self._within(whole)[self._unit]
+        apart = self._apart_again(unit, into)
+        self._units = self._built(across, apart, omega)
         self._enter(unit)
 
-    def _apart_again(self, unit: Ints, into: dict[int, list[int]]) -> Vectors:
+    def _apart_again(self, unit: Ints, into: dict[int, list[int]]) -> dict[Key, Floats]:
         """Cut D of units that fall apart; return the vectors between their parts."""
-        rows: Vectors = {}
+        rows: dict[Key, Floats] = {}
         for u, parts in into.items():
             if len(parts) == 1:
                 continue
-            n, means = int(self._sizes[u]), {}
+            means = {}
             for a in parts:
-                some = np.flatnonzero((unit == a) & (self._unit == u))
-                vectors = self._duals[some] / n
+                some = np.flatnonzero(unit == a)
+                vectors = self._duals[some] / self._sizes[u]
                 means[a] = vectors.mean(axis=0)
                 self._duals[some] = some.size * (vectors - means[a])
-            rows |= {(a, b): (means[a] - means[b], None) for a in parts for b in parts if a < b}
+            rows |= {(a, b): means[a] - means[b] for a in parts for b in parts if a < b}
         return rows
 
-    def _together(self, unit: Ints, into: dict[int, list[int]], omega: Floats) -> Vectors:
-        """Add the vectors within new units to D; return those between them.
+    def _between(self, sizes: Ints, into: dict[int, list[int]], omega: Floats) -> tuple[list[Key], Floats, Ints]:
+        """Return near pairs of new units, their vectors, and the old pairs that they are, or -1.
 
         A new vector is the mean of the old ones, of which those of far pairs are differences of parameters.
         """
-        sizes, old = np.bincount(unit), self._units.omega.astype(np.float64)
-        rows: Vectors = {}
-        for u, h, p in self._near_pairs(only=np.ones(len(self._sizes), np.bool_)):
-            delta = self._delta(u, h)
-            if into[u] == into[h]:
-                self._duals[self._unit == u] += self._sizes[h] * delta
-                self._duals[self._unit == h] -= self._sizes[u] * delta
-                continue
-            for a, b in ((a, b) for a in into[u] for b in into[h]):
-                key, sign = ((a, b), 1) if a < b else ((b, a), -1)
-                if (sizes[a], sizes[b]) == (self._sizes[u], self._sizes[h]):  # as before
-                    rows[key] = sign * delta, p
-                    continue
+        near = self._units.near
+        number: dict[Key, int] = {}
+        entries: list[tuple[float, int, int]] = []
+        was: list[int] = []
+        for k, (u, h, p) in enumerate(zip(*(x.tolist() for x in (*_devices(near), near)), strict=True)):
+            for a, b in ((a, b) for a in into[u] for b in into[h] if a != b):
+                key, sign = ((a, b), 1.0) if a < b else ((b, a), -1.0)
                 share = min(self._sizes[u] / sizes[a], 1.0) * min(self._sizes[h] / sizes[b], 1.0)
-                first = (omega[key[0]].astype(np.float64) - omega[key[1]], None)
-                rows[key] = rows.get(key, first)[0] + sign * share * (delta - (old[u] - old[h])), None
-        return rows
+                place = number.setdefault(key, len(number))
+                entries.append((sign * share, place, k))
+                same = (sizes[a], sizes[b]) == (self._sizes[u], self._sizes[h])
+                if place == len(was):
+                    was.append(p if same else -1)
+        keys = list(number)
+        values, i, k = np.array(entries, np.float64).reshape(-1, 3).T
+        weights = csc_array((values, (i.astype(np.int64), k.astype(np.int64))), shape=(len(keys), near.size))
+        lo, hi = np.array(keys, np.int64).reshape(-1, 2).T
+        old = self._units.omega.astype(np.float64)
+        before = _differences(weights, *_devices(near), old)
+        now = omega[lo].astype(np.float64) - omega[hi]
+        return keys, self._sums_of(weights, near) + (now - before), np.array(was, np.int64)
 
-    def _built(self, pairs: Vectors, omega: Floats) -> FusionState:
+    def _built(self, across: tuple[list[Key], Floats, Ints], apart: dict[Key, Floats], omega: Floats) -> FusionState:
         """Return the state of units with these parameters; pairs without a vector are far."""
         m, d = omega.shape
+        keys, vectors, was = across
+        lo, hi = np.array([*keys, *apart], np.int64).reshape(-1, 2).T
+        near = hi * (hi - 1) // 2 + lo
+        vectors = np.concatenate([vectors, np.array(list(apart.values())).reshape(-1, d)])
+        was = np.concatenate([was, np.full(len(apart), -1)])
+        norms = np.sqrt(_squares(vectors))
         s, r = (np.full(m * (m - 1) // 2, value, self._units.s.dtype) for value in (1, 0))
-        near, delta = np.empty(len(pairs), np.int64), np.empty((len(pairs), d), omega.dtype)
-        for k, ((lo, hi), (vector, p)) in enumerate(sorted(pairs.items(), key=lambda item: item[0][::-1])):
-            near[k], delta[k] = hi * (hi - 1) // 2 + lo, vector
-            norm = np.linalg.norm(vector)
-            r[near[k]] = norm if p is None else self._units.r[p]
-            s[near[k]] = self.penalty.shrink(norm, self.rho) if p is None else self._units.s[p]
-        arrays = {"near": near, "delta": delta, "s": s, "r": r, "omega": omega, "sums": np.zeros((m, d))}
-        state = FusionState.unpack({**arrays, "rho": np.array([self.rho])}, self.penalty, **self._options)
+        s[near], r[near] = self.penalty.shrink(norms, self.rho), norms
+        same = was >= 0
+        s[near[same]], r[near[same]] = self._units.s[was[same]], self._units.r[was[same]]
+        arrays = {"near": near, "delta": vectors.astype(omega.dtype), "s": s, "r": r, "omega": omega}
+        known = {**arrays, "sums": np.zeros((m, d)), "rho": np.array([self.rho])}
+        state = FusionState.unpack(known, self.penalty, **self._options)
         state.renew()
         return state
 
@@ -380,6 +413,16 @@ class CollapsingState(FusionState):
         state._enter(arrays["unit"])
         state._seen = arrays["seen"].astype(np.bool_) if arrays["seen"].size else None
         return state
+
+
+def _differences(weights: Any, lo: Ints, hi: Ints, omega: Floats) -> Floats:
+    """Return weighted sums of the differences omega_lo - omega_hi."""
+    k = np.arange(lo.size)
+    ones = np.ones(lo.size)
+    ends = csc_array((ones, (k, lo)), shape=(lo.size, len(omega))) - csc_array(
+        (ones, (k, hi)), shape=(lo.size, len(omega))
+    )
+    return np.asarray((weights @ ends) @ omega)
 
 
 def _clique(units: Ints, lo: Ints, hi: Ints) -> Ints:

@@ -433,12 +433,12 @@ class FusionState:
             return np.zeros(self.d, self.omega.dtype)
         lo, hi = min(i, j), max(i, j)
         p = hi * (hi - 1) // 2 + lo
-        delta = self.omega[lo] - self.omega[hi] if self._where[p] < 0 else self._row(p)
+        delta = self.omega[lo] - self.omega[hi] if self._where[p] < 0 else self._vectors(np.array([p]))[0]
         return np.asarray(weight(self.s[p]) * delta * (1 if i < j else -1))
 
-    def _row(self, p: int) -> Floats:
-        """Return the vector of a near pair."""
-        return np.asarray(self._pool.rows[self._where[p], : self.d])
+    def _vectors(self, pairs: Ints) -> Floats:
+        """Return the vectors of these near pairs."""
+        return np.asarray(self._pool.rows[self._where[pairs], : self.d])
 
 
 def squared_distances(omega: Floats, origin: int, rows: slice) -> Floats:
