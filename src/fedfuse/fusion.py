@@ -42,6 +42,8 @@ LARGE = 3_000_000
 WORK = 4.0
 # Devices whose distances to all others are taken at once where not all are needed.
 BLOCK = 500
+# Columns whose differences are taken in double precision at once.
+PANEL = 1 << 16
 # The jobs of a round that is one chunk.
 ONLY = np.zeros(1, np.int64)
 
@@ -83,6 +85,14 @@ class FusionState:
         Bytes that the vectors of pairs may take; nine tenths of what is free by default. More is an error, unless
     spill
         names a directory: then the vectors go to a file there (which is gone with the process).
+    backend
+        Cut the state into blocks of coordinates, for long vectors (`blocked`): ``"threads"`` of this process, or
+        ``"ray"``, actors on the machines of a Ray cluster with one block each. Iterates are the same up to rounding.
+    blocks
+        How many blocks. By default a process has up to eight, by ``d`` alone; Ray one for every processor it has.
+    collapse
+        Represent devices once that have been fused for about so many rounds (`collapsing`): memory and work of a group
+        are then those of its devices, not of its pairs. Off by default, since it is exact in simple cases only.
 
     Examples
     --------
@@ -94,6 +104,18 @@ class FusionState:
 
     _kept: tuple[tuple[int, ...], tuple[Any, ...], Scratch] | None = None
 
+    def __new__(cls, *_: Any, backend: str | None = None, collapse: int | None = None, **__: Any) -> FusionState:
+        """Choose the class by where and how the state is to live, as `pathlib.Path` does."""
+        if cls is not FusionState or (backend is None and collapse is None):
+            return super().__new__(cls)
+        if collapse is not None:
+            from fedfuse.collapsing import CollapsingState
+
+            return super().__new__(CollapsingState)
+        from fedfuse.blocked import BlockedState
+
+        return super().__new__(BlockedState)
+
     def __init__(
         self,
         omega: npt.ArrayLike,
@@ -104,7 +126,12 @@ class FusionState:
         dtype: npt.DTypeLike = np.float32,
         memory: int | None = None,
         spill: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        blocks: int | None = None,
+        collapse: int | None = None,
     ) -> None:
+        if blocks is not None:  # with a backend it is another class that is made
+            raise FedfuseError("blocks need a backend: 'threads' or 'ray'")
         self.omega: Floats = np.array(omega, dtype=dtype, order="C")
         if self.omega.ndim != 2:
             raise FedfuseError(f"omega must have one row per device, got an array of shape {self.omega.shape}")
@@ -278,14 +305,14 @@ class FusionState:
 
     def distances(self, rows: slice = slice(None)) -> Floats:
         """Return ||omega_i - omega_j|| for these devices and all (m x m)."""
-        # the product formula loses digits when rows share a large part, so the shortest is taken from all first; not
-        # their mean, which a single device that lies can move as far as it likes
-        omega = self.omega.astype(np.float64)
-        centred = omega - omega[int(np.square(omega).sum(axis=1).argmin())] if len(omega) else omega
-        squares = np.square(centred).sum(axis=1)
-        gram = squares[rows, None] + squares[None, :] - 2 * centred[rows] @ centred.T
-        gram[np.arange(len(gram)), np.arange(self.m)[rows]] = 0.0
-        return np.asarray(np.sqrt(np.maximum(gram, 0.0)))
+        # the shortest, not the mean, which a single device that lies can move as far as it likes
+        origin = int(_squares(self.omega).argmin()) if self.m else 0
+        gaps = self._gaps(origin, rows)
+        gaps[np.arange(len(gaps)), np.arange(self.m)[rows]] = 0.0
+        return np.asarray(np.sqrt(np.maximum(gaps, 0.0)))
+
+    def _gaps(self, origin: int, rows: slice) -> Floats:
+        return squared_distances(self.omega, origin, rows)
 
     def theta(self, i: int, j: int) -> Floats:
         """Return theta_ij."""
@@ -310,15 +337,25 @@ class FusionState:
         *,
         memory: int | None = None,
         spill: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        blocks: int | None = None,
+        collapse: int | None = None,
     ) -> FusionState:
-        """Build the state that `pack` took apart."""
+        """Build the state that `pack` took apart, here or wherever ``backend`` says."""
+        room: dict[str, Any] = {"memory": memory, "spill": spill, "backend": backend, "blocks": blocks}
+        if collapse is not None:
+            from fedfuse.collapsing import CollapsingState
+
+            return CollapsingState.unpack(arrays, penalty, **room, collapse=collapse)
+        if backend is not None:
+            from fedfuse.blocked import BlockedState
+
+            return BlockedState.unpack(arrays, penalty, **room)
+        _check_fit(arrays)
         state = cls.__new__(cls)
         state.omega, state._rho = arrays["omega"], float(arrays["rho"][0])
         near, delta, state.s, state.r, state._sums = (arrays[name] for name in ("near", "delta", "s", "r", "sums"))
         pairs = state.m * (state.m - 1) // 2
-        shapes = [delta.shape, state.s.shape, state.r.shape, state._sums.shape]
-        if shapes != [(near.size, state.d), (pairs,), (pairs,), (state.m, state.d)] or (near >= pairs).any():
-            raise FedfuseError("the arrays of this fusion state do not fit each other")
         state._pool, state._squares = _pool(pairs, state.omega, memory, spill), _squares(state.omega)
         state._where = np.full(pairs, FAR, np.int32)
         state._where[near] = state._pool.take(near.size)
@@ -333,12 +370,12 @@ class FusionState:
             np.savez(file, **self.pack(), **settings)  # type: ignore[arg-type]
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> FusionState:
-        """Read what `save` wrote."""
+    def load(cls, path: str | PathLike[str], **room: Any) -> FusionState:
+        """Read what `save` wrote; ``room`` are the settings of `unpack`."""
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
         settings = {k.removeprefix("penalty_"): v.item() for k, v in arrays.items() if k.startswith("penalty_")}
-        return cls.unpack(arrays, penalties.from_config(settings))
+        return cls.unpack(arrays, penalties.from_config(settings), **room)
 
     @property
     def _all(self) -> Pairs:
@@ -417,9 +454,26 @@ class FusionState:
             return np.zeros(self.d, self.omega.dtype)
         lo, hi = min(i, j), max(i, j)
         p = hi * (hi - 1) // 2 + lo
-        k = self._where[p]
-        delta = self.omega[lo] - self.omega[hi] if k < 0 else self._pool.rows[k, : self.d]
+        delta = self.omega[lo] - self.omega[hi] if self._where[p] < 0 else self._vectors(np.array([p]))[0]
         return np.asarray(weight(self.s[p]) * delta * (1 if i < j else -1))
+
+    def _vectors(self, pairs: Ints) -> Floats:
+        """Return the vectors of these near pairs."""
+        return np.asarray(self._pool.rows[self._where[pairs], : self.d])
+
+
+def squared_distances(omega: Floats, origin: int, rows: slice) -> Floats:
+    """Return ||omega_i - omega_j||^2 of these rows and all, by matrix products in double precision.
+
+    The product formula loses digits where rows share a large part, so row ``origin`` is taken from all first.
+    """
+    apart: Floats = np.zeros((len(omega[rows]), len(omega)))
+    for first in range(0, omega.shape[1], PANEL):  # a panel at a time: copies in double precision are large
+        panel = omega[:, first : first + PANEL].astype(np.float64)
+        panel -= panel[origin].copy()
+        squares = np.square(panel).sum(axis=1)
+        apart += squares[rows, None] + squares[None, :] - 2 * panel[rows] @ panel.T
+    return apart
 
 
 def _devices(pairs: Ints) -> tuple[Ints, Ints]:
@@ -445,6 +499,16 @@ def _pool(pairs: int, omega: Floats, memory: int | None, spill: str | PathLike[s
     d, size = omega.shape[1], omega.itemsize
     width = -(-d * size // BYTES) * BYTES // size if d * size >= 32 * BYTES else d
     return Pool(pairs, width, omega.dtype, memory, None if spill is None else Path(spill))
+
+
+def _check_fit(arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Raise unless these arrays can be those of one state."""
+    near, delta, s, r, sums = (arrays[name] for name in ("near", "delta", "s", "r", "sums"))
+    m, d = arrays["omega"].shape
+    pairs = m * (m - 1) // 2
+    shapes = [delta.shape, s.shape, r.shape, sums.shape]
+    if shapes != [(near.size, d), (pairs,), (pairs,), (m, d)] or (near >= pairs).any():
+        raise FedfuseError("the arrays of this fusion state do not fit each other")
 
 
 def _meetings(m: int, k: int) -> int:

@@ -22,7 +22,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedfuse._crew import check_backend
 from fedfuse.clusters import cluster_means
+from fedfuse.collapsing import check_collapse
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState, Residuals
 from fedfuse.guest import Guest
@@ -116,6 +118,12 @@ class PairwiseFusion(Method[Fusing]):
         Whom to believe where clusters are refitted, and how to pool them: see `methods.refit.Refit`.
     memory, spill
         Bytes that the server may take for pairs, and a directory for what is more: see `fusion.FusionState`.
+    backend, blocks
+        Cut the server's state into blocks of coordinates, for long vectors: ``"threads"``, or ``"ray"`` for actors on
+        the machines of a Ray cluster: see `fusion.FusionState`.
+    collapse
+        Represent devices once that have been fused for about so many rounds, where the pairs of large groups take too
+        much memory or time; not always exact: see `collapsing.CollapsingState`.
     """
 
     asynchronous: ClassVar[bool] = True  # Algorithm 3: Algorithm 2 with the devices whose reply has come
@@ -127,6 +135,9 @@ class PairwiseFusion(Method[Fusing]):
     robust: Robust = "screen"
     memory: int | None = None
     spill: str | None = None
+    backend: str | None = None
+    blocks: int | None = None
+    collapse: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,6 +149,8 @@ class PairwiseFusion(Method[Fusing]):
             raise FedfuseError(f"nu must be a positive number, got {self.nu:g}")
         if self.memory is not None and self.memory <= 0:
             raise FedfuseError(f"memory must be a positive number of bytes, got {self.memory}")
+        check_backend(self.backend, self.blocks)
+        check_collapse(self.collapse)
         Refit(robust=self.robust)  # looks at it
 
     @property
@@ -179,6 +192,11 @@ class PairwiseFusion(Method[Fusing]):
         return float(self.lam)
 
     @property
+    def room(self) -> dict[str, Any]:
+        """Where and how the server keeps its pairs."""
+        return {name: getattr(self, name) for name in ("memory", "spill", "backend", "blocks", "collapse")}
+
+    @property
     def threshold(self) -> float:
         """Devices whose theta is at most this long are joined."""
         return min(0.5, 0.75 * self.strength) if self.nu is None else self.nu
@@ -188,8 +206,7 @@ class PairwiseFusion(Method[Fusing]):
         warm = before is not None
         models = np.tile(world.initial(self.start), (world.m, 1)) if before is None else before.models
         weights, cut = world.counts[self.rows], world.model.fused.start
-        options = {"warm": warm, "dtype": world.dtype, "memory": self.memory, "spill": self.spill}
-        return Fusing.start(models, weights, cut, self.penalty, self.rho, **options)
+        return Fusing.start(models, weights, cut, self.penalty, self.rho, warm=warm, dtype=world.dtype, **self.room)
 
     def opening(self, state: Fusing) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.models)}
@@ -219,8 +236,7 @@ class PairwiseFusion(Method[Fusing]):
         return state.pack()
 
     def unpack(self, arrays: Arrays, world: World) -> Fusing:
-        room = {"memory": self.memory, "spill": self.spill}
-        return Fusing.unpack(arrays, self.penalty, world.counts[self.rows], **room)
+        return Fusing.unpack(arrays, self.penalty, world.counts[self.rows], **self.room)
 
     def admit(self, known: Known, world: World, device: int) -> Admission:
         """Let a newcomer meet all old devices, whose parameters stay as they are (the paper's section 6.4.2).

@@ -220,7 +220,8 @@ class Tuned(Method[TunedState]):
             kept = state.kept
             state.place, state.lineage, state.scores = best, int(kept["lineage"][0]), kept["scores"]
             arrays = {name: array for name, array in kept.items() if name not in ("scores", "lineage")}
-            state.fusion = Fusing.unpack(arrays, self.at(state.lam).penalty, state.world.counts["train"])
+            weights = state.world.counts["train"]
+            state.fusion = Fusing.unpack(arrays, self.at(state.lam).penalty, weights, **self.inner.room)
             state.stale[:] = True
         state.kept, state.choosing = {}, False
         state.goal = max(self.limit, state.lineage + self._cap)
@@ -281,7 +282,8 @@ class Tuned(Method[TunedState]):
     def unpack(self, arrays: Arrays, world: World) -> TunedState:
         plain = json.loads(arrays["header"].tobytes())
         lam = plain["grid"][plain["place"]]
-        fusion = Fusing.unpack(_under("fusion_", arrays), self.at(lam).penalty, world.counts["train"])
+        packed, weights = _under("fusion_", arrays), world.counts["train"]
+        fusion = Fusing.unpack(packed, self.at(lam).penalty, weights, **self.inner.room)
         kept = _under("kept_", arrays)
         return TunedState(world, fusion, **plain, scores=arrays["scores"], stale=arrays["stale"], kept=kept)
 
