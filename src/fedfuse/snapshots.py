@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial.distance import squareform
+import scipy
 
 from fedfuse.errors import FedfuseError
 from fedfuse.store import read_arrays, written_whole
@@ -72,7 +72,7 @@ class Snapshot:
     @property
     def matrix(self) -> Floats:
         """The distances as a matrix."""
-        return np.asarray(squareform(self.pairs)) if self.levels.size else np.zeros((1, 1))
+        return np.asarray(scipy.spatial.distance.squareform(self.pairs)) if self.levels.size else np.zeros((1, 1))
 
 
 def looked_at(m: int) -> Ints:

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.cluster.hierarchy import linkage
-from scipy.spatial.distance import pdist
+import scipy
 
 from fedfuse.types import Bools, Floats, Ints
 
@@ -40,7 +39,9 @@ class Tree:
         """Build the tree of these points (one row per leaf)."""
         if len(points) == 1:
             return cls(np.empty((0, 2), np.int64), np.empty(0))
-        merges = linkage(pdist(np.asarray(points, dtype=np.float64)), "average")
+        merges = scipy.cluster.hierarchy.linkage(
+            scipy.spatial.distance.pdist(np.asarray(points, dtype=np.float64)), "average"
+        )
         return cls(merges[:, :2].astype(np.int64), merges[:, 2])
 
     @property

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
+import scipy
 
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
@@ -193,7 +193,7 @@ class Byzantine(Wrapper):
         supporters = self.m // 2 + 1 - liars
         if honest <= supporters or supporters <= 0:
             return 1.0
-        return float(max(ndtri((honest - supporters) / honest), 0.0))
+        return float(max(scipy.special.ndtri((honest - supporters) / honest), 0.0))
 
 
 def check_attack(attack: str, lies: str = "all", scope: str = "all") -> None:

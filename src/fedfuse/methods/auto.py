@@ -20,9 +20,7 @@ from itertools import combinations
 from typing import ClassVar
 
 import numpy as np
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import cdist, pdist
-from scipy.special import ndtr
+import scipy
 
 from fedfuse.clusters import adjusted_rand, canonical, cluster_means
 from fedfuse.methods.base import Found
@@ -223,7 +221,7 @@ class AutoFPFC(Refit):
     def _near(self, state: StagedState) -> Ints:
         """Return for every group those whose models are nearest."""
         models = state.memory["models"][: self._tree(state).n]
-        distances = cdist(models, models)
+        distances = scipy.spatial.distance.cdist(models, models)
         np.fill_diagonal(distances, np.inf)
         return np.argsort(distances, axis=1, kind="stable")[:, : min(NEAREST, len(models) - 1)]
 
@@ -238,7 +236,7 @@ class AutoFPFC(Refit):
             judged.append(judgement)
             others = np.array([judgement.difference(own + k, 0) for k in range(near.shape[1])])
             z = others[:, 0] / np.sqrt(np.maximum(others[:, 1], 1e-300))
-            state.memory["confidence"][i] = ndtr(z.min())
+            state.memory["confidence"][i] = scipy.special.ndtr(z.min())
             if z.min() < -MOVE:  # another group's model is significantly better
                 moved[i] = near[c, int(np.argmin(others[:, 0]))]
         suspects, who = state.memory["suspects"], self._trusted(state)
@@ -292,7 +290,9 @@ class AutoFPFC(Refit):
         for c in groups:
             inside = np.flatnonzero(labels == c)
             if len(inside) > 1:
-                halves = fcluster(linkage(estimates[inside], "ward"), 2, "maxclust")
+                halves = scipy.cluster.hierarchy.fcluster(
+                    scipy.cluster.hierarchy.linkage(estimates[inside], "ward"), 2, "maxclust"
+                )
                 labels[inside[halves == 2]] = labels.max() + 1
         return apart(labels, state.memory["suspects"])
 
@@ -312,9 +312,9 @@ class AutoFPFC(Refit):
         if len(models) >= len(who):
             return 0.0
         if len(models) > 1:
-            return float(0.9 * pdist(models).min() / self.a)
+            return float(0.9 * scipy.spatial.distance.pdist(models).min() / self.a)
         # one group: a lambda that reaches the two devices that are furthest apart
-        return float(pdist(self._raw(state, state.memory["estimates"][COMMON][who])).max())
+        return float(scipy.spatial.distance.pdist(self._raw(state, state.memory["estimates"][COMMON][who])).max())
 
     def stability(self, state: StagedState) -> float:
         """Return how well the groupings of all ridges and the final one agree (1: all the same).

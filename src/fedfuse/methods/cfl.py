@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-from scipy.cluster.hierarchy import cut_tree, linkage
-from scipy.spatial.distance import squareform
+import scipy
 
 from fedfuse.clusters import canonical
 from fedfuse.errors import FedfuseError
@@ -56,8 +55,8 @@ def bipartition(updates: Floats, how: Linkage = "complete") -> Bools:
     """
     distance = 1 - cosines(updates)
     np.fill_diagonal(distance, 0)
-    tree = linkage(squareform(distance, checks=False), method=how)
-    part = cut_tree(tree, n_clusters=[2])[:, 0]
+    tree = scipy.cluster.hierarchy.linkage(scipy.spatial.distance.squareform(distance, checks=False), method=how)
+    part = scipy.cluster.hierarchy.cut_tree(tree, n_clusters=[2])[:, 0]
     return np.asarray(part == part[0])
 
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.spatial.distance import cdist, pdist
-from scipy.special import ndtr
+import scipy
 
 from fedfuse.clusters import canonical, cluster_means
 from fedfuse.errors import FedfuseError
@@ -290,7 +289,7 @@ class NetworkAuto(NetworkRefit):
     def _near(self, state: StagedState) -> Ints:
         """Return for every group those whose fused parts are nearest."""
         heads = state.memory["models"][: self._groups(state), state.world.model.fused]
-        distances = cdist(heads, heads)
+        distances = scipy.spatial.distance.cdist(heads, heads)
         np.fill_diagonal(distances, np.inf)
         return np.argsort(distances, axis=1, kind="stable")[:, : min(NEAREST, len(heads) - 1)]
 
@@ -301,7 +300,7 @@ class NetworkAuto(NetworkRefit):
             judgement = Judgement.read(i, int(state.world.counts["validation"][i]), answer, 1 + near.shape[1])
             others = np.array([judgement.difference(1 + k, 0) for k in range(near.shape[1])])
             z = others[:, 0] / np.sqrt(np.maximum(others[:, 1], 1e-300))
-            state.memory["confidence"][i] = ndtr(z.min())
+            state.memory["confidence"][i] = scipy.special.ndtr(z.min())
             # of two that are alone, one moves to the other
             if z.min() < (MOVE if alone[i] and labels[i] not in joined else -MOVE):
                 moved[i] = near[labels[i], int(np.argmin(others[:, 0]))]
@@ -316,7 +315,7 @@ class NetworkAuto(NetworkRefit):
         if len(heads) >= int((~state.memory["suspects"]).sum()):
             return 0.0
         if len(heads) > 1:
-            return float(0.9 * pdist(heads).min() / self.a)
+            return float(0.9 * scipy.spatial.distance.pdist(heads).min() / self.a)
         return float(state.memory["heights"].max())
 
     def sureness(self, state: StagedState) -> tuple[float, Floats]:

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.linalg import orth
-from scipy.spatial.distance import squareform
+import scipy
 
 from fedfuse.clusters import canonical
 from fedfuse.errors import FedfuseError
@@ -47,7 +45,7 @@ _SCIPY: dict[str, Literal["weighted", "complete", "single"]] = {
 def angle(U: Floats, V: Floats, how: Angle = "column") -> float:
     """Return the angle between two bases (features x columns), in degrees."""
     if how == "principal":
-        U, V = orth(U), orth(V)
+        U, V = scipy.linalg.orth(U), scipy.linalg.orth(V)
         largest = np.linalg.svd(U.T @ V, compute_uv=False).max(initial=-1.0)
     else:
         largest = (U.T @ V).max(initial=-1.0)
@@ -68,12 +66,14 @@ def agglomerated(A: Floats, threshold: float, how: Linkage = "average") -> Ints:
     """Merge the two nearest clusters until they are further apart than the threshold; return labels."""
     if len(A) == 1:
         return np.zeros(1, np.int64)
-    return canonical(fcluster(_merges(A, how), threshold, criterion="distance"))
+    return canonical(scipy.cluster.hierarchy.fcluster(_merges(A, how), threshold, criterion="distance"))
 
 
 def _merges(A: Floats, how: Linkage) -> Floats:
     """Return all merges, nearest first, as SciPy has them: which two, and how far apart (third column)."""
-    return np.asarray(linkage(squareform(A, checks=False), method=_SCIPY[how]))
+    return np.asarray(
+        scipy.cluster.hierarchy.linkage(scipy.spatial.distance.squareform(A, checks=False), method=_SCIPY[how])
+    )
 
 
 def thresholds(A: Floats, how: Linkage = "average") -> list[float]:

@@ -15,7 +15,7 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtr
+import scipy
 
 from fedfuse.methods.base import Admission, Joined, Known, World
 from fedfuse.tasks import Judge, Part, Task, Train, Work
@@ -69,7 +69,7 @@ def _sum(*parts: tuple[Compared, int]) -> float:
 
 def _chance(z: float, rows: int) -> float:
     """Return the chance that one model is better, by Student's t: a few rows say little, and a single one nothing."""
-    return float(stdtr(rows - 1, z)) if rows > 1 else 0.5
+    return float(scipy.special.stdtr(rows - 1, z)) if rows > 1 else 0.5
 
 
 def _alone(world: World, work: Work, rows: Part) -> Train:
