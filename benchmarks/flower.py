@@ -84,12 +84,15 @@ def no_op_round(m: int, rounds: int) -> float:
 
     engine, took = Engine(no_op_app, m), []
     try:
+        while len(list(engine.grid.get_node_ids())) < m:  # nodes come one after the other
+            time.sleep(0.1)
         for _ in range(rounds):
             begin = time.perf_counter()
             vector = ArrayRecord({"w": Array(np.zeros(610, np.float32))})
             asked = [Message(RecordDict({"arrays": vector}), node, "train") for node in engine.grid.get_node_ids()]
             answers = list(engine.grid.send_and_receive(asked))
-            assert len(answers) == len(asked) == m
+            assert len(answers) == m
+            assert not any(answer.has_error() for answer in answers)
             took.append(time.perf_counter() - begin)
         return float(np.median(took[1:]))
     finally:
