@@ -12,14 +12,23 @@ from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device import Device, facts_of, with_classes
-from fedfuse.flower.wire import Answer, Letter, Memory, read_letter, write_answer, write_hello
+from fedfuse.flower.wire import (
+    Answer,
+    Letter,
+    Memory,
+    read_arrays,
+    read_letter,
+    write_answer,
+    write_arrays,
+    write_hello,
+)
 from fedfuse.models.base import Model
 from fedfuse.privacy import Noise
 
@@ -137,12 +146,11 @@ def _memory(letter: Letter, context: Context) -> Memory | None:
     state = context.state
     if _STATE not in state or state[f"{_STATE}.version"]["version"] != letter.version:
         return None
-    kept = {name: array.numpy() for name, array in state[_STATE].items()}  # type: ignore[union-attr]
-    return Memory(**kept)
+    return Memory(**read_arrays(state[_STATE]))
 
 
 def _remember(context: Context, version: str, memory: Memory) -> None:
-    context.state[_STATE] = ArrayRecord({name: Array(array) for name, array in memory.arrays().items()})
+    context.state[_STATE] = write_arrays(memory.arrays())
     context.state[f"{_STATE}.version"] = ConfigRecord({"version": version})
 
 

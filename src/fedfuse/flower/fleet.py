@@ -32,7 +32,8 @@ from fedfuse.tasks import Order, Reply
 log = logging.getLogger(__name__)
 
 TRIES = 3  # letters for one order
-_NAPS = (0.01, 0.5)  # seconds between two looks for replies: short at first, and never long
+_NAPS = (0.01, 0.5)  # seconds between two looks for replies, at least and at most,
+_PATIENCE = 0.2  # and of the time that has passed since the last orders, this share: a look takes time from all others
 _ALL_FAIL = 20  # devices that fail before anybody has answered: then all do
 _GONE = 5  # Flower's number for a node that is not there; others are an app's
 
@@ -122,17 +123,20 @@ class FlowerFleet(Fleet):
     def collect(self, patience: float | None = None) -> list[Reply]:
         """Wait for at least one reply; an empty list says that nothing is under way, or that time is over."""
         end = None if patience is None else time.monotonic() + patience
-        nap, longest = _NAPS
         self._look()
         while self._jobs and not self._ready:
-            left = longest if end is None else end - time.monotonic()
+            left = np.inf if end is None else end - time.monotonic()
             if left <= 0:
                 break
-            time.sleep(min(nap, left))
-            nap = min(1.2 * nap, longest)
+            time.sleep(min(self._nap(), left))
             self._look()
         replies, self._ready = self._ready, []
         return replies
+
+    def _nap(self) -> float:
+        """Return how long to wait before the next look."""
+        waited = time.monotonic() - max(job.since for job in self._jobs.values())
+        return float(np.clip(_PATIENCE * waited, *_NAPS))
 
     def close(self) -> None:
         """Forget what is under way: messages end by themselves."""

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from io import BytesIO
 from typing import Any, get_args
 
@@ -28,6 +29,8 @@ _TASKS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Task)}
 _EXACT = (Score, Losses, Judge, Residue, Moments)
 _HEADER = 128  # bytes before the numbers of an array in NumPy's format; longer ones are not of this world
 _SLACK = 4096
+_NUMPY = "numpy.ndarray"  # how Flower calls arrays in NumPy's format
+_BEFORE = 10  # bytes before the header of an array: magic, version, length
 
 
 class UnreadableError(FedfuseError):
@@ -91,14 +94,14 @@ def write_letter(letter: Letter, node: int, ttl: float) -> Message:
         arrays |= {f"memory.{name}": array for name, array in kept.items()}
         arrays["memory.own"] = kept["own"][zeros:].astype(dtype)
         line["zeros"] = zeros
-    content = RecordDict({"arrays": _record(arrays), "config": ConfigRecord({"order": json.dumps(line)})})
+    content = RecordDict({"arrays": write_arrays(arrays), "config": ConfigRecord({"order": json.dumps(line)})})
     return Message(content, node, MessageType.TRAIN, group_id=str(order.round), ttl=ttl)
 
 
 def read_letter(message: Message) -> Letter:
     """Return the order that a message carries."""
     line = _line(message, "order")
-    arrays = {name: array.numpy() for name, array in message.content["arrays"].items()}  # type: ignore[union-attr]
+    arrays = read_arrays(message.content["arrays"])
     memory = None
     if "zeros" in line:
         own = arrays["memory.own"]
@@ -149,7 +152,7 @@ def write_answer(message: Message, order: Order, answer: Answer, dtype: npt.DTyp
     exact = isinstance(order.task, _EXACT)
     values = answer.values if exact else answer.values.astype(dtype)
     arrays = {} if answer.lost else {"values": values}
-    content = RecordDict({"arrays": _record(arrays), "config": ConfigRecord({"reply": json.dumps(line)})})
+    content = RecordDict({"arrays": write_arrays(arrays), "config": ConfigRecord({"reply": json.dumps(line)})})
     return Message(content, reply_to=message)
 
 
@@ -174,20 +177,17 @@ def read_answer(message: Message, order: Order, d: int) -> Answer:
 
 def _numbers(array: Array, most: int) -> npt.NDArray[Any]:
     """Read an array without believing its header; nothing is allotted for numbers that have not come."""
-    if array.stype != "numpy.ndarray":
+    if array.stype != _NUMPY:
         raise UnreadableError(f"its values are of the kind {array.stype!r}, not NumPy's")
     if len(array.data) > 8 * most + _HEADER + _SLACK:
         raise UnreadableError(f"its values take {len(array.data)} bytes, expected were {most} numbers")
-    buffer = BytesIO(array.data)
     try:
-        if np.lib.format.read_magic(buffer) != (1, 0):
-            raise UnreadableError("its values are in an unknown version of NumPy's format")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(buffer)
+        shape, dtype, first = _layout(array.data)
     except UnreadableError:
         raise
     except Exception as problem:  # there is no end to what damaged bytes raise
         raise UnreadableError(f"its values cannot be read ({type(problem).__name__})") from None
-    rest = buffer.read()
+    rest = array.data[first:]
     if dtype.kind not in "fiu" or dtype.itemsize > 8:
         raise UnreadableError(f"its values have the type {dtype}")
     if len(shape) != 1 or len(rest) != math.prod(shape) * dtype.itemsize:
@@ -227,5 +227,48 @@ def _line(message: Message, name: str) -> dict[str, Any]:
     return line
 
 
-def _record(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+# -- arrays, in NumPy's own format, as Flower has them. Headers of a run are all alike, and take longer than the numbers
+
+
+def write_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
+    """Return arrays as a record."""
+    return ArrayRecord({name: _written(np.ascontiguousarray(array)) for name, array in arrays.items()})
+
+
+def read_arrays(record: Any) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a record that is one's own, or the server's."""
+    return {name: _read(array.data) for name, array in record.items()}
+
+
+def _written(array: npt.NDArray[Any]) -> Array:
+    return Array(str(array.dtype), array.shape, _NUMPY, _head(array.dtype, array.shape) + array.tobytes())
+
+
+def _read(data: bytes) -> npt.NDArray[Any]:
+    shape, dtype, first = _layout(data)
+    # a copy may be written to
+    numbers: npt.NDArray[Any] = np.frombuffer(data, dtype, offset=first).reshape(shape).copy()
+    return numbers
+
+
+@lru_cache(maxsize=256)
+def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    buffer = BytesIO()
+    np.lib.format.write_array(buffer, np.empty(shape, dtype), (1, 0), allow_pickle=False)
+    size = math.prod(shape) * dtype.itemsize
+    return buffer.getvalue()[: len(buffer.getvalue()) - size]
+
+
+def _layout(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Return shape, type and first byte of the numbers of an array in NumPy's format."""
+    first = _BEFORE + int.from_bytes(data[_BEFORE - 2 : _BEFORE], "little")
+    return (*_parsed(data[:first]), first)
+
+
+@lru_cache(maxsize=256)
+def _parsed(head: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    buffer = BytesIO(head)
+    if np.lib.format.read_magic(buffer) != (1, 0):
+        raise UnreadableError("its values are in an unknown version of NumPy's format")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(buffer)
+    return shape, dtype
