@@ -50,7 +50,7 @@ class CollapsingState(FusionState):
     """As `FusionState`, which makes it where ``collapse`` is given; groups of fused devices are kept as one.
 
     Every ``collapse`` rounds it looks which pairs are fused, and collapses those that were so the last time too. With
-    SCAD, l1 and MCP iterates are exact up to rounding while groups stay together and all others are beyond the
+    SCAD and MCP iterates are exact up to rounding while groups stay together and all others are beyond the
     penalty's reach. Otherwise three things are approximations: smoothed SCAD leaves a fused theta of up to xi, which is
     taken for 0; a group that is near others meets them with its mean parameters, and in every round in which one of
     its devices is active; and where devices leave a group, their vectors to those that stay are all the same.
