@@ -27,8 +27,11 @@ def pair_of_states(start, penalty=PENALTIES[0], *, backend="threads", blocks=3, 
 
 
 def assert_same(cut, plain, tolerance=1e-10):
-    for name, array in plain.pack().items():
-        np.testing.assert_allclose(cut.pack()[name], array, rtol=0, atol=tolerance, err_msg=name)
+    mine, theirs = cut.pack(), plain.pack()
+    for packed in (mine, theirs):
+        packed["r"] = packed["r"][packed["near"]]  # of far pairs it is some lower bound, which may differ
+    for name, array in theirs.items():
+        np.testing.assert_allclose(mine[name], array, rtol=0, atol=tolerance, err_msg=name)
     everyone = range(plain.m)
     np.testing.assert_allclose(cut.anchors(everyone), plain.anchors(everyone), rtol=0, atol=tolerance)
     np.testing.assert_allclose(cut.norms(), plain.norms(), atol=1e-7)
