@@ -134,3 +134,29 @@ def test_killed_and_continued_with_tls_and_keys(app, tmp_path):
     assert history["replies"].iloc[-1] == 6  # with it again
     assert before >= done + 1
     assert json.loads((out / "summary.json").read_text())["orders"]["unanswered"] > 0
+
+
+def test_a_superlink_that_restarts(app, tmp_path):
+    """Nodes come back by themselves; the run is started again with the same directory, and goes on."""
+    if not shutil.which("openssl") or not shutil.which("ssh-keygen"):
+        pytest.skip("needs openssl and ssh-keygen")
+    out = tmp_path / "run"
+    config = f"lam='0.5' set='solver=exact refit=no tol=0 deadline=20' num-server-rounds=5 num-devices=6 out='{out}'"
+    with Cluster(tmp_path / "c", 6, tls=True) as cluster:
+        for k in range(6):
+            cluster.key(f"node{k}", device=str(k))
+            cluster.start_node(k, f'device="{k}"')
+        wait_for(lambda: cluster.online() == 6, 120, "six SuperNodes")
+        cluster.run(app, config)
+        wait_for(lambda: round_of(out) >= 2, 120, "the second round")
+        cluster.stop("link", signal.SIGKILL)
+        for process in cluster.children("flwr-serverapp"):  # it had the link for a parent
+            subprocess.run(["kill", "-9", str(process)], check=False)
+        assert not (out / "summary.json").exists()
+        cluster.start_link()
+        wait_for(lambda: cluster.online() == 6, 120, "six SuperNodes again")
+        summary = cluster.finish(cluster.run(app, config), out, 240)
+    history = Result.load(out).history
+    assert summary["labels"] == GROUPS
+    assert history["round"].tolist() == list(range(5))
+    assert history["replies"].iloc[-1] == 6
