@@ -1,4 +1,4 @@
-"""Devices over threads: one bin of devices per thread, about the same work in each."""
+"""Devices over threads: bins of devices with about the same work, and each thread takes the next when it is done."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from fedfuse.types import Floats, Ints
 
 # Multiply-adds below which a second thread costs more than it saves.
 SMALL = 1e7
+# Bins for each thread: cores are never equally fast, and a thread that is done early takes from the other's.
+BINS = 8
 
 
 def bins(cost: Floats, n: int) -> list[Ints]:
@@ -45,10 +47,16 @@ def spread(run: Callable[[Ints], object], cost: Floats) -> None:
         return
     import numba  # small work, and a process that has no more, is spared it
 
-    own, *others = bins(cost, numba.get_num_threads())
-    with ThreadPoolExecutor(max(1, len(others))) as pool:
-        waiting = [pool.submit(run, jobs) for jobs in others]
-        run(own)
+    threads = min(numba.get_num_threads(), cost.size)
+    left = iter(bins(cost, BINS * threads))
+
+    def work() -> None:
+        for jobs in left:
+            run(jobs)
+
+    with ThreadPoolExecutor(max(1, threads - 1)) as pool:
+        waiting = [pool.submit(work) for _ in range(threads - 1)]
+        work()
     for done in waiting:
         done.result()
 
