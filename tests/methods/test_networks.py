@@ -160,6 +160,7 @@ def test_an_update_counts_by_its_length(times):
     federation, run = turned(), Keep()
     fit(federation, Oracle(work=WORK), model(), rounds=1, callbacks=[run])
     method, state = run.run.now, run.run.state
+    del state.memory["calm"]  # as if it were the first turn
     cut, everybody = state.world.model.fused.start, np.arange(federation.m)
     starts = state.memory["models"][state.memory["labels"]].astype("f8")
     steps = np.random.default_rng(0).normal(size=starts.shape)
@@ -172,3 +173,16 @@ def test_an_update_counts_by_its_length(times):
     method.update(state, everybody, list(starts + sent))
     expected = np.average((starts + counted)[:, :cut], axis=0, weights=weights)
     np.testing.assert_allclose(state.memory["models"][0, :cut], expected, atol=1e-6)
+
+
+def test_who_still_learns_is_no_liar_beside_those_who_do_not():
+    federation, run = turned(), Keep()
+    fit(federation, Oracle(work=WORK), model(), rounds=1, callbacks=[run])
+    method, state, everybody = run.run.now, run.run.state, np.arange(federation.m)
+    starts = state.memory["models"][state.memory["labels"]].astype("f8")
+    steps = np.random.default_rng(0).normal(size=starts.shape)
+    steps *= state.memory["calm"] / np.linalg.norm(steps, axis=1, keepdims=True)
+    steps[1:] /= 1000
+    method.tasks(state, everybody, 0)
+    method.update(state, everybody, list(starts + steps))
+    assert not state.memory["suspects"].any()
