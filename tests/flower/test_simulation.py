@@ -1,6 +1,8 @@
 """On Flower's simulation engine: the same labels and models as in process."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ pytest.importorskip("ray", reason="pip install 'fedfuse[flower]'")
 
 import fedfuse as ff
 from fedfuse.data import load
+from fedfuse.errors import FedfuseError
 from fedfuse.flower import FlowerFleet
 from fedfuse.flower.simulation import engine_of
 from fedfuse.models import SoftmaxRegression
@@ -59,9 +62,18 @@ def test_asynchronous_has_the_same_labels(engine, federation):
 
 
 @pytest.mark.slow
-def test_command_line(tmp_path, fedfuse):
-    words = ["run", "synthetic:S3", "--method", "fedavg", "--rounds", "2", "--json", "--no-yardsticks"]
-    status, here, _ = fedfuse(*words, "--out", str(tmp_path / "here"))
-    status, there, _ = fedfuse(*words, "--engine", "flower", "--out", str(tmp_path / "there"))
-    assert status == 0
-    assert json.loads(there)["test"] == json.loads(here)["test"]
+def test_command_line(tmp_path):
+    """In processes of their own: there is one simulation in each."""
+    words = ["run", "synthetic:S3", "--method", "fedavg", "--rounds", "2", "--json"]
+
+    def test_score(*more):
+        command = [sys.executable, "-m", "fedfuse.cli", *words, *more]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["test"]
+
+    here = test_score("--out", str(tmp_path / "here"))
+    assert test_score("--engine", "flower", "--out", str(tmp_path / "there")) == here
+
+
+def test_one_at_a_time(engine, federation):
+    with pytest.raises(FedfuseError, match="close it first"):
+        engine_of(federation, SoftmaxRegression().sized(federation.n_features, federation.n_classes))

@@ -120,10 +120,20 @@ class Engine:
         How many nodes there are.
     fill
         Puts into the folder what devices read there.
+
+    Raises
+    ------
+    FedfuseError
+        If another one runs in this process: it has all cores, and this one would wait for them for ever.
     """
 
+    _only = threading.Lock()
+
     def __init__(self, device: Callable[[str], Any], m: int, fill: Callable[[Path], None] | None = None) -> None:
+        if not Engine._only.acquire(blocking=False):
+            raise FedfuseError("another simulation of Flower's runs in this process: close it first")
         os.environ.update({key: os.environ.get(key, value) for key, value in _QUIET.items()})
+        self._open = True
         self._folder = Path(tempfile.mkdtemp(prefix="ff-"))  # short: Ray's sockets are below it
         self._over = threading.Event()
         self._grids: Queue[Any] = Queue()
@@ -139,10 +149,14 @@ class Engine:
 
     def close(self) -> None:
         """End the simulation and remove its folder."""
+        if not self._open:
+            return
+        self._open = False
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(START)
         shutil.rmtree(self._folder, ignore_errors=True)
+        Engine._only.release()
 
     def _run(self, device: Callable[[str], Any], m: int) -> None:
         from flwr.serverapp import ServerApp
