@@ -209,7 +209,10 @@ def _check_plan(method: Method[Any], model: Model[Any]) -> None:
         return
     for part in method.plan_for(model):
         if part.work.solver == "exact":
-            raise FedfuseError("a network has no exact solver: give work=Work(steps=…, lr=…, batch=…)")
+            raise FedfuseError(
+                "a network has no exact solver: give work=Work(steps=5, lr=0.05, batch=10) or the like; on the command "
+                "line, --set steps=5 --set lr=0.05 --set batch=10"
+            )
 
 
 def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> None:

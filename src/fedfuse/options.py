@@ -13,6 +13,7 @@ from fedfuse.schedules import Decay, parse
 from fedfuse.tasks import Work
 
 Style = Literal["usual", "paper"]
+STEPPING = frozenset({"steps", "lr", "batch", "momentum"})  # what an exact solver has no use for
 
 
 @dataclass(frozen=True)
@@ -370,6 +371,8 @@ def build_method(name: str, lam: float | Literal["auto"] | None, work: Work, opt
     for key in given:
         if key not in known:
             raise FedfuseError(f"method {name!r} has no setting {key!r}; it has {', '.join(sorted(known))}")
+    if options.work.keys() & STEPPING and "solver" not in options.work:  # who speaks of steps wants some
+        work = replace(work, solver=Work.solver)
     changed = {f.name: getattr(work, f.name) for f in fields(Work)} | options.work
     return kind(work=Work(**changed), **given)
 

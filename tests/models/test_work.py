@@ -96,3 +96,12 @@ def test_work_goes_through_options_and_configurations():
     later = method.work.at(7)
     assert (later.lr, later.momentum, later.unit, later.batch) == (0.09000000000000001, 0.9, "batches", 20)
     assert build_method("fpfc", 0.5, Work(), Options()) == FPFC(lam=0.5, work=Work())
+
+
+def test_who_speaks_of_steps_wants_some():
+    """On tables the solver is the exact one, which would do nothing with them."""
+    exact = Work(solver="exact")
+    for words, solver in ((["steps=5"], "gd"), (["lr=0.1", "batch=20"], "gd"), ([], "exact"), (["rho=2"], "exact")):
+        assert build_method("fpfc", None, exact, parse_options(words)).work.solver == solver
+    both = parse_options(["steps=5", "solver=exact"])
+    assert build_method("fpfc", None, exact, both).work.solver == "exact"
