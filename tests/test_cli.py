@@ -285,7 +285,7 @@ SETTINGS = {
     "--set rho=0.3": "rho must exceed 1/(a - 1) = 0.3704 for a = 3.7",
     "--set rho=-1": "rho must be positive, got -1",
     "--set a=2": "SCAD needs a > 2, got a = 2; 3.7 is the usual choice",
-    "--method fpfc-l1 --set a=3": "method 'fpfc-l1' has no setting 'a'; it has lam, memory, nu, refit, rho",
+    "--method fpfc-l1 --set a=3": "method 'fpfc-l1' has no setting 'a'; it has backend, blocks, collapse, lam",
     "--set start=warm": "start must be 'auto', 'zero' or 'normal', got 'warm'",
     "--set rows=test": "rows must be 'train' or 'train+validation' (test rows are never trained on)",
     "--set steps=0": "steps must be a whole number of at least 1, got 0",
