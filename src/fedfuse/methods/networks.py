@@ -37,8 +37,8 @@ from fedfuse.types import Floats, Ints
 FEWEST, MOST = 3, 8  # turns of training together before devices go apart
 FLAT = 0.02  # a score on validation rows that rose by less (accuracy; of RMSE, this share) has stopped rising
 NEAREST = 5  # other groups' models that a device tries
-LONG = 8.0  # times the length of the first calm updates, and an update is not believed,
-BOUND = 4.0  # and from so many times on, it counts in means as if it were as long as they were
+LONG = 8.0  # times the length of the calm updates, and an update is not believed,
+BOUND = 4.0  # and from so many times on, it counts in means as if it were as long as theirs
 CALM = 0.1  # share of the devices whose updates are the calm ones: the others may lie
 # Standard errors by which another group's model must be better for a device to move. A device that is alone moves to
 # a model that it cannot tell to be worse: the others there have more rows than it has.
@@ -116,18 +116,18 @@ class NetworkRefit(Staged):
         self._expel(state, who[lengths > LONG])
 
     def _lengths(self, state: StagedState) -> tuple[Ints, Floats]:
-        """Return who has answered, and how long their updates are, where those of the calm ones were 1 at first.
+        """Return who has answered, and how long their updates are, where 1 is the longest that calm ones have had.
 
-        Who has more rows takes more steps, and may go further. At first: later some have learned all that they can and
-        hardly move, and who still learns would look like a liar beside them.
+        Who has more rows takes more steps, and may go further. The longest so far: later some have learned all that
+        they can and hardly move, and who still learns would look like a liar beside them.
         """
         who = np.array(sorted(state.answers), dtype=np.int64)
         starts = state.memory["models"][state.memory["labels"][who]]
         lengths = np.linalg.norm(np.stack([state.answers[i] for i in who]) - starts, axis=1)
         rows = state.world.counts["train"][who]
         lengths /= np.maximum(rows / max(float(np.quantile(rows, CALM)), 1.0), 1.0)
-        if "calm" not in state.memory:
-            state.put("calm", max(float(np.quantile(lengths, CALM)), 1e-12))
+        before = float(state.memory["calm"][0]) if "calm" in state.memory else 1e-12
+        state.put("calm", max(float(np.quantile(lengths, CALM)), before))
         return who, lengths / float(state.memory["calm"][0])
 
     def _bounded(self, state: StagedState) -> tuple[Ints, Floats]:
