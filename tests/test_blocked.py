@@ -195,21 +195,6 @@ def test_nan_spoils_its_own_pairs_only():
     assert np.isfinite(state.theta(1, 2)).all()
 
 
-@pytest.mark.parametrize(
-    ("devices", "omegas", "words"),
-    [
-        ([0, 9], np.zeros((2, 3)), "0 … 3"),
-        ([0, 0], np.zeros((2, 3)), "twice"),
-        ([0], np.zeros((1, 4)), "shape"),
-        ([-1], np.zeros((1, 3)), "0 … 3"),
-    ],
-)
-def test_bad_rounds_are_refused(devices, omegas, words):
-    state = FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6), backend="threads")
-    with pytest.raises(FedfuseError, match=words):
-        state.absorb(devices, omegas)
-
-
 def test_odd_calls():
     state = FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6), backend="threads")
     assert state.absorb([], np.zeros((0, 3))).largest == 0

@@ -337,8 +337,9 @@ def test_memory_is_a_quarter_of_the_textbook():
         ([-1], np.zeros((1, 3)), "0 … 3"),
     ],
 )
-def test_bad_rounds_are_refused(devices, omegas, words):
-    state = FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6))
+@pytest.mark.parametrize("backend", [None, "threads"])
+def test_bad_rounds_are_refused(devices, omegas, words, backend):
+    state = FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6), backend=backend)
     with pytest.raises(FedfuseError, match=words):
         state.absorb(devices, omegas)
 
@@ -463,7 +464,7 @@ def test_labels_are_the_components_of_all_norms(seed, m, nu):
 
 
 def test_devices_of_a_pair():
-    lo, hi = fusion._devices(np.arange(30 * 29 // 2))
+    lo, hi = fusion.devices_of(np.arange(30 * 29 // 2))
     assert [(a, b) for b in range(30) for a in range(b)] == list(zip(lo, hi, strict=True))
     last = np.array([70_000 * 69_999 // 2 - 1])
-    assert [x.item() for x in fusion._devices(last)] == [69_998, 69_999]
+    assert [x.item() for x in fusion.devices_of(last)] == [69_998, 69_999]

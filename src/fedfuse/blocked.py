@@ -20,7 +20,7 @@ from fedfuse import _pairs
 from fedfuse._crew import Crew, crew_for
 from fedfuse._pairs import CAUTION, FAR
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import FusionState, Residuals, _check_fit, _nobody, _squares
+from fedfuse.fusion import FusionState, Residuals, check_fit, cold_sums, one_row_each, squares_of, unknown_device
 from fedfuse.penalties import Penalty
 from fedfuse.types import Bools, Floats, Ints
 
@@ -52,24 +52,26 @@ class BlockedState(FusionState):
         *,
         warm: bool = False,
         dtype: npt.DTypeLike = np.float32,
-        memory: int | None = None,
-        spill: str | PathLike[str] | None = None,
-        backend: str | None = "threads",
-        blocks: int | None = None,
-        collapse: int | None = None,
+        **room: Any,
     ) -> None:
-        start: Floats = np.array(omega, dtype=dtype, order="C")
-        if start.ndim != 2:
-            raise FedfuseError(f"omega must have one row per device, got an array of shape {start.shape}")
+        start = one_row_each(omega, dtype)
         self._rho, self.penalty = rho, penalty
         pairs = len(start) * (len(start) - 1) // 2
-        self._settle_in(start, np.ones(pairs, dtype), np.zeros(pairs, dtype), memory, spill, backend, blocks)
+        self._settle_in(start, np.ones(pairs, dtype), np.zeros(pairs, dtype), **room)
         if not warm:
-            sums = start.sum(axis=0, dtype=np.float64) - self.m * start.astype(np.float64)
-            self._begin(np.arange(pairs), None, sums)
+            self._begin(np.arange(pairs), None, cold_sums(start))
 
     def _settle_in(
-        self, omega: Floats, s: Floats, r: Floats, memory: Any, spill: Any, backend: Any, blocks: Any
+        self,
+        omega: Floats,
+        s: Floats,
+        r: Floats,
+        *,
+        memory: int | None = None,
+        spill: str | PathLike[str] | None = None,
+        backend: str = "threads",
+        blocks: int | None = None,
+        collapse: None = None,
     ) -> None:
         """Cut the parameters into blocks; all pairs are far."""
         self._crew: Crew = crew_for(backend, omega, blocks, memory, None if spill is None else Path(spill))
@@ -78,7 +80,7 @@ class BlockedState(FusionState):
         self._put(omega)
 
     def _put(self, omega: Floats) -> None:
-        self.omega, self._squares = omega, _squares(omega)
+        self.omega, self._squares = omega, squares_of(omega)
         self.omega.flags.writeable = False  # blocks have their own
 
     def _begin(self, near: Ints, delta: Floats | None, sums: Floats) -> None:
@@ -148,7 +150,7 @@ class BlockedState(FusionState):
         order = np.argsort(active)
         active, new = active[order], new[order]
         if active.size and (active[0] < 0 or active[-1] >= self.m or not np.diff(active).all()):
-            raise _nobody(active, self.m)
+            raise unknown_device(active, self.m)
         return active, new
 
     def _update(self, active: Ints, lengths: Floats) -> tuple[float, float, int]:
@@ -198,7 +200,7 @@ class BlockedState(FusionState):
     def anchors(self, devices: npt.ArrayLike) -> Floats:
         index = np.array(devices, dtype=np.int64)
         if index.size and not 0 <= index.min() <= index.max() < self.m:
-            raise _nobody(index, self.m)
+            raise unknown_device(index, self.m)
         zeta = np.empty((index.size, self.d), self.omega.dtype)
         return self._crew.joined(self._crew.every("anchors", index), zeta)
 
@@ -237,22 +239,12 @@ class BlockedState(FusionState):
         return {"near": near, "delta": self._vectors(near), "sums": sums, "rho": np.float64(self.rho)[None], **known}
 
     @classmethod
-    def unpack(
-        cls,
-        arrays: dict[str, npt.NDArray[Any]],
-        penalty: Penalty,
-        *,
-        memory: int | None = None,
-        spill: str | PathLike[str] | None = None,
-        backend: str | None = "threads",
-        blocks: int | None = None,
-        collapse: int | None = None,
-    ) -> FusionState:
+    def unpack(cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, **room: Any) -> FusionState:
         state = object.__new__(cls)
         near, delta, s, r, sums = (arrays[name] for name in ("near", "delta", "s", "r", "sums"))
         state._rho, state.penalty = float(arrays["rho"][0]), penalty
-        _check_fit(arrays)
-        state._settle_in(arrays["omega"].copy(), s.copy(), r.copy(), memory, spill, backend, blocks)
+        check_fit(arrays)
+        state._settle_in(arrays["omega"].copy(), s.copy(), r.copy(), **room)
         state._begin(near, delta, sums)
         return state
 

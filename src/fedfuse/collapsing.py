@@ -17,7 +17,6 @@ much as it has devices.
 from __future__ import annotations
 
 from math import sqrt
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from scipy.sparse import csc_array
 
 from fedfuse.clusters import canonical, cluster_means, joined
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import FusionState, Residuals, _devices, _nobody, _squares
+from fedfuse.fusion import FusionState, Residuals, devices_of, squares_of, unknown_device
 from fedfuse.penalties import Penalty
 from fedfuse.types import Bools, Floats, Ints
 
@@ -128,8 +127,8 @@ class CollapsingState(FusionState):
         is_active = np.zeros(self.m, np.bool_)
         is_active[active] = True
         within = sum(self._sum_up(self._groups[u], is_active) for u in touched.tolist() if u in self._groups)
-        scale = sqrt(_squares(self.omega).sum() / self.m) or 1.0
-        moved = sqrt(_squares(new - before).sum() / active.size) / scale
+        scale = sqrt(squares_of(self.omega).sum() / self.m) or 1.0
+        moved = sqrt(squares_of(new - before).sum() / active.size) / scale
         self._split()
         self._rounds += 1
         if self._rounds % self._every == 0:
@@ -143,7 +142,7 @@ class CollapsingState(FusionState):
                 f"{active.size} devices need parameters of shape ({active.size}, {self.d}), got {new.shape}"
             )
         if active.size and (active.min() < 0 or active.max() >= self.m or np.unique(active).size < active.size):
-            raise _nobody(active, self.m)
+            raise unknown_device(active, self.m)
         return active, new.copy()
 
     def _mean(self, u: int) -> Floats:
@@ -164,7 +163,7 @@ class CollapsingState(FusionState):
     def anchors(self, devices: npt.ArrayLike) -> Floats:
         index = np.array(devices, dtype=np.int64)
         if index.size and not 0 <= index.min() <= index.max() < self.m:
-            raise _nobody(index, self.m)
+            raise unknown_device(index, self.m)
         asked = self._unit[index]
         if not self._groups:
             return self._units.anchors(asked)
@@ -193,7 +192,7 @@ class CollapsingState(FusionState):
     def _near_pairs(self, only: Bools) -> list[tuple[int, int, int]]:
         """Return both units and the number of each near pair that has one of these."""
         near = self._units.near
-        lo, hi = _devices(near)
+        lo, hi = devices_of(near)
         keep = only[lo] | only[hi]
         return list(zip(lo[keep].tolist(), hi[keep].tolist(), near[keep].tolist(), strict=True))
 
@@ -215,7 +214,7 @@ class CollapsingState(FusionState):
         seen, self._seen = self._seen, fused
         if seen is None:
             return
-        lo, hi = _devices(np.flatnonzero(fused & seen))
+        lo, hi = devices_of(np.flatnonzero(fused & seen))
         labels = joined(len(self._sizes), lo, hi)
         unit = np.arange(len(self._sizes))
         for label in np.flatnonzero(np.bincount(labels) > 1):
@@ -231,7 +230,7 @@ class CollapsingState(FusionState):
             inside[units] = True
             duals = self._duals + self._within(np.where(inside, 0, -1))[self._unit]
             hot = np.zeros(len(self._sizes), np.bool_)
-            far = np.sqrt(_squares(duals)) > self._longest(int(self._sizes[units].sum()))
+            far = np.sqrt(squares_of(duals)) > self._longest(int(self._sizes[units].sum()))
             hot[self._unit[far]] = True
             if not hot[units].any():
                 return units
@@ -241,7 +240,7 @@ class CollapsingState(FusionState):
     def _within(self, into: Ints) -> Floats:
         """Return what each unit's D gains when units with the same number in ``into`` come together; -1 is nobody."""
         near = self._units.near
-        lo, hi = _devices(near)
+        lo, hi = devices_of(near)
         inside = (into[lo] == into[hi]) & (into[lo] >= 0)
         lo, hi, near = lo[inside], hi[inside], near[inside]
         k = np.arange(near.size)
@@ -265,7 +264,7 @@ class CollapsingState(FusionState):
         """Let devices go whose gradients disagree with those of their group."""
         unit, free = self._unit.copy(), len(self._sizes)
         for group in self._groups.values():
-            gone = group[np.sqrt(_squares(self._duals[group])) > self._longest(group.size)]
+            gone = group[np.sqrt(squares_of(self._duals[group])) > self._longest(group.size)]
             unit[gone] = free + np.arange(gone.size)
             free += gone.size
         if free > len(self._sizes):
@@ -309,7 +308,7 @@ class CollapsingState(FusionState):
         number: dict[Key, int] = {}
         entries: list[tuple[float, int, int]] = []
         was: list[int] = []
-        for k, (u, h, p) in enumerate(zip(*(x.tolist() for x in (*_devices(near), near)), strict=True)):
+        for k, (u, h, p) in enumerate(zip(*(x.tolist() for x in (*devices_of(near), near)), strict=True)):
             for a, b in ((a, b) for a in into[u] for b in into[h] if a != b):
                 key, sign = ((a, b), 1.0) if a < b else ((b, a), -1.0)
                 share = min(self._sizes[u] / sizes[a], 1.0) * min(self._sizes[h] / sizes[b], 1.0)
@@ -323,7 +322,7 @@ class CollapsingState(FusionState):
         weights = csc_array((values, (i.astype(np.int64), k.astype(np.int64))), shape=(len(keys), near.size))
         lo, hi = np.array(keys, np.int64).reshape(-1, 2).T
         old = self._units.omega.astype(np.float64)
-        before = _differences(weights, *_devices(near), old)
+        before = _differences(weights, *devices_of(near), old)
         now = omega[lo].astype(np.float64) - omega[hi]
         return keys, self._sums_of(weights, near) + (now - before), np.array(was, np.int64)
 
@@ -335,7 +334,7 @@ class CollapsingState(FusionState):
         near = hi * (hi - 1) // 2 + lo
         vectors = np.concatenate([vectors, np.array(list(apart.values())).reshape(-1, d)])
         was = np.concatenate([was, np.full(len(apart), -1)])
-        norms = np.sqrt(_squares(vectors))
+        norms = np.sqrt(squares_of(vectors))
         s, r = (np.full(m * (m - 1) // 2, value, self._units.s.dtype) for value in (1, 0))
         s[near], r[near] = self.penalty.shrink(norms, self.rho), norms
         same = was >= 0
@@ -392,19 +391,11 @@ class CollapsingState(FusionState):
 
     @classmethod
     def unpack(
-        cls,
-        arrays: dict[str, npt.NDArray[Any]],
-        penalty: Penalty,
-        *,
-        memory: int | None = None,
-        spill: str | PathLike[str] | None = None,
-        backend: str | None = None,
-        blocks: int | None = None,
-        collapse: int | None = 1,
+        cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, *, collapse: int | None = 1, **room: Any
     ) -> FusionState:
         check_collapse(collapse)
         state = object.__new__(cls)
-        state._options = {"memory": memory, "spill": spill, "backend": backend, "blocks": blocks}
+        state._options = room
         units = {name.removeprefix("units_"): a for name, a in arrays.items() if name.startswith("units_")}
         state._units = FusionState.unpack(units, penalty, **state._options)
         state.omega, state._every, state._rounds = arrays["omega"], collapse or 1, int(arrays["rounds"][0])

@@ -106,15 +106,7 @@ class FusionState:
 
     def __new__(cls, *_: Any, backend: str | None = None, collapse: int | None = None, **__: Any) -> FusionState:
         """Choose the class by where and how the state is to live, as `pathlib.Path` does."""
-        if cls is not FusionState or (backend is None and collapse is None):
-            return super().__new__(cls)
-        if collapse is not None:
-            from fedfuse.collapsing import CollapsingState
-
-            return super().__new__(CollapsingState)
-        from fedfuse.blocked import BlockedState
-
-        return super().__new__(BlockedState)
+        return super().__new__(_kind(backend, collapse) if cls is FusionState else cls)
 
     def __init__(
         self,
@@ -132,9 +124,7 @@ class FusionState:
     ) -> None:
         if blocks is not None:  # with a backend it is another class that is made
             raise FedfuseError("blocks need a backend: 'threads' or 'ray'")
-        self.omega: Floats = np.array(omega, dtype=dtype, order="C")
-        if self.omega.ndim != 2:
-            raise FedfuseError(f"omega must have one row per device, got an array of shape {self.omega.shape}")
+        self.omega: Floats = one_row_each(omega, dtype)
         self._rho = rho
         self.penalty = penalty
         pairs = self.m * (self.m - 1) // 2
@@ -142,8 +132,8 @@ class FusionState:
         self.s: Floats = np.ones(pairs, dtype)
         self.r: Floats = np.zeros(pairs, dtype)
         self._where: Numbers = np.full(pairs, FAR, np.int32)
-        self._sums: Floats = self.omega.sum(axis=0, dtype=np.float64) - self.m * self.omega.astype(np.float64)
-        self._squares = _squares(self.omega)
+        self._sums: Floats = cold_sums(self.omega)
+        self._squares = squares_of(self.omega)
         if warm:
             self.restart_pairs()
         else:
@@ -225,7 +215,7 @@ class FusionState:
         index = np.array(devices, dtype=np.int64)
         zeta: Floats = np.empty((index.size, self.d), self.omega.dtype)
         if not _pairs.anchors(self.omega, self._sums, index, zeta):
-            raise _nobody(index, self.m)
+            raise unknown_device(index, self.m)
         return zeta
 
     def admit(self, omega: npt.ArrayLike, *, warm: bool = True) -> Ints:
@@ -243,7 +233,7 @@ class FusionState:
         self.r = np.concatenate([self.r, np.zeros(pairs - known, self.r.dtype)])
         self._where = np.concatenate([self._where, np.full(pairs - known, FAR, np.int32)])
         self._sums = np.concatenate([self._sums, np.zeros((len(new), self.d))])
-        self._squares = np.concatenate([self._squares, _squares(new)])
+        self._squares = np.concatenate([self._squares, squares_of(new)])
         if not warm:
             self._where[known:] = self._pool.take(pairs - known)
             self._pool.rows[self._where[known:]] = 0
@@ -286,7 +276,7 @@ class FusionState:
         As `clusters.components` of `norms`, without a number for every pair of devices.
         """
         near = self.near
-        lo, hi = _devices(near[self.s[near].astype(np.float64) * self.r[near] <= nu])
+        lo, hi = devices_of(near[self.s[near].astype(np.float64) * self.r[near] <= nu])
         if (self.r[self._where < 0] <= nu).any():  # far, so theta is the difference; but how far is not known
             i, j = self._close(nu)
             lo, hi = np.concatenate([lo, i]), np.concatenate([hi, j])
@@ -306,7 +296,7 @@ class FusionState:
     def distances(self, rows: slice = slice(None)) -> Floats:
         """Return ||omega_i - omega_j|| for these devices and all (m x m)."""
         # the shortest, not the mean, which a single device that lies can move as far as it likes
-        origin = int(_squares(self.omega).argmin()) if self.m else 0
+        origin = int(squares_of(self.omega).argmin()) if self.m else 0
         gaps = self._gaps(origin, rows)
         gaps[np.arange(len(gaps)), np.arange(self.m)[rows]] = 0.0
         return np.asarray(np.sqrt(np.maximum(gaps, 0.0)))
@@ -342,21 +332,16 @@ class FusionState:
         collapse: int | None = None,
     ) -> FusionState:
         """Build the state that `pack` took apart, here or wherever ``backend`` says."""
-        room: dict[str, Any] = {"memory": memory, "spill": spill, "backend": backend, "blocks": blocks}
-        if collapse is not None:
-            from fedfuse.collapsing import CollapsingState
-
-            return CollapsingState.unpack(arrays, penalty, **room, collapse=collapse)
-        if backend is not None:
-            from fedfuse.blocked import BlockedState
-
-            return BlockedState.unpack(arrays, penalty, **room)
-        _check_fit(arrays)
+        kind = _kind(backend, collapse)
+        if kind is not FusionState:
+            room = {"memory": memory, "spill": spill, "backend": backend, "blocks": blocks, "collapse": collapse}
+            return kind.unpack(arrays, penalty, **room)  # type: ignore[arg-type]
+        check_fit(arrays)
         state = cls.__new__(cls)
         state.omega, state._rho = arrays["omega"], float(arrays["rho"][0])
         near, delta, state.s, state.r, state._sums = (arrays[name] for name in ("near", "delta", "s", "r", "sums"))
         pairs = state.m * (state.m - 1) // 2
-        state._pool, state._squares = _pool(pairs, state.omega, memory, spill), _squares(state.omega)
+        state._pool, state._squares = _pool(pairs, state.omega, memory, spill), squares_of(state.omega)
         state._where = np.full(pairs, FAR, np.int32)
         state._where[near] = state._pool.take(near.size)
         state._pool.rows[: near.size, : state.d] = delta
@@ -431,7 +416,7 @@ class FusionState:
             return self._pool.take(wanted)
         except FedfuseError:
             self.omega[turn.active] = turn.before[:, : self.d]
-            self._squares = _squares(self.omega)
+            self._squares = squares_of(self.omega)
             self.r[self._where < 0] = 0  # bounds for parameters that are no more
             self._where[self._where == WANTED] = FAR
             raise
@@ -462,6 +447,32 @@ class FusionState:
         return np.asarray(self._pool.rows[self._where[pairs], : self.d])
 
 
+def _kind(backend: str | None, collapse: int | None) -> type[FusionState]:
+    """Return the class of a state that lives so."""
+    if collapse is not None:
+        from fedfuse.collapsing import CollapsingState
+
+        return CollapsingState
+    if backend is not None:
+        from fedfuse.blocked import BlockedState
+
+        return BlockedState
+    return FusionState
+
+
+def one_row_each(omega: npt.ArrayLike, dtype: npt.DTypeLike) -> Floats:
+    """Return first parameters as an array of this type; raise unless they have one row per device."""
+    start: Floats = np.array(omega, dtype=dtype, order="C")
+    if start.ndim != 2:
+        raise FedfuseError(f"omega must have one row per device, got an array of shape {start.shape}")
+    return start
+
+
+def cold_sums(omega: Floats) -> Floats:
+    """Return the anchor sums of pairs that all have theta = v = 0."""
+    return np.asarray(omega.sum(axis=0, dtype=np.float64) - len(omega) * omega.astype(np.float64))
+
+
 def squared_distances(omega: Floats, origin: int, rows: slice) -> Floats:
     """Return ||omega_i - omega_j||^2 of these rows and all, by matrix products in double precision.
 
@@ -476,7 +487,7 @@ def squared_distances(omega: Floats, origin: int, rows: slice) -> Floats:
     return apart
 
 
-def _devices(pairs: Ints) -> tuple[Ints, Ints]:
+def devices_of(pairs: Ints) -> tuple[Ints, Ints]:
     """Return the lower and the higher device of these pairs."""
     hi = ((1 + np.sqrt(1 + 8 * pairs.astype(np.float64))) / 2).astype(np.int64)
     hi -= hi * (hi - 1) // 2 > pairs  # where the root was rounded up
@@ -501,7 +512,7 @@ def _pool(pairs: int, omega: Floats, memory: int | None, spill: str | PathLike[s
     return Pool(pairs, width, omega.dtype, memory, None if spill is None else Path(spill))
 
 
-def _check_fit(arrays: dict[str, npt.NDArray[Any]]) -> None:
+def check_fit(arrays: dict[str, npt.NDArray[Any]]) -> None:
     """Raise unless these arrays can be those of one state."""
     near, delta, s, r, sums = (arrays[name] for name in ("near", "delta", "s", "r", "sums"))
     m, d = arrays["omega"].shape
@@ -520,11 +531,11 @@ def _cut(m: int, devices: Ints, chunks: int) -> tuple[Ints, Ints]:
     """Return each device's place among the active ones (or -1), and partners cut into runs of equal work."""
     rank, bounds = np.empty(m, np.int64), np.empty(chunks + 1, np.int64)
     if not _pairs.line_up(devices, rank, bounds):
-        raise _nobody(devices, m)
+        raise unknown_device(devices, m)
     return rank, bounds
 
 
-def _nobody(devices: Ints, m: int) -> FedfuseError:
+def unknown_device(devices: Ints, m: int) -> FedfuseError:
     """Say what is wrong with these devices."""
     if devices.min() >= 0 and devices.max() < m:
         return FedfuseError("a device occurs twice in one round")
@@ -541,6 +552,6 @@ def _rows(shape: tuple[int, ...], d: int, dtype: npt.DTypeLike, unit: int) -> Fl
     return space[first : first + prod(shape) * size].view(kind).reshape(*shape, size // kind.itemsize)
 
 
-def _squares(omega: Floats) -> Floats:
+def squares_of(omega: Floats) -> Floats:
     """Return the squared lengths of rows."""
     return np.asarray(np.einsum("ij,ij->i", omega, omega, dtype=np.float64))
