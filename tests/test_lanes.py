@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from fedfuse._lanes import BYTES, load, splat, store, total, width
+from fedfuse._lanes import BYTES, larger, load, splat, store, total, totals, width
 
 
 @njit
@@ -27,3 +27,20 @@ def test_lanes_do_what_numbers_do_and_leave_the_rest_alone(dtype):
     np.testing.assert_allclose(found[:whole], (a - dtype(0.5) * b)[1:][:whole], rtol=1e-6)
     assert (found[whole:] == a[1:][whole:]).all()
     assert together == pytest.approx(found[:whole].sum(dtype=np.float64), rel=1e-5, abs=1e-5)
+
+
+@njit
+def _in_pieces(rows, out):
+    together = totals(load(rows[0], 0), load(rows[1], 0), load(rows[2], 0), load(rows[3], 0))
+    store(out, 0, together)
+    store(out, width(out), larger(load(rows[0], 0), load(rows[1], 0) / load(rows[2], 0)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_of_four_and_the_larger_of_two(dtype):
+    lanes = BYTES // np.dtype(dtype).itemsize
+    rows = np.random.default_rng(0).normal(size=(4, lanes)).astype(dtype)
+    out = np.empty(2 * lanes, dtype)
+    _in_pieces(rows, out)
+    np.testing.assert_allclose(out[:lanes].reshape(-1, 4).sum(axis=0), rows.sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(out[lanes:], np.maximum(rows[0], rows[1] / rows[2]), rtol=1e-6)

@@ -7,7 +7,7 @@ rows are apart:
     for e in range(0, row.size - width(row) + 1, width(row)):
         store(row, e, load(row, e) * splat(factor) + load(other, e))
 
-Lanes can be added, subtracted and multiplied; products are fused with sums where the processor can do that.
+Lanes can be added, subtracted, multiplied and divided; products are fused with sums where the processor can do that.
 """
 
 from __future__ import annotations
@@ -94,6 +94,29 @@ def _emit_total(_typing: Any, lanes: Any) -> Any:
     return types.float64(lanes), generate
 
 
+def _emit_totals(_typing: Any, lanes: Any, _b: Any, _c: Any, _d: Any) -> Any:
+    half = lanes.width // 2
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def fold(a: Any, b: Any, places: list[int], step: int) -> Any:
+            parts = (builder.shuffle_vector(a, b, _places(p + step * k for p in places)) for k in (0, 1))
+            return builder.fadd(*parts, flags=_FLAGS)
+
+        # within 16 bytes, which costs least: neighbours, of one argument and then of the next
+        pairs = [0, 2, 8, 10, 4, 6, 12, 14] if lanes.width == 8 else [0, 4, 2, 6]
+        a, b = (fold(arguments[k], arguments[k + 1], pairs, 1) for k in (0, 2))
+        return fold(a, b, pairs, 1) if lanes.width == 8 else fold(a, b, [0, 1, 4, 5], half)
+
+    return lanes(lanes, lanes, lanes, lanes), generate
+
+
+def _emit_larger(_typing: Any, a: Any, b: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", *arguments), *arguments)
+
+    return a(a, b), generate
+
+
 def _places(numbers: Any) -> Any:
     places = list(numbers)
     return ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
@@ -112,7 +135,12 @@ def _arithmetic(name: str) -> Any:
     return lambda a, b: (lambda a, b: compute(a, b)) if isinstance(a, Lanes) and a == b else None
 
 
-for _sign, _name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+for _sign, _name in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
     overload(_sign)(_arithmetic(_name))
 
 # width(array): how many numbers of its type are lanes.
@@ -122,6 +150,10 @@ load: Any = intrinsic(_emit_load)
 store: Any = intrinsic(_emit_store)
 # splat(number): lanes that are all this number.
 splat: Any = intrinsic(_emit_splat)
+# totals(a, b, c, d): lanes of which those at k, k + 4, … add up to the sum of the k-th argument.
+totals: Any = intrinsic(_emit_totals)
+# larger(lanes, lanes): the larger one of each two.
+larger: Any = intrinsic(_emit_larger)
 # total(lanes): their sum, float64.
 total: Any = intrinsic(_emit_total)
 

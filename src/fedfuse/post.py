@@ -78,9 +78,10 @@ class Post:
             reply = self._next(end)
             if reply is None:
                 break
-            answers += alone or self._is_answer(reply)
+            awaited = self._is_awaited(reply)
             good = self._judge(reply, late)
             heard += [good] if good else []
+            answers += alone or (awaited and good is not None)
         return heard
 
     def exchange(self, orders: Sequence[Order]) -> list[Reply]:
@@ -181,15 +182,15 @@ class Post:
             self._arrived.extend(self.fleet.collect() if left is None else self.fleet.collect(left))
         return self._arrived.popleft() if self._arrived else None
 
-    def _is_answer(self, reply: Reply) -> bool:
+    def _is_awaited(self, reply: Reply) -> bool:
         sent = self.open.get(reply.device)
-        return sent is not None and sent.order.round == reply.round and self._fault(reply, sent) is None
+        return sent is not None and sent.order.round == reply.round
 
     def _judge(self, reply: Reply, late: bool) -> Heard | None:
         """Return the reply if it may be used; else count why not."""
         self.ledger.received(reply)
         sent = self.open.get(reply.device)
-        if sent is not None and sent.order.round == reply.round:
+        if sent is not None and self._is_awaited(reply):
             del self.open[reply.device]
             wrong = self._fault(reply, sent)
         elif (sent := self._overdue.pop((reply.device, reply.round), None)) is not None:

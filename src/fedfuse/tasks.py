@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -426,6 +427,11 @@ class Reply:
 
 def largest_value(d: int, dtype: npt.DTypeLike) -> float:
     """Return the largest number that ``d`` parameters may hold: squared distances must not overflow."""
+    return _largest_value(d, np.dtype(dtype))
+
+
+@cache
+def _largest_value(d: int, dtype: np.dtype[np.floating]) -> float:
     return float(np.sqrt(np.finfo(dtype).max / (16 * max(d, 1))))
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedfuse.bench import machine
 from fedfuse.bench.figure import Figure
@@ -42,6 +43,7 @@ class Problem:
     """A federation with its model, and its rows as a NumPy user would hold them."""
 
     federation: Federation
+    dtype: npt.DTypeLike = np.float32  # of the NumPy user's numbers
 
     @cached_property
     def model(self) -> SoftmaxRegression:
@@ -55,7 +57,7 @@ class Problem:
     def plain(self) -> list[tuple[Floats, Ints]]:
         """Each device's rows, with a column of ones, and its classes."""
         own = [self.rows.of(i) for i in range(self.federation.m)]
-        return [(np.column_stack([X, np.ones(len(X))]).astype(np.float32), y.astype(np.int64)) for X, y in own]
+        return [(np.column_stack([X, np.ones(len(X))]).astype(self.dtype), y.astype(np.int64)) for X, y in own]
 
     def run(self) -> Run:
         """Return a run of FPFC that never evaluates."""
@@ -74,7 +76,7 @@ class Problem:
 
     def matrices(self, w: Floats) -> Floats:
         """Bring flat parameters into the plain shape: weights, then the intercept, of every class."""
-        return np.stack([self.model.coefficients(row) for row in w]).astype(np.float32)
+        return np.stack([self.model.coefficients(row) for row in w]).astype(self.dtype)
 
     def flat(self, W: Floats) -> Floats:
         """Undo `matrices`."""
@@ -86,7 +88,7 @@ class TextbookRun:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self.omega = np.zeros((problem.federation.m, problem.model.d), np.float32)
+        self.omega = np.zeros((problem.federation.m, problem.model.d), problem.dtype)
         self._server = TextbookServer(self.omega, METHOD.penalty)
         self._k = 0
 

@@ -17,7 +17,7 @@ from fedfuse.data.synthetic import synthetic
 from fedfuse.fitting import fit
 from fedfuse.types import Floats, Ints
 
-EVALUATE, NU, TURNS = 10, 0.5, 3
+EVALUATE, NU, TURNS = 10, 0.5, 4
 
 
 def figures(sizes: Sizes) -> Iterator[Figure]:
@@ -26,14 +26,16 @@ def figures(sizes: Sizes) -> Iterator[Figure]:
     Means, not the best: which devices are active, and so how many rows a round has, differs from round to round.
     """
     problem = Problem(synthetic("S1", seed=0))
-    book = TextbookJob(problem)
+    books = {"NumPy's own float64": np.float64, "float32": np.float32}
+    jobs = [TextbookJob(Problem(problem.federation, dtype)) for dtype in books.values()]
     _run(problem, EVALUATE)  # compiles
-    turns = [(once(lambda: _run(problem, sizes.rounds)), once(book.ten)) for _ in range(TURNS)]
-    fast, ten = (fmean(column) for column in zip(*turns, strict=True))
-    slow, rounds = ten * sizes.rounds / EVALUATE, TURNS * EVALUATE
+    turns = [(once(lambda: _run(problem, sizes.rounds)), *(once(job.ten) for job in jobs)) for _ in range(TURNS)]
+    fast, *tens = (fmean(column) for column in zip(*turns, strict=True))
     what = f"S1, lambda 0.6, {sizes.rounds} rounds of {STEPS} steps, evaluation every {EVALUATE}, no refit"
-    against = f"textbook loops, NumPy gradients: {rounds} rounds, times {sizes.rounds / rounds:.3g}"
-    yield Figure("whole run", what, against, fast, slow, "s", slow / fast, 15)
+    for precision, ten, goal in zip(books, tens, (15, None), strict=True):
+        slow, rounds = ten * sizes.rounds / EVALUATE, TURNS * EVALUATE
+        against = f"textbook loops, NumPy gradients, {precision}: {rounds} rounds, times {sizes.rounds / rounds:.3g}"
+        yield Figure("whole run", what, against, fast, slow, "s", slow / fast, goal)
 
 
 def _run(problem: Problem, rounds: int) -> None:

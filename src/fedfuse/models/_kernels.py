@@ -1,8 +1,9 @@
 """Compiled loops of the models.
 
 Softmax regression reads rows in panels: at most `PANEL` rows, feature after feature inside the panel, so that
-every inner loop runs over neighbouring rows and becomes vector instructions. After its features a row carries
-a 1 (the intercept), then zeros up to a multiple of four; zero rows fill up a device's last panel.
+every inner loop runs over neighbouring rows in vector instructions, and a panel that was read for its scores is
+still in the first-level cache for its gradient. After its features a row carries a 1 (the intercept), then zeros
+up to a multiple of four; zero rows fill up a device's last panel.
 Parameters are matrices of the same shape: classes (an even number, the last one perhaps unused) by features.
 None of the filling changes a sum.
 
@@ -16,16 +17,16 @@ import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba import njit
 
-from fedfuse._lanes import prefetch
+from fedfuse._lanes import larger, load, splat, store, totals
+from fedfuse._lanes import width as lanes
+from fedfuse.models._exp import exp
 from fedfuse.models._panels import GRAIN, PANEL, Panels
 from fedfuse.types import Floats, Ints
 
-# Bytes in a line of the cache.
-LINE = 64
+# Rows after which sums in the rows' own precision are added up in float64.
+MANY = 64 * PANEL
 # Sums may be reordered and multiply-adds fused; nan and infinity stay what they are.
 _ENTRY: dict[str, Any] = {
     "nogil": True,
@@ -35,133 +36,114 @@ _ENTRY: dict[str, Any] = {
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
 }
 _INNER = {**_ENTRY, "no_cpython_wrapper": True}
-_EXACT = {**_INNER, "fastmath": {"contract"}}  # where the order of operations is the point
-
-
-# ------------------------------------------------------------------------------------------ exponential
-
-
-def _read_bits(typing_context: Any, bits: Any) -> Any:
-    # the float of the same size that has the bits of an integer
-    single = bits == types.int32
-    target = ir.FloatType() if single else ir.DoubleType()
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], target)
-
-    return (types.float32 if single else types.float64)(bits), generate
-
-
-_float_of_bits: Any = intrinsic(_read_bits)
-
-
-# exp(x) = 2^k exp(r), k = round(x / log 2), |r| <= log(2) / 2. log 2 is cut in two to make r exact; exp(r)
-# is its Taylor series, as long as terms are felt; 2^k is made of bits. math.exp does not become vector code.
-_C32 = tuple(np.float32(1 / math.factorial(k)) for k in range(8))
-_C64 = tuple(1 / math.factorial(k) for k in range(14))
-_LEAST_32, _HALF_32, _LOG2E_32 = np.float32(-87), np.float32(0.5), np.float32(math.log2(math.e))
-_LEAST_64, _HALF_64, _LOG2E_64 = -708.0, 0.5, math.log2(math.e)
-_LN2_HIGH_32, _LN2_LOW_32 = np.float32(355 / 512), np.float32(math.log(2) - 355 / 512)  # 355 k / 512 is exact
-_LN2_HIGH_64, _LN2_LOW_64 = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # as in fdlibm
-
-
-@njit(**_EXACT)
-def _exp_32(x: Any) -> Any:
-    c = _C32
-    x = _LEAST_32 if x < _LEAST_32 else x
-    k = np.floor(x * _LOG2E_32 + _HALF_32)
-    r = (x - k * _LN2_HIGH_32) - k * _LN2_LOW_32
-    s = c[0] + r * (c[1] + r * (c[2] + r * (c[3] + r * (c[4] + r * (c[5] + r * (c[6] + r * c[7]))))))
-    return s * _float_of_bits(np.int32((np.int32(k) + 127) << 23))
-
-
-@njit(**_EXACT)
-def _exp_64(x: Any) -> Any:
-    c = _C64
-    x = _LEAST_64 if x < _LEAST_64 else x
-    k = np.floor(x * _LOG2E_64 + _HALF_64)
-    r = (x - k * _LN2_HIGH_64) - k * _LN2_LOW_64
-    s = c[7] + r * (c[8] + r * (c[9] + r * (c[10] + r * (c[11] + r * (c[12] + r * c[13])))))
-    s = c[0] + r * (c[1] + r * (c[2] + r * (c[3] + r * (c[4] + r * (c[5] + r * (c[6] + r * s))))))
-    return s * _float_of_bits((np.int64(np.int32(k)) + 1023) << 52)
-
-
-def exp(x: Any) -> Any:
-    """Return exp(x) for x <= 0, but not less than the smallest normal number. Compiled code only."""
-    raise NotImplementedError
-
-
-@overload(exp, strict=False)
-def _exp_of_type(x: Any) -> Any:
-    chosen = _exp_32 if x == types.float32 else _exp_64
-    return lambda x: chosen(x)
+_KNOWN = {**_INNER, "forceinline": True}  # a caller's constants become constants of the loops
 
 
 # ----------------------------------------------------------------------------------------------- panels
 # S is working memory: PANEL numbers for every class, then twice PANEL for the helpers' own use.
+# L is a gradient in the rows' own precision: lanes for every class and four features, of which those at k, k + 4, …
+# add up to the k-th of the four.
 
 
 @njit(**_INNER)
-def _scores(panel: Floats, W: Floats, S: Floats) -> None:
-    # S[c, r] = sum_f W[c, f] panel[f, r]; two classes and four features at a time stay in registers
-    features, width = panel.shape
-    for j in range(W.shape[0] * PANEL):
-        S[j] = 0
-    for f in range(0, features, 4):
-        for c in range(0, W.shape[0], 2):
-            s = S[c * PANEL : (c + 2) * PANEL]
-            a0, a1, a2, a3 = W[c, f], W[c, f + 1], W[c, f + 2], W[c, f + 3]
-            b0, b1, b2, b3 = W[c + 1, f], W[c + 1, f + 1], W[c + 1, f + 2], W[c + 1, f + 3]
-            for r in range(width):
-                x0, x1, x2, x3 = panel[f, r], panel[f + 1, r], panel[f + 2, r], panel[f + 3, r]
-                s[r] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-                s[r + PANEL] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+def _scores(panel: Floats, width: int, W: Floats, S: Floats) -> None:
+    # S[c, r] = sum_f W[c, f] panel[f, r]
+    if width == PANEL:
+        _scores_of(panel, PANEL, W, S)
+    else:
+        _scores_of(panel, width, W, S)
 
 
-@njit(**_INNER)
-def _accumulate(panel: Floats, S: Floats, G: Floats, X: Floats, following: int) -> None:
-    # G[c, f] += sum_r S[c, r] panel[f, r]; within a panel in the rows' own precision, over panels in float64
-    # meanwhile the panel that follows in X (any X, where none does) comes into the cache: its pieces are too short for
-    # the processor to look ahead by itself
-    features, width = panel.shape
-    zero = panel.dtype.type(0)
-    for f in range(0, features, 4):
-        for e in range(following + f * width, following + (f + 4) * width, LINE // X.itemsize):
-            prefetch(X, e)
-        for c in range(0, G.shape[0], 2):
-            s = S[c * PANEL : (c + 2) * PANEL]
+@njit(**_KNOWN)
+def _scores_of(panel: Floats, width: int, W: Floats, S: Floats) -> None:
+    # two classes and four lanes of rows at a time stay in registers
+    w = lanes(panel)
+    zero = splat(panel.dtype.type(0))
+    for c in range(0, W.shape[0], 2):
+        for r in range(0, width, 4 * w):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero
-            for r in range(width):
-                x0, x1, x2, x3 = panel[f, r], panel[f + 1, r], panel[f + 2, r], panel[f + 3, r]
-                u, v = s[r], s[r + PANEL]
-                a0 += u * x0
-                a1 += u * x1
-                a2 += u * x2
-                a3 += u * x3
-                b0 += v * x0
-                b1 += v * x1
-                b2 += v * x2
-                b3 += v * x3
-            G[c, f] += a0
-            G[c, f + 1] += a1
-            G[c, f + 2] += a2
-            G[c, f + 3] += a3
-            G[c + 1, f] += b0
-            G[c + 1, f + 1] += b1
-            G[c + 1, f + 2] += b2
-            G[c + 1, f + 3] += b3
+            e = r
+            for f in range(W.shape[1]):
+                x0, x1, x2, x3 = load(panel, e), load(panel, e + w), load(panel, e + 2 * w), load(panel, e + 3 * w)
+                a, b = splat(W[c, f]), splat(W[c + 1, f])
+                a0, a1, a2, a3 = a0 + a * x0, a1 + a * x1, a2 + a * x2, a3 + a * x3
+                b0, b1, b2, b3 = b0 + b * x0, b1 + b * x1, b2 + b * x2, b3 + b * x3
+                e += width
+            _put(S, c * PANEL + r, a0, a1, a2, a3)
+            _put(S, (c + 1) * PANEL + r, b0, b1, b2, b3)
+
+
+@njit(**_INNER)
+def _accumulate(panel: Floats, width: int, S: Floats, L: Floats) -> None:
+    # L[c, f] += sum_r S[c, r] panel[f, r]
+    if width == PANEL:
+        _accumulate_of(panel, PANEL, S, L)
+    else:
+        _accumulate_of(panel, width, S, L)
+
+
+@njit(**_KNOWN)
+def _accumulate_of(panel: Floats, width: int, S: Floats, L: Floats) -> None:
+    # two classes and four features at a time stay in registers
+    features, w, here = panel.size // width, lanes(panel), 0
+    zero = splat(panel.dtype.type(0))
+    for f in range(0, features, 4):
+        for c in range(0, 4 * L.size // (features * w), 2):
+            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero
+            e = f * width
+            for r in range(0, width, w):
+                x0, x1 = load(panel, e + r), load(panel, e + width + r)
+                x2, x3 = load(panel, e + 2 * width + r), load(panel, e + 3 * width + r)
+                u, v = load(S, c * PANEL + r), load(S, (c + 1) * PANEL + r)
+                a0, a1, a2, a3 = a0 + u * x0, a1 + u * x1, a2 + u * x2, a3 + u * x3
+                b0, b1, b2, b3 = b0 + v * x0, b1 + v * x1, b2 + v * x2, b3 + v * x3
+            store(L, here, load(L, here) + totals(a0, a1, a2, a3))
+            store(L, here + w, load(L, here + w) + totals(b0, b1, b2, b3))
+            here += 2 * w
+
+
+@njit(**_INNER)
+def _put(array: Floats, e: int, a: Any, b: Any, c: Any, d: Any) -> None:
+    w = lanes(array)
+    store(array, e, a)
+    store(array, e + w, b)
+    store(array, e + 2 * w, c)
+    store(array, e + 3 * w, d)
+
+
+@njit(**_INNER)
+def _flush(L: Floats, G: Floats) -> None:
+    # G[c, f] += its part of L, which becomes zero
+    w, here = lanes(L), 0
+    for f in range(0, G.shape[1], 4):
+        for c in range(G.shape[0]):
+            for k in range(w):
+                G[c, f + k % 4] += L[here + k]
+                L[here + k] = 0
+            here += w
+
+
+@njit(**_INNER)
+def _due(first: int, rows: int) -> bool:
+    # whether L is to be added up after the panel that begins with this row, of so many
+    return (first + PANEL) % MANY == 0 or first + PANEL >= rows
+
+
+@njit(**_INNER)
+def _room_like(G: Floats, kind: Floats) -> Floats:
+    # an L for this gradient, of the type of the rows
+    return np.zeros(G.size // 4 * lanes(kind), kind.dtype)
 
 
 @njit(**_INNER)
 def _tops(S: Floats, classes: int, width: int) -> Floats:
     # top[r] = max_c S[c, r]
     top = S[S.size - 2 * PANEL : S.size - PANEL]
-    for r in range(width):
-        top[r] = S[r]
-    for c in range(1, classes):
-        s = S[c * PANEL : (c + 1) * PANEL]
-        for r in range(width):
-            top[r] = s[r] if s[r] > top[r] else top[r]
+    for r in range(0, width, lanes(S)):
+        largest = load(S, r)
+        for c in range(1, classes):
+            largest = larger(load(S, c * PANEL + r), largest)
+        store(top, r, largest)
     return top
 
 
@@ -169,44 +151,41 @@ def _tops(S: Floats, classes: int, width: int) -> Floats:
 def _softmax(S: Floats, classes: int, width: int, top: Floats) -> Floats:
     # share[r] = 1 / sum_c exp(S[c, r] - top[r]); S[c, r] <- exp(S[c, r] - top[r]) share[r]
     share = S[S.size - PANEL :]
-    for r in range(width):
-        share[r] = 0
-    for c in range(classes):
-        s = S[c * PANEL : (c + 1) * PANEL]
-        for r in range(width):
-            e = exp(s[r] - top[r])
-            s[r] = e
-            share[r] += e
-    one = share.dtype.type(1)
-    for r in range(width):
-        share[r] = one / share[r]
-    for c in range(classes):
-        s = S[c * PANEL : (c + 1) * PANEL]
-        for r in range(width):
-            s[r] *= share[r]
+    one = S.dtype.type(1)
+    for r in range(0, width, lanes(S)):
+        together, largest = splat(S.dtype.type(0)), load(top, r)
+        for c in range(classes):
+            e = exp(load(S, c * PANEL + r) - largest)
+            store(S, c * PANEL + r, e)
+            together = together + e
+        part = splat(one) / together
+        for c in range(classes):
+            store(S, c * PANEL + r, load(S, c * PANEL + r) * part)
+        store(share, r, part)
     return share
 
 
 @njit(**_INNER)
-def _panel(data: Panels, device: int, first: int) -> tuple[Floats, Ints]:
-    # the panel that begins with this row of the device, and the classes of its true rows
-    rows = min(PANEL, data.counts[device] - first)
-    width = (rows + GRAIN - 1) // GRAIN * GRAIN
-    a, q = data.start[device] + first, data.features
-    return data.X[a * q : (a + width) * q].reshape((q, width)), data.y[a : a + rows]
+def _filled(rows: int) -> int:
+    return (rows + GRAIN - 1) // GRAIN * GRAIN
 
 
 @njit(**_INNER)
-def _add_gradient(
-    panel: Floats, y: Ints, classes: int, W: Floats, G: Floats, S: Floats, X: Floats, following: int
-) -> None:
-    # G += sum over the panel's rows of (softmax(W x) - e_y) x'; the panel that follows begins at X[following]
-    width = panel.shape[1]
-    _scores(panel, W, S)
+def _panel(data: Panels, device: int, first: int) -> tuple[Floats, int, Ints]:
+    # the panel that begins with this row of the device, its width, and the classes of its true rows
+    rows = min(PANEL, data.counts[device] - first)
+    width, a, q = _filled(rows), data.start[device] + first, data.features
+    return data.X[a * q : (a + width) * q], width, data.y[a : a + rows]
+
+
+@njit(**_INNER)
+def _add_gradient(panel: Floats, width: int, y: Ints, classes: int, W: Floats, L: Floats, S: Floats) -> None:
+    # L += sum over the panel's rows of (softmax(W x) - e_y) x'
+    _scores(panel, width, W, S)
     _softmax(S, classes, width, _tops(S, classes, width))
     for r in range(y.size):
         S[y[r] * PANEL + r] -= 1
-    _accumulate(panel, S, G, X, following)
+    _accumulate(panel, width, S, L)
 
 
 @njit(**_INNER)
@@ -232,31 +211,31 @@ def _clear(G: Floats) -> None:
 def descend(data: Panels, devices: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int) -> None:
     """Take full-batch gradient steps on W[k], in place, for k in ``jobs``."""
     S, G = np.empty((W.shape[1] + 2) * PANEL, W.dtype), np.empty((W.shape[1], W.shape[2]))
+    L = _room_like(G, W)
     for k in jobs:
         w, a, device = W[k], A[k], devices[k]
         for _ in range(steps):
             _clear(G)
             for first in range(0, data.counts[device], PANEL):
-                panel, y = _panel(data, device, first)
-                after = first + PANEL if first + PANEL < data.counts[device] else 0
-                following = (data.start[device] + after) * data.features
-                _add_gradient(panel, y, data.classes, w, G, S, data.X, following)
+                panel, width, y = _panel(data, device, first)
+                _add_gradient(panel, width, y, data.classes, w, L, S)
+                if _due(first, data.counts[device]):
+                    _flush(L, G)
             _step(w, a, G, data.counts[device], rho, lr)
 
 
 @njit(**_INNER)
-def _gather(X: Floats, chosen: Ints, panel: Floats) -> None:
+def _gather(X: Floats, chosen: Ints, panel: Floats, width: int) -> None:
     # panel[f, r] = X[chosen[r], f], then 1 for the intercept; zeros where there is nothing
     p = X.shape[1]
     for r in range(chosen.size):
         x = X[chosen[r]]
         for f in range(p):
-            panel[f, r] = x[f]
-    for r in range(chosen.size):
-        panel[p, r] = 1
-    for f in range(panel.shape[0]):
-        for r in range(chosen.size if f <= p else 0, panel.shape[1]):
-            panel[f, r] = 0
+            panel[f * width + r] = x[f]
+        panel[p * width + r] = 1
+    for f in range(panel.size // width):
+        for r in range(chosen.size if f <= p else 0, width):
+            panel[f * width + r] = 0
 
 
 @njit(**_ENTRY)
@@ -265,23 +244,22 @@ def descend_batches(
 ) -> None:
     """Take a gradient step on W, in place, for every ``batch`` rows in each of the orders (epochs x rows)."""
     S, G = np.empty((W.shape[0] + 2) * PANEL, W.dtype), np.empty(W.shape)
-    q, n = W.shape[1], orders.shape[1]
-    pieces = -(-batch // (PANEL - GRAIN))
-    size = -(-batch // pieces)
-    store, labels = np.empty(q * PANEL, W.dtype), np.empty(PANEL, np.int64)
+    L, q, n = _room_like(G, W), W.shape[1], orders.shape[1]
+    room, labels = np.empty(q * PANEL, W.dtype), np.empty(PANEL, np.int64)
     for epoch in range(orders.shape[0]):
         for first in range(0, max(n, 1), batch):  # without rows: the proximal term alone
             last = min(first + batch, n)
             _clear(G)
-            for a in range(first, last, size):
-                chosen = orders[epoch, a : min(a + size, last)]
-                # an odd multiple: lines a power of two apart would push each other out of the cache
-                width = (chosen.size + GRAIN - 1) // (2 * GRAIN) * 2 * GRAIN + GRAIN
-                panel = store[: q * width].reshape((q, width))
-                _gather(X, chosen, panel)
+            for a in range(first, last, PANEL):
+                chosen = orders[epoch, a : min(a + PANEL, last)]
+                width = _filled(chosen.size)
+                panel = room[: q * width]
+                _gather(X, chosen, panel, width)
                 for r in range(chosen.size):
                     labels[r] = y[chosen[r]]
-                _add_gradient(panel, labels[: chosen.size], classes, W, G, S, store, 0)
+                _add_gradient(panel, width, labels[: chosen.size], classes, W, L, S)
+                if _due(a - first, last - first):
+                    _flush(L, G)
             _step(W, A, G, last - first, rho, lr)
 
 
@@ -301,13 +279,12 @@ def _judge(S: Floats, y: Ints, top: Floats) -> tuple[float, int]:
 @njit(**_ENTRY)
 def evaluate(data: Panels, devices: Ints, jobs: Ints, W: Floats, loss: Floats, hits: Ints, G: Floats) -> None:
     """Add the sums over rows of loss and hits, and of the gradient unless G is empty, for k in ``jobs``."""
-    S = np.empty((W.shape[1] + 2) * PANEL, W.dtype)
+    S, L = np.empty((W.shape[1] + 2) * PANEL, W.dtype), _room_like(W[0] if G.size else W[0, :0], W)
     for k in jobs:
         w, device = W[k], devices[k]
         for first in range(0, data.counts[device], PANEL):
-            panel, y = _panel(data, device, first)
-            width = panel.shape[1]
-            _scores(panel, w, S)
+            panel, width, y = _panel(data, device, first)
+            _scores(panel, width, w, S)
             top = _tops(S, data.classes, width)
             gap, right = _judge(S, y, top)
             share = _softmax(S, data.classes, width, top)
@@ -318,7 +295,9 @@ def evaluate(data: Panels, devices: Ints, jobs: Ints, W: Floats, loss: Floats, h
             if G.size:
                 for r in range(y.size):
                     S[y[r] * PANEL + r] -= 1
-                _accumulate(panel, S, G[k], S, 0)
+                _accumulate(panel, width, S, L)
+                if _due(first, data.counts[device]):
+                    _flush(L, G[k])
 
 
 @njit(**_INNER)
@@ -338,7 +317,7 @@ def _curve(P: Floats, S: Floats, classes: int, width: int) -> None:
 
 
 @njit(**_INNER)
-def _hessian_times(data: Panels, device: int, P: Floats, V: Floats, v: Floats, H: Floats, S: Floats) -> None:
+def _hessian_times(data: Panels, device: int, P: Floats, V: Floats, v: Floats, H: Floats, S: Floats, L: Floats) -> None:
     # H = (hessian of the device's mean loss) V; v is room for V / rows in the rows' precision
     n = max(data.counts[device], 1)
     for c in range(V.shape[0]):
@@ -346,10 +325,12 @@ def _hessian_times(data: Panels, device: int, P: Floats, V: Floats, v: Floats, H
             v[c, f] = V[c, f] / n
             H[c, f] = 0
     for first in range(0, data.counts[device], PANEL):
-        panel, _ = _panel(data, device, first)
-        _scores(panel, v, S)
-        _curve(P[first // PANEL], S, data.classes, panel.shape[1])
-        _accumulate(panel, S, H, S, 0)
+        panel, width, _ = _panel(data, device, first)
+        _scores(panel, width, v, S)
+        _curve(P[first // PANEL], S, data.classes, width)
+        _accumulate(panel, width, S, L)
+        if _due(first, data.counts[device]):
+            _flush(L, H)
 
 
 @njit(**_INNER)
@@ -387,17 +368,17 @@ def newton_direction(
     D, R, V, H = room[0], room[1], room[2], room[3]
     n, size = data.counts[device], (W.shape[0] + 2) * PANEL
     S, P = np.empty(size, W.dtype), np.empty(((n + PANEL - 1) // PANEL, size), W.dtype)
+    L = _room_like(D, W)
     for first in range(0, n, PANEL):
-        panel, _ = _panel(data, device, first)
-        _scores(panel, W, P[first // PANEL])
-        top = _tops(P[first // PANEL], data.classes, panel.shape[1])
-        _softmax(P[first // PANEL], data.classes, panel.shape[1], top)
+        panel, width, _ = _panel(data, device, first)
+        _scores(panel, width, W, P[first // PANEL])
+        _softmax(P[first // PANEL], data.classes, width, _tops(P[first // PANEL], data.classes, width))
     square, last, enough = _advance(D, R, V, H, 0.0), 1.0, 0.0
     for step in range(most):
         for c in range(V.shape[0]):
             for f in range(V.shape[1]):
                 V[c, f] = R[c, f] + (square / last * V[c, f] if step else 0.0)
-        _hessian_times(data, device, P, V, v, H, S)
+        _hessian_times(data, device, P, V, v, H, S, L)
         along, length = _curvature(V, H, rho)
         if along <= 1e-12 * length:  # flat, as far as rounding can tell
             break
@@ -415,17 +396,18 @@ def newton_direction(
 def moments(X: Floats, y: Floats, out: Floats) -> None:
     """Fill in the mean of z z' over rows, z = (x, 1, y), zeros up to a multiple of four."""
     p, q = X.shape[1], out.shape[0]
-    store, rows = np.empty(q * PANEL), np.empty(PANEL, np.int64)
-    panel = store.reshape((q, PANEL))
+    room, rows = np.empty(q * PANEL), np.empty(PANEL, np.int64)
+    L = _room_like(out, room)
     _clear(out)
     for first in range(0, y.size, PANEL):
         width = min(PANEL, y.size - first)
         for r in range(width):
             rows[r] = first + r
-        _gather(X, rows[:width], panel)
+        _gather(X, rows[:width], room, PANEL)
         for r in range(width):
-            panel[p + 1, r] = y[first + r]
-        _accumulate(panel, store, out, store, 0)
+            room[(p + 1) * PANEL + r] = y[first + r]
+        _accumulate(room, PANEL, room, L)
+    _flush(L, out)
     for i in range(q):
         for j in range(q):
             out[i, j] /= max(y.size, 1)

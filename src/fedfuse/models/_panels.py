@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from fedfuse.types import Floats, Ints
 
-PANEL = 256  # rows; a panel of 60 features and its scores stay in the second-level cache
-GRAIN = 8  # rows in a vector instruction; the last panel is filled up to a multiple of it
+PANEL = 64  # rows; a panel of 60 features stays in the first-level cache
+GRAIN = 32  # rows that are computed at once; the last panel is filled up to a multiple of it
 
 
 class Panels(NamedTuple):
