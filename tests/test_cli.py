@@ -72,6 +72,16 @@ def test_a_classification_table(fedfuse, tables):
     assert pd.read_csv("run/contrasts.csv")["feature"].iloc[0] == "age"
 
 
+def test_a_network_on_a_table(fedfuse, tables):
+    """Its work has defaults, too."""
+    words = ("--model", "mlp", "--rounds", "12", "--json")
+    status, out, err = fedfuse("run", "outcome.csv", *TABLE, "outcome", *words)
+    assert (status, err) == (0, "")
+    summary = json.loads(out)
+    assert summary["rounds"] == 12
+    assert summary["test"] > 0.6
+
+
 def test_more_than_two_classes(fedfuse, tables):
     """One number per feature: by how much its coefficients differ between groups."""
     frame = tables.drop(columns="outcome").assign(stay=pd.qcut(tables["stay"], 3, labels=["short", "mid", "long"]))

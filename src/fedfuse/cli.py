@@ -180,7 +180,7 @@ def run(
 
     # first look at all that can be wrong, then load, and only then write
     strength = None if lam is None else read_lambda(lam)
-    chosen, settings = _method_and_settings(dataset, method, strength, set_, rounds, seed, engine)
+    chosen, settings = _method_and_settings(dataset, method, strength, set_, rounds, seed, engine, model)
     directory = _free_directory(out, dataset, method, seed)
     source = _source(dataset, features, device, target, task, seed, data_dir)
     federation = _load(source)
@@ -596,15 +596,17 @@ def _method_and_settings(
     rounds: int | None,
     seed: int,
     engine: str = "inprocess",
+    model: str | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Return the method, and what else `fit` is told by the options; all of it looked at."""
     from fedfuse.conditions import check_mode
     from fedfuse.fleet import Engine
+    from fedfuse.models import is_network
     from fedfuse.options import build, parse_options
     from fedfuse.settings import Settings
 
     options = parse_options(pairs)
-    chosen, settings = build(dataset, method, options, lam)
+    chosen, settings = build(dataset, method, options, lam, network=model is not None and is_network(model))
     settings["seed"] = seed
     if rounds is not None:
         settings["rounds"] = rounds

@@ -62,14 +62,16 @@ PAPER_LAMBDAS = {
 }
 
 
-def preset(dataset: str, method: str = "fpfc", style: Style = "usual") -> Preset:
+def preset(dataset: str, method: str = "fpfc", style: Style = "usual", *, network: bool = False) -> Preset:
     """Return the defaults for a method on a data set; with style ``"paper"``, what the paper's tables were made with.
+
+    ``network`` says that devices train one, where the data do not.
 
     >>> preset("synthetic:S1", "ifca", "paper").settings
     {'participation': 0.3, 'rounds': 20000, 'tol': 0.0}
     """
     data = dataset.partition(":")[0]
-    usual = PRESETS.get(data, Preset(Work(solver="exact")))
+    usual = PRESETS.get(data, PRESETS["digits"] if network else Preset(Work(solver="exact")))
     if (data, method) in ROUNDS:
         usual = replace(usual, settings=usual.settings | {"rounds": ROUNDS[data, method]})
     groups = GROUPS.get(dataset, GROUPS.get(data))
@@ -383,11 +385,13 @@ def build(
     options: Options,
     lam: float | Literal["auto"] | None = None,
     settings: Mapping[str, Any] | None = None,
+    *,
+    network: bool = False,
 ) -> tuple[Method[Any], dict[str, Any]]:
     """Return a method and the settings of its run: the preset's, ``settings``, the options; the last counts most."""
     if lam is not None and "lam" in options.method:
         raise FedfuseError("--set lam is one lambda too many: it is given by --lam, or looked for")
-    defaults = preset(dataset, name, options.preset.get("preset", "usual"))
+    defaults = preset(dataset, name, options.preset.get("preset", "usual"), network=network)
     having = {key: value for key, value in defaults.method.items() if key in setting_names(name)}
     method = build_method(name, lam, defaults.work, replace(options, method=having | options.method))
     return method, {**defaults.settings, **(settings or {}), **options.settings}

@@ -37,8 +37,9 @@ from fedfuse.types import Floats, Ints
 FEWEST, MOST = 3, 8  # turns of training together before devices go apart
 FLAT = 0.02  # a score on validation rows that rose by less (accuracy; of RMSE, this share) has stopped rising
 NEAREST = 5  # other groups' models that a device tries
-LONG = 8.0  # times the length of the calm updates, and an update is not believed,
-BOUND = 4.0  # and from so many times on, it counts in means as if it were as long as theirs
+LONG = 5.0  # times the length of the calm updates, and an update is not believed,
+BOUND = 2.0  # and from so many times on, it counts in means as if it were as long as theirs
+TAIL = 3  # what devices get in the end is mostly the mean over the last one in so many and one turns
 CALM = 0.1  # share of the devices whose updates are the calm ones: the others may lie
 # Standard errors by which another group's model must be better for a device to move. A device that is alone moves to
 # a model that it cannot tell to be worse: the others there have more rows than it has.
@@ -71,6 +72,7 @@ class NetworkRefit(Staged):
         self._group(state, models.astype(world.dtype), self._clusters(world, before))
         state.put("lam", np.nan if before is None or before.lam is None else before.lam)
         state.put("turn", 0)
+        state.put("turns", 0)
 
     def _clusters(self, world: World, before: Found | None) -> Ints:
         if before is None:
@@ -94,6 +96,12 @@ class NetworkRefit(Staged):
     def _enter(self, state: StagedState, stage: str) -> None:
         super()._enter(state, stage)
         state.asked[state.memory["suspects"]] = SKIPPED
+
+    def devices(self, state: StagedState, drawn: Ints) -> Ints:
+        # a share of those who are believed, as if there were no others: step sizes fall from turn to turn, and the more
+        # devices had gone, the sooner training would come to rest
+        believed = int((~state.memory["suspects"]).sum())
+        return super().devices(state, drawn[: max(1, len(drawn) * believed // state.world.m)])
 
     def update(self, state: StagedState, devices: Ints, values: list[Floats]) -> Residuals | None:
         if self.robust != "none" and state.stage in ("tree", "check"):
@@ -169,12 +177,25 @@ class NetworkRefit(Staged):
 
     def _take_refit(self, state: StagedState) -> str:
         self._averaged(state)
+        self._smooth(state)
         return "refit"
+
+    def _smooth(self, state: StagedState) -> None:
+        """Average the models over turns, late ones most (Shamir and Zhang, 2013): steps on batches go to and fro.
+
+        Training goes on from the last models; what is averaged is what devices get.
+        """
+        turns = state.number("turns") + 1
+        mean, share = state.memory.get("mean", state.memory["models"]), (TAIL + 1) / (turns + TAIL)
+        new = mean + share * (state.memory["models"].astype(np.float64) - mean)
+        state.put("turns", turns)
+        state.memory["mean"] = new.astype(state.world.dtype)
 
     # -- what there is to see
 
     def models(self, state: StagedState) -> Floats:
-        return np.asarray(state.memory["models"][state.memory["labels"]])
+        models = state.memory.get("mean", state.memory["models"])
+        return np.asarray(models[state.memory["labels"]])
 
     def labels(self, state: StagedState) -> Ints:
         return canonical(state.memory["labels"])

@@ -16,7 +16,7 @@ NETWORKS = ("CNN", "MLP")
 _NEED_TORCH = {"CNN": "networks", "MLP": "networks", "TorchModel": "torch"}
 
 __all__ = ["MODELS", "NETWORKS", "LinearRegression", "Model", "SoftmaxRegression"]
-__all__ += ["default_model", "from_config", "model_called"]
+__all__ += ["default_model", "from_config", "is_network", "model_called"]
 
 
 def default_model(goal: Goal, shape: tuple[int, ...] | None = None) -> Model[Any]:
@@ -37,6 +37,15 @@ def model_called(name: str, **parameters: Any) -> Model[Any]:
     if name not in MODELS:
         raise FedfuseError(f"unknown model {name!r}; known: {', '.join((*MODELS, *NETWORKS))}")
     return MODELS[name](**parameters)
+
+
+def is_network(name: str) -> bool:
+    """Whether the model of this name is a network.
+
+    >>> is_network("mlp"), is_network("softmax")
+    (True, False)
+    """
+    return SHORT.get(name, name) in NETWORKS
 
 
 def _with_torch(name: str) -> type[Model[Any]]:
