@@ -115,7 +115,8 @@ def row(name: str, attack: str, share: float, result: ff.Result, began: float) -
     summary = result.summary()
     found = {key: summary.get(key) for key in ("test", "ari", "precision", "recall")}
     chosen = {key: value for key, value in result.chosen.items() if isinstance(value, (int, float))}
-    return {"method": name, "attack": attack, "liars": share, **found, "chosen": chosen, "seconds": time.time() - began}
+    line = {"method": name, "attack": attack, "liars": share, **found, "chosen": chosen, "seconds": time.time() - began}
+    return line if share else {**line, "devices": [float(score) for score in result.scores["test"]]}
 
 
 def measure(stage: Stage, name: str, attacks: tuple[str, ...], shares: list[float], done: Done) -> None:
@@ -145,6 +146,14 @@ def measure_local(stage: Stage, shares: list[float], done: Done) -> None:
     for share in missing:
         test = float(np.delete(scores, stage.liars(share)).mean())
         done.add({"method": "local", "attack": "any", "liars": share, "test": test})
+
+
+def unattacked(stage: Stage, shares: list[float], done: Done) -> str:
+    """Say what FPFC has without an attack on the devices that are honest at each share."""
+    free = done.get("fpfc", "none", 0.0) or {}
+    means = [np.delete(free["devices"], stage.liars(share)).mean() for share in shares] if free else []
+    words = (f"{mean:.4f} ({share})" for share, mean in zip(shares, means, strict=False))
+    return f"FPFC without an attack, on the devices that are honest at a share: {', '.join(words)}"
 
 
 def spread(rows: list[Row], attacks: tuple[str, ...]) -> Any:
@@ -189,10 +198,11 @@ def main() -> None:
     for name in options.methods.split(","):
         measure(stage, name, attacks, shares, done)
     table = spread(done.rows, attacks)
-    table.drop(columns="chosen", errors="ignore").to_csv(f"{options.out}.csv", index=False)
+    table.drop(columns=["chosen", "devices"], errors="ignore").to_csv(f"{options.out}.csv", index=False)
     wide = table.pivot_table(index="method", columns=["attack", "liars"], values="test", sort=False)
     print(wide.round(3).to_string())
     exposed = table[(table["method"] == "fpfc") & (table["liars"] > 0)]
+    print(unattacked(stage, shares, done))
     print(exposed[["attack", "liars", "precision", "recall", "ari"]].to_string(index=False))
     picture(table, f"{options.out}.png", f"{options.data}, seed {options.seed}")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import numba
 import numpy as np
@@ -17,6 +18,7 @@ from fedfuse.tasks import Work
 torch = pytest.importorskip("torch", reason="networks need the extra fedfuse[torch]")
 from torch import nn  # noqa: E402
 
+from fedfuse.models._flat import Engine  # noqa: E402
 from fedfuse.models.networks import CNN, MLP  # noqa: E402
 from fedfuse.models.torch import TorchModel  # noqa: E402
 
@@ -298,6 +300,35 @@ def test_what_dropout_draws_does_not_change_the_batches():
     none, _, data, devices, w, _ = setup(nn.Sequential(net[0], nn.Identity(), net[2]))
     args = (data, devices, w, None, 0.0, BATCHES)
     np.testing.assert_array_equal(model.train(*args, generators(devices)), none.train(*args, generators(devices)))
+
+
+def test_every_thread_is_told_to_compute_alone(monkeypatch):
+    """OpenMP's numbers of threads are those of a thread, and a new one begins with all cores."""
+    monkeypatch.setattr(_threads, "SMALL", 0.0)
+    told, worked = set(), set()
+    model, _, data, devices, w, _ = setup(counts=[40] * 12)
+    tell, descend = torch.set_num_threads, Engine.descend
+    both = threading.Barrier(2)
+
+    def listen(n):
+        told.add((threading.get_ident(), n))
+        tell(n)
+
+    def work(self, *args):
+        if not worked:
+            worked.add(threading.get_ident())
+            both.wait(timeout=60)  # until the other thread has a device, too
+        elif len(worked) == 1 and threading.get_ident() not in worked:
+            worked.add(threading.get_ident())
+            both.wait(timeout=60)
+        return descend(self, *args)
+
+    monkeypatch.setattr(torch, "set_num_threads", listen)
+    monkeypatch.setattr(Engine, "descend", work)
+    monkeypatch.setattr(numba, "get_num_threads", lambda: 2)
+    model.train(data, devices, w, None, 0.0, BATCHES, generators(devices))
+    assert len(worked) == 2
+    assert {(thread, 1) for thread in worked} <= told
 
 
 @pytest.mark.parametrize("module", [mlp, normed, dropping], ids=["plain", "batch norm", "dropout"])

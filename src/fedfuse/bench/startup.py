@@ -80,9 +80,12 @@ def _words(table: Path, out: Path) -> tuple[str, ...]:
 
 def _python(*arguments: str, cache: Path | None = None) -> str:
     """Run Python; return what it writes to its standard error."""
-    own = {} if cache is None else {"NUMBA_CACHE_DIR": str(cache)}
+    # bytecode is kept, as it is wherever fedfuse is installed by pip
+    environment = {key: text for key, text in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    if cache is not None:
+        environment["NUMBA_CACHE_DIR"] = str(cache)
     done = subprocess.run(
         [sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, **own},
+        env=environment,
     )  # fmt: skip
     return done.stderr

@@ -393,27 +393,6 @@ def newton_direction(
 
 
 @njit(**_ENTRY)
-def moments(X: Floats, y: Floats, out: Floats) -> None:
-    """Fill in the mean of z z' over rows, z = (x, 1, y), zeros up to a multiple of four."""
-    p, q = X.shape[1], out.shape[0]
-    room, rows = np.empty(q * PANEL), np.empty(PANEL, np.int64)
-    L = _room_like(out, room)
-    _clear(out)
-    for first in range(0, y.size, PANEL):
-        width = min(PANEL, y.size - first)
-        for r in range(width):
-            rows[r] = first + r
-        _gather(X, rows[:width], room, PANEL)
-        for r in range(width):
-            room[(p + 1) * PANEL + r] = y[first + r]
-        _accumulate(room, PANEL, room, L)
-    _flush(L, out)
-    for i in range(q):
-        for j in range(q):
-            out[i, j] /= max(y.size, 1)
-
-
-@njit(**_ENTRY)
 def descend_moments(
     M: Floats, slots: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int
 ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data.federation import Goal, Rows
-from fedfuse.models._spectrum import moment_columns, second_moments, spectrum
+from fedfuse.models._spectrum import second_moments, spectrum
 from fedfuse.models._threads import spread
 from fedfuse.models.base import Model, batch_orders, decayed, one_each, plain
 from fedfuse.tasks import Work
@@ -28,7 +28,7 @@ class LinearData:
         columns = self.rows.X.shape[1]
         self.tall: Bools = self.rows.counts > columns + 1  # moments are smaller than rows
         self._slots = np.full(len(self.rows.start), -1, np.int64)
-        self._moments: Floats = np.empty((0, moment_columns(columns), moment_columns(columns)))
+        self._moments: Floats = np.empty((0, columns + 2, columns + 2))
         self._spectra: dict[int, tuple[Floats, Floats]] = {}
 
     def moments(self, devices: Ints) -> tuple[Floats, Ints]:

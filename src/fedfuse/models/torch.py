@@ -340,6 +340,8 @@ class TorchModel(Model[TorchData]):
         """Do something for each position in ``devices``, in as many threads as there are unless ``alone``."""
 
         def run(jobs: Ints) -> None:
+            torch.set_num_threads(1)  # in every thread: a convolution that comes first in one would not know, and the
+            # last bits would be others
             with self._engine(data.dtype) as engine:
                 for k in jobs.tolist():
                     do(engine, k)
