@@ -7,7 +7,7 @@
               on its validation rows, where every class counts the same, and the tree is cut where that is best
     check:    a device that does significantly better with another group's model moves
     refit:    every group trains its own fused part, and all of them the shared one, for the rounds that are left:
-              a mean over members, a mean over everybody, both weighted by rows
+              a mean over members, a mean over everybody, both weighted by rows; devices get means over late turns
 
 The work of each turn is that of the method, so a budget of rounds is a budget of local epochs. Validation rows choose
 the groups; the refit then trains on them as well. Convex models have `methods.auto`, which needs fewer rounds.
