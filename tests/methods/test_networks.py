@@ -10,7 +10,7 @@ from fedfuse.clusters import cluster_means
 from fedfuse.fitting import fit, resume
 from fedfuse.fleet.byzantine import draw_liars
 from fedfuse.methods import Oracle
-from fedfuse.methods.networks import BOUND, LONG, MOST, TAIL, NetworkRefit
+from fedfuse.methods.networks import BOUND, LONG, MOST, NetworkRefit
 from fedfuse.methods.staged import SKIPPED
 from fedfuse.tasks import Train
 from fedfuse.training import Callback
@@ -197,20 +197,3 @@ def test_a_share_of_those_who_are_believed_takes_part():
     chosen = method.devices(state, drawn)
     assert chosen.size == 2
     assert (chosen >= 6).all()
-
-
-def test_what_devices_get_is_a_mean_over_the_last_turns():
-    federation, run = turned(), Keep()
-    fit(federation, Oracle(work=WORK), model(), rounds=1, callbacks=[run])
-    method, state, everybody = run.run.now, run.run.state, np.arange(federation.m)
-    turns = [state.memory["models"].astype("f8")]
-    for _ in range(3):
-        starts = state.memory["models"][state.memory["labels"]]
-        method.tasks(state, everybody, 0)
-        method.update(state, everybody, list(starts + np.float32(1e-3)))
-        turns.append(state.memory["models"].astype("f8"))
-    # the shares of Shamir and Zhang's average, worked out for four turns and TAIL = 3: 4/5, 4/6, 4/7 go to the newest
-    assert TAIL == 3
-    shares = np.array([1 / 5 * 2 / 6 * 3 / 7, 4 / 5 * 2 / 6 * 3 / 7, 4 / 6 * 3 / 7, 4 / 7])
-    expected = np.tensordot(shares, turns, axes=1)
-    np.testing.assert_allclose(method.models(state), expected[state.memory["labels"]], atol=1e-6)

@@ -7,7 +7,7 @@
               on its validation rows, where every class counts the same, and the tree is cut where that is best
     check:    a device that does significantly better with another group's model moves
     refit:    every group trains its own fused part, and all of them the shared one, for the rounds that are left:
-              a mean over members, a mean over everybody, both weighted by rows; devices get means over late turns
+              a mean over members, a mean over everybody, both weighted by rows
 
 The work of each turn is that of the method, so a budget of rounds is a budget of local epochs. Validation rows choose
 the groups; the refit then trains on them as well. Convex models have `methods.auto`, which needs fewer rounds.
@@ -39,7 +39,6 @@ FLAT = 0.02  # a score on validation rows that rose by less (accuracy; of RMSE, 
 NEAREST = 5  # other groups' models that a device tries
 LONG = 5.0  # times the length of the calm updates, and an update is not believed,
 BOUND = 2.0  # and from so many times on, it counts in means as if it were as long as theirs
-TAIL = 3  # what devices get in the end is mostly the mean over the last one in so many and one turns
 CALM = 0.1  # share of the devices whose updates are the calm ones: the others may lie
 # Standard errors by which another group's model must be better for a device to move. A device that is alone moves to
 # a model that it cannot tell to be worse: the others there have more rows than it has.
@@ -72,7 +71,6 @@ class NetworkRefit(Staged):
         self._group(state, models.astype(world.dtype), self._clusters(world, before))
         state.put("lam", np.nan if before is None or before.lam is None else before.lam)
         state.put("turn", 0)
-        state.put("turns", 0)
 
     def _clusters(self, world: World, before: Found | None) -> Ints:
         if before is None:
@@ -177,25 +175,12 @@ class NetworkRefit(Staged):
 
     def _take_refit(self, state: StagedState) -> str:
         self._averaged(state)
-        self._smooth(state)
         return "refit"
-
-    def _smooth(self, state: StagedState) -> None:
-        """Average the models over turns, late ones most (Shamir and Zhang, 2013): steps on batches go to and fro.
-
-        Training goes on from the last models; what is averaged is what devices get.
-        """
-        turns = state.number("turns") + 1
-        mean, share = state.memory.get("mean", state.memory["models"]), (TAIL + 1) / (turns + TAIL)
-        new = mean + share * (state.memory["models"].astype(np.float64) - mean)
-        state.put("turns", turns)
-        state.memory["mean"] = new.astype(state.world.dtype)
 
     # -- what there is to see
 
     def models(self, state: StagedState) -> Floats:
-        models = state.memory.get("mean", state.memory["models"])
-        return np.asarray(models[state.memory["labels"]])
+        return np.asarray(state.memory["models"][state.memory["labels"]])
 
     def labels(self, state: StagedState) -> Ints:
         return canonical(state.memory["labels"])
