@@ -1,9 +1,9 @@
 """Compiled loops of the models.
 
-Softmax regression reads rows in panels: at most `PANEL` rows, feature after feature inside the panel, so that
-every inner loop runs over neighbouring rows in vector instructions, and a panel that was read for its scores is
-still in the first-level cache for its gradient. After its features a row carries a 1 (the intercept), then zeros
-up to a multiple of four; zero rows fill up a device's last panel.
+Softmax regression reads rows in strips of `STRIP`, feature after feature inside a strip: every inner loop runs over
+neighbouring rows in vector instructions, and memory is read from beginning to end. A panel is one strip or two, and
+when it has been read for its scores, it is still in the first-level cache for its gradient. After its features a row
+carries a 1 (the intercept), then zeros up to a multiple of four; zero rows fill up a device's last strip.
 Parameters are matrices of the same shape: classes (an even number, the last one perhaps unused) by features.
 None of the filling changes a sum.
 
@@ -22,7 +22,7 @@ from numba import njit
 from fedfuse._lanes import larger, load, splat, store, totals
 from fedfuse._lanes import width as lanes
 from fedfuse.models._exp import exp
-from fedfuse.models._panels import GRAIN, PANEL, Panels
+from fedfuse.models._panels import PANEL, STRIP, Panels
 from fedfuse.types import Floats, Ints
 
 # Rows after which sums in the rows' own precision are added up in float64.
@@ -36,7 +36,6 @@ _ENTRY: dict[str, Any] = {
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
 }
 _INNER = {**_ENTRY, "no_cpython_wrapper": True}
-_KNOWN = {**_INNER, "forceinline": True}  # a caller's constants become constants of the loops
 
 
 # ----------------------------------------------------------------------------------------------- panels
@@ -47,56 +46,39 @@ _KNOWN = {**_INNER, "forceinline": True}  # a caller's constants become constant
 
 @njit(**_INNER)
 def _scores(panel: Floats, width: int, W: Floats, S: Floats) -> None:
-    # S[c, r] = sum_f W[c, f] panel[f, r]
-    if width == PANEL:
-        _scores_of(panel, PANEL, W, S)
-    else:
-        _scores_of(panel, width, W, S)
-
-
-@njit(**_KNOWN)
-def _scores_of(panel: Floats, width: int, W: Floats, S: Floats) -> None:
-    # two classes and four lanes of rows at a time stay in registers
+    # S[c, r] = sum_f W[c, f] x[r, f]; two classes and four lanes of rows at a time stay in registers
     w = lanes(panel)
     zero = splat(panel.dtype.type(0))
-    for c in range(0, W.shape[0], 2):
-        for r in range(0, width, 4 * w):
+    for r in range(0, width, 4 * w):
+        for c in range(0, W.shape[0], 2):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero
-            e = r
+            e = r // STRIP * STRIP * W.shape[1] + r % STRIP
             for f in range(W.shape[1]):
                 x0, x1, x2, x3 = load(panel, e), load(panel, e + w), load(panel, e + 2 * w), load(panel, e + 3 * w)
                 a, b = splat(W[c, f]), splat(W[c + 1, f])
                 a0, a1, a2, a3 = a0 + a * x0, a1 + a * x1, a2 + a * x2, a3 + a * x3
                 b0, b1, b2, b3 = b0 + b * x0, b1 + b * x1, b2 + b * x2, b3 + b * x3
-                e += width
+                e += STRIP
             _put(S, c * PANEL + r, a0, a1, a2, a3)
             _put(S, (c + 1) * PANEL + r, b0, b1, b2, b3)
 
 
 @njit(**_INNER)
 def _accumulate(panel: Floats, width: int, S: Floats, L: Floats) -> None:
-    # L[c, f] += sum_r S[c, r] panel[f, r]
-    if width == PANEL:
-        _accumulate_of(panel, PANEL, S, L)
-    else:
-        _accumulate_of(panel, width, S, L)
-
-
-@njit(**_KNOWN)
-def _accumulate_of(panel: Floats, width: int, S: Floats, L: Floats) -> None:
-    # two classes and four features at a time stay in registers
-    features, w, here = panel.size // width, lanes(panel), 0
+    # L[c, f] += sum_r S[c, r] x[r, f]; two classes and four features at a time stay in registers
+    q, w, here = panel.size // width, lanes(panel), 0
     zero = splat(panel.dtype.type(0))
-    for f in range(0, features, 4):
-        for c in range(0, 4 * L.size // (features * w), 2):
+    for f in range(0, q, 4):
+        for c in range(0, 4 * L.size // (q * w), 2):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero
-            e = f * width
-            for r in range(0, width, w):
-                x0, x1 = load(panel, e + r), load(panel, e + width + r)
-                x2, x3 = load(panel, e + 2 * width + r), load(panel, e + 3 * width + r)
-                u, v = load(S, c * PANEL + r), load(S, (c + 1) * PANEL + r)
-                a0, a1, a2, a3 = a0 + u * x0, a1 + u * x1, a2 + u * x2, a3 + u * x3
-                b0, b1, b2, b3 = b0 + v * x0, b1 + v * x1, b2 + v * x2, b3 + v * x3
+            for first in range(0, width, STRIP):
+                e, g = first * q + f * STRIP, c * PANEL + first
+                for r in range(0, STRIP, w):
+                    x0, x1 = load(panel, e + r), load(panel, e + STRIP + r)
+                    x2, x3 = load(panel, e + 2 * STRIP + r), load(panel, e + 3 * STRIP + r)
+                    u, v = load(S, g + r), load(S, g + PANEL + r)
+                    a0, a1, a2, a3 = a0 + u * x0, a1 + u * x1, a2 + u * x2, a3 + u * x3
+                    b0, b1, b2, b3 = b0 + v * x0, b1 + v * x1, b2 + v * x2, b3 + v * x3
             store(L, here, load(L, here) + totals(a0, a1, a2, a3))
             store(L, here + w, load(L, here + w) + totals(b0, b1, b2, b3))
             here += 2 * w
@@ -167,7 +149,7 @@ def _softmax(S: Floats, classes: int, width: int, top: Floats) -> Floats:
 
 @njit(**_INNER)
 def _filled(rows: int) -> int:
-    return (rows + GRAIN - 1) // GRAIN * GRAIN
+    return (rows + STRIP - 1) // STRIP * STRIP
 
 
 @njit(**_INNER)
@@ -225,17 +207,20 @@ def descend(data: Panels, devices: Ints, jobs: Ints, W: Floats, A: Floats, rho: 
 
 
 @njit(**_INNER)
-def _gather(X: Floats, chosen: Ints, panel: Floats, width: int) -> None:
-    # panel[f, r] = X[chosen[r], f], then 1 for the intercept; zeros where there is nothing
+def _gather(X: Floats, chosen: Ints, panel: Floats, q: int) -> None:
+    # the rows X[chosen] as a panel, then 1 for the intercept; zeros where there is nothing
     p = X.shape[1]
-    for r in range(chosen.size):
-        x = X[chosen[r]]
-        for f in range(p):
-            panel[f * width + r] = x[f]
-        panel[p * width + r] = 1
-    for f in range(panel.size // width):
-        for r in range(chosen.size if f <= p else 0, width):
-            panel[f * width + r] = 0
+    for first in range(0, chosen.size, STRIP):
+        strip = panel[first * q : (first + STRIP) * q]
+        rows = min(STRIP, chosen.size - first)
+        for r in range(rows):
+            x = X[chosen[first + r]]
+            for f in range(p):
+                strip[f * STRIP + r] = x[f]
+            strip[p * STRIP + r] = 1
+        for f in range(q):
+            for r in range(rows if f <= p else 0, STRIP):
+                strip[f * STRIP + r] = 0
 
 
 @njit(**_ENTRY)
@@ -254,7 +239,7 @@ def descend_batches(
                 chosen = orders[epoch, a : min(a + PANEL, last)]
                 width = _filled(chosen.size)
                 panel = room[: q * width]
-                _gather(X, chosen, panel, width)
+                _gather(X, chosen, panel, q)
                 for r in range(chosen.size):
                     labels[r] = y[chosen[r]]
                 _add_gradient(panel, width, labels[: chosen.size], classes, W, L, S)

@@ -7,13 +7,13 @@ from typing import NamedTuple
 from fedfuse.types import Floats, Ints
 
 PANEL = 64  # rows; a panel of 60 features stays in the first-level cache
-GRAIN = 32  # rows that are computed at once; the last panel is filled up to a multiple of it
+STRIP = 32  # rows that are computed at once; a device's last strip is filled up
 
 
 class Panels(NamedTuple):
-    """Rows of all devices, device after device, panel after panel."""
+    """Rows of all devices, device after device, strip after strip."""
 
-    X: Floats  # flat; a panel of `width` rows is (features x width)
+    X: Floats  # flat; a strip is (features x STRIP)
     y: Ints  # the class of every row; 0 for filling
     start: Ints  # first row of every device
     counts: Ints  # true rows of every device

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models._panels import GRAIN, PANEL, Panels
+from fedfuse.models._panels import STRIP, Panels
 from fedfuse.models._spectrum import spectrum
 from fedfuse.models._threads import spread
 from fedfuse.models.base import Model, batch_orders, decayed, one_each, plain
@@ -197,21 +197,20 @@ def _evaluate(job: _Job, *, gradient: bool) -> tuple[Floats, Ints, Floats]:
 
 
 def _panels(rows: Rows, classes: int, dtype: np.dtype[Any]) -> Panels:
-    """Lay out every device's rows in panels, see `_kernels`."""
+    """Lay out every device's rows in strips, see `_kernels`."""
     p = rows.X.shape[1]
     q, counts = _filled(p + 1, 4), rows.counts
-    room = _filled(counts, GRAIN)
+    room = _filled(counts, STRIP)
     start = np.cumsum(room) - room
     X, y = np.zeros(room.sum() * q, dtype), np.zeros(room.sum(), np.int64)
     for i, a in enumerate(start):
         rows_X, rows_y = rows.of(i)
         y[a : a + len(rows_y)] = rows_y
-        for first in range(0, len(rows_y), PANEL):
-            part = rows_X[first : first + PANEL]
-            width, b = _filled(len(part), GRAIN), (a + first) * q
-            panel = X[b : b + q * width].reshape(q, width)
-            panel[:p, : len(part)] = part.T
-            panel[p, : len(part)] = 1
+        for first in range(0, len(rows_y), STRIP):
+            part, b = rows_X[first : first + STRIP], (a + first) * q
+            strip = X[b : b + q * STRIP].reshape(q, STRIP)
+            strip[:p, : len(part)] = part.T
+            strip[p, : len(part)] = 1
     return Panels(X, y, start, counts, q, classes)
 
 
