@@ -568,7 +568,7 @@ def data_list(data_dir: DataDir = None) -> None:
     for source in available(data_dir):
         table.add_row(source.name, source.description, "yes" if source.present else "no")
     Answers().print(table)
-    console.print(f"data directory: {data_directory(data_dir)}", highlight=False)
+    console.say(f"data directory: {data_directory(data_dir)}")
 
 
 @data_app.command("fetch")
@@ -732,7 +732,7 @@ def _predict_waiting(arrived: Arrivals, joined: Newcomers, out: Path | None) -> 
     rows = arrived.waiting.nonzero()[0]
     if out is None:
         if len(rows):
-            console.print(f"{len(rows)} rows without a target: --out FILE.csv writes predictions", style="yellow")
+            console.say(f"{len(rows)} rows without a target: --out FILE.csv writes predictions", "yellow")
         return
     text = joined.predict_rows(arrived.devices[rows], arrived.X[rows], rows).to_csv(index=False, lineterminator="\n")
     with written_whole(out) as file:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any, Literal
 
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods import Method, method_called
 from fedfuse.schedules import Decay, parse
 from fedfuse.tasks import Work
@@ -315,9 +314,7 @@ def _key_and_text(pair: str) -> tuple[str, str]:
 
 def _known_key(word: str) -> Key:
     if word not in KEYS:
-        near = get_close_matches(word, KEYS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise FedfuseError(f"--set knows no {word!r}; {hint}known: {', '.join(KEYS)}")
+        raise FedfuseError(f"--set knows no {word!r}; {guess(word, KEYS)}known: {', '.join(KEYS)}")
     return KEYS[word]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand, cluster_means
 from fedfuse.data._checks import as_numpy
 from fedfuse.data.federation import Federation, Goal, default_features
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 from fedfuse.models import Model, from_config
 from fedfuse.store import read_arrays, read_json, write_arrays, write_json, written_whole
 from fedfuse.tasks import Part
@@ -195,9 +194,8 @@ class Result:
         """Return the position of a device given by name or position."""
         if isinstance(device, str):
             if device not in self._positions:
-                near = get_close_matches(device, self._positions, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise FedfuseError(f"no device of this run is called {device!r}{hint}")
+                question = guess(device, self._positions).rstrip()
+                raise FedfuseError(f"no device of this run is called {device!r}{question and '; ' + question}")
             return self._positions[device]
         if not 0 <= device < len(self.profile.names):
             raise FedfuseError(f"device {device} is outside 0 … {len(self.profile.names) - 1}")

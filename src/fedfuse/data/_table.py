@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 from fedfuse.types import Bools, Floats, Ints
 
 Kind: TypeAlias = Literal["number", "date", "level"]
@@ -61,10 +60,9 @@ class Table:
         """Refuse columns that the table does not have; suggest the nearest."""
         for name in names:
             if name not in self.columns:
-                near = get_close_matches(str(name), self.columns, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
                 known = ", ".join(map(repr, self.columns))
-                raise FedfuseError(f"the table has no {what} {name!r}; {hint}its columns are {known}")
+                question = guess(str(name), self.columns)
+                raise FedfuseError(f"the table has no {what} {name!r}; {question}its columns are {known}")
 
     def series(self, name: str) -> pd.Series[Any]:
         column = self.columns[name]

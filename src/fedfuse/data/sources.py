@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from fedfuse.data.images import FILES as IMAGE_FILES
 from fedfuse.data.images import digits, fashion_mnist, mnist
 from fedfuse.data.synthetic import SCENARIOS, SIZES, FeatureLaw, synthetic
 from fedfuse.data.tables import federation_from_frame
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 
 _SYNTHETIC = "synthetic:"
 _HOUSING = "housing-bodyfat"
@@ -147,11 +146,9 @@ def check_name(dataset: str) -> None:
         return
     known = [source.name for source in available()]
     if dataset not in known:
-        near = get_close_matches(dataset, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
         raise FedfuseError(
-            f"no data set is called {dataset!r}; {hint}known are {', '.join(known)}, and files ending in "
-            f"{', '.join(SUFFIXES)}"
+            f"no data set is called {dataset!r}; {guess(dataset, known)}known are {', '.join(known)}, and files ending "
+            f"in {', '.join(SUFFIXES)}"
         )
 
 

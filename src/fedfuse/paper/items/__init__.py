@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 from fedfuse.paper.experiment import Item
 
 FILES = (
@@ -28,7 +27,6 @@ def chosen(names: list[str]) -> list[Item]:
         return list(known.values())
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise FedfuseError(f"the paper has no {name!r}; {hint}known: {', '.join(known)}, or all, list, page")
+            words = f"{guess(name, known)}known: {', '.join(known)}, or all, list, page"
+            raise FedfuseError(f"the paper has no {name!r}; {words}")
     return [known[name] for name in dict.fromkeys(names)]
