@@ -82,6 +82,21 @@ def test_a_network_on_a_table(fedfuse, tables):
     assert summary["test"] > 0.6
 
 
+@pytest.mark.parametrize(
+    ("words", "question"),
+    [
+        (("rnu", "digits"), "Did you mean 'run'?"),
+        (("run", "stay.csv", *TABLE, "stay", "--model", "mpl"), "did you mean 'mlp'?"),
+        (("bench", "--only", "servr"), "did you mean 'server'?"),
+    ],
+)
+def test_a_slip_of_the_finger_is_guessed_once(fedfuse, tables, words, question):
+    status, _, err = fedfuse(*words)
+    assert status == 2
+    assert err.count(question) == 1
+    assert err.lower().count("did you mean") == 1
+
+
 def test_more_than_two_classes(fedfuse, tables):
     """One number per feature: by how much its coefficients differ between groups."""
     frame = tables.drop(columns="outcome").assign(stay=pd.qcut(tables["stay"], 3, labels=["short", "mid", "long"]))

@@ -129,7 +129,9 @@ def _as_typed(message: str) -> str:
 def _usage(error: Any) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "fedfuse"
-    return f"{error.format_message().rstrip('.')} ({command} --help says more)"
+    # some versions of click and typer both ask what was meant
+    words = re.sub(r"( Did you mean .*?\?)\1", r"\1", error.format_message().rstrip("."))
+    return f"{words} ({command} --help says more)"
 
 
 def _fail(message: str, status: int) -> None:

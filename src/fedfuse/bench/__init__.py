@@ -14,7 +14,7 @@ from fedfuse.bench import cnn, formed, growth, local, machine, server, startup, 
 from fedfuse.bench.figure import Figure, readable, table
 from fedfuse.bench.growth import Curve
 from fedfuse.bench.sizes import FULL, QUICK, Sizes
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 
 __all__ = ["Curve", "Figure", "Sizes", "chosen", "run_all"]
 
@@ -38,7 +38,8 @@ def chosen(only: str) -> list[str]:
     """
     names = [name.strip() for name in only.split(",") if name.strip()]
     if unknown := [name for name in names if name not in PARTS]:
-        raise FedfuseError(f"there is no part {unknown[0]!r} of the benchmark; there are {', '.join(PARTS)}")
+        words = f"{guess(unknown[0], PARTS)}there are {', '.join(PARTS)}"
+        raise FedfuseError(f"there is no part {unknown[0]!r} of the benchmark; {words}")
     return names or list(PARTS)
 
 

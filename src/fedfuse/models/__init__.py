@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from fedfuse.data.federation import Goal
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 from fedfuse.models.base import Forgotten, Model
 from fedfuse.models.linear import LinearRegression
 from fedfuse.models.softmax import SoftmaxRegression
@@ -35,7 +35,7 @@ def model_called(name: str, **parameters: Any) -> Model[Any]:
     if name in NETWORKS:
         return _with_torch(name)(**parameters)
     if name not in MODELS:
-        raise FedfuseError(f"unknown model {name!r}; known: {', '.join((*MODELS, *NETWORKS))}")
+        raise FedfuseError(f"unknown model {name!r}; {guess(name, SHORT)}known: {', '.join(SHORT)}")
     return MODELS[name](**parameters)
 
 
