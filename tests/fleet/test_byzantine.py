@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,10 +11,25 @@ import pytest
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.fitting import resume
-from fedfuse.fleet import Byzantine, Fleet, InProcess
+from fedfuse.fleet import Byzantine, Fleet, InProcess, Wrapper
 from fedfuse.fleet.byzantine import FORGE, draw_liars, flipped
 from fedfuse.models import default_model
-from fedfuse.tasks import LOOK, Choose, Gradient, Install, Judge, Moments, Order, Reply, Show, Subspace, Train, Work
+from fedfuse.tasks import (
+    LOOK,
+    Choose,
+    Gradient,
+    Install,
+    Judge,
+    MetaTrain,
+    Moments,
+    Order,
+    Reply,
+    Show,
+    Subspace,
+    Train,
+    Work,
+    steps_of,
+)
 from fedfuse.training import Callback
 from planted import planted
 
@@ -146,6 +162,43 @@ def test_shared_weights_are_honest_where_only_the_fused_are_attacked():
     honest, sent = honest_and_forged("gaussian", TRAIN, scope="fused", shared=2)
     assert (honest[1][:2] == sent[1][:2]).all()
     assert (honest[1][2:] != sent[1][2:]).all()
+
+
+class Noting(Wrapper):
+    """Notes the steps that each device is asked for."""
+
+    steps: dict[int, int]
+
+    def submit(self, orders):
+        self.steps = {o.device: steps_of(o.task) for o in orders}
+        super().submit(orders)
+
+
+def steps_asked(attack, task, **options):
+    fleet = Noting(devices()[1])
+    answers(Byzantine(fleet, attack, m=6, who=WHO, **options), [task] * 6)
+    return [fleet.steps[i] for i in range(6)]
+
+
+@pytest.mark.parametrize("attack", FORGE)
+def test_liars_do_not_train_for_what_they_make_up(attack):
+    invented = attack in ("same-value", "gaussian")
+    heads = np.stack([np.zeros(4), np.ones(4)])
+    for task in (TRAIN, MetaTrain(Work(steps=3), np.ones(4), 0.1), Choose(np.empty(0), heads, Work(steps=3))):
+        assert steps_asked(attack, task) == [1 if invented and i in WHO else 3 for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        (TRAIN, {"scope": "fused", "shared": 2}),
+        (replace(TRAIN, score="test"), {"lies": "models"}),
+        (replace(TRAIN, send="nothing"), {}),
+    ],
+    ids=["honest part", "honest score", "nothing sent"],
+)
+def test_liars_train_where_some_of_it_is_seen(task, options):
+    assert steps_asked("gaussian", task, **options) == [3] * 6
 
 
 class OneByOne(Fleet):

@@ -1,5 +1,7 @@
 """Some devices lie: what they send is replaced after their honest work, before the server sees it.
 
+Where nothing of that work is in the lie (same-value, gaussian), liars do as little of it as they can.
+
 The paper's three attacks (section 6.4.1, after Lin et al., 2022), and four of today:
 
     same-value     c 1, with c ~ N(0, 100^2)
@@ -28,7 +30,7 @@ from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.fleet.base import Fleet, Wrapper
 from fedfuse.randomness import generator
-from fedfuse.tasks import LOOK, Alone, Choose, Gradient, MetaTrain, Order, Reply, Show, Subspace, Task, Train
+from fedfuse.tasks import LOOK, Alone, Choose, Gradient, MetaTrain, Order, Reply, Show, Subspace, Task, Train, Work
 from fedfuse.types import Floats, Ints
 
 Attack: TypeAlias = Literal[
@@ -37,6 +39,7 @@ Attack: TypeAlias = Literal[
 Scope: TypeAlias = Literal["all", "fused"]
 Lies: TypeAlias = Literal["all", "models"]
 COLLUDING = ("little", "inner-product", "replacement")
+INVENTED = ("same-value", "gaussian")  # nothing of what a liar would have sent is in these lies
 SAME, FLIP, NOISE = 100.0, 10.0, 100.0  # the paper's sigma
 EPSILON = 0.5  # of the inner-product attack
 LARGEST = 1e15  # what float32 can still be squared and summed at; larger lies would be refused by everybody
@@ -139,7 +142,8 @@ class Byzantine(Wrapper):
         lying = [o for o in orders if o.device in self._liars and self._lies_about(o)]
         exchange = Exchange(len(orders), len(lying))
         self._asked |= {(o.device, o.round): (o.task, exchange) for o in lying}
-        self.inner.submit(orders)
+        idle = {o.device for o in lying if self._invents(o.task)}
+        self.inner.submit([replace(o, task=_least_work(o.task)) if o.device in idle else o for o in orders])
 
     def collect(self, patience: float | None = None) -> list[Reply]:
         while True:
@@ -153,6 +157,12 @@ class Byzantine(Wrapper):
         """Whether this is a message of the method, and one that liars would change."""
         untouched = order.round == LOOK or isinstance(order.task, (Show, Subspace))
         return self.attack != "label-flip" and not untouched
+
+    def _invents(self, task: Task) -> bool:
+        """Whether nothing that training would find is left in the lie."""
+        trained = isinstance(task, (Train, MetaTrain, Choose)) and task.work is not None
+        kept = isinstance(task, Train) and (task.send == "nothing" or (task.score and self.lies == "models"))
+        return self.attack in INVENTED and not self._honest and trained and not kept
 
     def _hold(self, reply: Reply) -> bool:
         """Keep a liar's reply back; False for all others."""
@@ -194,6 +204,12 @@ class Byzantine(Wrapper):
         if honest <= supporters or supporters <= 0:
             return 1.0
         return float(max(scipy.special.ndtri((honest - supporters) / honest), 0.0))
+
+
+def _least_work(task: Task) -> Task:
+    """Return the task with one step in place of its training: the answer is as long."""
+    work: Work = task.work  # type: ignore[union-attr, assignment]
+    return replace(task, work=replace(work, steps=1, unit="batches" if work.batch else "epochs"))  # type: ignore[arg-type]
 
 
 def check_attack(attack: str, lies: str = "all", scope: str = "all") -> None:
