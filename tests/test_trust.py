@@ -18,6 +18,7 @@ from fedfuse.trust import (
     pooled_moments,
     possible_judgement,
     possible_moments,
+    possible_score,
     robust_mean,
     supported,
 )
@@ -34,6 +35,17 @@ def test_honest_moments_are_possible(seed):
     assert possible_moments(answer)
     answer[4] = 0.9 * answer[0] ** 2 - 1
     assert not possible_moments(answer)
+
+
+@given(seeds)
+def test_shares_are_possible_scores_and_what_liars_make_of_them_is_not(seed):
+    rng = np.random.default_rng(seed)
+    right = rng.random(rng.integers(1, 30)) < 0.5
+    assert possible_score(float(np.float32(right.mean())), "classification")
+    assert not possible_score(-0.1 - right.mean(), "classification")
+    assert not possible_score(1.1 + right.mean(), "classification")
+    assert possible_score(1e6, "regression")
+    assert not possible_score(float("nan"), "regression")
 
 
 @given(seeds)

@@ -1,8 +1,8 @@
 """Whom to believe: what no honest device can send, and means that a few liars do not move.
 
-An honest device's losses are not negative, the mean of its squares is at least the square of its mean, and the gradient
-of its convex loss f is monotone: for any two points, (w - w') (g - g') >= 0 and f(w) >= f(w') + g' (w - w'). Who breaks
-these rules lies, whatever the others send, and if they are the most.
+An honest device's accuracy is a share, its losses are not negative, the mean of its squares is at least the square of
+its mean, and the gradient of its convex loss f is monotone: for any two points, (w - w') (g - g') >= 0 and
+f(w) >= f(w') + g' (w - w'). Who breaks these rules lies, whatever the others send, and if they are the most.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fedfuse.clusters import canonical
+from fedfuse.data.federation import Goal
 from fedfuse.types import Bools, Floats, Ints
 
 Robust: TypeAlias = Literal["none", "screen", "median", "trimmed", "krum"]
@@ -44,6 +45,15 @@ def possible_moments(answer: Floats) -> bool:
     """Whether means and means of squares can be of the same numbers."""
     first, second = np.split(np.asarray(answer, dtype=np.float64), 2)
     return bool((second >= (1 - ROUNDED) * first**2).all())
+
+
+def possible_score(score: float, goal: Goal) -> bool:
+    """Whether this can be an accuracy, or for values an RMSE.
+
+    >>> possible_score(1.5, "classification"), possible_score(1.5, "regression")
+    (False, True)
+    """
+    return 0 <= score <= (1 + ROUNDED if goal == "classification" else np.inf)
 
 
 def possible_judgement(answer: Floats, models: int) -> bool:

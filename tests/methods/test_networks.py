@@ -154,6 +154,20 @@ def test_a_suspect_is_not_asked_again(attack):
     assert found.score() > 0.85
 
 
+@pytest.mark.parametrize(("robust", "expelled"), [("screen", [2]), ("none", [])])
+def test_who_sends_an_impossible_score_is_not_believed_however_calm_the_update(robust, expelled):
+    federation, run = turned(), Keep()
+    fit(federation, ff.FPFC(work=WORK, robust=robust), model(), rounds=1, participation=0.2, callbacks=[run])
+    method, state, everybody = run.run.now, run.run.state, np.arange(federation.m)
+    method._enter(state, "together")
+    starts = state.memory["models"][state.memory["labels"]]
+    steps = np.random.default_rng(0).normal(size=starts.shape) / 1000
+    scores = np.where(everybody == 2, -0.3, 0.3)
+    method.tasks(state, everybody, 0)
+    method.update(state, everybody, list(np.column_stack([starts + steps, scores])))
+    assert np.flatnonzero(state.memory["suspects"]).tolist() == expelled
+
+
 @pytest.mark.parametrize("times", [1.5, 3.0, 100.0])
 def test_an_update_counts_by_its_length(times):
     """As it is, as long as the others, or not at all: a lie just short of absurd would still ruin a mean."""

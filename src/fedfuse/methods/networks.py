@@ -12,8 +12,8 @@
 The work of each turn is that of the method, so a budget of rounds is a budget of local epochs. Validation rows choose
 the groups; the refit then trains on them as well. Convex models have `methods.auto`, which needs fewer rounds.
 
-A device whose update is many times longer than those of the calm ones is not believed, nor one whose losses are
-impossible (`trust`): it stands alone from then on, and nobody's mean has a part of it.
+A device whose update is many times longer than those of the calm ones is not believed, nor one whose scores or losses
+are impossible (`trust`): it stands alone from then on, and nobody's mean has a part of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedfuse.methods.base import Found, World
 from fedfuse.methods.staged import SKIPPED, Staged, StagedState
 from fedfuse.tasks import Judge, Part, Task, Train
 from fedfuse.tree import Judgement, Tree
-from fedfuse.trust import Robust, apart, judged_models, possible_judgement, robust_mean
+from fedfuse.trust import Robust, apart, judged_models, possible_judgement, possible_score, robust_mean
 from fedfuse.types import Floats, Ints
 
 FEWEST, MOST = 3, 8  # turns of training together before devices go apart
@@ -102,11 +102,17 @@ class NetworkRefit(Staged):
         return super().devices(state, drawn[: max(1, len(drawn) * believed // state.world.m)])
 
     def update(self, state: StagedState, devices: Ints, values: list[Floats]) -> Residuals | None:
-        if self.robust != "none" and state.stage in ("tree", "check"):
-            fine = [possible_judgement(v, judged_models(len(v))) for v in values]
-            self._expel(state, devices[~np.array(fine, np.bool_)])
+        if self.robust != "none":
+            fine = np.array([self._possible(state, v) for v in values], np.bool_)
+            self._expel(state, devices[~fine])
             devices, values = devices[fine], [v for v, good in zip(values, fine, strict=True) if good]
         return super().update(state, devices, values)
+
+    def _possible(self, state: StagedState, answer: Floats) -> bool:
+        """Whether honest devices can say this of models; what they send of their own is another matter."""
+        if state.stage == "together":
+            return possible_score(float(answer[-1]), state.world.model.goal)
+        return state.stage not in ("tree", "check") or possible_judgement(answer, judged_models(len(answer)))
 
     def _expel(self, state: StagedState, devices: Ints) -> None:
         state.memory["suspects"][devices] = True
