@@ -15,12 +15,11 @@ import pandas as pd
 import pytest
 
 import fedfuse as ff
-from fedfuse import cli
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
 from fedfuse.options import KEYS, build_method, parse_options, preset
 from fedfuse.result import Result
-from fedfuse.store import read_arrays, write_arrays
+from fedfuse.store import Store, read_arrays, write_arrays
 from fedfuse.tasks import Work
 from fedfuse.terminal import ProgressBar
 
@@ -443,7 +442,7 @@ def test_troubles_of_the_machine_are_one_line_too(fedfuse, monkeypatch, problem,
     def fail(store):
         raise problem
 
-    monkeypatch.setattr(cli.Store, "check_free", fail)
+    monkeypatch.setattr(Store, "check_free", fail)
     assert fedfuse("run", "synthetic:S4") == (status, "", f"fedfuse: {line}\n")
 
 

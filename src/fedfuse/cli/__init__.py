@@ -1,0 +1,97 @@
+"""The command line: run, compare, tune, path, resume, report, watch, predict, join, export, data, flower, paper, …"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from fedfuse._version import __version__
+from fedfuse.cli.afterwards import export, join, predict, report, watch
+from fedfuse.cli.places import data_fetch, data_list, flower_new
+from fedfuse.cli.saying import INTERRUPTED, fail, notes
+from fedfuse.cli.studies import bench, compare, paper, path, sweep
+from fedfuse.cli.training import resume, run, tune
+from fedfuse.cli.words import Opt
+from fedfuse.errors import FedfuseError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Find which devices of a federation share a model, and train one good model per group.",
+)
+data_app = typer.Typer(help="Data sets that have a name.")
+app.add_typer(data_app, name="data")
+flower_app = typer.Typer(help="Federations of real hosts, on Flower.")
+app.add_typer(flower_app, name="flower")
+for _command in (run, compare, sweep, tune, path, resume, report, watch, predict, join, export, bench, paper):
+    app.command()(_command)  # in the order of --help
+data_app.command("list")(data_list)
+data_app.command("fetch")(data_fetch)
+flower_app.command("new")(flower_new)
+
+# click's ClickException; newer typers carry a click of their own, so it has no other name that always holds
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def main() -> None:
+    """Run the command line; bad input is one line on standard error and status 2."""
+    logger = logging.getLogger("fedfuse")
+    logger.addHandler(notes)
+    try:
+        # some versions of typer raise an interruption, others return its status
+        if app(prog_name="fedfuse", standalone_mode=False) == INTERRUPTED:
+            raise KeyboardInterrupt
+        notes.show()
+    except FedfuseError as error:
+        fail(_as_typed(str(error)), 2)
+    except _UsageError as error:
+        fail(_usage(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has gone; nothing is wrong here
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except MemoryError as error:
+        fail(f"not enough memory: {error}", 2)
+    except OSError as error:
+        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2)
+    finally:
+        logger.removeHandler(notes)
+        notes.forget()
+
+
+def _as_typed(message: str) -> str:
+    """Write Python's arguments as the command line has them: goal='regression' is --task regression."""
+    written = re.sub(r"\b(goal|features|device|target)='([^']*)'", r"--\1 \2", message)
+    return written.replace("--goal ", "--task ")
+
+
+def _usage(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "fedfuse"
+    # some versions of click and typer both ask what was meant
+    words = re.sub(r"( Did you mean .*?\?)\1", r"\1", error.format_message().rstrip("."))
+    return f"{words} ({command} --help says more)"
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"fedfuse {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, Opt("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

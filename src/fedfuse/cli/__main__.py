@@ -1,0 +1,5 @@
+"""``python -m fedfuse.cli``."""
+
+from fedfuse.cli import main
+
+main()

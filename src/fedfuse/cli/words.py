@@ -1,0 +1,34 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Arg, Opt = typer.Argument, typer.Option
+
+
+def whole(text: str) -> int:
+    """Read a whole number, or say in one line that it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from None
+
+
+Json = Annotated[bool, Opt("--json", help="Print the summary as one JSON object, and nothing else.")]
+DataDir = Annotated[Path | None, Opt(help="Where data files are (default: $FEDFUSE_DATA).")]
+Dataset = Annotated[str, Arg(help="synthetic:S1 … S5, housing-bodyfat, mnist, digits, …, or a .csv/.parquet file.")]
+Seed = Annotated[int, Opt(parser=whole, metavar="N", help="Every random draw depends on it.")]
+Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
+Device = Annotated[str | None, Opt(help="Table: the column that says which device a row is of.")]
+Target = Annotated[str | None, Opt(help="Table: the column to predict.")]
+Task = Annotated[str | None, Opt(help="Table: classification or regression (told from the target).")]
+Place = Annotated[str, Opt("--engine", help="Where devices compute: inprocess, workers (processes) or flower.")]
+Out = Annotated[Path | None, Opt(help="A new directory for the run (default: below runs/).")]
+Page = Annotated[bool | None, Opt("--report/--no-report", help="Write report.html (default: unless --json).")]
+Set = Annotated[list[str], Opt("--set", help="key=value, e.g. steps=grow(20), mode=async, delay=uniform(0,20).")]
+Jobs = Annotated[int | None, Opt(parser=whole, metavar="N", help="Runs at a time (default: one per core).")]
+Rounds = Annotated[int | None, Opt(parser=whole, metavar="N", help="At most so many rounds in each run.")]
