@@ -11,12 +11,23 @@ from fedfuse.models import _threads
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=40), st.integers(1, 8))
-def test_bins_hold_every_position_once_and_are_balanced(cost, n):
+def test_bins_hold_every_position_once_and_none_has_much_of_what_is_left(cost, threads):
     cost = np.array(cost)
-    bins = _threads.bins(cost, n)
-    assert sorted(np.concatenate(bins)) == list(range(cost.size))
-    load = [cost[b].sum() for b in bins]
-    assert max(load) - min(load) <= cost.max(initial=0) * (1 + 1e-9)
+    bins = _threads.bins(cost, threads)
+    order = [k for b in bins for k in b]
+    assert sorted(order) == list(range(cost.size))
+    assert (np.diff(cost[order]) <= 0).all()
+    left = cost.sum()
+    for b in bins:
+        assert len(b) == 1 or cost[b].sum() <= _threads.SHARE / threads * left + 1e-9 * cost.sum()
+        left -= cost[b].sum()
+
+
+def test_many_small_jobs_are_few_bins_and_the_last_are_single():
+    sizes = [len(b) for b in _threads.bins(np.ones(10_000), 2)]
+    assert len(sizes) < 100
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == 1
 
 
 def test_every_position_is_run_once(monkeypatch):

@@ -1,4 +1,4 @@
-"""Devices over threads: bins of devices with about the same work, and each thread takes the next when it is done."""
+"""Devices over threads: bins of devices, and each thread takes the next when it is done."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cache
-from heapq import heapify, heapreplace
 from typing import Any
 
 import numpy as np
@@ -16,24 +15,27 @@ from fedfuse.types import Floats, Ints
 
 # Multiply-adds below which a second thread costs more than it saves.
 SMALL = 1e7
-# Bins for each thread: cores are never equally fast, and a thread that is done early takes from the other's.
-BINS = 8
+# Of the work that is left, each bin has this share for every thread.
+SHARE = 0.25
 
 
-def bins(cost: Floats, n: int) -> list[Ints]:
-    """Cut positions into at most ``n`` bins: the costliest first, each to the bin with the least work so far.
+def bins(cost: Floats, threads: int) -> list[Ints]:
+    """Cut positions, the costliest first, into bins that get smaller (guided self-scheduling).
 
-    >>> [b.tolist() for b in bins(np.array([1.0, 9.0, 2.0, 5.0]), 2)]
-    [[1], [3, 2, 0]]
+    Cores are never equally fast: whoever is done takes the next, and the last ones are so small that nobody waits long.
+
+    >>> [b.tolist() for b in bins(np.array([1.0, 9.0, 2.0, 5.0, 1.0]), 1)]
+    [[1], [3], [2], [0], [4]]
     """
-    members: list[list[int]] = [[] for _ in range(max(1, min(n, cost.size)))]
-    load = [(0.0, b) for b in range(len(members))]
-    heapify(load)
-    for job in np.argsort(-cost, kind="stable").tolist():
-        work, b = load[0]
-        members[b].append(job)
-        heapreplace(load, (work + float(cost[job]), b))
-    return [np.array(jobs, dtype=np.int64) for jobs in members]
+    order = np.argsort(-cost, kind="stable")
+    left = np.append(cost[order][::-1].cumsum()[::-1], 0.0)  # from each on
+    found, first = [], 0
+    while first < order.size:
+        stop = int(np.searchsorted(-left, -(1 - SHARE / threads) * left[first], side="right")) - 1
+        stop = max(stop, first + 1)
+        found.append(order[first:stop].astype(np.int64))
+        first = stop
+    return found
 
 
 def spread(run: Callable[[Ints], object], cost: Floats) -> None:
@@ -48,7 +50,7 @@ def spread(run: Callable[[Ints], object], cost: Floats) -> None:
     import numba  # small work, and a process that has no more, is spared it
 
     threads = min(numba.get_num_threads(), cost.size)
-    left = iter(bins(cost, BINS * threads))
+    left = iter(bins(cost, threads))
 
     def work() -> None:
         for jobs in left:
