@@ -176,6 +176,16 @@ def test_the_same_devices_are_averaged_over_seeds(found):
     assert sorted(table["p_holm"].dropna()) == pytest.approx([2 * low, max(2 * low, high)])
 
 
+def test_who_is_told_the_groups_is_not_the_best(found):
+    made = replace(made_up(found, DRAWN), told=frozenset("a"))
+    assert made.table["best"].tolist() == [False, True, False]
+    assert np.isfinite(made.table.loc["a", "p"])
+    assert "a: is told the true groups, and shows what can be had" in repr(made)
+    alone = replace(made_up(found, {"a": DRAWN["a"]}), told=frozenset("a"))
+    assert alone.table["best"].tolist() == [True]
+    assert "told" not in repr(alone)
+
+
 def test_marks(found):
     made = made_up(found, DRAWN)
     marked = {line.split()[0]: "≈" in line for line in repr(made).splitlines()[1:4]}
@@ -383,7 +393,10 @@ def test_the_oracle_without_the_truth(federation, caplog):
     assert "ARI" not in repr(found)
     named = compare(unknown, ["fpfc", "oracle"], seeds=1, rounds=3)
     assert "true groups" in named.table.loc["oracle", "error"]
-    assert "oracle" in compare(federation, "all", seeds=1, rounds=3).methods
+    known = compare(federation, "all", seeds=1, rounds=3)
+    assert known.told == {"oracle"}
+    assert "oracle" in known.methods
+    assert "oracle" not in known.contestants
 
 
 BAD = {

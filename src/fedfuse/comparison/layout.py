@@ -56,6 +56,8 @@ def footnotes(found: Comparison) -> list[str]:
     notes = [f"{found.dataset}, {seeds}"]
     if found.table["p"].notna().any():
         notes.append(_verdict(found))
+    if len(found.contestants) < len(found.methods):
+        notes.append(f"{', '.join(sorted(found.told))}: is told the true groups, and shows what can be had")
     return notes + failures(found)
 
 

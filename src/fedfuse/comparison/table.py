@@ -17,6 +17,7 @@ from fedfuse.comparison.layout import footnotes, markdown, plain_text
 from fedfuse.comparison.request import Request
 from fedfuse.comparison.significance import ALPHA, holm, wilcoxon_p
 from fedfuse.errors import FedfuseError
+from fedfuse.methods import Oracle
 from fedfuse.result import Result
 from fedfuse.store import Store, without_nan, write_json, written_whole
 
@@ -40,6 +41,8 @@ class Comparison:
         The message of every run that failed, by (method, seed).
     same_devices
         Whether the devices are the same for all seeds, as those of a table are; if not, a seed draws new ones.
+    told
+        The methods that are told the true groups: they show what can be had, and are not the best of anything.
     """
 
     dataset: str
@@ -49,6 +52,7 @@ class Comparison:
     results: dict[Run, Result]
     errors: dict[Run, str]
     same_devices: bool
+    told: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, request: Request, outcomes: Mapping[Run, Result | str]) -> Comparison:
@@ -65,7 +69,8 @@ class Comparison:
         # a data set with a name is drawn or cut anew by each seed; of a table, only the split changes
         same = request.source is None or request.source["device"] is not None
         methods = tuple(request.entries)
-        return cls(request.dataset, methods, request.seeds, frozenset(clustering), results, errors, same)
+        told = frozenset(label for label, e in request.entries.items() if isinstance(e.method, Oracle))
+        return cls(request.dataset, methods, request.seeds, frozenset(clustering), results, errors, same, told)
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> Comparison:
@@ -78,6 +83,11 @@ class Comparison:
                 place = path / "runs" / f"{label}-seed{seed}"
                 outcomes[label, seed] = Result.load(place) if Store(place).finished else "not finished"
         return cls.of(request, outcomes)
+
+    @property
+    def contestants(self) -> tuple[str, ...]:
+        """The methods that are not told the true groups; all of them, where there are no others."""
+        return tuple(method for method in self.methods if method not in self.told) or self.methods
 
     @property
     def metric(self) -> str:
@@ -110,8 +120,9 @@ class Comparison:
         """One row per method: means and population standard deviations (``…_sd``) over seeds, and the comparison.
 
         ``runs`` is the number of seeds that succeeded. ``rounds`` counts those of a refit, too. ``best`` marks the
-        best mean, ``p`` is the p-value of the paired test against it (Wilcoxon's signed ranks over ``pairs`` devices,
-        two-sided), ``p_holm`` the same with Holm's correction for testing all other methods.
+        best mean of methods that are not told the groups, ``p`` is the p-value of the paired test against it
+        (Wilcoxon's signed ranks over ``pairs`` devices, two-sided), ``p_holm`` the same with Holm's correction for
+        testing all other methods.
         """
         groups = self.runs.groupby("method", sort=False)[list(NUMBERS)]
         means, spreads = groups.mean(), groups.std(ddof=0).add_suffix("_sd")
@@ -119,7 +130,7 @@ class Comparison:
         table: pd.DataFrame = both.reindex(self.methods).rename_axis("method")
         table.insert(0, "runs", [sum((m, s) in self.results for s in self.seeds) for m in self.methods])
         best = self._best(table)
-        table["best"] = table["test"] == table["test"].get(best, np.nan)
+        table["best"] = (table["test"] == table["test"].get(best, np.nan)) & table.index.isin(self.contestants)
         tests = {method: self._paired(method, best) for method in self.methods if best and method != best}
         table["pairs"] = pd.array([tests.get(m, (None, 0))[0] for m in self.methods], dtype="Int64")
         table["p"] = [tests.get(m, (0, np.nan))[1] for m in self.methods]
@@ -192,6 +203,7 @@ class Comparison:
 
     def _best(self, table: pd.DataFrame) -> str | None:
         """Return the method with the best mean, of those that succeeded most often: seeds are not equally hard."""
+        table = table.loc[list(self.contestants)]
         fair = table["test"][table["runs"] == table["runs"].max()].dropna()
         if fair.empty:
             return None

@@ -57,9 +57,9 @@ def _headline(found: Comparison, best: list[str]) -> str:
         return f"{words.counted(len(found.methods), 'method')} on {found.dataset}."
     value = words.score(float(found.table["test"][best[0]]), found.metric)
     what = "mean test accuracy" if found.metric == "accuracy" else "mean test RMSE"
-    if len(found.methods) == 1:
+    if len(found.contestants) == 1:
         return f"{best[0]} comes to a {what} of {value}."
-    return f"{best[0]} is the best of {words.counted(len(found.methods), 'method')}, with a {what} of {value}."
+    return f"{best[0]} is the best of {words.counted(len(found.contestants), 'method')}, with a {what} of {value}."
 
 
 def _sentence(note: str) -> str:
