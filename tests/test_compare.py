@@ -180,7 +180,7 @@ def test_who_is_told_the_groups_is_not_the_best(found):
     made = replace(made_up(found, DRAWN), told=frozenset("a"))
     assert made.table["best"].tolist() == [False, True, False]
     assert np.isfinite(made.table.loc["a", "p"])
-    assert "a: is told the true groups, and shows what can be had" in repr(made)
+    assert "a: told the true groups, to show what can be had" in repr(made)
     alone = replace(made_up(found, {"a": DRAWN["a"]}), told=frozenset("a"))
     assert alone.table["best"].tolist() == [True]
     assert "told" not in repr(alone)

@@ -57,7 +57,7 @@ def footnotes(found: Comparison) -> list[str]:
     if found.table["p"].notna().any():
         notes.append(_verdict(found))
     if len(found.contestants) < len(found.methods):
-        notes.append(f"{', '.join(sorted(found.told))}: is told the true groups, and shows what can be had")
+        notes.append(f"{', '.join(sorted(found.told))}: told the true groups, to show what can be had")
     return notes + failures(found)
 
 
