@@ -72,7 +72,7 @@ class Stage:
             "local": lambda: ff.Local(work=self.work),
             "fedavg": lambda: ff.FedAvg(work=self.work),
             "lg-fedavg": lambda: ff.LGFedAvg(work=self.work),
-            "per-fedavg": lambda: ff.PerFedAvg(work=self.work),
+            "per-fedavg": lambda: ff.PerFedAvg(work=self.work, adapt_lr=0.01 if self.images else None),
             "ifca": lambda: ff.IFCA(work=self.work, n_models=groups),
             "cfl": lambda: ff.CFL(work=self.work, **({"eps1": 0.05, "eps2": 0.1} if self.images else {})),
             "pacfl": lambda: ff.PACFL(work=self.work, **({"threshold": 2.0} if self.images else {})),

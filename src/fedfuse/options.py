@@ -24,12 +24,14 @@ class Preset:
     method: dict[str, Any] = field(default_factory=dict)
 
 
+# Per-FedAvg adapts networks by the paper's step: a first-order step forgets a Hessian that longer ones would need.
+ADAPT = {"adapt_lr": 0.01}
 PRESETS = {
     "synthetic": Preset(Work(steps=10, lr=0.1), {"participation": 0.3, "rounds": 2000}),
     "housing-bodyfat": Preset(Work(steps=20, lr=0.01), {"participation": 0.3, "rounds": 200}),
-    "digits": Preset(Work(steps=5, lr=0.05, batch=10, momentum=0.9), {"rounds": 40}),
+    "digits": Preset(Work(steps=5, lr=0.05, batch=10, momentum=0.9), {"rounds": 40}, ADAPT),
     "mnist": Preset(
-        Work(steps=2, lr=Decay(0.05, 0.9, 2), batch=50, momentum=0.9), {"participation": 0.5, "rounds": 40}
+        Work(steps=2, lr=Decay(0.05, 0.9, 2), batch=50, momentum=0.9), {"participation": 0.5, "rounds": 40}, ADAPT
     ),
 }
 PRESETS["fashion-mnist"] = PRESETS["mnist"]
@@ -75,7 +77,7 @@ def preset(dataset: str, method: str = "fpfc", style: Style = "usual", *, networ
         usual = replace(usual, settings=usual.settings | {"rounds": ROUNDS[data, method]})
     groups = GROUPS.get(dataset, GROUPS.get(data))
     if method == "ifca" and groups:
-        usual = replace(usual, method={"n_models": groups})
+        usual = replace(usual, method=usual.method | {"n_models": groups})
     if style == "usual":
         return _able(usual, method)
     if data not in PRESETS:

@@ -8,6 +8,7 @@ import pytest
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.fleet import inprocess
+from fedfuse.options import build, parse_options
 from fedfuse.tasks import MetaTrain, Order
 from planted import begun, gradient, planted
 
@@ -105,6 +106,30 @@ def test_passes_over_a_device_do_not_depend_on_who_else_is_active():
         fleet.submit([Order(i, 0, task) for i in devices])
         answers.append(fleet.collect()[0].values)
     np.testing.assert_array_equal(*answers)
+
+
+def test_meta_steps_have_momentum_and_decay_as_all_training_has():
+    """As torch.optim.SGD: v = momentum v + g + decay w, from rest."""
+    federation = planted(m=2)
+    fleet = begun(federation, ff.PerFedAvg()).fleet
+    work, w, v = ff.Work(steps=3, lr=BETA, momentum=0.9, decay=0.1), np.ones(4), np.zeros(4)
+    fleet.submit([Order(1, 0, MetaTrain(work, w, ALPHA, False, "train+validation"))])
+    for _ in range(3):
+        v = 0.9 * v + gradient(federation, 1, w - ALPHA * gradient(federation, 1, w)) + 0.1 * w
+        w = w - BETA * v
+    np.testing.assert_allclose(fleet.collect()[0].values, w, atol=1e-9)
+
+
+def test_the_adaptation_is_plain_whatever_training_has():
+    state = begun(planted(m=2), ff.PerFedAvg()).state
+    method = ff.PerFedAvg(work=ff.Work(steps=5, lr=0.2, batch=10, momentum=0.9), adapt_lr=0.01)
+    assert {task.work for task in method.at_home(state)} == {ff.Work(steps=1, lr=0.01, batch=10)}
+
+
+def test_networks_are_adapted_by_the_papers_step():
+    for data in ("mnist", "digits"):
+        assert build(data, "per-fedavg", parse_options([]))[0].alpha == 0.01
+    assert build("synthetic:S1", "per-fedavg", parse_options([]))[0].alpha == 0.1
 
 
 def test_alpha_is_beta_unless_given():

@@ -248,14 +248,17 @@ class InProcess(Fleet):
         steps = np.full(len(devices), plain(first.work)[0])
         if first.work.batch is not None:  # steps are passes over a device's own rows
             steps *= -(-self._rows(first.rows).counts[devices] // first.work.batch)
+        speed = np.zeros_like(w)  # of momentum, from rest
         for k in range(int(steps.max())):
             still = np.flatnonzero(steps > k)
-            w[still] = self._meta_step(w[still], devices[still], first, [rngs[i] for i in still])
+            slope = self._meta_gradient(w[still], devices[still], first, [rngs[i] for i in still])
+            speed[still] = first.work.momentum * speed[still] + slope + first.work.decay * w[still]
+            w[still] -= plain(first.work)[1] * speed[still]
         start = _stack(t.start for t in tasks).astype(self._dtype)
         return list(start + self._protected(orders, w - start) if self._noise is not None else w)
 
-    def _meta_step(self, w: Floats, devices: Ints, task: MetaTrain, rngs: list[np.random.Generator]) -> Floats:
-        """Return w after one step against the loss after one step; each of its gradients is on a batch of its own."""
+    def _meta_gradient(self, w: Floats, devices: Ints, task: MetaTrain, rngs: list[np.random.Generator]) -> Floats:
+        """Return the gradient of the loss after one step; each of its own is on another batch."""
         batches = (self._batch(devices, task, rngs) for _ in range(3))
         adapted = w - task.inner * self._model.gradients(*next(batches), w)
         g = self._model.gradients(*next(batches), adapted)
@@ -263,7 +266,7 @@ class InProcess(Fleet):
             data, who = next(batches)
             ends = [self._model.gradients(data, who, w + sign * EPSILON * g) for sign in (1, -1)]
             g = g - task.inner * (ends[0] - ends[1]) / (2 * EPSILON)
-        return np.asarray(w - plain(task.work)[1] * g)
+        return np.asarray(g)
 
     def _batch(self, devices: Ints, task: MetaTrain, rngs: list[np.random.Generator]) -> tuple[Any, Ints]:
         """Return rows, and the devices' places in them: all rows, or some of each device that are drawn anew."""

@@ -66,7 +66,8 @@ class PerFedAvg(FedAvg):
         return [MetaTrain(work, w, self.alpha, hessian, self.rows) for w in starts]
 
     def _adapt(self, w: Floats) -> Train:
-        one = replace(self.work, steps=1, lr=self.alpha)
+        # the plain step that training has looked ahead to: momentum would go further than that
+        one = replace(self.work, steps=1, lr=self.alpha, momentum=0.0)
         return Train(one, start=w, rows=self.rows, send="update")
 
     def at_home(self, state: Memory) -> list[Task]:

@@ -86,8 +86,8 @@ SCALES: dict[Size, Scale] = {
         figure_rounds={"synthetic": 400, "housing-bodyfat": 200, "images": 40},
     ),
     "quick": Scale(
-        style="usual", seeds=(0,), rows=400, images=4000, rounds={"synthetic": 100, "images": 20}, trial=30, starts=10,
-        figure_rounds={"synthetic": 60, "housing-bodyfat": 100, "images": 12}, shares=(0.4, 0.8), few=True,
+        style="usual", seeds=(0,), rows=400, images=4000, rounds={"synthetic": 100, "images": 24}, trial=30, starts=10,
+        figure_rounds={"synthetic": 60, "housing-bodyfat": 100, "images": 24}, shares=(0.4, 0.8), few=True,
         short=1.0,
     ),
 }  # fmt: skip
