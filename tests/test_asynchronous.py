@@ -59,6 +59,16 @@ def test_one_device_at_a_time_is_one_active_device_per_round(goal, method, delay
     assert (one.history["staleness"] == 0).all()
 
 
+@every_method
+def test_schedules_count_a_turn_of_everybody_as_a_round(method, monkeypatch):
+    """A step size that falls from round to round must not be gone after a few single updates."""
+    asked, kind = [], type(method.one_at_a_time())
+    tasks = kind.tasks
+    monkeypatch.setattr(kind, "tasks", lambda self, state, who, k: asked.append(k) or tasks(self, state, who, k))
+    fit(planted(m=5), method, rounds=23, tol=0, mode="async", at_once=1)
+    assert asked == [k // 5 for k in range(23)]
+
+
 @pytest.mark.parametrize("laws", [{}, {"delay": 0}, {"compute": 2}])
 def test_equal_devices_are_visited_in_turn(laws):
     visits = Visits()

@@ -168,7 +168,7 @@ class Run:
         """One round of the method: of all devices drawn, or asynchronously of the next one that answers."""
         k, method = self.k, self.now
         active = self._free() if self.asynchronous else self._drawn(k)
-        tasks = method.tasks(self.state, active, k - self.stage_start) if active.size else []
+        tasks = method.tasks(self.state, active, self._scheduled(k)) if active.size else []
         self.post.send(self._orders(dict(zip(active.tolist(), tasks, strict=True)), k))
         self.turns[active] += 1
         heard = self._replies(len(active))
@@ -183,6 +183,11 @@ class Run:
         if self.k % self.settings.evaluate_every == 0:
             row |= self._evaluation()
         return row
+
+    def _scheduled(self, k: int) -> int:
+        """Return the round that schedules of step sizes and steps are at: single updates of everybody are one."""
+        turn = k - self.stage_start
+        return turn // self.world.m if self.asynchronous else turn
 
     def _drawn(self, k: int) -> Ints:
         """Return who is asked in a synchronous round: nobody who is still at work on an older order."""

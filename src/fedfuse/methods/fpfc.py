@@ -40,6 +40,7 @@ from fedfuse.trust import Robust
 from fedfuse.types import Floats, Ints
 
 MEETINGS = 100  # with a newcomer, at the most
+ENOUGH = 5  # devices for a mean; of fewer, as where each reply is taken in by itself, what is shared keeps some
 RESTLESS = 20.0  # times the usual move of devices in clusters, and a device that stands alone is a suspect,
 CALM = 0.01  # where the usual move is at least this, relative to the parameters
 STILL = 1e-4  # relative: a newcomer that moves less has come to rest
@@ -72,7 +73,9 @@ class Fusing:
         """Take in new models: pairs for what is fused, the weighted mean for what is shared."""
         cut = self.shared.size
         if cut:
-            self.shared = np.average(models[:, :cut], axis=0, weights=self.weights[devices]).astype(self.shared.dtype)
+            mean = np.average(models[:, :cut], axis=0, weights=self.weights[devices])
+            weight = min(1.0, len(devices) / min(ENOUGH, len(self.weights)))
+            self.shared = ((1 - weight) * self.shared + weight * mean).astype(self.shared.dtype)
         self.moves[devices] = np.linalg.norm(models[:, cut:] - self.pairs.omega[devices], axis=1)
         return self.pairs.absorb(devices, models[:, cut:])
 

@@ -295,7 +295,9 @@ class Asynchronous(Experiment):
                 "as good after": NOTHING if np.isinf(share) else f"{share:.2f} of the time",
             })  # fmt: skip
         course, table = pd.concat(curves, ignore_index=True), pd.DataFrame(lines)
-        shown = Shown(numbers={"curves.csv": course, "end.csv": table}, draw=lambda: figures.asynchronous(course))
+        shown = Shown(
+            numbers={"curves.csv": course, "end.csv": table}, draw=lambda: figures.asynchronous(course, table)
+        )
         shown.tables["test score (accuracy in %) with and without waiting"] = table
         return shown
 

@@ -66,8 +66,18 @@ def sweep(table: pd.DataFrame, key: str) -> Any:
         if some[key].min() > 0 and some[key].max() >= 100 * some[key].min():
             ax.set_xscale("log")
         ax.set(title=data, xlabel=_KEYS.get(key, key), ylabel="test accuracy, %" if accuracy else "test RMSE")
+        _open_up(ax, 1.0 if accuracy else 0.02 * float(some["test"].mean()))
         _plain(ax)
     return axes
+
+
+def _open_up(ax: Any, least: float) -> None:
+    """Give the vertical axis at least this length: differences that mean nothing are not to look like cliffs."""
+    low, high = ax.get_ylim()
+    if high - low < least:
+        middle = (low + high) / 2
+        ax.set_ylim(middle - least / 2, middle + least / 2)
+    ax.ticklabel_format(axis="y", useOffset=False)
 
 
 def starts(table: pd.DataFrame) -> Any:
@@ -168,15 +178,16 @@ def strategies(course: pd.DataFrame, table: pd.DataFrame) -> Any:
     return axes
 
 
-def asynchronous(course: pd.DataFrame) -> Any:
+def asynchronous(course: pd.DataFrame, table: pd.DataFrame) -> Any:
     """Draw the test score against simulated time, with and without waiting, one panel per data set."""
     names = list(course["data"].unique())
     axes = _row(len(names))
     for ax, data in zip(axes[0], names, strict=True):
+        accuracy = table.loc[table["data"] == data, "metric"].iloc[0] == "accuracy"
         lines = course[course["data"] == data].groupby("mode", sort=False)
         for colour, (words, some) in zip(COLOURS, lines, strict=False):
-            ax.plot(some["time"], some["test"], color=colour, lw=1.8, label=words)
-        ax.set(title=data, xlabel="simulated seconds", ylabel="test accuracy or RMSE")
+            ax.plot(some["time"], (100 if accuracy else 1) * some["test"], color=colour, lw=1.8, label=words)
+        ax.set(title=data, xlabel="simulated seconds", ylabel="test accuracy, %" if accuracy else "test RMSE")
         ax.legend(frameon=False, loc="best")
         _plain(ax)
     return axes
@@ -217,5 +228,5 @@ def _bars(ax: Any, tables: Mapping[str, pd.DataFrame]) -> None:
         ax.bar(x, heights, width=0.38, color=COLOURS[place], label=way)
     ax.set_xticks(range(len(lambdas)), [f"{lam:g}" for lam in lambdas])
     ax.set(xlabel="lambda", ylabel="seconds")
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(tables), fontsize=8)
     _plain(ax)
