@@ -172,7 +172,7 @@ class MetaTrain:
 
     u = w - inner grad f(w), g = grad f(u), then w - lr g (first order), or with ``hessian`` w - lr (g - inner h), where
     h = (grad f(w + eps g) - grad f(w - eps g)) / (2 eps) stands for the Hessian times g. With mini-batches the
-    gradients of u, g and h are each on a batch of their own, and steps are passes over the device's rows.
+    gradients of u, g and h are each on a batch of their own.
     """
 
     work: Work

@@ -120,6 +120,17 @@ def test_meta_steps_have_momentum_and_decay_as_all_training_has():
     np.testing.assert_allclose(fleet.collect()[0].values, w, atol=1e-9)
 
 
+@pytest.mark.parametrize(("unit", "steps"), [("epochs", 2 * 3), ("batches", 2)])
+def test_meta_steps_are_counted_in_passes_or_batches(unit, steps, monkeypatch):
+    fleet, seen = begun(planted(m=2, n=30), ff.PerFedAvg()).fleet, []
+    monkeypatch.setattr(type(fleet), "_meta_gradient", lambda self, w, *_: seen.append(1) or np.zeros_like(w))
+    batch = -(-int(fleet._rows("train+validation").counts[1]) // 3)
+    task = MetaTrain(ff.Work(steps=2, batch=batch, unit=unit), np.zeros(4), ALPHA, False, "train+validation")
+    fleet.submit([Order(1, 0, task)])
+    fleet.collect()
+    assert len(seen) == steps
+
+
 def test_the_adaptation_is_plain_whatever_training_has():
     state = begun(planted(m=2), ff.PerFedAvg()).state
     method = ff.PerFedAvg(work=ff.Work(steps=5, lr=0.2, batch=10, momentum=0.9), adapt_lr=0.01)

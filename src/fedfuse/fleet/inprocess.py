@@ -246,7 +246,7 @@ class InProcess(Fleet):
         tasks = [o.task for o in orders if isinstance(o.task, MetaTrain)]
         first, w, rngs = tasks[0], _stack(t.start for t in tasks).astype(self._dtype), self._generators(orders)
         steps = np.full(len(devices), plain(first.work)[0])
-        if first.work.batch is not None:  # steps are passes over a device's own rows
+        if first.work.batch is not None and first.work.unit == "epochs":  # passes over a device's own rows
             steps *= -(-self._rows(first.rows).counts[devices] // first.work.batch)
         speed = np.zeros_like(w)  # of momentum, from rest
         for k in range(int(steps.max())):
