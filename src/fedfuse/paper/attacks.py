@@ -26,7 +26,7 @@ class Attacks(Experiment):
     """Methods under attack.
 
     Settings that a method leaves open are chosen without an attack, and then kept. Of a network, its fused part is
-    lied about: where all is, nobody's shared layers survive.
+    lied about, as the paper speaks of its personalisation layers; `benchmarks/attacks.py` lies about all of it.
     """
 
     name: str
