@@ -30,7 +30,20 @@ from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.fleet.base import Fleet, Wrapper
 from fedfuse.randomness import generator
-from fedfuse.tasks import LOOK, Alone, Choose, Gradient, MetaTrain, Order, Reply, Show, Subspace, Task, Train, Work
+from fedfuse.tasks import (
+    LOOK,
+    Alone,
+    Choose,
+    Gradient,
+    MetaTrain,
+    Order,
+    Reply,
+    Show,
+    Subspace,
+    Task,
+    Train,
+    with_work,
+)
 from fedfuse.types import Floats, Ints
 
 Attack: TypeAlias = Literal[
@@ -142,8 +155,8 @@ class Byzantine(Wrapper):
         lying = [o for o in orders if o.device in self._liars and self._lies_about(o)]
         exchange = Exchange(len(orders), len(lying))
         self._asked |= {(o.device, o.round): (o.task, exchange) for o in lying}
-        idle = {o.device for o in lying if self._invents(o.task)}
-        self.inner.submit([replace(o, task=_least_work(o.task)) if o.device in idle else o for o in orders])
+        who = {o.device for o in lying}  # at most one order each
+        self.inner.submit([replace(o, task=self._spared(o.task)) if o.device in who else o for o in orders])
 
     def collect(self, patience: float | None = None) -> list[Reply]:
         while True:
@@ -158,11 +171,15 @@ class Byzantine(Wrapper):
         untouched = order.round == LOOK or isinstance(order.task, (Show, Subspace))
         return self.attack != "label-flip" and not untouched
 
-    def _invents(self, task: Task) -> bool:
-        """Whether nothing that training would find is left in the lie."""
-        trained = isinstance(task, (Train, MetaTrain, Choose)) and task.work is not None
-        kept = isinstance(task, Train) and (task.send == "nothing" or (task.score and self.lies == "models"))
-        return self.attack in INVENTED and not self._honest and trained and not kept
+    def _spared(self, task: Task) -> Task:
+        """Return the task with one step in place of its training, where nothing of that would be left in the lie."""
+        if self.attack not in INVENTED or self._honest:
+            return task
+        if not isinstance(task, (Train, MetaTrain, Choose)) or task.work is None:
+            return task
+        if isinstance(task, Train) and (task.send == "nothing" or (task.score and self.lies == "models")):
+            return task
+        return with_work(task, replace(task.work, steps=1, unit="batches" if task.work.batch else "epochs"))
 
     def _hold(self, reply: Reply) -> bool:
         """Keep a liar's reply back; False for all others."""
@@ -204,12 +221,6 @@ class Byzantine(Wrapper):
         if honest <= supporters or supporters <= 0:
             return 1.0
         return float(max(scipy.special.ndtri((honest - supporters) / honest), 0.0))
-
-
-def _least_work(task: Task) -> Task:
-    """Return the task with one step in place of its training: the answer is as long."""
-    work: Work = task.work  # type: ignore[union-attr, assignment]
-    return replace(task, work=replace(work, steps=1, unit="batches" if work.batch else "epochs"))  # type: ignore[arg-type]
 
 
 def check_attack(attack: str, lies: str = "all", scope: str = "all") -> None:
