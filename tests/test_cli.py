@@ -276,6 +276,7 @@ SETTINGS = {
     "--rounds ten": "Invalid value for '--rounds': 'ten' is not a whole number",
     "--seed 1.5": "Invalid value for '--seed': '1.5' is not a whole number",
     "--seed -3": "seed must be a whole number of at least 0, got -3",
+    "--method fpcf": "unknown method 'fpcf'; did you mean 'fpfc'? known: fpfc, ",
     "--method fedprox": "unknown method 'fedprox'; known: fpfc, fpfc-l1, local, fedavg, fedasync, lg-",
     "--engine cloud": "unknown engine 'cloud'; known: inprocess, workers, flower",
     "--set workers=2": "engine 'inprocess' has no workers; workers=2 is for engine 'workers'",

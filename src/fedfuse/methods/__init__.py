@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods.base import Method, World, work_from_config
 from fedfuse.methods.cfl import CFL
 from fedfuse.methods.fedasync import FedAsync
@@ -52,7 +52,7 @@ __all__ = [
 def method_called(name: str) -> type[Method[Any]]:
     """Return the method of this name."""
     if name not in METHODS:
-        raise FedfuseError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
+        raise FedfuseError(f"unknown method {name!r}; {guess(name, METHODS)}known: {', '.join(METHODS)}")
     return METHODS[name]
 
 
