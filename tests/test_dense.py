@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedfuse import fusion
 from fedfuse.bench.formed import NU, WIDTH, DenseState, form
 from fedfuse.bench.server import APART, PENALTY, grouped
 from fedfuse.fusion import FusionState
@@ -29,3 +30,21 @@ def test_a_state_without_far_pairs_goes_the_way_of_one_with_all(dtype, tolerance
 def test_clusters_were_not_there_at_the_start():
     start = grouped(200, 100, APART, WIDTH)
     assert np.unique(FusionState(start, PENALTY, warm=True).labels(NU)).size == 200
+
+
+@pytest.mark.parametrize("large", [0, np.inf], ids=["several chunks", "one chunk"])
+def test_residuals_are_the_same_whether_far_pairs_are_added_or_the_others_subtracted(large, monkeypatch):
+    monkeypatch.setattr(fusion, "LARGE", large)
+    d = 100
+    start = grouped(200, d, APART, WIDTH)
+    state, dense = (kind(start, PENALTY, warm=True, dtype=np.float64) for kind in (FusionState, DenseState))
+    for each in (state, dense):
+        form(each, start, 0.3)
+    rng = np.random.default_rng(0)
+    for size in (1e-9, 1e-3, 1.0):
+        active = rng.permutation(200)[:60]
+        new = state.omega[active] + size * rng.normal(size=(60, d))
+        new[0] = state.omega[active[0] - 1]  # into another cluster: far pairs become near
+        ours, theirs = state.absorb(active, new), dense.absorb(active, new)
+        assert (ours.primal, ours.dual) == pytest.approx((theirs.primal, theirs.dual), rel=1e-9)
+        assert 2 * state.near.size < state.s.size

@@ -227,9 +227,26 @@ def _moved(a: Any, b: Any, products: Any) -> Any:
     return max(c * c * new_new + 2 * c * b * gap_new + b * b * gap_gap, 0.0)
 
 
+@njit(**_APART)
+def _scatter(rows: Any, n: Any) -> Any:
+    """Return the sum of ||a - b||^2 over all pairs of the first n rows: n times that of their distances to the mean."""
+    mean, square = np.zeros(rows.shape[1]), 0.0
+    for b in range(n):
+        for e in range(mean.size):
+            mean[e] += rows[b, e] / n
+    for b in range(n):
+        for e in range(mean.size):
+            square += (rows[b, e] - mean[e]) ** 2
+    return n * square
+
+
 @njit(**_INNER)
-def _sift(pairs: Any, omega: Any, turn: Any, reach: float, first: Any, c: Any) -> Any:
-    """Look after this tile's far pairs; return how many are near from now on, and the others' dual residuals."""
+def _sift(pairs: Any, omega: Any, turn: Any, reach: float, rest: bool, first: Any, c: Any) -> Any:
+    """Look after this tile's far pairs; return how many are near from now on, and the others' dual residuals.
+
+    Of pairs of active devices these are the distances between moves. Where most pairs are far, the ``rest`` is
+    subtracted here from what `_scatter` says of all.
+    """
     active, rank, lengths, moved = turn.active, turn.rank, turn.lengths, turn.moved
     where, r = pairs.where, pairs.r
     wanted, dual, last = 0, 0.0, min(first + TILE, active.size)
@@ -239,18 +256,22 @@ def _sift(pairs: Any, omega: Any, turn: Any, reach: float, first: Any, c: Any) -
         # two active devices meet once, at the higher one's turn
         for b in range(first, last if other < 0 else min(last, other)):
             p = _number(active[b], j)
-            if where[p] != FAR:
-                continue
-            bound = r[p] - (lengths[b] + theirs) / CAUTION
-            if not bound * CAUTION > reach:  # the distance itself is taken only where it may matter
-                bound = np.sqrt(_apart(omega[active[b]], omega[j]))
-                if not bound * CAUTION > reach:
+            near = where[p] != FAR
+            if not near:
+                bound = r[p] - (lengths[b] + theirs) / CAUTION
+                if not bound * CAUTION > reach:  # the distance itself is taken only where it may matter
+                    bound = np.sqrt(_apart(omega[active[b]], omega[j]))
+                near = not bound * CAUTION > reach
+                if near:
                     where[p] = WANTED
                     wanted += 1
-                    continue
-            r[p] = bound * CAUTION
+                else:
+                    r[p] = bound * CAUTION
             # theta of a far pair moves as its devices do
-            dual += lengths[b] ** 2 if other < 0 else _apart(moved[b], moved[other])
+            if other < 0:
+                dual += 0.0 if near else lengths[b] ** 2
+            elif near == rest:
+                dual += (-1.0 if rest else 1.0) * _apart(moved[b], moved[other])
     return wanted, dual
 
 
@@ -412,20 +433,22 @@ def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, c: Any, scratch: Any)
 
 
 @njit(**_APART)
-def _sift_chunk(pairs: Any, omega: Any, turn: Any, reach: float, c: Any, scratch: Any) -> None:
+def _sift_chunk(pairs: Any, omega: Any, turn: Any, reach: float, rest: bool, c: Any, scratch: Any) -> None:
     scratch.squares[c, 1], scratch.counts[c, 0] = 0.0, 0
+    if rest and c == 0:
+        scratch.squares[c, 1] = _scatter(turn.moved, turn.active.size)
     for first in range(0, turn.active.size, TILE):
-        wanted, dual = _sift(pairs, omega, turn, reach, first, c)
+        wanted, dual = _sift(pairs, omega, turn, reach, rest, first, c)
         scratch.squares[c, 1] += dual
         scratch.counts[c, 0] += wanted
 
 
 @njit(**_ENTRY)
-def sift(pairs: Any, omega: Any, turn: Any, reach: float, scratch: Any, jobs: Any) -> None:
-    """Find the far pairs of active devices that are far no longer."""
+def sift(pairs: Any, omega: Any, turn: Any, reach: float, rest: bool, scratch: Any, jobs: Any) -> None:
+    """Find the far pairs of active devices that are far no longer; ``rest`` if most pairs are far (see `_sift`)."""
     pairs, turn, scratch = _lent(pairs, turn, scratch)
     for c in jobs:
-        _sift_chunk(pairs, _lend(omega), turn, reach, c, scratch)
+        _sift_chunk(pairs, _lend(omega), turn, reach, rest, c, scratch)
 
 
 @njit(**_ENTRY)
@@ -446,7 +469,7 @@ def absorb(pairs: Any, omega: Any, turn: Any, pieces: Any, scratch: Any, jobs: A
 def settle(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, scratch: Any) -> bool:
     """Do `sift` and `absorb` of a round that is one chunk; stop between them if pairs want rows, and say False."""
     pairs, turn, scratch = _lent(pairs, turn, scratch)
-    _sift_chunk(pairs, _lend(omega), turn, reach, 0, scratch)
+    _sift_chunk(pairs, _lend(omega), turn, reach, False, 0, scratch)
     if scratch.counts[0, 0] > 0:
         return False
     pieces = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2]))

@@ -70,6 +70,11 @@ class Pool:
         return max(self.used, self._provided) * self.row_bytes
 
     @property
+    def live(self) -> int:
+        """How many rows are in use."""
+        return self.used - int(self._given_back.size)
+
+    @property
     def on_disk(self) -> bool:
         return self._on_disk
 
@@ -110,7 +115,7 @@ class Pool:
 
     def squeeze(self, places: Numbers) -> None:
         """Move rows to the front, into the gaps between them; ``places`` are the rows in use, and are changed."""
-        live = self.used - self._given_back.size
+        live = self.live
         back, gaps = np.flatnonzero(places >= live), self._given_back[self._given_back < live]
         self.rows[gaps] = self.rows[places[back]]
         places[back] = gaps

@@ -388,7 +388,10 @@ class FusionState:
         chunks, work, pieces = turn.bounds.size - 1, meetings * self.d, tuple(self._pieces)
         if chunks > 1 or not _pairs.settle(tuple(self._all), self.omega, places, pieces, reach, space):
             if chunks > 1:
-                _share_out(lambda c: _pairs.sift(tuple(self._all), self.omega, places, reach, space, c), chunks, work)
+                rest = 2 * self._pool.live < self.s.size
+                _share_out(
+                    lambda c: _pairs.sift(tuple(self._all), self.omega, places, reach, rest, space, c), chunks, work
+                )
             if wanted := int(scratch.counts[:, 0].sum()):
                 rows, starts = self._rows_for(wanted, turn), np.cumsum(scratch.counts[:, 0]) - scratch.counts[:, 0]
                 _share_out(lambda c: _pairs.claim(self._where, self.r, places, rows, starts, c), chunks, work)
@@ -396,7 +399,8 @@ class FusionState:
         if left := int(scratch.counts[:, 1].sum()):
             self._let_go(turn, left)
         primal, dual = _pairs.gather(space, turn.active, self._sums)
-        return sqrt(primal / max(meetings, 1)), sqrt(dual / max(meetings, 1))
+        # a dual residual that is a difference may round below zero
+        return sqrt(primal / max(meetings, 1)), sqrt(max(dual, 0.0) / max(meetings, 1))
 
     @property
     def _reach(self) -> float:

@@ -1,9 +1,10 @@
 """Compiled loops of the models.
 
 Softmax regression reads rows in strips of `STRIP`, feature after feature inside a strip: every inner loop runs over
-neighbouring rows in vector instructions, and memory is read from beginning to end. A panel is one strip or two, and
-when it has been read for its scores, it is still in the first-level cache for its gradient. After its features a row
-carries a 1 (the intercept), then zeros up to a multiple of four; zero rows fill up a device's last strip.
+neighbouring rows in vector instructions, and memory is read from beginning to end. A strip stays in the first-level
+cache for the scores of all classes; a panel is a few strips, and its scores stay there until its gradient is done,
+for which every four features of it are read once more from wherever they are. After its features a row carries a 1
+(the intercept), then zeros up to a multiple of four; zero rows fill up a device's last strip.
 Parameters are matrices of the same shape: classes (an even number, the last one perhaps unused) by features.
 None of the filling changes a sum.
 
@@ -26,7 +27,7 @@ from fedfuse.models._panels import PANEL, STRIP, Panels
 from fedfuse.types import Floats, Ints
 
 # Rows after which sums in the rows' own precision are added up in float64.
-MANY = 64 * PANEL
+MANY = 32 * PANEL
 # Sums may be reordered and multiply-adds fused; nan and infinity stay what they are.
 _ENTRY: dict[str, Any] = {
     "nogil": True,
@@ -132,18 +133,23 @@ def _tops(S: Floats, classes: int, width: int) -> Floats:
 @njit(**_INNER)
 def _softmax(S: Floats, classes: int, width: int, top: Floats) -> Floats:
     # share[r] = 1 / sum_c exp(S[c, r] - top[r]); S[c, r] <- exp(S[c, r] - top[r]) share[r]
-    share = S[S.size - PANEL :]
-    one = S.dtype.type(1)
-    for r in range(0, width, lanes(S)):
-        together, largest = splat(S.dtype.type(0)), load(top, r)
+    share, w = S[S.size - PANEL :], lanes(S)
+    zero, one = splat(S.dtype.type(0)), splat(S.dtype.type(1))
+    for r in range(0, width, 2 * w):  # two at a time: one waits for its next term, the other computes
+        a, b = zero, zero
         for c in range(classes):
-            e = exp(load(S, c * PANEL + r) - largest)
-            store(S, c * PANEL + r, e)
-            together = together + e
-        part = splat(one) / together
+            here = c * PANEL + r
+            u, v = exp(load(S, here) - load(top, r)), exp(load(S, here + w) - load(top, r + w))
+            store(S, here, u)
+            store(S, here + w, v)
+            a, b = a + u, b + v
+        a, b = one / a, one / b
         for c in range(classes):
-            store(S, c * PANEL + r, load(S, c * PANEL + r) * part)
-        store(share, r, part)
+            here = c * PANEL + r
+            store(S, here, load(S, here) * a)
+            store(S, here + w, load(S, here + w) * b)
+        store(share, r, a)
+        store(share, r + w, b)
     return share
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -27,13 +28,13 @@ def bins(cost: Floats, threads: int) -> list[Ints]:
     >>> [b.tolist() for b in bins(np.array([1.0, 9.0, 2.0, 5.0, 1.0]), 1)]
     [[1], [3], [2], [0], [4]]
     """
-    order = np.argsort(-cost, kind="stable")
-    left = np.append(cost[order][::-1].cumsum()[::-1], 0.0)  # from each on
+    order = np.argsort(-cost, kind="stable").astype(np.int64)
+    behind = [0.0, *cost[order].cumsum().tolist()]  # before each
     found, first = [], 0
     while first < order.size:
-        stop = int(np.searchsorted(-left, -(1 - SHARE / threads) * left[first], side="right")) - 1
-        stop = max(stop, first + 1)
-        found.append(order[first:stop].astype(np.int64))
+        most = behind[first] + SHARE / threads * (behind[-1] - behind[first])
+        stop = max(bisect_right(behind, most) - 1, first + 1)
+        found.append(order[first:stop])
         first = stop
     return found
 

@@ -203,14 +203,16 @@ def _panels(rows: Rows, classes: int, dtype: np.dtype[Any]) -> Panels:
     room = _filled(counts, STRIP)
     start = np.cumsum(room) - room
     X, y = np.zeros(room.sum() * q, dtype), np.zeros(room.sum(), np.int64)
-    for i, a in enumerate(start):
+    for i, (a, b) in enumerate(zip(start, start + room, strict=True)):
         rows_X, rows_y = rows.of(i)
         y[a : a + len(rows_y)] = rows_y
-        for first in range(0, len(rows_y), STRIP):
-            part, b = rows_X[first : first + STRIP], (a + first) * q
-            strip = X[b : b + q * STRIP].reshape(q, STRIP)
-            strip[:p, : len(part)] = part.T
-            strip[p, : len(part)] = 1
+        strips = X[a * q : b * q].reshape(-1, q, STRIP).transpose(0, 2, 1)  # (strip, row, feature)
+        whole = len(rows_y) // STRIP
+        strips[:whole, :, :p] = rows_X[: whole * STRIP].reshape(-1, STRIP, p)
+        strips[:whole, :, p] = 1
+        if rest := len(rows_y) % STRIP:
+            strips[whole, :rest, :p] = rows_X[whole * STRIP :]
+            strips[whole, :rest, p] = 1
     return Panels(X, y, start, counts, q, classes)
 
 
