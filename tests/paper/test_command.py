@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fedfuse.paper import setup
-from fedfuse.paper.items import items
+from fedfuse.paper.items import chosen, items
 from fedfuse.paper.progress import Remaining
 from fedfuse.paper.setup import Setup
 
@@ -25,6 +25,16 @@ def test_the_list_has_everything_with_a_time(fedfuse):
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert set(items()) <= set(lines)
     assert not Path("runs").exists()
+
+
+def test_capitals_do_not_matter_and_nothing_is_done_twice():
+    assert [item.name for item in chosen(["tablee1", "TABLE1", "tableE1"])] == ["tableE1", "table1"]
+
+
+def test_to_choose_among_more_models_takes_longer(tmp_path):
+    place = Setup("full", tmp_path)
+    one, fifty = (place.trial(name, "ifca", *place.entry(name, "ifca")) for name in ("synthetic:S4", "synthetic:S5"))
+    assert setup.effort(fifty) > 5 * setup.effort(one)
 
 
 @pytest.mark.parametrize(

@@ -255,21 +255,42 @@ def descend_batches(
 
 
 @njit(**_INNER)
-def _judge(S: Floats, y: Ints, top: Floats) -> tuple[float, int]:
-    # sum_r (top[r] - S[y[r], r]), and how many rows have y as the first class with the largest score
-    gap, hits = 0.0, 0
+def _hits(S: Floats, y: Ints, top: Floats) -> int:
+    # how many rows have y as the first class with the largest score
+    hits = 0
+    for r in range(y.size):
+        if S[y[r] * PANEL + r] == top[r]:
+            best = 0
+            while S[best * PANEL + r] < top[r]:
+                best += 1
+            hits += best == y[r]
+    return hits
+
+
+@njit(**_INNER)
+def _gap(S: Floats, y: Ints, top: Floats) -> float:
+    # sum_r (top[r] - S[y[r], r])
+    gap = 0.0
     for r in range(y.size):
         gap += top[r] - S[y[r] * PANEL + r]
-        best = 0
-        while S[best * PANEL + r] < top[r]:
-            best += 1
-        hits += best == y[r]
-    return gap, hits
+    return gap
+
+
+@njit(**_INNER)
+def _logs(share: Floats, rows: int) -> float:
+    # sum_r log(share[r]), of products of a strip: none is so small that a double could not hold it
+    total = 0.0
+    for first in range(0, rows, STRIP):
+        product = 1.0
+        for r in range(first, min(first + STRIP, rows)):
+            product *= share[r]
+        total += math.log(product)
+    return total
 
 
 @njit(**_ENTRY)
 def evaluate(data: Panels, devices: Ints, jobs: Ints, W: Floats, loss: Floats, hits: Ints, G: Floats) -> None:
-    """Add the sums over rows of loss and hits, and of the gradient unless G is empty, for k in ``jobs``."""
+    """Add the sums over rows of loss, hits and gradient for k in ``jobs``; of those that are not empty."""
     S, L = np.empty((W.shape[1] + 2) * PANEL, W.dtype), _room_like(W[0] if G.size else W[0, :0], W)
     for k in jobs:
         w, device = W[k], devices[k]
@@ -277,12 +298,14 @@ def evaluate(data: Panels, devices: Ints, jobs: Ints, W: Floats, loss: Floats, h
             panel, width, y = _panel(data, device, first)
             _scores(panel, width, w, S)
             top = _tops(S, data.classes, width)
-            gap, right = _judge(S, y, top)
-            share = _softmax(S, data.classes, width, top)
-            for r in range(y.size):
-                gap -= math.log(share[r])
-            loss[k] += gap
-            hits[k] += right
+            if hits.size:
+                hits[k] += _hits(S, y, top)
+            if loss.size:
+                loss[k] += _gap(S, y, top)
+            if loss.size or G.size:
+                share = _softmax(S, data.classes, width, top)
+            if loss.size:
+                loss[k] -= _logs(share, y.size)
             if G.size:
                 for r in range(y.size):
                     S[y[r] * PANEL + r] -= 1

@@ -62,8 +62,8 @@ def _backtrack(
 
 
 def _value_and_gradient(panels: Panels, device: int, W: Floats, A: Floats, rho: float) -> tuple[float, Floats]:
-    loss, hits, G = np.zeros(1), np.zeros(1, np.int64), np.zeros((1, *W.shape))
-    evaluate(panels, np.array([device]), _JOB, W[None], loss, hits, G)
+    loss, no_hits, G = np.zeros(1), np.zeros(0, np.int64), np.zeros((1, *W.shape))
+    evaluate(panels, np.array([device]), _JOB, W[None], loss, no_hits, G)
     n = max(1, int(panels.counts[device]))
     away = W.astype(np.float64) - A
     return float(loss[0]) / n + rho / 2 * float((away * away).sum()), G[0] / n + rho * away

@@ -84,7 +84,7 @@ class SoftmaxRegression(Model[SoftmaxData]):
 
     def losses(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
         job = self._job(data, devices, w)
-        return _evaluate(job, gradient=False)[0] / np.maximum(job.counts, 1)
+        return _evaluate(job, loss=True)[0] / np.maximum(job.counts, 1)
 
     def gradients(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
         job = self._job(data, devices, w)
@@ -94,7 +94,7 @@ class SoftmaxRegression(Model[SoftmaxData]):
 
     def metric(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
         job = self._job(data, devices, w)
-        hits = _evaluate(job, gradient=False)[1]
+        hits = _evaluate(job, hits=True)[1]
         return np.where(job.counts > 0, hits / np.maximum(job.counts, 1), np.nan)
 
     def smoothness(self, data: SoftmaxData, devices: Ints) -> Floats:
@@ -185,15 +185,16 @@ def _solve(job: _Job, A: Floats, rho: float) -> None:
     spread(run, 100 * job.cost)  # as many as Newton's method takes, roughly
 
 
-def _evaluate(job: _Job, *, gradient: bool) -> tuple[Floats, Ints, Floats]:
-    """Return the sums over rows of loss, hits and gradient."""
+def _evaluate(
+    job: _Job, *, loss: bool = False, hits: bool = False, gradient: bool = False
+) -> tuple[Floats, Ints, Floats]:
+    """Return the sums over rows of loss, hits and gradient; what is not asked for is empty."""
     from fedfuse.models._kernels import evaluate  # compiled: only for who computes
 
     k = len(job.devices)
-    loss, hits = np.zeros(k), np.zeros(k, np.int64)
-    G = np.zeros(job.W.shape if gradient else (0, 0, 0))
-    spread(lambda jobs: evaluate(job.data.panels, job.devices, jobs, job.W, loss, hits, G), job.cost)
-    return loss, hits, G
+    sums = np.zeros(k * loss), np.zeros(k * hits, np.int64), np.zeros(job.W.shape if gradient else (0, 0, 0))
+    spread(lambda jobs: evaluate(job.data.panels, job.devices, jobs, job.W, *sums), job.cost)
+    return sums
 
 
 def _panels(rows: Rows, classes: int, dtype: np.dtype[Any]) -> Panels:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from fedfuse.data.synthetic import SCENARIOS
 from fedfuse.errors import FedfuseError
-from fedfuse.methods import CFL, FPFC, FPFCL1, PACFL, Method
+from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, Method
 from fedfuse.methods.search import Searched
 from fedfuse.methods.tuned import Tuned
 from fedfuse.options import PAPER_LAMBDAS, Style, build, parse_options
@@ -234,6 +234,8 @@ def effort(trial: Trial) -> float:
     elif isinstance(method, Searched) or len(method.plan) > 1:
         rounds += _CANDIDATES * (method.trial if isinstance(method, Searched) else Searched.trial)
     per_device = _passes(inner.work, rows) if getattr(inner, "average", "model") != "gradient" else 1.0
+    if isinstance(inner, IFCA) and inner.n_models != "auto":
+        per_device += 0.5 * inner.n_models  # to choose among them; half a gradient each
     if settings.get("budget"):
         rounds, per_device = 1, settings["budget"] * (inner.work.batch or rows) / rows
     return float(rounds * (_PER_ROUND + active * per_device * rows * _PER_ROW[kind]))

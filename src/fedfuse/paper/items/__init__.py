@@ -21,10 +21,11 @@ def items() -> dict[str, Item]:
 
 
 def chosen(names: list[str]) -> list[Item]:
-    """Return the items of these names; ``all`` are all."""
+    """Return the items of these names, in capitals or not; ``all`` are all."""
     known = items()
     if names == ["all"]:
         return list(known.values())
+    names = [next((own for own in known if own.lower() == name.lower()), name) for name in names]
     for name in names:
         if name not in known:
             words = f"{guess(name, known)}known: {', '.join(known)}, or all, list, page"
