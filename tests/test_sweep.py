@@ -60,6 +60,7 @@ def test_words_with_commas_of_their_own():
         ("lam=", "--over takes key=value"),
         ("lam=0.1,,0.2", "--over takes key=value"),
         ("colour=red,blue", "--over takes a setting of the method"),
+        ("lamda=1,2", "got 'lamda'; did you mean 'lam'?"),
         ("tol=0,1", "--over takes a setting of the method"),
         ("lam=0.1,0.1", "every value may be named once"),
         ("start=1", "the number of random starts"),

@@ -20,7 +20,7 @@ import pandas as pd
 from fedfuse.comparison import Comparison, compare
 from fedfuse.comparison.jobs import loaded
 from fedfuse.data.federation import Federation
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods import Method
 from fedfuse.options import KEYS, Options, build, options_by_method
 from fedfuse.store import written_whole
@@ -50,8 +50,9 @@ class Over:
         if not sign or not all(values):
             raise FedfuseError(f"--over takes key=value,value,… or start=N, got {text!r}")
         if key not in KEYS or KEYS[key].room not in ("method", "work"):
-            known = ", ".join(k for k, kind in KEYS.items() if kind.room in ("method", "work"))
-            raise FedfuseError(f"--over takes a setting of the method or of its work ({known}), got {key!r}")
+            known = [k for k, kind in KEYS.items() if kind.room in ("method", "work")]
+            words = f"a setting of the method or of its work ({', '.join(known)})"
+            raise FedfuseError(f"--over takes {words}, got {key!r}; {guess(key, known)}".rstrip("; "))
         if len(set(values)) < len(values):
             raise FedfuseError(f"every value may be named once, got {text!r}")
         if key == START and not (len(values) == 1 and values[0].isdigit() and int(values[0]) > 1):
