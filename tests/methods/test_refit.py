@@ -11,6 +11,7 @@ from fedfuse import training
 from fedfuse.fleet import Fleet, InProcess
 from fedfuse.methods import Oracle
 from fedfuse.models import default_model
+from fedfuse.tasks import Gradient
 from planted import Keep, planted
 
 EXACT = ff.Work(solver="exact")
@@ -30,6 +31,21 @@ class Silent(Fleet):
     def collect(self):
         replies = self._fleet.collect()
         return [r for r in replies if r.device not in self._never and self._rng.random() >= self._share]
+
+
+class LiesLate(Silent):
+    """One device turns its gradients round as soon as validation rows are among them."""
+
+    def __init__(self, federation, who, **settings):
+        super().__init__(federation, share=0.0, **settings)
+        self._who, self._lie = who, False
+
+    def submit(self, orders):
+        self._lie = any(isinstance(o.task, Gradient) and o.task.rows == "train+validation" for o in orders)
+        super().submit(orders)
+
+    def collect(self):
+        return [replace(r, values=-r.values) if self._lie and r.device == self._who else r for r in super().collect()]
 
 
 def pooled_optimum(federation, group, part="train+validation"):
@@ -62,6 +78,32 @@ def test_refit_on_the_true_clusters_is_the_pooled_least_squares_fit():
     assert result.refit_rounds > 0
     for group in (0, 1):
         np.testing.assert_allclose(result.cluster_models[group], pooled_optimum(federation, group), atol=5e-3)
+
+
+def test_clusters_that_came_to_the_end_go_on_from_there_when_validation_rows_join():
+    """They know their curvature by then: it takes them a few evaluations, and they end at the optimum of all rows."""
+    federation = planted("classification", n=600, p=10, noise=3.0)
+    result = ff.fit(federation, Oracle(), participation=1.0, dtype="float64")
+    asked = result.history["stage"].value_counts()
+    assert 0 < asked["again"] <= asked["fit"] // 2
+    rows = federation.rows("train+validation")
+    for group in (0, 1):
+        members = np.flatnonzero(federation.truth == group)
+        X, y = (np.concatenate(piece) for piece in zip(*(rows.of(i) for i in members), strict=True))
+        optima = [pooled_optimum(federation, group, part) for part in ("train+validation", "train")]
+        ours, least, before = result.model.row_losses(np.stack([result.models[members[0]], *optima]), X, y).mean(axis=1)
+        assert ours - least < 0.2 * (before - least)
+
+
+def test_who_begins_to_lie_when_validation_rows_join_is_left_out_and_the_others_go_on():
+    federation = planted(n=400, noise=1.0)
+    result = ff.fit(federation, Oracle(), fleet=LiesLate(federation, 2, dtype="float64"), dtype="float64")
+    assert result.suspects.tolist() == [2]
+    rows, honest = federation.rows("train+validation"), [i for i in range(3) if i != 2]
+    X, y = (np.concatenate(piece) for piece in zip(*(rows.of(i) for i in honest), strict=True))
+    best = np.linalg.lstsq(np.column_stack([X, np.ones(len(X))]), y, rcond=None)[0]
+    np.testing.assert_allclose(result.models[0], best, atol=5e-3)
+    np.testing.assert_allclose(result.models[3], pooled_optimum(federation, 1), atol=5e-3)
 
 
 def test_oracle_on_classes_predicts_as_the_pooled_optimum():

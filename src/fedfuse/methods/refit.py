@@ -31,6 +31,7 @@ from fedfuse.trust import Robust, apart, monotone, pooled_moments, possible_mome
 from fedfuse.types import Bools, Floats, Ints
 
 LADDER = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # ridges that a device without companions tries
+CURVATURE = ("S", "Y", "pairs")  # what `LBFGS` knows of it
 LONGEST = 60  # evaluations at the most
 FLAT = 1e-3  # relative: a training loss that fell by less in WINDOW steps has converged
 WINDOW = 3
@@ -131,7 +132,8 @@ class Refit(Staged):
             return False
         state.put("labels", new)
         kept = ~memory["suspects"]
-        for name in ("models", "start", "slopes", "best_step", "to_the_end", "chosen"):
+        curvature = (f"lbfgs_{name}" for name in CURVATURE)
+        for name in ("models", "start", "slopes", "best_step", "to_the_end", "chosen", *curvature):
             if name in memory:
                 array = np.zeros((int(new.max()) + 1, *memory[name].shape[1:]), memory[name].dtype)
                 array[new[kept]] = memory[name][old[kept]]
@@ -184,10 +186,14 @@ class Refit(Staged):
         state.put("to_the_end", np.zeros(clusters, np.bool_))
         return "fit"
 
-    def _set_out(self, state: StagedState) -> None:
-        """Go back to the start of the path."""
+    def _set_out(self, state: StagedState, knowing: Bools | None = None) -> None:
+        """Go to the start of the path; clusters that are ``knowing`` keep what they have learned of their curvature."""
         memory, clusters = state.memory, len(state.memory["start"])
-        memory |= LBFGS.start(memory["start"]).pack()
+        optimiser = LBFGS.start(memory["start"])
+        if knowing is not None:
+            for name in CURVATURE:
+                getattr(optimiser, name)[knowing] = memory[f"lbfgs_{name}"][knowing]
+        memory |= optimiser.pack()
         for name in ("evaluations", "steps"):
             state.put(name, np.zeros(clusters, np.int64))
         memory["losses"] = np.full((clusters, WINDOW + 1), np.finfo(np.float64).max)
@@ -254,8 +260,11 @@ class Refit(Staged):
     # -- the same path with the validation rows
 
     def _go_again(self, state: StagedState) -> str:
-        state.memory["chosen"] = state.memory["models"].copy()
-        self._set_out(state)
+        """Clusters that came to the end go on from there, the others go the same way once more, and as far."""
+        memory, there = state.memory, state.memory["to_the_end"]
+        memory["chosen"] = memory["models"].copy()
+        memory["start"] = np.where(there[:, None], memory["models"], memory["start"])
+        self._set_out(state, there)
         alone = np.bincount(state.memory["labels"]) == 1
         state.put("still", ~alone)
         state.memory["seen"][:] = np.nan  # other rows, another function
