@@ -4,7 +4,8 @@ The paper stops at FPFC's own estimates, which are biased by the penalty and slo
 right. Here each cluster minimises its pooled, sample-weighted loss by L-BFGS on the server: devices send gradients of
 their own loss, nothing else. Three things keep the number of rounds small and need no parameter: columns are rescaled
 to mean 0 and standard deviation 1 over the federation (devices send moments once); how long to train is told by the
-validation rows; then the same path is gone again with these rows included.
+validation rows; then these rows join, and a cluster that had come to the end goes on from there, with what it knows of
+its curvature; one that was stopped before goes the same path again, and as far.
 
 One device that lies could spoil the model of its whole cluster. So what no honest device can send (`trust`) is not
 used: who sends it stands alone from then on, and its cluster begins again without it.
@@ -257,7 +258,7 @@ class Refit(Staged):
     def _after_fit(self, state: StagedState) -> str:
         return self._go_again(state)
 
-    # -- the same path with the validation rows
+    # -- once more, with the validation rows
 
     def _go_again(self, state: StagedState) -> str:
         """Clusters that came to the end go on from there, the others go the same way once more, and as far."""
