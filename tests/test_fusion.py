@@ -434,7 +434,9 @@ def test_more_pairs_than_memory_go_to_a_file(tmp_path):
         np.testing.assert_array_equal(spilt.pack()[name], array)
 
 
-def test_without_memory_the_round_is_refused_and_undone():
+@pytest.mark.parametrize("large", [0, np.inf], ids=["several chunks", "one chunk"])
+def test_without_memory_the_round_is_refused_and_undone(large, monkeypatch):
+    monkeypatch.setattr(fusion, "LARGE", large)
     start = spread_out()
     state = FusionState(start, SmoothedSCAD(0.6), warm=True, memory=100_000)
     state.absorb([0], start[:1])
@@ -445,6 +447,24 @@ def test_without_memory_the_round_is_refused_and_undone():
     for other in (state, plain):
         other.absorb([4], start[4:5] + 0.02)
     np.testing.assert_array_equal(state.anchors(range(40)), plain.anchors(range(40)))
+
+
+def test_a_chunk_that_has_its_rows_waits_for_one_that_may_not_get_them(monkeypatch):
+    """Else its pairs would be ahead of the others when the round is refused."""
+    monkeypatch.setattr(fusion, "LARGE", 0)
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=(50, 20))
+    start[40:] += 100 * np.arange(1, 11)[:, None]  # in the second of two chunks, and far from all
+    state = FusionState(start, SmoothedSCAD(10.0), warm=True, memory=64_000)
+    state.absorb(range(50), start)
+    before = {name: array.copy() for name, array in state.pack().items()}
+    new = start + 0.1 * rng.normal(size=start.shape)
+    new[40:] = new[40]
+    with pytest.raises(FedfuseError, match="are allowed"):
+        state.absorb(range(50), new)
+    for name, array in state.pack().items():
+        if name != "r":  # bounds of far pairs' norms may have got lower
+            np.testing.assert_array_equal(array, before[name])
 
 
 def test_a_cold_start_needs_all_pairs():

@@ -466,15 +466,14 @@ def absorb(pairs: Any, omega: Any, turn: Any, pieces: Any, scratch: Any, jobs: A
 
 
 @njit(**_ENTRY)
-def settle(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, scratch: Any) -> bool:
-    """Do `sift` and `absorb` of a round that is one chunk; stop between them if pairs want rows, and say False."""
+def settle(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, rest: bool, scratch: Any, jobs: Any) -> None:
+    """Do `sift`, and `absorb` where no pair of a chunk wants a row: chunks have nothing to do with each other."""
     pairs, turn, scratch = _lent(pairs, turn, scratch)
-    _sift_chunk(pairs, _lend(omega), turn, reach, False, 0, scratch)
-    if scratch.counts[0, 0] > 0:
-        return False
     pieces = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2]))
-    _chunk(pairs, _lend(omega), turn, pieces, 0, scratch)
-    return True
+    for c in jobs:
+        _sift_chunk(pairs, _lend(omega), turn, reach, rest, c, scratch)
+        if scratch.counts[c, 0] == 0:
+            _chunk(pairs, _lend(omega), turn, pieces, c, scratch)
 
 
 @njit(**_INNER)
