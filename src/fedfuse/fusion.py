@@ -386,25 +386,24 @@ class FusionState:
         # named tuples take numba longer to look at
         places, space, reach = tuple(turn), tuple(scratch), self._reach
         chunks, work, pieces = turn.bounds.size - 1, meetings * self.d, tuple(self._pieces)
-        far, open_ = self.s.size - self._pool.live, np.arange(chunks)
+        far, every = self.s.size - self._pool.live, np.arange(chunks)
         rest = chunks > 1 and 2 * far > self.s.size
+
+        def do(kernel: Callable[..., None], jobs: Ints, *arguments: Any) -> None:
+            _share_out(lambda c: kernel(*arguments, jobs[c]), jobs.size, work * jobs.size / chunks)
+
         # a round that cannot have its rows is undone, so that nothing may have been absorbed before that is known
         if chunks == 1 or self._pool.room >= min(meetings, far):
-            _share_out(
-                lambda c: _pairs.settle(tuple(self._all), self.omega, places, pieces, reach, rest, space, c),
-                chunks, work,
-            )  # fmt: skip
-            open_ = np.flatnonzero(scratch.counts[:, 0])
+            do(_pairs.settle, every, tuple(self._all), self.omega, places, pieces, reach, rest, space)
+            waiting = np.flatnonzero(scratch.counts[:, 0])
         else:
-            _share_out(lambda c: _pairs.sift(tuple(self._all), self.omega, places, reach, rest, space, c), chunks, work)
+            do(_pairs.sift, every, tuple(self._all), self.omega, places, reach, rest, space)
+            waiting = every
         if wanted := int(scratch.counts[:, 0].sum()):
             rows, starts = self._rows_for(wanted, turn), np.cumsum(scratch.counts[:, 0]) - scratch.counts[:, 0]
-            _share_out(lambda c: _pairs.claim(self._where, self.r, places, rows, starts, c), chunks, work)
-        if open_.size:
-            _share_out(
-                lambda c: _pairs.absorb(tuple(self._all), self.omega, places, pieces, space, open_[c]),
-                open_.size, work * open_.size / chunks,
-            )  # fmt: skip
+            do(_pairs.claim, waiting, self._where, self.r, places, rows, starts)
+        if waiting.size:
+            do(_pairs.absorb, waiting, tuple(self._all), self.omega, places, pieces, space)
         if left := int(scratch.counts[:, 1].sum()):
             self._let_go(turn, left)
         primal, dual = _pairs.gather(space, turn.active, self._sums)
