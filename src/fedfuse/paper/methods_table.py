@@ -157,7 +157,8 @@ def verdict(table: pd.DataFrame, theirs: pd.DataFrame, metric: str, *, against: 
     gap = scale * better * (field_[best] - field_[AUTO])
     place = "the best of all that do not know the groups"
     if best != AUTO:
-        place = f"{gap:.2f} {unit} behind {PRINTED[best]}, the best of all that do not know the groups"
+        far = f"{gap:.2f} {unit} behind" if gap >= 0.005 else "level with"
+        place = f"{far} {PRINTED[best]}, the best of all that do not know the groups"
     ours = table.loc[AUTO]
     words = [f"FPFC auto: {both(scale * ours['test'])}, {place}; ARI {both(ours['ari'])}"]
     if "printed_cost" in theirs:

@@ -12,7 +12,12 @@ from fedfuse.paper.output import command, draw, text
 from fedfuse.paper.setup import Setup, Size
 from fedfuse.store import written_whole
 
-_HEAD = """# The paper, reproduced
+# the tables are wide: the site shows no list of contents beside them
+_HEAD = """---
+hide: [toc]
+---
+
+# The paper, reproduced
 
 Every table and figure of *Clustered Federated Learning based on Nonconvex Pairwise Fusion*, ours beside the printed
 numbers. Written by `fedfuse paper page` from runs that `fedfuse paper` has done; no number is typed by hand.
