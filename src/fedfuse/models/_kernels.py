@@ -28,15 +28,28 @@ from fedfuse.types import Floats, Ints
 
 # Rows after which sums in the rows' own precision are added up in float64.
 MANY = 32 * PANEL
-# Sums may be reordered and multiply-adds fused; nan and infinity stay what they are.
+# Multiply-adds may be fused. Sums may not be reordered: how a compiler does that is not the same in every process.
 _ENTRY: dict[str, Any] = {
     "nogil": True,
     "cache": True,
     "no_cfunc_wrapper": True,
     "error_model": "numpy",
-    "fastmath": {"reassoc", "contract", "nsz", "arcp"},
+    "fastmath": {"contract", "nsz", "arcp"},
 }
 _INNER = {**_ENTRY, "no_cpython_wrapper": True}
+
+
+@njit(**_INNER)
+def _dot(a: Floats, b: Floats) -> Any:
+    # four sums at a time: none waits for another
+    whole = a.size // 4 * 4
+    s0 = s1 = s2 = s3 = a.dtype.type(0)
+    for e in range(0, whole, 4):
+        s0, s1 = s0 + a[e] * b[e], s1 + a[e + 1] * b[e + 1]
+        s2, s3 = s2 + a[e + 2] * b[e + 2], s3 + a[e + 3] * b[e + 3]
+    for e in range(whole, a.size):
+        s0 += a[e] * b[e]
+    return (s0 + s1) + (s2 + s3)
 
 
 # ----------------------------------------------------------------------------------------------- panels
@@ -280,11 +293,12 @@ def _gap(S: Floats, y: Ints, top: Floats) -> float:
 def _logs(share: Floats, rows: int) -> float:
     # sum_r log(share[r]), of products of a strip: none is so small that a double could not hold it
     total = 0.0
+    share[rows : _filled(rows)] = 1
     for first in range(0, rows, STRIP):
-        product = 1.0
-        for r in range(first, min(first + STRIP, rows)):
-            product *= share[r]
-        total += math.log(product)
+        a = b = c = d = 1.0
+        for r in range(first, first + STRIP, 4):
+            a, b, c, d = a * share[r], b * share[r + 1], c * share[r + 2], d * share[r + 3]
+        total += math.log((a * b) * (c * d))
     return total
 
 
@@ -354,8 +368,8 @@ def _curvature(V: Floats, H: Floats, rho: float) -> tuple[float, float]:
     for c in range(V.shape[0]):
         for f in range(V.shape[1]):
             H[c, f] += rho * V[c, f]
-            along += V[c, f] * H[c, f]
-            length += V[c, f] * V[c, f]
+        along += _dot(V[c], H[c])
+        length += _dot(V[c], V[c])
     return along, length
 
 
@@ -367,7 +381,7 @@ def _advance(D: Floats, R: Floats, V: Floats, H: Floats, t: float) -> float:
         for f in range(D.shape[1]):
             D[c, f] += t * V[c, f]
             R[c, f] -= t * H[c, f]
-            square += R[c, f] * R[c, f]
+        square += _dot(R[c], R[c])
     return square
 
 
@@ -417,21 +431,19 @@ def descend_moments(
         m, w, a = M[slots[s]], W[jobs[s]], A[jobs[s]]
         for _ in range(steps):
             for i in range(d):
-                total = -m[i, d]
-                for j in range(d):
-                    total += m[i, j] * w[j]
-                g[i] = 2 * total + rho * (w[i] - a[i])
+                g[i] = -m[d, i]
+            for j in range(d):  # row after row of a symmetric matrix: neighbours are summed at once
+                for i in range(d):
+                    g[i] += m[j, i] * w[j]
             for i in range(d):
-                w[i] -= lr * g[i]
+                w[i] -= lr * (2 * g[i] + rho * (w[i] - a[i]))
 
 
 @njit(**_INNER)
 def _add_row(x: Floats, y: float, w: Floats, g: Floats) -> Any:
     # r = w'x + b - y; g += 2 r (x, 1); returns r^2
     p = x.size
-    r = w[p] - y
-    for f in range(p):
-        r += w[f] * x[f]
+    r = _dot(w[:p], x) + w[p] - y
     for f in range(p):
         g[f] += 2 * r * x[f]
     g[p] += 2 * r
