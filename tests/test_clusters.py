@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfuse.clusters import adjusted_rand, canonical, cluster_means, components
+from fedfuse.clusters import adjusted_rand, canonical, cluster_means, components, joined
 
 labelings = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
@@ -51,3 +52,18 @@ def test_cluster_means_are_weighted_by_rows():
 )
 def test_adjusted_rand_by_its_conventions(truth, labels, expected):
     assert adjusted_rand(list(truth), list(labels)) == pytest.approx(expected, abs=5e-4)
+
+
+@given(st.integers(1, 60), st.integers(0, 80), st.integers(0, 999))
+def test_joined_devices_are_the_components_of_a_graph(m, edges, seed):
+    i, j = np.random.default_rng(seed).integers(0, m, (2, edges))
+    graph = scipy.sparse.csr_array((np.ones(edges), (i, j)), shape=(m, m))
+    theirs = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
+    np.testing.assert_array_equal(joined(m, i, j), canonical(theirs))
+
+
+@pytest.mark.parametrize("order", ["up", "down", "mixed"])
+def test_long_chains_are_joined(order):
+    places = {"up": np.arange(5000), "down": np.arange(5000)[::-1], "mixed": np.random.default_rng(0).permutation(5000)}
+    chain = places[order]
+    assert not joined(5000, chain[:-1], chain[1:]).any()

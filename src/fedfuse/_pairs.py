@@ -54,6 +54,7 @@ LINE = 64
 FAR, WANTED, LEFT = -1, -2, -3
 # Lower bounds are rounded down by more than a float32 can be wrong.
 CAUTION = 1 - 1e-5
+RECKLESS = 1 / CAUTION
 
 
 class Pairs(NamedTuple):
@@ -81,7 +82,7 @@ class Round(NamedTuple):
 class Scratch(NamedTuple):
     """What each chunk collects, and its space to work in."""
 
-    rows: Floats  # chunks x (active + 4) x d: sums of active devices; two partners' parameters, their sums' changes
+    rows: Floats  # chunks x (active + 5) x d: active devices' sums; two partners' parameters, sums' changes; steps
     todo: Ints  # chunks x 3 x (TILE RUN + 1): meetings of near pairs: place of active device, partner, pair
     order: Ints  # chunks x 2 x (RUN + TILE + 2): partners in order, and how many come before
     squares: Floats  # chunks x 2: squared primal and dual residuals
@@ -173,15 +174,16 @@ def _products(row: Any, lo: Any, hi: Any, keep: Any, first: Any, last: Any, ahea
 
 
 @njit(**_INNER)
-def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, step: Any, weights: Any, ahead: Any) -> None:
+def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, weights: Any, back: Any, ahead: Any) -> None:
     """Put in the new row of a pair, and hand on what it means for the sums of its two devices.
 
     All as the active device sees it: new = apart + keep row, where apart = mine - theirs. Its sum is built anew and
-    gets gain new - apart. So does its partner's, if that is active too, with the other sign. An inactive partner's
-    sum gets the difference to what it had of this pair, - gain new - back row + step.
+    gets gain new - apart. So does its partner's, if that is active too (``back`` is None), with the other sign. An
+    inactive partner's sum gets the difference to what it had of this pair, - gain new - back row, and besides what the
+    active device has moved by: the same for all partners that are near to the same devices, so that is not done here.
     """
-    keep, sign, gain, back = weights
-    k, s, g, b = splat(keep), splat(sign), splat(gain), splat(back)
+    keep, sign, gain = weights
+    k, s, g = splat(keep), splat(sign), splat(gain)
     e, w = 0, width(row)
     while e + w <= row.size:
         prefetch(ahead, (row.size + e) // 2)
@@ -190,20 +192,20 @@ def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, step: Any, w
             new = apart + k * old
             store(row, e, s * new)
             store(own, e, x - apart + g * new)
-            if step is None:
+            if back is None:
                 store(other, e, y + apart - g * new)
             else:
-                store(other, e, y + load(step, e) - g * new - b * old)
+                store(other, e, y - g * new - splat(back) * old)
             e += w
     while e < row.size:
         was, gap = row[e], mine[e] - theirs[e]
         now = gap + keep * was
         row[e] = sign * now
         own[e] += gain * now - gap
-        if step is None:
+        if back is None:
             other[e] += gap - gain * now
         else:
-            other[e] += step[e] - gain * now - back * was
+            other[e] -= gain * now + back * was
         e += 1
 
 
@@ -220,6 +222,12 @@ def _add(source: Any, target: Any) -> None:
 
 
 @njit(**_INNER)
+def _subtract(source: Any, target: Any) -> None:
+    for e in range(target.size):
+        target[e] -= source[e]
+
+
+@njit(**_INNER)
 def _moved(a: Any, b: Any, products: Any) -> Any:
     """||a new - b old||^2 = ||(a - b) new + b gap||^2: no digits are lost where little has moved."""
     new_new, gap_new, gap_gap = products
@@ -228,51 +236,43 @@ def _moved(a: Any, b: Any, products: Any) -> Any:
 
 
 @njit(**_APART)
-def _scatter(rows: Any, n: Any) -> Any:
-    """Return the sum of ||a - b||^2 over all pairs of the first n rows: n times that of their distances to the mean."""
-    mean, square = np.zeros(rows.shape[1]), 0.0
-    for b in range(n):
-        for e in range(mean.size):
-            mean[e] += rows[b, e] / n
-    for b in range(n):
-        for e in range(mean.size):
-            square += (rows[b, e] - mean[e]) ** 2
-    return n * square
+def _scatter(turn: Any) -> Any:
+    """Return the sum of ||a - b||^2 over all pairs of which a or b has moved: of two moves, or of one and nothing.
+
+    That of pairs of n vectors is n times that of their squares less that of their sum; nothing is a vector, too.
+    """
+    together, square = np.zeros(turn.moved.shape[1]), 0.0
+    for b in range(turn.active.size):
+        square += turn.rank.size * turn.lengths[b] ** 2
+        _add(turn.moved[b], together)
+    for e in range(together.size):
+        square -= together[e] ** 2
+    return square
 
 
 @njit(**_INNER)
-def _sift(pairs: Any, omega: Any, turn: Any, reach: float, rest: bool, first: Any, c: Any) -> Any:
-    """Look after this tile's far pairs; return how many are near from now on, and the others' dual residuals.
-
-    Of pairs of active devices these are the distances between moves. Where most pairs are far, the ``rest`` is
-    subtracted here from what `_scatter` says of all.
-    """
-    active, rank, lengths, moved = turn.active, turn.rank, turn.lengths, turn.moved
+def _sift(pairs: Any, omega: Any, turn: Any, reach: float, first: Any, c: Any) -> Any:
+    """Look after this tile's far pairs; return how many are near from now on."""
+    active, rank, lengths = turn.active, turn.rank, turn.lengths
     where, r = pairs.where, pairs.r
-    wanted, dual, last = 0, 0.0, min(first + TILE, active.size)
+    wanted, last = 0, min(first + TILE, active.size)
     for j in range(turn.bounds[c], turn.bounds[c + 1]):
         other = rank[j]
         theirs = 0.0 if other < 0 else lengths[other]
         # two active devices meet once, at the higher one's turn
         for b in range(first, last if other < 0 else min(last, other)):
             p = _number(active[b], j)
-            near = where[p] != FAR
-            if not near:
-                bound = r[p] - (lengths[b] + theirs) / CAUTION
-                if not bound * CAUTION > reach:  # the distance itself is taken only where it may matter
-                    bound = np.sqrt(_apart(omega[active[b]], omega[j]))
-                near = not bound * CAUTION > reach
-                if near:
-                    where[p] = WANTED
-                    wanted += 1
-                else:
-                    r[p] = bound * CAUTION
-            # theta of a far pair moves as its devices do
-            if other < 0:
-                dual += 0.0 if near else lengths[b] ** 2
-            elif near == rest:
-                dual += (-1.0 if rest else 1.0) * _apart(moved[b], moved[other])
-    return wanted, dual
+            if where[p] != FAR:
+                continue
+            bound = r[p] - (lengths[b] + theirs) * RECKLESS
+            if not bound * CAUTION > reach:  # the distance itself is taken only where it may matter
+                bound = np.sqrt(_apart(omega[active[b]], omega[j]))
+            if bound * CAUTION > reach:
+                r[p] = bound * CAUTION
+            else:
+                where[p] = WANTED
+                wanted += 1
+    return wanted
 
 
 @njit(**_INNER)
@@ -332,7 +332,7 @@ def _first_measure(turn: Any, b: Any, other: Any, theirs: Any) -> Any:
 @njit(**_APART)
 def _first_spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, weights: Any) -> None:
     """As `_spread`, of a pair that was far until now: it had no part in either sum, and there is no old row."""
-    _, sign, gain, _ = weights
+    _, sign, gain = weights
     s, g = splat(sign), splat(gain)
     e, w = 0, width(row)
     while e + w <= row.size:
@@ -376,28 +376,51 @@ def _settle(pairs: Any, pieces: Any, sign: Any, p: Any, products: Any) -> Any:
     # omega_i - omega_j - theta is the change of v / rho = (1 - s) delta; theta is s delta
     primal = _moved(np.float64(one - s_new), np.float64(one - s_old), products)
     dual = _moved(np.float64(s_new), np.float64(s_old), products)
-    weights = sign * (one - s_old), sign, s_new + s_new - one, sign * (one - s_old - s_old)
-    return weights, primal, dual, s_old == one and s_new == one
+    weights, back = (sign * (one - s_old), sign, s_new + s_new - one), sign * (one - s_old - s_old)
+    return weights, back, primal, dual, s_old == one and s_new == one
+
+
+@njit(**_APART)
+def _step_together(todo: Any, t: Any, n: Any, crowd: Any, moved: Any, steps: Any) -> Any:
+    """Sum up the moves of the devices that the partner of meeting t meets; return its first meeting and the one after.
+
+    ``crowd`` are those of the partner before it that was not active: where they are with the same devices, so is the
+    sum.
+    """
+    last = t
+    while last < n and todo[1, last] == todo[1, t]:
+        last += 1
+    alike = last - t == crowd[1] - crowd[0]
+    for k in range(last - t):
+        alike = alike and todo[0, t + k] == todo[0, crowd[0] + k]
+    if not alike:
+        steps[:] = 0
+        for k in range(t, last):
+            _add(moved[todo[0, k]], steps)
+    return t, last
 
 
 @njit(**_INNER)
-def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, c: Any, scratch: Any) -> None:
+def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, rest: bool, c: Any, scratch: Any) -> None:
     """Update all pairs of active devices with the partners of this chunk.
+
+    If there is a ``rest`` of far pairs, whose theta moves as their devices do, its dual residuals are what all pairs
+    would have less what the near ones would.
 
     While the processor waits for a pair's norm, it goes through the next pair's row.
     """
     active, rank, delta, one = turn.active, turn.rank, pairs.delta, pairs.delta.dtype.type(1)
     where = pairs.where
     rows, todo, bounds = scratch.rows[c], scratch.todo[c], turn.bounds
-    partners, changes = rows[active.size : active.size + 2], rows[active.size + 2 :]
+    partners, changes, steps = rows[active.size :], rows[active.size + 2 :], rows[active.size + 4]
     rows[: active.size] = 0
-    primal, dual, left = 0.0, 0.0, 0
+    primal, dual, left = 0.0, _scatter(turn) if rest and c == 0 else 0.0, 0
     runs = (bounds[c + 1] - bounds[c] + RUN - 1) // RUN
     for part in range((active.size + TILE - 1) // TILE * runs):
         start = bounds[c] + part % runs * RUN
         run = start, min(start + RUN, bounds[c + 1])
         n = _near(where, turn, part // runs * TILE, run, scratch.order[c], todo)
-        seat, products = 0, (0.0, 0.0, 0.0)
+        seat, products, crowd = 0, (0.0, 0.0, 0.0), (0, 0)
         for t in range(n + 1):
             known, chair = products, seat
             if t < n:
@@ -405,7 +428,8 @@ def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, c: Any, scratch: Any)
                 if rank[j] < 0 and (t == 0 or todo[1, t - 1] != j):
                     seat = 1 - seat
                     _copy(omega[j], partners[seat])
-                    changes[seat][:] = 0
+                    crowd = _step_together(todo, t, n, crowd, turn.moved, steps)
+                    _copy(steps, changes[seat])
                 theirs = partners[seat] if rank[j] < 0 else turn.now[rank[j]]
                 products = _measure(pairs, turn, b, j, p, theirs, todo[2, t + 1] if t + 1 < n else p)
             if t > 0:
@@ -413,47 +437,47 @@ def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, c: Any, scratch: Any)
                 other, row, mine = rank[j], delta[where[p]], turn.now[b]
                 ahead = delta[where[todo[2, min(t + 1, n - 1)]]]
                 fresh = pairs.r[p] < 0
-                weights, x, y, far = _settle(pairs, pieces, one if active[b] < j else -one, p, known)
+                weights, back, x, y, far = _settle(pairs, pieces, one if active[b] < j else -one, p, known)
                 primal, dual = primal + x, dual + y
+                if rest:
+                    dual -= turn.lengths[b] ** 2 if other < 0 else _apart(turn.moved[b], turn.moved[other])
                 if far:
                     where[p] = LEFT - where[p]
                     left += 1
                 theirs, change = (partners[chair], changes[chair]) if other < 0 else (turn.now[other], rows[other])
                 if fresh:
                     _first_spread(row, mine, theirs, rows[b], change, weights)
+                    if other < 0:
+                        _subtract(turn.moved[b], change)  # its partner's sum had nothing of it
                 elif other < 0:
-                    _spread(row, mine, theirs, rows[b], change, turn.moved[b], weights, ahead)
+                    _spread(row, mine, theirs, rows[b], change, weights, back, ahead)
                 else:
-                    _spread(row, mine, theirs, rows[b], change, None, weights, ahead)
+                    _spread(row, mine, theirs, rows[b], change, weights, None, ahead)
                 if other < 0 and (t == n or todo[1, t] != j):
                     _add(change, pairs.sums[j])
     scratch.squares[c, 0] = primal
-    scratch.squares[c, 1] += dual
+    scratch.squares[c, 1] = dual
     scratch.counts[c, 1] = left
 
 
 @njit(**_APART)
-def _sift_chunk(pairs: Any, omega: Any, turn: Any, reach: float, rest: bool, c: Any, scratch: Any) -> None:
-    scratch.squares[c, 1], scratch.counts[c, 0] = 0.0, 0
-    if rest and c == 0:
-        scratch.squares[c, 1] = _scatter(turn.moved, turn.active.size)
+def _sift_chunk(pairs: Any, omega: Any, turn: Any, reach: float, c: Any, scratch: Any) -> None:
+    scratch.counts[c, 0] = 0
     for first in range(0, turn.active.size, TILE):
-        wanted, dual = _sift(pairs, omega, turn, reach, rest, first, c)
-        scratch.squares[c, 1] += dual
-        scratch.counts[c, 0] += wanted
+        scratch.counts[c, 0] += _sift(pairs, omega, turn, reach, first, c)
 
 
 @njit(**_ENTRY)
-def sift(pairs: Any, omega: Any, turn: Any, reach: float, rest: bool, scratch: Any, jobs: Any) -> None:
-    """Find the far pairs of active devices that are far no longer; ``rest`` if most pairs are far (see `_sift`)."""
+def sift(pairs: Any, omega: Any, turn: Any, reach: float, scratch: Any, jobs: Any) -> None:
+    """Find the far pairs of active devices that are far no longer."""
     pairs, turn, scratch = _lent(pairs, turn, scratch)
     for c in jobs:
-        _sift_chunk(pairs, _lend(omega), turn, reach, rest, c, scratch)
+        _sift_chunk(pairs, _lend(omega), turn, reach, c, scratch)
 
 
 @njit(**_ENTRY)
-def absorb(pairs: Any, omega: Any, turn: Any, pieces: Any, scratch: Any, jobs: Any) -> None:
-    """Update every near pair with an active device, once.
+def absorb(pairs: Any, omega: Any, turn: Any, pieces: Any, rest: bool, scratch: Any, jobs: Any) -> None:
+    """Update every near pair with an active device, once; ``rest`` if there are others.
 
     Sums of inactive devices are corrected by the difference; such a partner belongs to one chunk alone. Sums
     of active devices are built anew (all their pairs pass by): every chunk collects its part, and `gather`
@@ -462,7 +486,7 @@ def absorb(pairs: Any, omega: Any, turn: Any, pieces: Any, scratch: Any, jobs: A
     pairs, turn, scratch = _lent(pairs, turn, scratch)
     pieces = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2]))
     for c in jobs:
-        _chunk(pairs, _lend(omega), turn, pieces, c, scratch)
+        _chunk(pairs, _lend(omega), turn, pieces, rest, c, scratch)
 
 
 @njit(**_ENTRY)
@@ -471,9 +495,9 @@ def settle(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, rest: b
     pairs, turn, scratch = _lent(pairs, turn, scratch)
     pieces = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2]))
     for c in jobs:
-        _sift_chunk(pairs, _lend(omega), turn, reach, rest, c, scratch)
+        _sift_chunk(pairs, _lend(omega), turn, reach, c, scratch)
         if scratch.counts[c, 0] == 0:
-            _chunk(pairs, _lend(omega), turn, pieces, c, scratch)
+            _chunk(pairs, _lend(omega), turn, pieces, rest, c, scratch)
 
 
 @njit(**_INNER)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedfuse._pairs import _APART, _ENTRY, _apart, _products, _spread
+from fedfuse._pairs import _APART, _ENTRY, _add, _apart, _products, _spread
 
 
 @njit(**_APART)
@@ -88,12 +88,14 @@ def spread(
         for t in range(lo.size):
             sign, i, j = (one, lo[t], hi[t]) if rank[lo[t]] >= 0 else (-one, hi[t], lo[t])  # i is active
             row, ahead = rows[place[t]][first:last], rows[place[min(t + 1, lo.size - 1)]][first:last]
-            weights = sign * (one - s_old[t]), sign, s_new[t] + s_new[t] - one, sign * (one - s_old[t] - s_old[t])
+            weights = sign * (one - s_old[t]), sign, s_new[t] + s_new[t] - one
+            back = sign * (one - s_old[t] - s_old[t])
             mine, theirs = omega[i][first:last], omega[j][first:last]
             if rank[j] >= 0:
-                _spread(row, mine, theirs, parts[i][:n], parts[j][:n], None, weights, ahead)
+                _spread(row, mine, theirs, parts[i][:n], parts[j][:n], weights, None, ahead)
             else:
-                _spread(row, mine, theirs, parts[i][:n], parts[j][:n], moved[rank[i]][:n], weights, ahead)
+                _spread(row, mine, theirs, parts[i][:n], parts[j][:n], weights, back, ahead)
+                _add(moved[rank[i]][:n], parts[j][:n])
         for i in range(sums.shape[0]):
             for e in range(n):
                 had = 0.0 if rank[i] >= 0 else sums[i, first + e]

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from fedfuse.types import Floats, Ints
+
+# Edges that are looked at together.
+SOME = 1 << 17
 
 
 def canonical(labels: npt.ArrayLike) -> Ints:
@@ -39,9 +40,19 @@ def joined(m: int, i: Ints, j: Ints) -> Ints:
     >>> joined(4, np.array([3]), np.array([0])).tolist()
     [0, 1, 2, 0]
     """
-    graph: Any = csr_array((np.ones(len(i), np.bool_), (i, j)), shape=(m, m))
-    _, labels = connected_components(graph, directed=False)
-    return canonical(labels)
+    # By hand, since SciPy's takes a tenth of the time of a whole small run to import. Every device points to another of
+    # its component, or to itself; where an edge's ends point to different ones, the higher is led to the lower.
+    points = np.arange(m)
+    for first in range(0, i.size, SOME):  # what the first edges have joined, the others need not
+        u, v = i[first : first + SOME], j[first : first + SOME]
+        while u.size:
+            a, b = points[u], points[v]
+            apart = a != b
+            u, v, a, b = u[apart], v[apart], a[apart], b[apart]
+            np.minimum.at(points, np.maximum(a, b), np.minimum(a, b))
+            while (points != points[points]).any():
+                points = points[points]
+    return canonical(points)
 
 
 def cluster_means(omega: Floats, labels: Ints, weights: npt.ArrayLike) -> Floats:

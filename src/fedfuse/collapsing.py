@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csc_array
+import scipy
 
 from fedfuse.clusters import canonical, cluster_means, joined
 from fedfuse.errors import FedfuseError
@@ -246,7 +246,7 @@ class CollapsingState(FusionState):
         k = np.arange(near.size)
         weights = np.concatenate([self._sizes[hi], -self._sizes[lo]]).astype(np.float64)
         places = np.concatenate([lo, hi]), np.concatenate([k, k])
-        return self._sums_of(csc_array((weights, places), shape=(len(self._sizes), k.size)), near)
+        return self._sums_of(scipy.sparse.csc_array((weights, places), shape=(len(self._sizes), k.size)), near)
 
     def _sums_of(self, weights: Any, pairs: Ints) -> Floats:
         """Return weighted sums of the vectors of near pairs."""
@@ -319,7 +319,9 @@ class CollapsingState(FusionState):
                     was.append(p if same else -1)
         keys = list(number)
         values, i, k = np.array(entries, np.float64).reshape(-1, 3).T
-        weights = csc_array((values, (i.astype(np.int64), k.astype(np.int64))), shape=(len(keys), near.size))
+        weights = scipy.sparse.csc_array(
+            (values, (i.astype(np.int64), k.astype(np.int64))), shape=(len(keys), near.size)
+        )
         lo, hi = np.array(keys, np.int64).reshape(-1, 2).T
         old = self._units.omega.astype(np.float64)
         before = _differences(weights, *devices_of(near), old)
@@ -410,7 +412,7 @@ def _differences(weights: Any, lo: Ints, hi: Ints, omega: Floats) -> Floats:
     """Return weighted sums of the differences omega_lo - omega_hi."""
     k = np.arange(lo.size)
     ones = np.ones(lo.size)
-    ends = csc_array((ones, (k, lo)), shape=(lo.size, len(omega))) - csc_array(
+    ends = scipy.sparse.csc_array((ones, (k, lo)), shape=(lo.size, len(omega))) - scipy.sparse.csc_array(
         (ones, (k, hi)), shape=(lo.size, len(omega))
     )
     return np.asarray((weights @ ends) @ omega)

@@ -372,7 +372,7 @@ class FusionState:
         if self._kept is None or self._kept[0] != sizes:
             now, before, moved = _rows((3, k), self.d, self.omega.dtype, _pairs.LINE)
             scratch = Scratch(
-                rows=_rows((chunks, k + 4), self.d, self.omega.dtype, _pairs.LINE),
+                rows=_rows((chunks, k + 5), self.d, self.omega.dtype, _pairs.LINE),
                 todo=np.empty((chunks, 3, _pairs.TILE * _pairs.RUN + 1), np.int64),
                 order=np.empty((chunks, 2, _pairs.RUN + _pairs.TILE + 2), np.int64),
                 squares=np.empty((chunks, 2)),
@@ -387,7 +387,7 @@ class FusionState:
         places, space, reach = tuple(turn), tuple(scratch), self._reach
         chunks, work, pieces = turn.bounds.size - 1, meetings * self.d, tuple(self._pieces)
         far, every = self.s.size - self._pool.live, np.arange(chunks)
-        rest = chunks > 1 and 2 * far > self.s.size
+        rest = far > 0
 
         def do(kernel: Callable[..., None], jobs: Ints, *arguments: Any) -> None:
             _share_out(lambda c: kernel(*arguments, jobs[c]), jobs.size, work * jobs.size / chunks)
@@ -397,13 +397,13 @@ class FusionState:
             do(_pairs.settle, every, tuple(self._all), self.omega, places, pieces, reach, rest, space)
             waiting = np.flatnonzero(scratch.counts[:, 0])
         else:
-            do(_pairs.sift, every, tuple(self._all), self.omega, places, reach, rest, space)
+            do(_pairs.sift, every, tuple(self._all), self.omega, places, reach, space)
             waiting = every
         if wanted := int(scratch.counts[:, 0].sum()):
             rows, starts = self._rows_for(wanted, turn), np.cumsum(scratch.counts[:, 0]) - scratch.counts[:, 0]
             do(_pairs.claim, waiting, self._where, self.r, places, rows, starts)
         if waiting.size:
-            do(_pairs.absorb, waiting, tuple(self._all), self.omega, places, pieces, space)
+            do(_pairs.absorb, waiting, tuple(self._all), self.omega, places, pieces, rest, space)
         if left := int(scratch.counts[:, 1].sum()):
             self._let_go(turn, left)
         primal, dual = _pairs.gather(space, turn.active, self._sums)

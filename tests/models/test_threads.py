@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -53,3 +54,27 @@ def test_an_error_in_a_thread_is_not_lost(monkeypatch):
     for cost in (np.ones(4), np.arange(4.0)):
         with pytest.raises(ZeroDivisionError):
             _threads.spread(run, cost)
+
+
+def test_work_inside_work_comes_to_an_end(monkeypatch):
+    monkeypatch.setattr(_threads, "SMALL", 0)
+    seen = np.zeros((20, 20), int)
+
+    def outer(jobs):
+        for i in jobs:
+            _threads.spread(lambda inner, row=seen[i]: np.add.at(row, inner, 1), np.ones(20))
+
+    _threads.spread(outer, np.ones(20))
+    assert (seen == 1).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_has_threads_of_its_own(monkeypatch):
+    monkeypatch.setattr(_threads, "SMALL", 0)
+    seen = np.zeros(50, int)
+    _threads.spread(lambda jobs: np.add.at(seen, jobs, 1), np.ones(50))
+    child = os.fork()
+    if not child:
+        _threads.spread(lambda jobs: np.add.at(seen, jobs, 1), np.ones(50))
+        os._exit(0 if (seen == 2).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -64,7 +64,7 @@ def figures(sizes: Sizes) -> Iterator[Figure]:
     fast, slow = race(
         lambda: state.absorb(*next(ours)),
         lambda: dense.absorb(*next(theirs)),
-        seconds=2 * sizes.seconds,
+        seconds=5 * sizes.seconds,  # long, so that both find an undisturbed moment
         burst=len(rounds),
     )
     yield Figure("server step, clusters formed", what, against, fast, slow, "s", slow / fast, 3)

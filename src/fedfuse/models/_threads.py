@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -42,8 +43,7 @@ def bins(cost: Floats, threads: int) -> list[Ints]:
 def spread(run: Callable[[Ints], object], cost: Floats) -> None:
     """Call ``run(jobs)`` for bins of positions, in as many threads as `numba.set_num_threads` allows.
 
-    ``run`` spends its time in compiled code that lets go of the interpreter. Threads live for one call: that
-    costs a fifth of a millisecond and leaves nothing behind that would not survive a fork.
+    ``run`` spends its time in compiled code that lets go of the interpreter, and may call `spread` itself.
     """
     if cost.sum() <= SMALL:
         run(np.arange(cost.size))
@@ -57,11 +57,25 @@ def spread(run: Callable[[Ints], object], cost: Floats) -> None:
         for jobs in left:
             run(jobs)
 
-    with ThreadPoolExecutor(max(1, threads - 1)) as pool:
-        waiting = [pool.submit(work) for _ in range(threads - 1)]
+    waiting = [_helpers().submit(work) for _ in range(threads - 1)]
+    try:
         work()
-    for done in waiting:
-        done.result()
+    finally:
+        # who has not begun has nothing to do any more; to wait for its turn could take for ever
+        begun = [helper for helper in waiting if not helper.cancel()]
+        wait(begun)
+    for helper in begun:
+        helper.result()
+
+
+@cache
+def _helpers() -> ThreadPoolExecutor:
+    """Threads that stay: to start one takes several times as long as to wake it."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fedfuse")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_helpers.cache_clear)  # threads do not survive a fork
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
