@@ -40,11 +40,13 @@ def check_picture(path: str | PathLike[str]) -> None:
 
 
 def save_picture(axes: Any, path: str | PathLike[str]) -> None:
-    """Write the figure of these axes to a file and close it."""
+    """Write the figure of these axes to a file and close it; the same figure is the same file, whenever it is drawn."""
     check_picture(path)
     figure = np.ravel(axes)[0].figure
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    dated = {".svg": "Date", ".pdf": "CreationDate"}.get(Path(path).suffix.lower())
+    with _pyplot().rc_context({"svg.hashsalt": "fedfuse"}):
+        figure.savefig(path, dpi=150, bbox_inches="tight", metadata={dated: None} if dated else None)
     _pyplot().close(figure)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -88,9 +89,29 @@ def test_the_page(fedfuse, tiny, monkeypatch):
     assert "![solution paths" in page
     assert Path("docs/reproduction/figure1.svg").stat().st_size > 10_000
     assert "\nfedfuse paper table1\n" in page.partition("## Not run yet")[2]
-    before = page
+    before, picture = page, Path("docs/reproduction/figure1.svg").read_bytes()
     fedfuse("paper", "page")
     assert Path("docs/reproduction.md").read_text() == before
+    assert Path("docs/reproduction/figure1.svg").read_bytes() == picture
+
+
+def test_the_page_keeps_what_others_have_run(fedfuse, tiny, monkeypatch):
+    """On a machine without those runs; and a smaller size does not take the place of a larger one."""
+    assert fedfuse("paper", "tableE4", "--quick", "--jobs", "1")[0] == 0
+    fedfuse("paper", "page")
+    path = Path("docs/reproduction.md")
+    quick = path.read_text()
+    shutil.rmtree("runs")
+    fedfuse("paper", "page")
+    assert path.read_text() == quick
+    larger = quick.replace("Size: quick.", "Size: middle.").replace("81.83", "99.99")
+    path.write_text(larger)
+    assert fedfuse("paper", "tableE4", "--quick", "--jobs", "1")[0] == 0
+    fedfuse("paper", "page")
+    assert "99.99" in path.read_text()
+    path.write_text(quick.replace("81.83", "99.99"))  # as large: the newer one
+    fedfuse("paper", "page")
+    assert "99.99" not in path.read_text()
 
 
 def test_how_long_is_left(quick, monkeypatch, capsys):

@@ -1,7 +1,13 @@
-"""The page of all tables and figures, from runs that are done: no number in it is typed by hand."""
+"""The page of all tables and figures, from runs that are done: no number in it is typed by hand.
+
+Runs of one machine need not be all: what others have put on the page stays there until it is run again, as large or
+larger.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -45,19 +51,20 @@ def best_size(item: Item, out: Path, data_dir: str | None) -> Setup | None:
 
 
 def write(path: Path, out: Path, data_dir: str | None = None) -> list[str]:
-    """Write the page, and pictures into a folder of its name; return the items that are not there."""
+    """Write the page, and pictures into a folder of its name; return the items that are neither run nor on it."""
     parts, absent, used = [], [], set()
+    before = dict(_sections(path))
     for item in items().values():
-        setup = best_size(item, out, data_dir)
-        if setup is None:
+        setup, there = best_size(item, out, data_dir), before.get(_heading(item))
+        if there is not None and (setup is None or _rank(setup.size) > _rank(there[0])):
+            size, words = there
+        elif setup is not None:
+            size, words = setup.size, _section(item, setup, path)
+        else:
             absent.append(item.name)
             continue
-        used.add(setup.size)
-        shown, picture = item.experiment.show(setup), None
-        if shown.draw is not None:
-            picture = f"{path.stem}/{item.name}.svg"
-            draw(shown, path.parent, (picture,))
-        parts.append(text(item, setup, shown, level=2, picture=picture).rstrip() + f" Size: {setup.size}.\n")
+        used.add(size)
+        parts.append(words)
     head = _HEAD.format(sizes="; ".join(words for size, words in _SIZES.items() if size in used) or "none yet")
     if absent:
         full = Setup("full", runner.cache(out), data_dir)
@@ -67,3 +74,31 @@ def write(path: Path, out: Path, data_dir: str | None = None) -> list[str]:
     with written_whole(path) as file:
         file.write("\n".join([head, *parts]).encode())
     return absent
+
+
+def _section(item: Item, setup: Setup, path: Path) -> str:
+    """Return what came of an item here, and draw its picture."""
+    shown, picture = item.experiment.show(setup), None
+    if shown.draw is not None:
+        picture = f"{path.stem}/{item.name}.svg"
+        draw(shown, path.parent, (picture,))
+    return text(item, setup, shown, level=2, picture=picture).rstrip() + f" Size: {setup.size}.\n"
+
+
+def _sections(path: Path) -> Iterator[tuple[str, tuple[Size, str]]]:
+    """Return the items that are on the page: heading, size, and all of it."""
+    if not path.exists():
+        return
+    for part in re.split(r"^(?=## )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        size = re.search(r"Size: (\w+)\.\s*$", part)
+        for known in get_args(Size):
+            if size is not None and size[1] == known:
+                yield part.splitlines()[0], (known, part.rstrip() + "\n")
+
+
+def _heading(item: Item) -> str:
+    return f"## {item.where}: {item.title}"
+
+
+def _rank(size: Size) -> int:
+    return get_args(Size).index(size)
