@@ -323,7 +323,7 @@ def test_a_refit_does_not_hide_that_the_groups_were_cut_short(rounds, tmp_path):
 
     class StopInTheRefit(Callback):
         def on_round(self, run, row):
-            if run.stage == 1 and run.k == run.stage_start + 3:
+            if run.stage == 1 and run.k == run.stage_start + 1:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -26,6 +26,7 @@ Into: TypeAlias = Literal["all", "shared", "fused"]
 Send: TypeAlias = Literal["model", "part", "update", "nothing"]
 Unit: TypeAlias = Literal["epochs", "batches"]
 OFTEN = 3  # refusals that make a device suspect
+SUMMARISED: tuple[Part, ...] = ("train", "validation")  # the parts that devices can sum up
 LOOK = -2  # the round of what is no message, but a look at a device
 
 
@@ -360,6 +361,26 @@ class Moments:
 
 
 @dataclass(frozen=True)
+class Summarise:
+    """Send the means of your columns (the target is the last) and their covariances, of each part of `SUMMARISED`.
+
+    Of the symmetric matrix, which is that of all rows and not an estimate for more of them, the upper triangle, row by
+    row; zeros for a part without rows. One number follows: how much larger the noise of rows is that matter for the
+    parameters than that of all (White, 1980; 1 where noise is the same everywhere). That is all that linear regression
+    can learn from these rows, and how far it is to be trusted.
+    """
+
+    columns: int
+
+    @property
+    def floats_down(self) -> int:
+        return 0
+
+    def floats_up(self, d: int) -> int:
+        return len(SUMMARISED) * self.columns * (self.columns + 3) // 2 + 1
+
+
+@dataclass(frozen=True)
 class Rescale:
     """From now on use ``(column - shift) / scale`` in place of every column. Answered without floats."""
 
@@ -376,7 +397,7 @@ class Rescale:
 
 Task: TypeAlias = (
     Install | Add | Show | Train | MetaTrain | Choose | Subspace | Score
-    | Alone | Gradient | Losses | Judge | Residue | Moments | Rescale
+    | Alone | Gradient | Losses | Judge | Residue | Moments | Summarise | Rescale
 )  # fmt: skip
 
 

@@ -41,6 +41,8 @@ _DIVERGED = ("not finite", "too large")
 
 
 STAGES = {
+    "summaries": "devices sum up their rows",
+    "tell": "telling devices their models",
     "moments": "finding a common scale",
     "rescale": "finding a common scale",
     "half": "every device alone",

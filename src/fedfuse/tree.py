@@ -102,11 +102,15 @@ class Tree:
             split = pruned
         return np.unique(self._groups(split)[: self.n], return_inverse=True)[1]
 
-    def _least_loss(self, losses: Floats) -> Bools:
+    def least(self, losses: Floats, price: float = 0.0) -> Ints:
+        """Return the label of every leaf in the partition with the least total loss, where a split has its price."""
+        return np.unique(self._groups(self._least_loss(losses, price))[: self.n], return_inverse=True)[1]
+
+    def _least_loss(self, losses: Floats, price: float = 0.0) -> Bools:
         """Return which nodes are split in the partition with the least total loss."""
         total, split = losses.copy(), np.zeros(len(losses), np.bool_)
         for k, (a, b) in enumerate(self.children):
-            apart = total[a] + total[b]
+            apart = total[a] + total[b] + price
             split[self.n + k] = apart < total[self.n + k]
             total[self.n + k] = min(apart, total[self.n + k])
         return self._connected(split)

@@ -7,19 +7,21 @@ f(w) >= f(w') + g' (w - w'). Who breaks these rules lies, whatever the others se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from fedfuse.clusters import canonical
 from fedfuse.data.federation import Goal
+from fedfuse.summaries import Summary, parts
 from fedfuse.types import Bools, Floats, Ints
 
 Robust: TypeAlias = Literal["none", "screen", "median", "trimmed", "krum"]
 SLACK = 1e-3  # relative: what rounding and inexact solvers may do
 ROUNDED = 1e-5  # relative: what rounding alone may do
 TINY = 1e-4  # and absolute, for gradients
+FAINT = 1e-6  # relative: what rounding may do to a covariance
 DEVIATIONS = 6.0  # robust standard deviations of the logarithm beyond which a length is absurd,
 LEAST = 0.5  # of which one is at least this
 FEWEST = 5  # uploads, to say anything
@@ -65,6 +67,35 @@ def possible_judgement(answer: Floats, models: int) -> bool:
         return False
     bound = np.sqrt(np.outer(variances, variances))
     return bool((np.abs(matrix) <= (1 + SLACK) * bound + 1e-9 * variances.max(initial=0)).all())
+
+
+def possible_summary(answer: Floats, rows: Sequence[int]) -> bool:
+    """Whether these can be means and covariances of so many rows of either part.
+
+    No combination of columns has a negative variance, n rows vary in n - 1 directions at the most, and two parts that
+    vary are not the same to the last digit.
+
+    >>> good, other, bad = [5.0, 7.0, 1.0, 0.9, 1.0], [5.1, 7.0, 1.0, 0.9, 1.0], [5.0, 7.0, 1.0, 9.0, 1.0]
+    >>> [possible_summary(np.array([*good, *piece, 1.0]), (9, 4)) for piece in (other, bad, good)]
+    [True, False, False]
+    """
+    first, second = parts(answer[None]).values()
+    summaries = [Summary.read(piece, np.array([n])) for piece, n in zip((first, second), rows, strict=True)]
+    alike = min(rows) > 0 and np.array_equal(first, second) and summaries[0].covariance.any()
+    return bool(answer[-1] >= 0) and not alike and all(map(_possible_part, summaries))
+
+
+def _possible_part(summary: Summary) -> bool:
+    n, covariance = int(summary.n[0]), summary.covariance[0]
+    variances = np.diag(covariance)
+    if (variances < 0).any():
+        return False
+    # in units of the columns, so that what is small beside the others is looked at, too
+    unit = np.sqrt(variances)
+    unit[unit <= FAINT * np.abs(summary.mean[0])] = np.inf  # a column that is the same in all rows, but for rounding
+    unit[unit == 0] = np.inf
+    values, slack = np.linalg.eigvalsh(covariance / np.outer(unit, unit)), FAINT * len(covariance)
+    return bool(values[0] >= -slack and (values[: max(len(values) - max(n - 1, 0), 0)] <= slack).all())
 
 
 def judged_models(numbers: int) -> int:

@@ -26,7 +26,7 @@ from fedfuse.fleet import InProcess, Workers, workers
 from fedfuse.models import default_model
 from fedfuse.models.linear import LinearRegression
 from fedfuse.store import without_nan
-from fedfuse.tasks import Alone, Gradient, Install, Judge, Losses, Moments, Order, Rescale, Residue, Train, Work
+from fedfuse.tasks import Alone, Gradient, Install, Judge, Losses, Moments, Order, Rescale, Residue, Summarise, Train, Work
 from fedfuse.training import Callback
 from planted import planted
 
@@ -76,6 +76,7 @@ def all_tasks(federation, dtype):
     asking = (
         Judge(V, own=True), Train(EXACT, rho=0.3), Train(SGD, start=V[2], rows="train/1"), Alone((0.1, 1.0)),
         Gradient(V[3], also=("validation", "train/2")), Losses(V), Residue(V[0], V[1]), Moments(columns),
+        *([Summarise(columns)] if federation.goal == "regression" else []),
     )  # fmt: skip
     yield from learning
     yield from asking

@@ -45,6 +45,7 @@ ALL = [
     tasks.Judge(np.stack([W, -W]), own=True, balanced=True),
     tasks.Residue(W, -W),
     tasks.Moments(3),
+    tasks.Summarise(3),
     tasks.Rescale(np.array([1 / 3, 0.0]), np.array([2.0, 1e-9])),
 ]
 

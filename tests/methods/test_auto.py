@@ -8,7 +8,7 @@ import pytest
 import fedfuse as ff
 from fedfuse import training
 from fedfuse.clusters import adjusted_rand
-from fedfuse.methods import Oracle
+from fedfuse.methods import Oracle, refit
 from methods.test_refit import Silent
 from planted import Keep, permuted, planted
 
@@ -79,8 +79,9 @@ def test_test_rows_never_matter():
     assert a.stability == b.stability
 
 
-def test_everything_sent_is_counted():
+def test_everything_sent_is_counted(monkeypatch):
     """One group of two devices: the stages follow each other as in the method's description."""
+    monkeypatch.setattr(refit, "SUMMARY", 0)
     federation = planted(m=2, groups=1, n=60, p=2)
     keep = Counting()
     result = ff.fit(federation, callbacks=[keep])
@@ -92,6 +93,21 @@ def test_everything_sent_is_counted():
     assert rows["Train"] % (m * d) == 0  # an estimate goes up, nothing comes down
     # own model and the only merge: one model down, two means and three entries of their covariance up
     assert rows["Judge"] % (m * (d + 2 + 3)) == 0
+
+
+def test_rows_in_summary_are_all_that_linear_regression_needs():
+    federation, keep = planted(m=8, n=100, p=3), Counting()
+    result = ff.fit(federation, callbacks=[keep])
+    assert result.ari == 1
+    assert result.cost_floats == keep.down + keep.up
+    assert keep.by_task == {"Summarise": 8 * (2 * (4 + 10) + 1), "Install": 8 * 4}
+
+
+def test_judgements_and_evidence_find_the_same_groups(monkeypatch):
+    federation = planted(m=10, n=120, p=3)
+    found = ff.fit(federation)
+    monkeypatch.setattr(refit, "SUMMARY", 0)
+    np.testing.assert_array_equal(ff.fit(federation).labels, found.labels)
 
 
 class Counting(ff.Callback):
@@ -179,7 +195,7 @@ def test_a_barely_separable_problem_is_flagged():
     data = []
     for i in range(20):
         X = rng.normal(size=(30, 4))
-        data.append((X, X @ (np.ones(4) + (0.3 if i % 2 else -0.3)) + rng.normal(size=30)))
+        data.append((X, X @ (np.ones(4) + (0.25 if i % 2 else -0.25)) + rng.normal(size=30)))
     result = ff.fit(ff.Federation.from_arrays(data, truth=np.arange(20) % 2))
     assert result.uncertain
     assert result.summary()["uncertain"]

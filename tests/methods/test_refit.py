@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 import fedfuse as ff
 from fedfuse import training
 from fedfuse.fleet import Fleet, InProcess
-from fedfuse.methods import Oracle
+from fedfuse.methods import Oracle, refit
 from fedfuse.models import default_model
 from fedfuse.tasks import Gradient
 from planted import Keep, planted
@@ -95,7 +95,8 @@ def test_clusters_that_came_to_the_end_go_on_from_there_when_validation_rows_joi
         assert ours - least < 0.2 * (before - least)
 
 
-def test_who_begins_to_lie_when_validation_rows_join_is_left_out_and_the_others_go_on():
+def test_who_begins_to_lie_when_validation_rows_join_is_left_out_and_the_others_go_on(monkeypatch):
+    monkeypatch.setattr(refit, "SUMMARY", 0)
     federation = planted(n=400, noise=1.0)
     result = ff.fit(federation, Oracle(), fleet=LiesLate(federation, 2, dtype="float64"), dtype="float64")
     assert result.suspects.tolist() == [2]
@@ -152,7 +153,8 @@ def test_test_rows_never_matter():
     assert a.score("test") != b.score("test")
 
 
-def test_cost_is_what_a_hand_counts():
+def test_gradients_cost_what_a_hand_counts(monkeypatch):
+    monkeypatch.setattr(refit, "SUMMARY", 0)
     federation = planted(m=2, groups=1, p=3)
     result = ff.fit(federation, Oracle())
     d, columns, m = 4, 4, 2  # three features and the target or the intercept
@@ -161,6 +163,28 @@ def test_cost_is_what_a_hand_counts():
     asked = ["moments", *stages[:-1]]
     floats = {"moments": 2 * columns, "rescale": 2 * columns, "fit": d + d + 2, "again": d + d + 1}
     assert result.cost_floats == sum(m * floats[stage] for stage in asked)
+
+
+def test_summaries_cost_what_a_hand_counts():
+    """Means and covariances of four columns on two parts, and one number, come up; the model goes down."""
+    result = ff.fit(planted(m=5, groups=2, p=3), Oracle())
+    assert result.cost_floats == 5 * (2 * (4 + 10) + 1 + 4)
+    assert result.history["stage"].tolist() == ["tell", "end"]
+
+
+@pytest.mark.parametrize("robust", ["screen", "median", "none"])
+def test_gradients_and_summaries_lead_to_the_same_models(robust, monkeypatch):
+    federation = planted(m=7, groups=2, n=80, p=3)
+    one = ff.fit(federation, Oracle(robust=robust), dtype="float64")
+    monkeypatch.setattr(refit, "SUMMARY", 0)
+    other = ff.fit(federation, Oracle(robust=robust), dtype="float64")
+    np.testing.assert_allclose(one.models, other.models, rtol=1e-7, atol=1e-9)
+    assert other.cost_floats > 2 * one.cost_floats
+
+
+def test_wide_tables_are_fitted_by_gradients():
+    result = ff.fit(planted(m=4, groups=1, n=200, p=60), Oracle())
+    assert "fit" in result.history["stage"].tolist()
 
 
 @pytest.mark.parametrize("goal", ["regression", "classification"])

@@ -138,7 +138,7 @@ def test_all_of_it_by_keys(table_run, opened):
     assert tip(browser) is None
     keys(browser, "#map", "ARROW_RIGHT")
     assert "group" in tip(browser)
-    keys(browser, "#training .plot", "END")
+    keys(browser, "#communication .plot", "END")
     assert "round" in tip(browser)
     before = browser.find_element("id", "groups-at").text
     keys(browser, "#cut", "HOME")

@@ -15,7 +15,9 @@ from fedfuse.models._threads import one_blas_thread
 from fedfuse.models.base import Model, plain
 from fedfuse.privacy import Noise
 from fedfuse.randomness import generator
+from fedfuse.summaries import written
 from fedfuse.tasks import (
+    SUMMARISED,
     Add,
     Alone,
     Choose,
@@ -34,6 +36,7 @@ from fedfuse.tasks import (
     Score,
     Show,
     Subspace,
+    Summarise,
     Train,
     Work,
     largest_value,
@@ -141,6 +144,8 @@ class InProcess(Fleet):
                 values = self._residues(np.stack([t.at for t in tasks]), np.stack([t.common for t in tasks]), devices)
             case Moments():
                 values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(tasks, devices, strict=True)]
+            case Summarise():
+                values = [written([_table(self._rows(part), i) for part in SUMMARISED]) for i in devices]
             case Rescale(shift=shift, scale=scale):
                 # every device gets the same: the copies are made once
                 self._scaled, self._loaded = _rescaled(self._federation.rows("all"), shift, scale), {}
@@ -365,7 +370,12 @@ def _leading(X: Floats, p: int) -> Floats:
     return np.asarray(U * np.where(U.sum(axis=0) < 0, -1.0, 1.0))
 
 
+def _table(rows: Rows, device: int) -> Floats:
+    """Return a device's columns, the target last."""
+    return np.column_stack(rows.of(device)).astype(np.float64)
+
+
 def _moments(rows: Rows, device: int, columns: int) -> Floats:
-    X, y = rows.of(device)
-    table = np.column_stack([X, y]) if columns > X.shape[1] else X
+    X = rows.of(device)[0]
+    table = _table(rows, device) if columns > X.shape[1] else X
     return np.concatenate([table.mean(axis=0), np.square(table).mean(axis=0)])

@@ -20,13 +20,13 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedfuse.errors import FedfuseError
-from fedfuse.tasks import Judge, Losses, Moments, Order, Rescale, Residue, Score, Task, Work
+from fedfuse.tasks import Judge, Losses, Moments, Order, Rescale, Residue, Score, Summarise, Task, Work
 from fedfuse.types import Floats
 
 HELLO = f"{MessageType.QUERY}.hello"
 LONGEST_LINE = 1_000_000  # characters of JSON that a device may send
 _TASKS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Task)}
-_EXACT = (Score, Losses, Judge, Residue, Moments)
+_EXACT = (Score, Losses, Judge, Residue, Moments, Summarise)
 _HEADER = 128  # bytes before the numbers of an array in NumPy's format; longer ones are not of this world
 _SLACK = 4096
 _NUMPY = "numpy.ndarray"  # how Flower calls arrays in NumPy's format

@@ -8,14 +8,17 @@
 5. The groups are refitted (`methods.refit`) and checked: a device that does better with another group's model moves,
    and groups that lose nothing by a common model merge. Then the final fit.
 
-Only validation rows choose. Everything that is sent is counted. The lambda that is reported is the largest that
-keeps the found groups apart, 0.9 b / a with b the smallest distance between two groups' models: with it, Theorem 3
-of the paper has b > a lambda.
+Linear regression with a few dozen columns needs none of these exchanges. Every device sends its rows in summary
+(`tasks.Summarise`), and the server cuts the trees where that is most probable (`evidence`).
+
+Only validation rows choose, or training and validation rows together. Everything that is sent is counted. The lambda
+that is reported is the largest that keeps the found groups apart, 0.9 b / a with b the smallest distance between two
+groups' models: with it, Theorem 3 of the paper has b > a lambda.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import ClassVar
 
@@ -24,6 +27,7 @@ import scipy
 
 from fedfuse.clusters import adjusted_rand, canonical, cluster_means
 from fedfuse.methods.base import Found
+from fedfuse.methods.evidence import LOOSE, STRICT, Evidence
 from fedfuse.methods.refit import Refit
 from fedfuse.methods.staged import END, StagedState
 from fedfuse.tasks import Install, Judge, Part, Rescale, Residue, Task, Train, Work
@@ -69,7 +73,35 @@ class AutoFPFC(Refit):
         state.put("confidence", np.ones(m))
 
     def _take_rescale(self, state: StagedState) -> str:
-        return "half"
+        return self._by_evidence(state) if self._in_summary(state) else "half"
+
+    # -- where rows are known in summary, the server needs no judgements
+
+    def _by_evidence(self, state: StagedState) -> str:
+        """Cut the trees of all ridges where that is most probable, improve on it, and take the best.
+
+        In place of what other ridges come to, `stability` then compares what other odds do.
+        """
+        stand_ins, labels = self._stand_ins(state), np.arange(state.world.m)
+        who = np.flatnonzero(self._summed_up(state) & ~state.memory["suspects"])
+        if not who.size:
+            return self._group(state, labels)
+        known = stand_ins.part("train+validation", who).moments
+        evidence, moments = Evidence.learned(known, stand_ins.uneven[who])
+        estimates = state.memory["estimates"]
+        for k, ridge in enumerate(RIDGES):
+            estimates[k, who] = stand_ins.part("train", who).fit(ridge)
+        trees = [Tree.of(each[who]) for each in estimates]
+        found = [evidence.grouped(tree, moments) for tree in trees]
+        best = max(range(len(found)), key=lambda k: evidence.total(found[k], moments))
+        others = [replace(evidence, margin=margin).grouped(trees[best], moments) for margin in (LOOSE, STRICT)]
+        for k, grouping in enumerate((found[best], *others)):
+            labels[who] = state.world.m + grouping  # who was not heard is alone
+            state.memory["groupings"][k] = apart(labels, state.memory["suspects"])
+        state.memory["confidence"][:] = 0.5  # of those who do not answer nothing is known
+        state.memory["confidence"][state.memory["suspects"]] = 1.0  # nobody is to be put with them
+        state.memory["confidence"][who] = evidence.sureness(found[best], moments)
+        return self._group(state, state.memory["groupings"][0])
 
     # -- two estimates from two halves: what they share is signal, what they do not is noise
 
@@ -202,7 +234,7 @@ class AutoFPFC(Refit):
     def _after_fit(self, state: StagedState) -> str:
         state.put("checks", state.number("checks") + 1)
         groups = self._groups(state)
-        if groups <= 1:
+        if groups <= 1 or self._in_summary(state):
             return "residue"
         tree = Tree.of(state.memory["models"][:groups])
         state.memory |= {"children": tree.children, "heights": tree.heights}
@@ -271,7 +303,8 @@ class AutoFPFC(Refit):
         labels = state.memory["labels"]
         state.put("residue", _z(cosines))
         doubtful = [c for c in range(int(labels.max()) + 1) if _z(cosines[labels == c]) > DOUBT]
-        if doubtful and state.number("splits") < SPLITS and not self._seen(state):
+        judged = not self._in_summary(state)
+        if judged and doubtful and state.number("splits") < SPLITS and not self._seen(state):
             state.put("splits", state.number("splits") + 1)
             state.put("checks", 0)
             return self._regroup(state, self._halved(state, doubtful))
@@ -303,6 +336,8 @@ class AutoFPFC(Refit):
 
     def closing(self, state: StagedState) -> dict[int, Task]:
         # without a refit, FPFC goes on with the columns as they came
+        if self._in_summary(state):
+            return {}
         columns = len(state.memory["shift"])
         return dict.fromkeys(range(state.world.m), Rescale(np.zeros(columns), np.ones(columns)))
 
@@ -317,7 +352,7 @@ class AutoFPFC(Refit):
         return float(scipy.spatial.distance.pdist(self._raw(state, state.memory["estimates"][COMMON][who])).max())
 
     def stability(self, state: StagedState) -> float:
-        """Return how well the groupings of all ridges and the final one agree (1: all the same).
+        """Return how well the groupings of all ridges, or odds, and the final one agree (1: all the same).
 
         Structure that is left inside the groups counts against it, and so do too few validation rows: with fewer
         than ENOUGH for each parameter of one model, groups that differ may look alike.
@@ -326,7 +361,8 @@ class AutoFPFC(Refit):
         groupings = [labels[who] for labels in (*state.memory["groupings"], state.memory["labels"])]
         agreement = [adjusted_rand(x, y) or 0.0 for x, y in combinations(groupings, 2)]
         left = max(0.0, float(state.memory["residue"][0]) - DOUBT)
-        enough = min(1.0, state.world.counts["validation"][who].sum() / (ENOUGH * state.world.d))
+        judges = "train+validation" if self._in_summary(state) else "validation"
+        enough = min(1.0, state.world.counts[judges][who].sum() / (ENOUGH * state.world.d))
         return float(enough * np.clip(np.mean(agreement), 0, 1) / (1 + left))
 
     def sureness(self, state: StagedState) -> tuple[float, Floats]:

@@ -2,10 +2,14 @@
 
 The paper stops at FPFC's own estimates, which are biased by the penalty and slow to converge once the clusters are
 right. Here each cluster minimises its pooled, sample-weighted loss by L-BFGS on the server: devices send gradients of
-their own loss, nothing else. Three things keep the number of rounds small and need no parameter: columns are rescaled
+their own loss. Three things keep the number of rounds small and need no parameter: columns are rescaled
 to mean 0 and standard deviation 1 over the federation (devices send moments once); how long to train is told by the
 validation rows; then these rows join, and a cluster that had come to the end goes on from there, with what it knows of
 its curvature; one that was stopped before goes the same path again, and as far.
+
+For linear regression with a few dozen columns all this takes one answer of every device: the means and covariances of
+its columns are fewer floats than the gradients would be, and say as much. The server then asks stand-ins (`standins`)
+in place of the devices, and tells every device its model at the end.
 
 One device that lies could spoil the model of its whole cluster. So what no honest device can send (`trust`) is not
 used: who sends it stands alone from then on, and its cluster begins again without it.
@@ -25,10 +29,20 @@ from fedfuse.lbfgs import LBFGS
 from fedfuse.methods.base import Admission, Found, Known, Method, World
 from fedfuse.methods.networks import NetworkOracle
 from fedfuse.methods.staged import END, SKIPPED, Staged, StagedState
+from fedfuse.methods.standins import StandIns
 from fedfuse.methods.welcome import judged
 from fedfuse.models.base import Model
-from fedfuse.tasks import Alone, Gradient, Moments, Part, Rescale, Task
-from fedfuse.trust import Robust, apart, monotone, pooled_moments, possible_moments, robust_mean, supported
+from fedfuse.tasks import SUMMARISED, Alone, Gradient, Install, Moments, Part, Rescale, Summarise, Task
+from fedfuse.trust import (
+    Robust,
+    apart,
+    monotone,
+    pooled_moments,
+    possible_moments,
+    possible_summary,
+    robust_mean,
+    supported,
+)
 from fedfuse.types import Bools, Floats, Ints
 
 LADDER = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # ridges that a device without companions tries
@@ -39,7 +53,9 @@ WINDOW = 3
 WORSE = 1e-2  # relative: a validation loss above its best by more than this,
 Z = 2.33  # and by more than so many standard errors (1 %), is rising,
 PATIENCE = 4  # and when it has been for so many steps, the cluster overfits
-FOR_ALL = ("rescale", "alone")  # stages that suspects take part in: they harm nobody there
+FOR_ALL = ("rescale", "alone", "tell")  # stages that suspects take part in: they harm nobody there
+OF_DEVICES = ("summaries", "tell", END)  # stages in which nobody can stand in for them
+SUMMARY = 50  # models that a device's summary may be as long as: to do without takes the floats of 60 to 120
 
 
 @dataclass(frozen=True)
@@ -77,20 +93,71 @@ class Refit(Staged):
         state.memory["seen"] = np.full((state.world.m, 2 * state.world.d + 1), np.nan)
         state.put("lam", np.nan if before is None or before.lam is None else before.lam)
         state.memory["models"] = np.zeros((int(labels.max()) + 1, state.world.d))
-        columns = state.world.model.n_features + (state.world.model.goal == "regression")
+        columns = _columns(state.world)
         state.put("shift", np.zeros(columns))
         state.put("scale", np.ones(columns))
+        if self._first(state.world) == "summaries":
+            state.memory["summaries"] = np.full((state.world.m, Summarise(columns).floats_up(state.world.d)), np.nan)
+
+    def _first(self, world: World) -> str:
+        short = Summarise(_columns(world)).floats_up(world.d) <= SUMMARY * world.d
+        return "summaries" if world.model.quadratic and short else self.first
 
     def _clusters(self, world: World, before: Found | None) -> Ints:
         if before is None:
             raise FedfuseError("refit needs clusters that another method has found")
         return canonical(before.labels)
 
-    # -- whom to believe
+    # -- rows in summary
+
+    def _in_summary(self, state: StagedState) -> bool:
+        """Whether devices sum up their rows, and are asked for nothing else."""
+        return "summaries" in state.memory
+
+    def _summed_up(self, state: StagedState) -> Bools:
+        """Return which devices have done so."""
+        return np.asarray(~np.isnan(state.memory["summaries"]).any(axis=1))
+
+    def _ask_summaries(self, state: StagedState, devices: Ints) -> list[Task]:
+        return [Summarise(_columns(state.world))] * len(devices)
+
+    def _take_summaries(self, state: StagedState) -> str:
+        for i, answer in state.answers.items():
+            state.memory["summaries"][i] = answer
+        return "moments"
 
     def update(self, state: StagedState, devices: Ints, values: list[Floats]) -> Residuals | None:
+        self._hear(state, devices, values)
+        if self._in_summary(state) and state.stage not in OF_DEVICES:
+            stand_ins = self._stand_ins(state)
+            while state.stage not in OF_DEVICES:
+                devices = np.flatnonzero(state.waiting)
+                self._hear(state, devices, stand_ins.answers(self.tasks(state, devices, 0), devices))
+        return None
+
+    def _stand_ins(self, state: StagedState) -> StandIns:
+        """Return who answers in the place of devices."""
+        stand_ins = StandIns(np.nan_to_num(state.memory["summaries"]), state.world.counts)
+        stand_ins.rescale(state.memory["shift"], state.memory["scale"])
+        return stand_ins
+
+    def _end(self, state: StagedState) -> str:
+        """Return the last stage: devices that have seen no model yet are told theirs."""
+        return "tell" if self._in_summary(state) else END
+
+    def _ask_tell(self, state: StagedState, devices: Ints) -> list[Task]:
+        return [Install(w) for w in self.models(state)[devices].astype(state.world.dtype)]
+
+    def _take_tell(self, state: StagedState) -> str:
+        return END
+
+    # -- whom to believe
+
+    def _hear(self, state: StagedState, devices: Ints, values: list[Floats]) -> None:
+        """Take in answers that an honest device can give."""
         if self.robust == "none" or state.stage in FOR_ALL:
-            return super().update(state, devices, values)
+            super().update(state, devices, values)
+            return
         suspects = state.memory["suspects"]
         for i, answer in zip(devices, values, strict=True):
             suspects[i] |= not self._possible(state, int(i), answer)
@@ -98,15 +165,19 @@ class Refit(Staged):
         for i in np.flatnonzero(suspects):
             state.answers.pop(int(i), None)
         good = ~suspects[devices]
-        return super().update(state, devices[good], [v for v, fine in zip(values, good, strict=True) if fine])
+        super().update(state, devices[good], [v for v, fine in zip(values, good, strict=True) if fine])
 
     def _enter(self, state: StagedState, stage: str) -> None:
         super()._enter(state, stage)
         if stage not in FOR_ALL:
             state.asked[state.memory["suspects"]] = SKIPPED
+        if self._in_summary(state) and stage not in OF_DEVICES:
+            state.asked[~self._summed_up(state)] = SKIPPED
 
     def _possible(self, state: StagedState, i: int, answer: Floats) -> bool:
         """Whether an honest device can send this, after what it sent before."""
+        if state.stage == "summaries":
+            return possible_summary(answer, [int(state.world.counts[part][i]) for part in SUMMARISED])
         if state.stage == "moments":
             return possible_moments(answer)
         if state.stage in ("fit", "again"):
@@ -281,7 +352,7 @@ class Refit(Staged):
     def _take_alone(self, state: StagedState) -> str:
         for i, answer in state.answers.items():
             state.memory["models"][state.memory["labels"][i]] = answer
-        return "again" if state.memory["still"].any() else END
+        return "again" if state.memory["still"].any() else self._end(state)
 
     def _ask_again(self, state: StagedState, devices: Ints) -> list[Task]:
         rows: Part = "train+validation"
@@ -300,7 +371,7 @@ class Refit(Staged):
         # as many steps as were good before; to the end where that was the end
         on = memory["to_the_end"] | (memory["steps"] < memory["best_step"])
         memory["still"] = memory["still"] & on & ~self._converged(state)
-        return "again" if memory["still"].any() else END
+        return "again" if memory["still"].any() else self._end(state)
 
     def _trials(self, state: StagedState, devices: Ints) -> Floats:
         return state.memory["lbfgs_trial"][state.memory["labels"][devices]].astype(state.world.dtype)
@@ -343,7 +414,7 @@ class Refit(Staged):
         return total[:, d], total[:, :d], [total[:, d + k] for k in range(parts)], heard
 
     def recovery(self, state: StagedState) -> list[dict[int, Task]]:
-        if state.stage in ("moments", "rescale"):
+        if state.stage in ("moments", "rescale") or self._in_summary(state):
             return []
         everyone = np.arange(state.world.m)
         return [dict(enumerate(self._ask_rescale(state, everyone)))]
@@ -372,6 +443,11 @@ class Refit(Staged):
         """Return models for the columns as they are on the devices at first."""
         shift, scale = state.memory["shift"], state.memory["scale"]
         return np.stack([state.world.model.unscaled(w, shift, scale) for w in models])
+
+
+def _columns(world: World) -> int:
+    """Return how many columns devices have, the target included where it is a value."""
+    return int(world.model.n_features) + (world.model.goal == "regression")
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,12 @@ class Staged(Method[StagedState]):
     def begin(self, world: World, before: Found | None = None) -> StagedState:
         state = StagedState(world, self.first, silent=np.zeros(world.m, np.int64))
         self._prepare(state, before)
-        self._enter(state, self.first)
+        self._enter(state, self._first(world))
         return state
+
+    def _first(self, world: World) -> str:
+        """Return the stage to begin with."""
+        return self.first
 
     @abstractmethod
     def _prepare(self, state: StagedState, before: Found | None) -> None:

@@ -36,6 +36,7 @@ class Model(ABC, Generic[Data]):
     n_classes: int = field(default=0, kw_only=True)
 
     convex: ClassVar[bool] = True  # what needs exact solvers or rescaled columns asks for this
+    quadratic: ClassVar[bool] = False  # whether means and covariances of its columns tell the loss of every parameter
 
     def sized(self: M, n_features: int, n_classes: int, shape: Shape | None = None) -> M:
         """Return this model for data with so many features and classes (0: regression).

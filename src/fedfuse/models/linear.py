@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,8 @@ class LinearRegression(Model[LinearData]):
     >>> model.train(data, device, np.zeros((1, 2)), None, 0.0, Work(solver="exact")).round(6)
     array([[2., 1.]])
     """
+
+    quadratic: ClassVar[bool] = True
 
     @property
     def goal(self) -> Goal:
