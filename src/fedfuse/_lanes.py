@@ -7,7 +7,8 @@ rows are apart:
     for e in range(0, row.size - width(row) + 1, width(row)):
         store(row, e, load(row, e) * splat(factor) + load(other, e))
 
-Lanes can be added, subtracted, multiplied and divided; products are fused with sums where the processor can do that.
+Lanes can be added, subtracted, multiplied and divided; products are fused with sums where the processor can do that, and
+nothing else is changed: all processes compute the same bits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numba.extending import intrinsic, overload, register_model
 
 # Bytes in the registers of most processors; LLVM cuts or joins where they have others.
 BYTES = 32
-_FLAGS = ("contract", "nsz", "reassoc")
+_FLAGS = ("contract", "nsz")
 
 
 class Lanes(types.Type):

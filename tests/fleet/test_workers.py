@@ -26,7 +26,20 @@ from fedfuse.fleet import InProcess, Workers, workers
 from fedfuse.models import default_model
 from fedfuse.models.linear import LinearRegression
 from fedfuse.store import without_nan
-from fedfuse.tasks import Alone, Gradient, Install, Judge, Losses, Moments, Order, Rescale, Residue, Summarise, Train, Work
+from fedfuse.tasks import (
+    Alone,
+    Gradient,
+    Install,
+    Judge,
+    Losses,
+    Moments,
+    Order,
+    Rescale,
+    Residue,
+    Summarise,
+    Train,
+    Work,
+)
 from fedfuse.training import Callback
 from planted import planted
 
