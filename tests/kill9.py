@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-FEDFUSE = [sys.executable, "-m", "fedfuse.cli"]
+FEDFUSE = [sys.executable, "-m", "fedfuse"]
 RUN = ["run", "synthetic:S3", "--lam", "0.6", "--rounds", "60", "--set", "checkpoint_every=5", "--json"]
 COMPARED = ("models.npz", "labels.csv", "coefficients.csv")
 

@@ -27,7 +27,7 @@ CONTRACT = {
     *("dataset", "method", "seed", "lam", "rounds", "metric", "test", "validation", "n_clusters", "ari"),
     *("cost_floats", "seconds", "labels", "version"),
 }
-COMMAND = [sys.executable, "-m", "fedfuse.cli"]
+COMMAND = [sys.executable, "-m", "fedfuse"]
 
 
 TABLE = ["--device", "site", "--target"]

@@ -16,7 +16,7 @@ import pytest
 from fedfuse.terminal import ComparisonBars
 from planted import visits
 
-COMMAND = [sys.executable, "-m", "fedfuse.cli"]
+COMMAND = [sys.executable, "-m", "fedfuse"]
 
 
 @pytest.fixture

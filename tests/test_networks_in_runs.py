@@ -159,7 +159,7 @@ def test_exported_weights_are_those_of_the_module(tmp_path):
 def test_export_of_coefficients_by_the_command_line(tmp_path):
     fed = federation()
     res = ff.fit(fed, ff.FPFC(lam=0.5, refit=False), rounds=5, out=tmp_path / "run")
-    command = [sys.executable, "-m", "fedfuse.cli", "export", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "fedfuse", "export", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == res.n_clusters + 1
     arrays = load_file(tmp_path / "run" / "export" / "cluster-0.safetensors")

@@ -7,8 +7,8 @@ rows are apart:
     for e in range(0, row.size - width(row) + 1, width(row)):
         store(row, e, load(row, e) * splat(factor) + load(other, e))
 
-Lanes can be added, subtracted, multiplied and divided; products are fused with sums where the processor can do that, and
-nothing else is changed: all processes compute the same bits.
+Lanes can be added, subtracted, multiplied and divided; products are fused with sums where the processor can do that.
+Nothing else is changed, so that all processes compute the same bits.
 """
 
 from __future__ import annotations

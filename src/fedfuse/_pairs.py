@@ -5,8 +5,8 @@ of ``delta`` that ``where`` says. Pair (lo, hi) has number ``hi (hi - 1) / 2 + l
 appended at the end.
 
 A pair that has come to lie beyond the penalty's reach is far: s = 1, delta = omega_lo - omega_hi, ``r`` is at most the
-true norm, and there is no row. A round first finds out which far pairs are no longer (`sift`), gives them rows
-(`claim`), does the work (`absorb`), and takes back the rows of pairs that have become far (`release`).
+true norm, and there is no row. A round first finds out which far pairs are no longer, gives them rows (`claim`), does
+the work (both by `settle`), and takes back the rows of pairs that have become far (`release`).
 
 Per device there is a sum over its pairs, ``sum_j (2 s_ij - 1) delta_ij - (omega_i - omega_j)``, to which far
 pairs add nothing.
@@ -468,16 +468,22 @@ def _sift_chunk(pairs: Any, omega: Any, turn: Any, reach: float, c: Any, scratch
 
 
 @njit(**_ENTRY)
-def sift(pairs: Any, omega: Any, turn: Any, reach: float, scratch: Any, jobs: Any) -> None:
-    """Find the far pairs of active devices that are far no longer."""
-    pairs, turn, scratch = _lent(pairs, turn, scratch)
-    for c in jobs:
-        _sift_chunk(pairs, _lend(omega), turn, reach, c, scratch)
+def settle(
+    pairs: Any,
+    omega: Any,
+    turn: Any,
+    pieces: Any,
+    reach: float,
+    rest: bool,
+    look: bool,
+    act: bool,
+    scratch: Any,
+    jobs: Any,
+) -> None:
+    """``look`` for far pairs of active devices that are far no longer, and ``act``: update every near pair, once.
 
-
-@njit(**_ENTRY)
-def absorb(pairs: Any, omega: Any, turn: Any, pieces: Any, rest: bool, scratch: Any, jobs: Any) -> None:
-    """Update every near pair with an active device, once; ``rest`` if there are others.
+    With both, what a chunk finds keeps it from acting: its new pairs have no rows yet. There is a ``rest`` if some are
+    far. One function for all, since to compile it takes seconds.
 
     Sums of inactive devices are corrected by the difference; such a partner belongs to one chunk alone. Sums
     of active devices are built anew (all their pairs pass by): every chunk collects its part, and `gather`
@@ -486,17 +492,9 @@ def absorb(pairs: Any, omega: Any, turn: Any, pieces: Any, rest: bool, scratch: 
     pairs, turn, scratch = _lent(pairs, turn, scratch)
     pieces = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2]))
     for c in jobs:
-        _chunk(pairs, _lend(omega), turn, pieces, rest, c, scratch)
-
-
-@njit(**_ENTRY)
-def settle(pairs: Any, omega: Any, turn: Any, pieces: Any, reach: float, rest: bool, scratch: Any, jobs: Any) -> None:
-    """Do `sift`, and `absorb` where no pair of a chunk wants a row: chunks have nothing to do with each other."""
-    pairs, turn, scratch = _lent(pairs, turn, scratch)
-    pieces = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2]))
-    for c in jobs:
-        _sift_chunk(pairs, _lend(omega), turn, reach, c, scratch)
-        if scratch.counts[c, 0] == 0:
+        if look:
+            _sift_chunk(pairs, _lend(omega), turn, reach, c, scratch)
+        if act and not (look and scratch.counts[c, 0]):
             _chunk(pairs, _lend(omega), turn, pieces, rest, c, scratch)
 
 
@@ -542,19 +540,14 @@ def release(where: Any, turn: Any, rows: Any) -> None:
 
 
 @njit(**_ENTRY)
-def gather(scratch: Any, active: Any, sums: Any) -> Any:
-    """Set the sums of active devices to what all chunks have collected; return the squared residuals."""
-    rows, _, _, squares, _ = scratch
-    primal, dual = squares[0]
-    for c in range(1, squares.shape[0]):
-        primal, dual = primal + squares[c, 0], dual + squares[c, 1]
-    for b in range(active.size):
+def gather(rows: Any, active: Any, sums: Any, jobs: Any) -> None:
+    """Set the sums of active devices to what all chunks have collected."""
+    for b in jobs:
         target, source = sums[active[b]], rows[0, b]
         for e in range(target.size):
             target[e] = source[e]
         for c in range(1, rows.shape[0]):
             _add(rows[c, b], target)
-    return primal, dual
 
 
 @njit(**_ENTRY)

@@ -389,26 +389,37 @@ class FusionState:
         far, every = self.s.size - self._pool.live, np.arange(chunks)
         rest = far > 0
 
-        def do(kernel: Callable[..., None], jobs: Ints, *arguments: Any) -> None:
-            _share_out(lambda c: kernel(*arguments, jobs[c]), jobs.size, work * jobs.size / chunks)
+        def share(jobs: Ints, run: Callable[[Ints], None]) -> None:
+            _share_out(lambda c: run(jobs[c]), jobs.size, work * jobs.size / chunks)
+
+        def do(jobs: Ints, look: bool, act: bool) -> None:
+            state = tuple(self._all), self.omega, places, pieces, reach, rest, look, act, space
+            share(jobs, lambda chosen: _pairs.settle(*state, chosen))
 
         # a round that cannot have its rows is undone, so that nothing may have been absorbed before that is known
-        if chunks == 1 or self._pool.room >= min(meetings, far):
-            do(_pairs.settle, every, tuple(self._all), self.omega, places, pieces, reach, rest, space)
-            waiting = np.flatnonzero(scratch.counts[:, 0])
-        else:
-            do(_pairs.sift, every, tuple(self._all), self.omega, places, reach, space)
-            waiting = every
+        certain = chunks == 1 or self._pool.room >= min(meetings, far)
+        do(every, True, certain)
+        waiting = np.flatnonzero(scratch.counts[:, 0]) if certain else every
         if wanted := int(scratch.counts[:, 0].sum()):
             rows, starts = self._rows_for(wanted, turn), np.cumsum(scratch.counts[:, 0]) - scratch.counts[:, 0]
-            do(_pairs.claim, waiting, self._where, self.r, places, rows, starts)
+            share(waiting, lambda chosen: _pairs.claim(self._where, self.r, places, rows, starts, chosen))
         if waiting.size:
-            do(_pairs.absorb, waiting, tuple(self._all), self.omega, places, pieces, rest, space)
+            do(waiting, False, True)
         if left := int(scratch.counts[:, 1].sum()):
             self._let_go(turn, left)
-        primal, dual = _pairs.gather(space, turn.active, self._sums)
+        self._gather(turn.active, scratch)
+        primal, dual = map(sum, scratch.squares.T.tolist())
         # a dual residual that is a difference may round below zero
         return sqrt(primal / max(meetings, 1)), sqrt(max(dual, 0.0) / max(meetings, 1))
+
+    def _gather(self, active: Ints, scratch: Scratch) -> None:
+        """Put together what chunks have collected for active devices."""
+        rows, everybody = scratch.rows, np.arange(active.size)
+        if len(rows) == 1:
+            _pairs.gather(rows, active, self._sums, everybody)
+        else:
+            cost = np.full(active.size, WORK * rows[:, 0].size)
+            spread(lambda some: _pairs.gather(rows, active, self._sums, some), cost)
 
     @property
     def _reach(self) -> float:

@@ -355,7 +355,7 @@ RUN = [
 @pytest.fixture
 def running(tmp_path):
     """A run of the command line that would never end, in a process group of its own."""
-    words = [sys.executable, "-m", "fedfuse.cli", *RUN, "--out", str(tmp_path / "run")]
+    words = [sys.executable, "-m", "fedfuse", *RUN, "--out", str(tmp_path / "run")]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         until((tmp_path / "run/checkpoint/latest.npz").exists, "the first round")

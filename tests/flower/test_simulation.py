@@ -67,7 +67,7 @@ def test_command_line(tmp_path):
     words = ["run", "synthetic:S3", "--method", "fedavg", "--rounds", "2", "--json"]
 
     def test_score(*more):
-        command = [sys.executable, "-m", "fedfuse.cli", *words, *more]
+        command = [sys.executable, "-m", "fedfuse", *words, *more]
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["test"]
 
     here = test_score("--out", str(tmp_path / "here"))

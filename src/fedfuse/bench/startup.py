@@ -25,7 +25,7 @@ def figures(sizes: Sizes) -> Iterator[Figure]:
     base = "import numpy, numba, pandas"
     imported, version, below = race(
         lambda: _python("-c", "import fedfuse"),
-        lambda: _python("-m", "fedfuse.cli", "--version"),
+        lambda: _python("-m", "fedfuse", "--version"),
         lambda: _python("-c", base),
         seconds=sizes.seconds / 2,
         burst=1,
@@ -75,7 +75,7 @@ def _write_table(path: Path) -> None:
 
 def _words(table: Path, out: Path) -> tuple[str, ...]:
     columns = ("--device", "hospital", "--target", "outcome")
-    return ("-m", "fedfuse.cli", "run", str(table), *columns, *LAM, "--out", str(out), "--json")
+    return ("-m", "fedfuse", "run", str(table), *columns, *LAM, "--out", str(out), "--json")
 
 
 def _python(*arguments: str, cache: Path | None = None) -> str:

@@ -28,7 +28,7 @@ from fedfuse.types import Floats, Ints
 
 # Rows after which sums in the rows' own precision are added up in float64.
 MANY = 32 * PANEL
-# Multiply-adds may be fused. Sums may not be reordered: all processes must come to the same bits, whoever compiled what.
+# Multiply-adds may be fused. Sums may not be reordered: all processes must come to the same bits, whoever compiles.
 _ENTRY: dict[str, Any] = {
     "nogil": True,
     "cache": True,

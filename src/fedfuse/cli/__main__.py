@@ -1,5 +1,0 @@
-"""``python -m fedfuse.cli``."""
-
-from fedfuse.cli import main
-
-main()
