@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,11 @@ import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.fitting import fit
 from fedfuse.methods import METHODS, Oracle
+from fedfuse.methods.base import Known
+from fedfuse.methods.fpfc import FEW
 from fedfuse.newcomers import admit
-from planted import descended, gradient, planted
+from fedfuse.schedules import Decay
+from planted import begun, descended, gradient, planted
 from textbook import Textbook
 
 WORK = ff.Work(steps=5, lr=0.1)
@@ -170,6 +174,23 @@ def test_fpfc_lets_a_newcomer_meet_the_others_by_the_book(both):
         assert joined.any()
     assert came.clusters == (0, 1)
     assert came.cost_floats == sum(2 * 4 * n for n in came.iterations)
+
+
+def test_a_newcomer_that_draws_batches_does_not_wait_for_rest(both):
+    """Its parameters never rest; and its work is that of a first round, a second, and so on."""
+    old, new = both
+    work = ff.Work(steps=1, lr=Decay(0.05, 0.5, 1), batch=8)
+    result = fit(old, ff.FPFC(lam=0.4, refit=False, work=work), **{**OPTIONS, "rounds": 20})
+    talk = ff.FPFC(lam=0.4, refit=False, work=work).admit(
+        Known(result.models, result.labels, result.profile.counts, 0.4, {}), begun(new, ff.FPFC(lam=0.4)).world, 0
+    )
+    steps, answer = [next(talk).work.lr], np.ones(4)
+    with suppress(StopIteration):
+        while True:
+            answer = -answer
+            steps.append(talk.send(answer).work.lr)
+    np.testing.assert_allclose(steps, 0.05 * 0.5 ** np.arange(FEW + 1))
+    assert max(admit(result, new).iterations) <= FEW + 1
 
 
 def test_where_groups_were_refitted_losses_decide(both):

@@ -149,6 +149,15 @@ def test_gradient_is_the_derivative_of_the_loss(C):
         np.testing.assert_allclose(G[i], slope, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("C", [4, 0])
+def test_one_look_at_rows_is_as_good_as_two(C):
+    model, _, data, devices, w, _ = setup(C=C)
+    losses, scores = model.losses_and_metric(data, devices, w)
+    np.testing.assert_array_equal(losses, model.losses(data, devices, w))
+    np.testing.assert_array_equal(scores, model.metric(data, devices, w))
+    assert np.isnan(scores).tolist() == (data.counts == 0).tolist()
+
+
 def test_gradient_is_that_of_the_plain_module():
     model, rows, data, devices, w, _ = setup()
     G = model.gradients(data, devices, w)

@@ -39,7 +39,7 @@ from fedfuse.tasks import Install, Task, Train
 from fedfuse.trust import Robust
 from fedfuse.types import Floats, Ints
 
-MEETINGS = 100  # with a newcomer, at the most
+MEETINGS, FEW = 100, 20  # with a newcomer, at the most; few where rows come in batches: then nothing ever rests
 ENOUGH = 5  # devices for a mean; of fewer, as where each reply is taken in by itself, what is shared keeps some
 RESTLESS = 20.0  # times the usual move of devices in clusters, and a device that stands alone is a suspect,
 CALM = 0.01  # where the usual move is at least this, relative to the parameters
@@ -250,13 +250,13 @@ class PairwiseFusion(Method[Fusing]):
         """
         if self.refit:
             return (yield from judged(known, world, self.work, self.rows, device))
-        work, rows, cut = self.work.at(0), self.rows, world.model.fused.start
+        work, rows, cut = self.work, self.rows, world.model.fused.start
         method = self.given(Found(known.models, known.labels, known.lam))
         shared = known.models[0, :cut]
-        w = yield Train(work, start=np.concatenate([shared, world.initial(self.start)[cut:]]), rows=rows)
+        w = yield Train(work.at(0), start=np.concatenate([shared, world.initial(self.start)[cut:]]), rows=rows)
         guest = Guest(known.models[:, cut:], w[cut:], method.penalty, self.rho)
-        for _ in range(MEETINGS):
-            w = yield Train(work, anchor=guest.anchor(), rho=self.rho, rows=rows)
+        for k in range(FEW if work.batch else MEETINGS):
+            w = yield Train(work.at(k + 1), anchor=guest.anchor(), rho=self.rho, rows=rows)
             if guest.absorb(w[cut:]) <= STILL:
                 break
         near = guest.norms()

@@ -110,6 +110,10 @@ class Model(ABC, Generic[Data]):
     def metric(self, data: Data, devices: Ints, w: Floats) -> Floats:
         """Return each device's accuracy or RMSE (nan for a device without rows)."""
 
+    def losses_and_metric(self, data: Data, devices: Ints, w: Floats) -> tuple[Floats, Floats]:
+        """Return both; a model for which rows are dear looks at them once."""
+        return self.losses(data, devices, w), self.metric(data, devices, w)
+
     @abstractmethod
     def smoothness(self, data: Data, devices: Ints) -> Floats:
         """Return each device's Lipschitz constant of the gradient (an upper bound)."""

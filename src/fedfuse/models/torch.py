@@ -210,17 +210,33 @@ class TorchModel(Model[TorchData]):
         return W
 
     def losses(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
-        losses = np.zeros(len(devices))
+        return self._judge(data, devices, w, scored=False)[0]
+
+    def metric(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
+        return self._judge(data, devices, w, lost=False)[1]
+
+    def losses_and_metric(self, data: TorchData, devices: Ints, w: Floats) -> tuple[Floats, Floats]:
+        return self._judge(data, devices, w)
+
+    def _judge(
+        self, data: TorchData, devices: Ints, w: Floats, *, lost: bool = True, scored: bool = True
+    ) -> tuple[Floats, Floats]:
+        losses, scores, classes = np.zeros(len(devices)), np.zeros(len(devices)), self.goal == "classification"
 
         def judge(engine: Engine, k: int) -> None:
             x, y = data.of(devices[k])
             engine.set(self._on_place(w[k], data.dtype))
             for first, out in engine.look(x):
                 part = y[first : first + len(out)]
-                losses[k] += float(self._mean_loss(out, part)) * len(part) / len(y)
+                if lost:
+                    losses[k] += float(self._mean_loss(out, part)) * len(part) / len(y)
+                if scored:
+                    right = out.argmax(1) == part if classes else (_flat(out) - part).square()
+                    scores[k] += float(right.sum())
+            scores[k] = scores[k] / len(y) if len(y) else np.nan
 
         self._each(data, devices, judge)
-        return losses
+        return losses, scores if classes else np.sqrt(scores)
 
     def gradients(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
         G = np.zeros((len(devices), self.d), data.dtype)
@@ -231,23 +247,6 @@ class TorchModel(Model[TorchData]):
 
         self._each(data, devices, slope)
         return G
-
-    def metric(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
-        score = np.full(len(devices), np.nan)
-
-        def judge(engine: Engine, k: int) -> None:
-            x, y = data.of(devices[k])
-            engine.set(self._on_place(w[k], data.dtype))
-            total = 0.0
-            for first, out in engine.look(x):
-                part = y[first : first + len(out)]
-                classes = self.goal == "classification"
-                total += float((out.argmax(1) == part).sum() if classes else (_flat(out) - part).square().sum())
-            if len(y):
-                score[k] = total / len(y) if self.goal == "classification" else np.sqrt(total / len(y))
-
-        self._each(data, devices, judge)
-        return score
 
     def outputs(self, w: Floats, X: Floats) -> Floats:
         out = self._outputs(w, X)

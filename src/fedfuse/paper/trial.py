@@ -163,8 +163,8 @@ class _Training(Callback):
             self._rows = run.model.load(self._federation.rows("train"), np.dtype(run.settings.dtype))
         models = run.in_use().models
         everyone = np.arange(self._federation.m)
-        row["train_loss"] = float(np.mean(run.model.losses(self._rows, everyone, models)))
-        row["train"] = float(np.mean(run.model.metric(self._rows, everyone, models)))
+        losses, scores = run.model.losses_and_metric(self._rows, everyone, models)
+        row["train_loss"], row["train"] = float(np.mean(losses)), float(np.mean(scores))
 
 
 def training_cost(result: Result) -> int:
