@@ -118,6 +118,13 @@ def _emit_larger(_typing: Any, a: Any, b: Any) -> Any:
     return a(a, b), generate
 
 
+def _emit_choose(_typing: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", *arguments[:2]), *arguments[2:])
+
+    return a(a, b, x, y), generate
+
+
 def _places(numbers: Any) -> Any:
     places = list(numbers)
     return ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
@@ -155,6 +162,8 @@ splat: Any = intrinsic(_emit_splat)
 totals: Any = intrinsic(_emit_totals)
 # larger(lanes, lanes): the larger one of each two.
 larger: Any = intrinsic(_emit_larger)
+# choose(a, b, x, y): x where a > b, else y.
+choose: Any = intrinsic(_emit_choose)
 # total(lanes): their sum, float64.
 total: Any = intrinsic(_emit_total)
 

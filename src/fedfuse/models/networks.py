@@ -18,7 +18,8 @@ from torch import nn
 
 from fedfuse.data.federation import Goal
 from fedfuse.errors import FedfuseError
-from fedfuse.models._flat import seeded
+from fedfuse.models._cnn import CompiledCNN
+from fedfuse.models._flat import Engine, Form, seeded
 from fedfuse.models.base import Shape, Start
 from fedfuse.models.torch import Loss, TorchModel, vector
 from fedfuse.types import Floats
@@ -72,7 +73,8 @@ class CNN(Network):
     """The paper's network for images: two convolutions, each with ReLU and pooling, and a linear layer.
 
     For 28 x 28 it is the paper's (5 x 5 kernels, the first padded; 2,572 shared and 4,010 fused parameters); for sides
-    below 16, as in scikit-learn's digits, kernels are 3 x 3 and padded.
+    below 16, as in scikit-learn's digits, kernels are 3 x 3 and padded. On the CPU, for classes, and with even numbers
+    of channels, it is computed by compiled loops in a third of torch's time.
 
     Parameters
     ----------
@@ -118,6 +120,11 @@ class CNN(Network):
         with torch.no_grad():
             features = trunk(torch.zeros(1, *shape)).shape[1]
         return nn.Sequential(*trunk, nn.Linear(features, outputs))
+
+    def _new_engine(self, form: Form, dtype: torch.dtype) -> Engine:
+        paired = not any(channels % 2 for channels in self.channels)
+        kind = CompiledCNN if paired and self.loss == "cross_entropy" and self._place.type == "cpu" else Engine
+        return kind(self.module, self.layout, form, self._mean_loss, dtype, self._place)
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), "channels": list(self.channels)}
