@@ -208,7 +208,7 @@ def _usual_rounds(data: Data, label: str, style: Style) -> int:
 # -- how long it may take: rough seconds of one core, for lists and for how long is left
 
 _PER_ROUND = 0.004
-_PER_ROW = {"synthetic": 8e-8, "housing-bodyfat": 1e-7, "images": 1.5e-4}  # of a gradient step, or of one pass
+_PER_ROW = {"synthetic": 8e-8, "housing-bodyfat": 1e-7, "images": 5e-5}  # of a gradient step, or of one pass
 _ROWS = {"synthetic": 1650, "housing-bodyfat": 80, "images": 3000}
 _CANDIDATES = 15
 
