@@ -92,7 +92,8 @@ class NewcomersTable(Experiment):
 
     def _notes(self, means: pd.DataFrame, mine: pd.Series[float]) -> list[str]:
         first = [PRINTED[str(label)] for label in mine.index[mine == mine.min()]]
-        words = [f"first by average rank: {', '.join(first)} ({mine.min():.2f}); FPFC auto has {mine[AUTO]:.2f}"]
+        behind = "" if PRINTED[AUTO] in first else f"; FPFC auto has {mine[AUTO]:.2f}"
+        words = [f"first by average rank: {', '.join(first)} ({mine.min():.2f}){behind}"]
         for name in means["test"].columns:
             ahead = 100 * (means["test", name][AUTO] - means["test", name]["local"])
             right, trained = means["right", name][AUTO], means["trained", name][AUTO]
