@@ -400,15 +400,56 @@ def _step_together(todo: Any, t: Any, n: Any, crowd: Any, moved: Any, steps: Any
     return t, last
 
 
+@njit(**_APART)
+def _sift_chunk(pairs: Any, omega: Any, turn: Any, reach: float, c: Any, scratch: Any) -> None:
+    scratch.counts[c, 0] = 0
+    for first in range(0, turn.active.size, TILE):
+        scratch.counts[c, 0] += _sift(pairs, omega, turn, reach, first, c)
+
+
 @njit(**_INNER)
-def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, rest: bool, c: Any, scratch: Any) -> None:
-    """Update all pairs of active devices with the partners of this chunk.
+def _lent(pairs: Any, turn: Any, scratch: Any) -> Any:
+    delta, s, r, where, sums = pairs
+    rank, bounds, active, lengths, now, before, moved = turn
+    rows, todo, order, squares, counts = scratch
+    return (
+        Pairs(_lend(delta), _lend(s), _lend(r), _lend(where), _lend(sums)),
+        Round(_lend(rank), _lend(bounds), _lend(active), _lend(lengths), _lend(now), _lend(before), _lend(moved)),
+        Scratch(_lend(rows), _lend(todo), _lend(order), _lend(squares), _lend(counts)),
+    )
 
-    If there is a ``rest`` of far pairs, whose theta moves as their devices do, its dual residuals are what all pairs
-    would have less what the near ones would.
 
-    While the processor waits for a pair's norm, it goes through the next pair's row.
+@njit(**_ENTRY)
+def settle(
+    pairs: Any,
+    omega: Any,
+    turn: Any,
+    pieces: Any,
+    reach: float,
+    rest: bool,
+    look: bool,
+    act: bool,
+    scratch: Any,
+    c: int,
+) -> None:
+    """``look`` for far pairs of a chunk that are far no longer, and ``act``: update its near pairs, each once.
+
+    With both, what is found keeps from acting: new pairs have no rows yet. If there is a ``rest`` of far pairs, whose
+    theta moves as their devices do, its dual residuals are what all pairs would have less what the near ones would.
+
+    Sums of inactive devices are corrected by the difference; such a partner belongs to one chunk alone. Sums
+    of active devices are built anew (all their pairs pass by): every chunk collects its part, and `gather`
+    adds the parts in a fixed order, so that the result does not depend on how many threads there are.
+
+    While the processor waits for a pair's norm, it goes through the next pair's row. All this is one function since
+    compilers go through a function again for each that calls it.
     """
+    pairs, turn, scratch = _lent(pairs, turn, scratch)
+    pieces, omega = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2])), _lend(omega)
+    if look:
+        _sift_chunk(pairs, omega, turn, reach, c, scratch)
+    if not act or (look and scratch.counts[c, 0]):
+        return
     active, rank, delta, one = turn.active, turn.rank, pairs.delta, pairs.delta.dtype.type(1)
     where = pairs.where
     rows, todo, bounds = scratch.rows[c], scratch.todo[c], turn.bounds
@@ -458,56 +499,6 @@ def _chunk(pairs: Any, omega: Any, turn: Any, pieces: Any, rest: bool, c: Any, s
     scratch.squares[c, 0] = primal
     scratch.squares[c, 1] = dual
     scratch.counts[c, 1] = left
-
-
-@njit(**_APART)
-def _sift_chunk(pairs: Any, omega: Any, turn: Any, reach: float, c: Any, scratch: Any) -> None:
-    scratch.counts[c, 0] = 0
-    for first in range(0, turn.active.size, TILE):
-        scratch.counts[c, 0] += _sift(pairs, omega, turn, reach, first, c)
-
-
-@njit(**_ENTRY)
-def settle(
-    pairs: Any,
-    omega: Any,
-    turn: Any,
-    pieces: Any,
-    reach: float,
-    rest: bool,
-    look: bool,
-    act: bool,
-    scratch: Any,
-    jobs: Any,
-) -> None:
-    """``look`` for far pairs of active devices that are far no longer, and ``act``: update every near pair, once.
-
-    With both, what a chunk finds keeps it from acting: its new pairs have no rows yet. There is a ``rest`` if some are
-    far. One function for all, since to compile it takes seconds.
-
-    Sums of inactive devices are corrected by the difference; such a partner belongs to one chunk alone. Sums
-    of active devices are built anew (all their pairs pass by): every chunk collects its part, and `gather`
-    adds the parts in a fixed order, so that the result does not depend on how many threads there are.
-    """
-    pairs, turn, scratch = _lent(pairs, turn, scratch)
-    pieces = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2]))
-    for c in jobs:
-        if look:
-            _sift_chunk(pairs, _lend(omega), turn, reach, c, scratch)
-        if act and not (look and scratch.counts[c, 0]):
-            _chunk(pairs, _lend(omega), turn, pieces, rest, c, scratch)
-
-
-@njit(**_INNER)
-def _lent(pairs: Any, turn: Any, scratch: Any) -> Any:
-    delta, s, r, where, sums = pairs
-    rank, bounds, active, lengths, now, before, moved = turn
-    rows, todo, order, squares, counts = scratch
-    return (
-        Pairs(_lend(delta), _lend(s), _lend(r), _lend(where), _lend(sums)),
-        Round(_lend(rank), _lend(bounds), _lend(active), _lend(lengths), _lend(now), _lend(before), _lend(moved)),
-        Scratch(_lend(rows), _lend(todo), _lend(order), _lend(squares), _lend(counts)),
-    )
 
 
 @njit(**_ENTRY)

@@ -394,7 +394,12 @@ class FusionState:
 
         def do(jobs: Ints, look: bool, act: bool) -> None:
             state = tuple(self._all), self.omega, places, pieces, reach, rest, look, act, space
-            share(jobs, lambda chosen: _pairs.settle(*state, chosen))
+
+            def run(chosen: Ints) -> None:
+                for c in chosen.tolist():
+                    _pairs.settle(*state, c)
+
+            share(jobs, run)
 
         # a round that cannot have its rows is undone, so that nothing may have been absorbed before that is known
         certain = chunks == 1 or self._pool.room >= min(meetings, far)
