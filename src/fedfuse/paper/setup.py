@@ -1,4 +1,4 @@
-"""How big an experiment is: the paper's size, one that an afternoon has time for, or one for minutes.
+"""How big an experiment is: the paper's size, one for an hour or two, or one for minutes.
 
 An item says *what* is compared; here is *how much*: rounds, seeds, rows. Tests put a smaller `Scale` in the place of
 ``SCALES["quick"]``.
