@@ -16,18 +16,19 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.core.datamodel import models
-from numba.extending import intrinsic, overload, register_model
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin, register_model
 
-# Bytes in the registers of most processors; LLVM cuts or joins where they have others.
-BYTES = 32
+# Bytes in a register of this processor, or of most: LLVM cuts or joins where they are others.
+BYTES = 64 if binding.get_host_cpu_features().get("avx512f") else 32
 _FLAGS = ("contract", "nsz")
 
 
 class Lanes(types.Type):
-    """As many numbers as there are in 32 bytes."""
+    """As many numbers as there are in a register."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype, self.width = dtype, BYTES * 8 // dtype.bitwidth
@@ -96,17 +97,21 @@ def _emit_total(_typing: Any, lanes: Any) -> Any:
 
 
 def _emit_totals(_typing: Any, lanes: Any, _b: Any, _c: Any, _d: Any) -> Any:
-    half = lanes.width // 2
+    w, unit = lanes.width, 128 // lanes.dtype.bitwidth  # places within 16 bytes cost least to move between
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         def fold(a: Any, b: Any, places: list[int], step: int) -> Any:
             parts = (builder.shuffle_vector(a, b, _places(p + step * k for p in places)) for k in (0, 1))
             return builder.fadd(*parts, flags=_FLAGS)
 
-        # within 16 bytes, which costs least: neighbours, of one argument and then of the next
-        pairs = [0, 2, 8, 10, 4, 6, 12, 14] if lanes.width == 8 else [0, 4, 2, 6]
-        a, b = (fold(arguments[k], arguments[k + 1], pairs, 1) for k in (0, 2))
-        return fold(a, b, pairs, 1) if lanes.width == 8 else fold(a, b, [0, 1, 4, 5], half)
+        # neighbours within each unit: of one argument, then of the next
+        neighbours = [u + side + p for u in range(0, w, unit) for side in (0, w) for p in range(0, unit, 2)]
+        a, b = (fold(arguments[k], arguments[k + 1], neighbours, 1) for k in (0, 2))
+        if unit == 4:
+            return fold(a, b, neighbours, 1)
+        # two of four are one unit now: add its second half to the first
+        halves = [u + side + p for u in range(0, w // 2, unit) for side in (0, w) for p in range(unit)]
+        return fold(a, b, halves, w // 2)
 
     return lanes(lanes, lanes, lanes, lanes), generate
 
@@ -130,26 +135,32 @@ def _places(numbers: Any) -> Any:
     return ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
 
 
-def _arithmetic(name: str) -> Any:
-    """Return what `overload` needs for one operator."""
-
-    def emit(_typing: Any, a: Any, b: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return getattr(builder, name)(*arguments, flags=_FLAGS)
-
-        return a(a, b), generate
-
-    compute: Any = intrinsic(emit)
-    return lambda a, b: (lambda a, b: compute(a, b)) if isinstance(a, Lanes) and a == b else None
+_infer: Any = infer_global
+_lower: Any = lower_builtin
 
 
-for _sign, _name in (
-    (operator.add, "fadd"),
-    (operator.sub, "fsub"),
-    (operator.mul, "fmul"),
-    (operator.truediv, "fdiv"),
-):
-    overload(_sign)(_arithmetic(_name))
+class _Alike(AbstractTemplate):
+    """Lanes and lanes of the same kind give such lanes."""
+
+    def generic(self, arguments: Any, keywords: Any) -> Any:
+        a = arguments[0]
+        return a(a, a) if isinstance(a, Lanes) and arguments == (a, a) else None
+
+
+def _arithmetic(sign: Any, name: str) -> None:
+    """Teach the compiler one operator. Not by `overload`, which would be asked about every sum of integers, slowly."""
+
+    def compute(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return getattr(builder, name)(*arguments, flags=_FLAGS)
+
+    _infer(sign)(type(f"_{name}", (_Alike,), {"key": sign}))
+    _lower(sign, Lanes, Lanes)(compute)
+
+
+_arithmetic(operator.add, "fadd")
+_arithmetic(operator.sub, "fsub")
+_arithmetic(operator.mul, "fmul")
+_arithmetic(operator.truediv, "fdiv")
 
 # width(array): how many numbers of its type are lanes.
 width: Any = intrinsic(_emit_width)

@@ -24,6 +24,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit
 from numba.extending import intrinsic
 
+from fedfuse._aligned import LINE
 from fedfuse._lanes import load, prefetch, splat, store, total, width
 from fedfuse.types import Floats, Ints
 
@@ -48,8 +49,6 @@ RUN = 256
 BLOCK = 1024
 # Bytes of the next pair's row that are asked for early; in longer rows the processor looks ahead by itself.
 AHEAD = 8192
-# Bytes of a cache line. Working rows are whole lines: vectors that lie across two of them are slow.
-LINE = 64
 # What `where` says of a pair without a row: far, or far until this round. Below that: its row is to be given back.
 FAR, WANTED, LEFT = -1, -2, -3
 # Lower bounds are rounded down by more than a float32 can be wrong.
@@ -151,7 +150,8 @@ def _products(row: Any, lo: Any, hi: Any, keep: Any, first: Any, last: Any, ahea
     a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none
     e, w = first, width(row)
     while e + 4 * w <= last:  # four at once: fewer would wait for their sums
-        prefetch(ahead, first + (e - first) // 2)
+        for q in range(0, 2 * w, LINE // row.itemsize):
+            prefetch(ahead, first + (e - first) // 2 + q)
         x, y, z, u = load(row, e), load(row, e + w), load(row, e + 2 * w), load(row, e + 3 * w)
         new = load(lo, e) - load(hi, e) + k * x
         a0, b0 = a0 + new * new, b0 + (new - x) * (new - x)
@@ -186,7 +186,8 @@ def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, weights: Any
     k, s, g = splat(keep), splat(sign), splat(gain)
     e, w = 0, width(row)
     while e + w <= row.size:
-        prefetch(ahead, (row.size + e) // 2)
+        for q in range(0, 2 * w, LINE // row.itemsize):
+            prefetch(ahead, (row.size + e) // 2 + q)
         for _ in range(min(4, (row.size - e) // w)):
             old, apart, x, y = load(row, e), load(mine, e) - load(theirs, e), load(own, e), load(other, e)
             new = apart + k * old

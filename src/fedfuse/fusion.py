@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import sqrt
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse import _pairs, _screen, penalties
-from fedfuse._lanes import BYTES
+from fedfuse import _aligned, _pairs, _screen, penalties
 from fedfuse._pairs import FAR, WANTED, Pairs, Round, Scratch
 from fedfuse._pool import Numbers, Pool
 from fedfuse.clusters import joined
@@ -370,9 +369,9 @@ class FusionState:
         """Return arrays for a round of k active devices (see `Round`) and its chunks: the last ones if they fit."""
         sizes = (k, chunks, self.m)
         if self._kept is None or self._kept[0] != sizes:
-            now, before, moved = _rows((3, k), self.d, self.omega.dtype, _pairs.LINE)
+            now, before, moved = _aligned.rows((3, k), self.d, self.omega.dtype)
             scratch = Scratch(
-                rows=_rows((chunks, k + 5), self.d, self.omega.dtype, _pairs.LINE),
+                rows=_aligned.rows((chunks, k + 5), self.d, self.omega.dtype),
                 todo=np.empty((chunks, 3, _pairs.TILE * _pairs.RUN + 1), np.int64),
                 order=np.empty((chunks, 2, _pairs.RUN + _pairs.TILE + 2), np.int64),
                 squares=np.empty((chunks, 2)),
@@ -533,10 +532,10 @@ def _share_out(run: Callable[[Ints], None], chunks: int, work: float) -> None:
 def _pool(pairs: int, omega: Floats, memory: int | None, spill: str | PathLike[str] | None) -> Pool:
     """Return room for the vectors of so many pairs.
 
-    Long ones are whole vectors of the processor; in short ones that would cost more memory than it is worth.
+    Long ones are whole cache lines; in short ones that would cost more memory than it is worth.
     """
-    d, size = omega.shape[1], omega.itemsize
-    width = -(-d * size // BYTES) * BYTES // size if d * size >= 32 * BYTES else d
+    d, long = omega.shape[1], omega.shape[1] * omega.itemsize >= 16 * _aligned.LINE
+    width = _aligned.whole(d, omega.dtype) if long else d
     return Pool(pairs, width, omega.dtype, memory, None if spill is None else Path(spill))
 
 
@@ -568,16 +567,6 @@ def unknown_device(devices: Ints, m: int) -> FedfuseError:
     if devices.min() >= 0 and devices.max() < m:
         return FedfuseError("a device occurs twice in one round")
     return FedfuseError(f"devices must lie in 0 … {m - 1}, got {devices.min()} … {devices.max()}")
-
-
-def _rows(shape: tuple[int, ...], d: int, dtype: npt.DTypeLike, unit: int) -> Floats:
-    """Return zeros with room for ``d`` numbers along the last axis, in rows of whole units of so many bytes."""
-    kind = np.dtype(dtype)
-    size = -(-d * kind.itemsize // unit) * unit
-    space = np.empty(prod(shape) * size + _pairs.LINE, np.uint8)
-    space[:] = 0  # not np.zeros: numpy asks for huge pages only here, and rows are visited far apart
-    first = -space.ctypes.data % _pairs.LINE
-    return space[first : first + prod(shape) * size].view(kind).reshape(*shape, size // kind.itemsize)
 
 
 def squares_of(omega: Floats) -> Floats:

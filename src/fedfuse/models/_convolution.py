@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from fedfuse._lanes import choose, larger, load, splat, store, total
+from fedfuse._lanes import BYTES, choose, larger, load, splat, store, total
 from fedfuse._lanes import width as lanes
 from fedfuse.models._kernels import _ENTRY, _INNER
 from fedfuse.types import Floats
@@ -77,7 +77,7 @@ class Room(NamedTuple):
 
 def room(s: Sizes, dtype: npt.DTypeLike) -> Room:
     """Return space for networks of these sizes."""
-    width = 32 // np.dtype(dtype).itemsize
+    width = BYTES // np.dtype(dtype).itemsize
 
     def vectors(*shape: int) -> Floats:
         # rows of kernels are read as if they had TAPS weights, so a little beyond the last one

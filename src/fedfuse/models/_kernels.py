@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedfuse._lanes import larger, load, splat, store, totals
+from fedfuse._aligned import LINE
+from fedfuse._lanes import larger, load, prefetch, splat, store, totals
 from fedfuse._lanes import width as lanes
 from fedfuse.models._exp import exp
 from fedfuse.models._panels import PANEL, STRIP, Panels
@@ -59,20 +60,30 @@ def _dot(a: Floats, b: Floats) -> Any:
 
 
 @njit(**_INNER)
+def _place(row: int, features: int, width: int, lanes: int) -> int:
+    # where these lanes of rows begin; those behind the last are the last once more, and nobody asks for their scores
+    row = min(row, width - lanes)
+    return row // STRIP * STRIP * features + row % STRIP
+
+
+@njit(**_INNER)
 def _scores(panel: Floats, width: int, W: Floats, S: Floats) -> None:
     # S[c, r] = sum_f W[c, f] x[r, f]; two classes and four lanes of rows at a time stay in registers
-    w = lanes(panel)
+    w, line = lanes(panel), LINE // panel.itemsize
     zero = splat(panel.dtype.type(0))
     for r in range(0, width, 4 * w):
+        p0, p1 = _place(r, W.shape[1], width, w), _place(r + w, W.shape[1], width, w)
+        p2, p3 = _place(r + 2 * w, W.shape[1], width, w), _place(r + 3 * w, W.shape[1], width, w)
         for c in range(0, W.shape[0], 2):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero
-            e = r // STRIP * STRIP * W.shape[1] + r % STRIP
+            ahead = (r + 4 * w) * W.shape[1] + c // 2 * W.shape[1] * line
             for f in range(W.shape[1]):
-                x0, x1, x2, x3 = load(panel, e), load(panel, e + w), load(panel, e + 2 * w), load(panel, e + 3 * w)
+                e = f * STRIP
+                prefetch(panel, ahead + f * line)  # of the rows after these, which may lie far away
+                x0, x1, x2, x3 = load(panel, p0 + e), load(panel, p1 + e), load(panel, p2 + e), load(panel, p3 + e)
                 a, b = splat(W[c, f]), splat(W[c + 1, f])
                 a0, a1, a2, a3 = a0 + a * x0, a1 + a * x1, a2 + a * x2, a3 + a * x3
                 b0, b1, b2, b3 = b0 + b * x0, b1 + b * x1, b2 + b * x2, b3 + b * x3
-                e += STRIP
             _put(S, c * PANEL + r, a0, a1, a2, a3)
             _put(S, (c + 1) * PANEL + r, b0, b1, b2, b3)
 
@@ -110,12 +121,17 @@ def _put(array: Floats, e: int, a: Any, b: Any, c: Any, d: Any) -> None:
 @njit(**_INNER)
 def _flush(L: Floats, G: Floats) -> None:
     # G[c, f] += its part of L, which becomes zero
-    w, here = lanes(L), 0
+    w, here, zero = lanes(L), 0, splat(L.dtype.type(0))
     for f in range(0, G.shape[1], 4):
         for c in range(G.shape[0]):
-            for k in range(w):
-                G[c, f + k % 4] += L[here + k]
-                L[here + k] = 0
+            s0 = s1 = s2 = s3 = 0.0
+            for k in range(here, here + w, 4):
+                s0, s1, s2, s3 = s0 + L[k], s1 + L[k + 1], s2 + L[k + 2], s3 + L[k + 3]
+            G[c, f] += s0
+            G[c, f + 1] += s1
+            G[c, f + 2] += s2
+            G[c, f + 3] += s3
+            store(L, here, zero)
             here += w
 
 
@@ -126,9 +142,25 @@ def _due(first: int, rows: int) -> bool:
 
 
 @njit(**_INNER)
-def _room_like(G: Floats, kind: Floats) -> Floats:
-    # an L for this gradient, of the type of the rows
-    return np.zeros(G.size // 4 * lanes(kind), kind.dtype)
+def _room(size: int, kind: Floats) -> Any:
+    # so many numbers of the type of the rows; they begin where a cache line does
+    space = np.empty(size + LINE // kind.itemsize, kind.dtype)
+    first = -space.ctypes.data % LINE // kind.itemsize
+    return space[first : first + size]
+
+
+@njit(**_INNER)
+def _scores_room(classes: int, kind: Floats) -> Any:
+    # an S for so many classes
+    return _room((classes + 2) * PANEL, kind)
+
+
+@njit(**_INNER)
+def _gradient_room(G: Floats, kind: Floats) -> Any:
+    # an L for this gradient
+    room = _room(G.size // 4 * lanes(kind), kind)
+    room[:] = 0
+    return room
 
 
 @njit(**_INNER)
@@ -211,8 +243,8 @@ def _clear(G: Floats) -> None:
 @njit(**_ENTRY)
 def descend(data: Panels, devices: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int) -> None:
     """Take full-batch gradient steps on W[k], in place, for k in ``jobs``."""
-    S, G = np.empty((W.shape[1] + 2) * PANEL, W.dtype), np.empty((W.shape[1], W.shape[2]))
-    L = _room_like(G, W)
+    S, G = _scores_room(W.shape[1], W), np.empty((W.shape[1], W.shape[2]))
+    L = _gradient_room(G, W)
     for k in jobs:
         w, a, device = W[k], A[k], devices[k]
         for _ in range(steps):
@@ -247,9 +279,9 @@ def descend_batches(
     X: Floats, y: Ints, classes: int, orders: Ints, W: Floats, A: Floats, rho: float, lr: float, batch: int
 ) -> None:
     """Take a gradient step on W, in place, for every ``batch`` rows in each of the orders (epochs x rows)."""
-    S, G = np.empty((W.shape[0] + 2) * PANEL, W.dtype), np.empty(W.shape)
-    L, q, n = _room_like(G, W), W.shape[1], orders.shape[1]
-    room, labels = np.empty(q * PANEL, W.dtype), np.empty(PANEL, np.int64)
+    S, G = _scores_room(W.shape[0], W), np.empty(W.shape)
+    L, q, n = _gradient_room(G, W), W.shape[1], orders.shape[1]
+    room, labels = _room(q * PANEL, W), np.empty(PANEL, np.int64)
     for epoch in range(orders.shape[0]):
         for first in range(0, max(n, 1), batch):  # without rows: the proximal term alone
             last = min(first + batch, n)
@@ -305,7 +337,7 @@ def _logs(share: Floats, rows: int) -> float:
 @njit(**_ENTRY)
 def evaluate(data: Panels, devices: Ints, jobs: Ints, W: Floats, loss: Floats, hits: Ints, G: Floats) -> None:
     """Add the sums over rows of loss, hits and gradient for k in ``jobs``; of those that are not empty."""
-    S, L = np.empty((W.shape[1] + 2) * PANEL, W.dtype), _room_like(W[0] if G.size else W[0, :0], W)
+    S, L = _scores_room(W.shape[1], W), _gradient_room(W[0] if G.size else W[0, :0], W)
     for k in jobs:
         w, device = W[k], devices[k]
         for first in range(0, data.counts[device], PANEL):
@@ -394,9 +426,9 @@ def newton_direction(
     ``room`` is D, R and space for two more, ``v`` is space for one like W.
     """
     D, R, V, H = room[0], room[1], room[2], room[3]
-    n, size = data.counts[device], (W.shape[0] + 2) * PANEL
-    S, P = np.empty(size, W.dtype), np.empty(((n + PANEL - 1) // PANEL, size), W.dtype)
-    L = _room_like(D, W)
+    n, S, L = data.counts[device], _scores_room(W.shape[0], W), _gradient_room(D, W)
+    panels = (n + PANEL - 1) // PANEL
+    P = _room(panels * S.size, W).reshape(panels, S.size)
     for first in range(0, n, PANEL):
         panel, width, _ = _panel(data, device, first)
         _scores(panel, width, W, P[first // PANEL])

@@ -9,6 +9,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse import _aligned
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
 from fedfuse.models._panels import STRIP, Panels
@@ -203,7 +204,7 @@ def _panels(rows: Rows, classes: int, dtype: np.dtype[Any]) -> Panels:
     q, counts = _filled(p + 1, 4), rows.counts
     room = _filled(counts, STRIP)
     start = np.cumsum(room) - room
-    X, y = np.zeros(room.sum() * q, dtype), np.zeros(room.sum(), np.int64)
+    X, y = _aligned.zeros(int(room.sum()) * q, dtype), np.zeros(room.sum(), np.int64)
     for i, (a, b) in enumerate(zip(start, start + room, strict=True)):
         rows_X, rows_y = rows.of(i)
         y[a : a + len(rows_y)] = rows_y
