@@ -3,6 +3,7 @@ import pytest
 import scipy
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import adjusted_rand_score
 
 from fedfuse.clusters import adjusted_rand, canonical, cluster_means, components, joined
 
@@ -67,3 +68,9 @@ def test_long_chains_are_joined(order):
     places = {"up": np.arange(5000), "down": np.arange(5000)[::-1], "mixed": np.random.default_rng(0).permutation(5000)}
     chain = places[order]
     assert not joined(5000, chain[:-1], chain[1:]).any()
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc")), max_size=40))
+def test_adjusted_rand_is_that_of_scikit_learn(both):
+    truth, labels = ([each[k] for each in both] for k in (0, 1))
+    assert adjusted_rand(truth, labels) == pytest.approx(adjusted_rand_score(truth, labels), abs=1e-12)

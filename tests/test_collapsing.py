@@ -12,6 +12,8 @@ from fedfuse.fusion import FusionState
 from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
 from planted import planted
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def targets(m=20, d=12, groups=4, apart=4.0, noise=0.02, seed=0):
     rng = np.random.default_rng(seed)

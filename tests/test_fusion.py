@@ -11,6 +11,8 @@ from fedfuse.models import _threads
 from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
 from textbook import Textbook
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 PENALTIES = [
     SmoothedSCAD(0.6, xi=1e-2),
     SmoothedSCAD(0.6),

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedfuse import _pairs, _tiles
-from fedfuse._pairs import FAR, Pairs
+from fedfuse._layout import FAR, Pairs
 from fedfuse._pool import Numbers, Pool, _free_memory
 from fedfuse.fusion import squared_distances
 from fedfuse.types import Bools, Floats, Ints

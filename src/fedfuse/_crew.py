@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedfuse._block import Block
 from fedfuse.errors import FedfuseError
 from fedfuse.models._threads import spread
 from fedfuse.types import Floats, Ints
@@ -101,6 +100,8 @@ class InThreads(Crew):
         super().__init__(omega, blocks or min(MOST, -(-omega.shape[1] // WORTH)), memory, spill)
 
     def _start(self, blocks: list[tuple[Any, ...]]) -> None:
+        from fedfuse._block import Block  # compiled: only for who has blocks
+
         self._blocks = [Block(omega, limit, spill, len(blocks)) for omega, limit, spill in blocks]
 
     def each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -161,6 +162,8 @@ class _Actor:
         return str(ray.get_runtime_context().get_node_id())
 
     def begin(self, *arguments: Any) -> None:
+        from fedfuse._block import Block
+
         self._block = Block(*arguments)
 
     def call(self, name: str, *arguments: Any) -> Any:

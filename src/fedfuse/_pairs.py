@@ -1,32 +1,23 @@
 """Compiled passes over the pair state; `fusion.FusionState` is the face of this module.
 
-Per unordered pair lo < hi there are two numbers, its shrink factor ``s`` and its norm ``r``, and one vector, the row
-of ``delta`` that ``where`` says. Pair (lo, hi) has number ``hi (hi - 1) / 2 + lo``, so that a newcomer's pairs are
-appended at the end.
-
-A pair that has come to lie beyond the penalty's reach is far: s = 1, delta = omega_lo - omega_hi, ``r`` is at most the
-true norm, and there is no row. A round first finds out which far pairs are no longer, gives them rows (`claim`), does
-the work (both by `settle`), and takes back the rows of pairs that have become far (`release`).
-
-Per device there is a sum over its pairs, ``sum_j (2 s_ij - 1) delta_ij - (omega_i - omega_j)``, to which far
-pairs add nothing.
+How pairs lie in memory is said in `_layout`. A round first finds out which far pairs are no longer, gives them rows
+(`claim`), does the work (both by `settle`), and takes back the rows of pairs that have become far (`release`).
 
 Functions that take ``jobs`` do the parts of the work whose numbers it lists; other threads do the others.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit
 from numba.extending import intrinsic
 
 from fedfuse._aligned import LINE
 from fedfuse._lanes import load, prefetch, splat, store, total, width
-from fedfuse.types import Floats, Ints
+from fedfuse._layout import CAUTION, FAR, LEFT, RECKLESS, RUN, TILE, WANTED, Pairs, Round, Scratch
 
 # Reassociation lets sums be vectorised; nan and inf keep their meaning, since uploads may carry them.
 _ENTRY: dict[str, Any] = {
@@ -40,52 +31,10 @@ _APART = {**_ENTRY, "no_cpython_wrapper": True}
 # Inner functions become part of their callers: then no reference to a lent array is counted (see `_lend`).
 _INNER = {**_APART, "forceinline": True}
 
-# Active devices that the partners go by at once. The rows of those that a partner is near to stay in the second-level
-# cache: partners are put in order for that.
-TILE = 128
-# Partners that are put in order together.
-RUN = 256
 # Elements that are summed in the array's own type before float64 takes over.
 BLOCK = 1024
 # Bytes of the next pair's row that are asked for early; in longer rows the processor looks ahead by itself.
 AHEAD = 8192
-# What `where` says of a pair without a row: far, or far until this round. Below that: its row is to be given back.
-FAR, WANTED, LEFT = -1, -2, -3
-# Lower bounds are rounded down by more than a float32 can be wrong.
-CAUTION = 1 - 1e-5
-RECKLESS = 1 / CAUTION
-
-
-class Pairs(NamedTuple):
-    """What is known of all pairs, and their sums per device."""
-
-    delta: Floats  # d numbers in each row; zeros may follow, here and in other rows, for the sake of whole vectors
-    s: Floats
-    r: Floats
-    where: npt.NDArray[np.int32]
-    sums: Floats  # devices x d, float64
-
-
-class Round(NamedTuple):
-    """Who has moved, and how the meetings of a round are cut into chunks of about the same work."""
-
-    rank: Ints  # place among the active devices, or -1
-    bounds: Ints  # chunk c has the partners bounds[c] … bounds[c + 1] - 1
-    active: Ints  # ascending
-    lengths: Floats  # how far they have moved, float64
-    now: Floats  # active x d: their parameters,
-    before: Floats  # what they were before the round,
-    moved: Floats  # and the difference
-
-
-class Scratch(NamedTuple):
-    """What each chunk collects, and its space to work in."""
-
-    rows: Floats  # chunks x (active + 5) x d: active devices' sums; two partners' parameters, sums' changes; steps
-    todo: Ints  # chunks x 3 x (TILE RUN + 1): meetings of near pairs: place of active device, partner, pair
-    order: Ints  # chunks x 2 x (RUN + TILE + 2): partners in order, and how many come before
-    squares: Floats  # chunks x 2: squared primal and dual residuals
-    counts: Ints  # chunks x 2: pairs that want a row, pairs that leave theirs
 
 
 def _emit_loan(_typing: Any, array: Any) -> Any:
@@ -612,17 +561,13 @@ def place(omega: Any, devices: Any, new: Any, turn: Any, squares: Any) -> Any:
 
 
 @njit(**_ENTRY)
-def anchors(omega: Any, sums: Any, devices: Any, zeta: Any) -> bool:
-    """Set zeta to omega_i + sum_i / m for these devices; say whether they all exist."""
-    for i in devices:
-        if not 0 <= i < omega.shape[0]:
-            return False
+def anchors(omega: Any, sums: Any, devices: Any, zeta: Any) -> None:
+    """Set zeta to omega_i + sum_i / m for these devices."""
     share = 1 / omega.shape[0]
     for b in range(devices.size):
         row, own, total = zeta[b], omega[devices[b]], sums[devices[b]]
         for e in range(row.size):
             row[e] = own[e] + share * total[e]
-    return True
 
 
 @njit(**_ENTRY)

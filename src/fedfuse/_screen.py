@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedfuse._pairs import CAUTION
+from fedfuse._layout import CAUTION
 from fedfuse.models._threads import one_blas_thread, spread
 from fedfuse.types import Floats, Ints
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedfuse import _pairs
 from fedfuse._crew import Crew, crew_for
-from fedfuse._pairs import CAUTION, FAR
+from fedfuse._layout import CAUTION, FAR
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState, Residuals, check_fit, cold_sums, one_row_each, squares_of, unknown_device
 from fedfuse.penalties import Penalty

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -73,10 +71,21 @@ def adjusted_rand(truth: npt.ArrayLike | None, labels: npt.ArrayLike) -> float |
     """
     if truth is None:
         return None
-    from sklearn.metrics import adjusted_rand_score  # takes most of a second to import
+    # By hand, since scikit-learn's takes a third of the time of a whole small run to import.
+    (a, b), n = (np.unique(np.asarray(each), return_inverse=True)[1] for each in (truth, labels)), np.size(labels)
+    if np.size(truth) != n:
+        raise ValueError(f"{np.size(truth)} devices have a true group, and {n} a label")
+    both, first, second = (_pairs_within(each) for each in (a * (n + 1) + b, a, b))
+    # of all pairs: together in both, in one alone, in none
+    only_first, only_second = first - both, second - both
+    neither = n * (n - 1) // 2 - both - only_first - only_second
+    if only_first == only_second == 0:
+        return 1.0
+    mixed = (both + only_first) * (only_first + neither) + (both + only_second) * (only_second + neither)
+    return 2 * (both * neither - only_first * only_second) / mixed
 
-    return float(adjusted_rand_score(_plain(truth), _plain(labels)))
 
-
-def _plain(labels: npt.ArrayLike) -> npt.NDArray[Any]:
-    return np.asarray(labels)
+def _pairs_within(labels: Ints) -> int:
+    """Return how many pairs have the same label."""
+    counts = np.unique(labels, return_counts=True)[1]
+    return int((counts * (counts - 1)).sum()) // 2

@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from fedfuse._layout import devices_of
 from fedfuse.clusters import canonical, cluster_means, joined
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import FusionState, Residuals, devices_of, squares_of, unknown_device
+from fedfuse.fusion import FusionState, Residuals, squares_of, unknown_device
 from fedfuse.penalties import Penalty
 from fedfuse.types import Bools, Floats, Ints
 

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse import _aligned, _pairs, _screen, penalties
-from fedfuse._pairs import FAR, WANTED, Pairs, Round, Scratch
+from fedfuse import _aligned, _plain, penalties
+from fedfuse._layout import FAR, RUN, TILE, WANTED, Pairs, Round, Scratch, devices_of
 from fedfuse._pool import Numbers, Pool
 from fedfuse.clusters import joined
 from fedfuse.errors import FedfuseError
@@ -35,6 +35,8 @@ from fedfuse.models._threads import spread
 from fedfuse.penalties import Penalty
 from fedfuse.types import Bools, Floats, Ints
 
+# Numbers in all pairs up to which a round is done in plain NumPy: some milliseconds, when to compile takes seconds.
+SMALL = 1 << 15
 # Numbers in a round's pairs below which a second thread costs more than it saves.
 LARGE = 3_000_000
 # How much work such a number is, in the units of `spread`: memory is slower than arithmetic.
@@ -176,7 +178,11 @@ class FusionState:
     def rho(self, rho: float) -> None:
         """Change rho; theta and v stay what they are."""
         self._penalty.check(rho)
-        _pairs.rescale(self._pool.rows, self.s, self.r, self._where, self._rho / rho)
+        ratio = self._rho / rho
+        if self._small:
+            _plain.rescale(self._all, ratio)
+        else:
+            _compiled().rescale(self._pool.rows, self.s, self.r, self._where, ratio)
         self._rho = rho
         self._pieces = self._penalty.pieces(rho)
         self.renew()
@@ -196,6 +202,36 @@ class FusionState:
             )
         if not active.size:
             return Residuals(0.0, 0.0, 0.0)
+        if self._small:
+            way, size, primal, dual = self._absorb_plainly(active, new)
+        else:
+            way, size, primal, dual = self._absorb_compiled(active, new)
+        scale, meetings = sqrt(size / self.m) or 1.0, max(_meetings(self.m, active.size), 1)
+        # a dual residual that is a difference may round below zero
+        residuals = sqrt(primal / meetings), sqrt(max(dual, 0.0) / meetings), sqrt(way / active.size)
+        return Residuals(*(residual / scale for residual in residuals))
+
+    def _absorb_plainly(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
+        """Return squared lengths: of what devices have moved by, of all parameters, of primal and dual residuals."""
+        if np.unique(active).size < active.size or not 0 <= active.min() <= active.max() < self.m:
+            raise unknown_device(active, self.m)
+        before = self.omega.copy()
+        self.omega[active] = new
+        try:
+            end = _plain.settle(self._all, self.omega, before, active, self._shrunk, self._reach, self._pool)
+        except FedfuseError:
+            self.omega[:] = before
+            raise
+        self._take_back(end.left)
+        self._squares = squares_of(self.omega)
+        way = squares_of(self.omega[active] - before[active]).sum()
+        return float(way), float(self._squares.sum()), end.primal, end.dual
+
+    def _shrunk(self, norms: Floats) -> Floats:
+        return self.penalty.shrink(norms, self.rho)
+
+    def _absorb_compiled(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
+        """As `_absorb_plainly`."""
         if np.may_share_memory(new, self.omega) or not new.flags.writeable:
             new = new.copy()  # numba would compile once more for arrays that are not to be written
         # chunks by sizes alone, so that the number of threads does not change results
@@ -204,17 +240,19 @@ class FusionState:
         rank, bounds = _cut(self.m, active, chunks)
         space, scratch = self._room(active.size, chunks)
         turn = Round(rank, bounds, *space)
-        way, size = _pairs.place(self.omega, active, new, tuple(turn), self._squares)
-        primal, dual = self._update_pairs(turn, scratch, meetings)
-        scale = sqrt(size / self.m) or 1.0
-        return Residuals(primal / scale, dual / scale, sqrt(way / active.size) / scale)
+        way, size = _compiled().place(self.omega, active, new, tuple(turn), self._squares)
+        return way, size, *self._update_pairs(turn, scratch, meetings)
 
     def anchors(self, devices: npt.ArrayLike) -> Floats:
         """Return zeta_i, the vector that device i is pulled to, for each of these devices."""
         index = np.array(devices, dtype=np.int64)
-        zeta: Floats = np.empty((index.size, self.d), self.omega.dtype)
-        if not _pairs.anchors(self.omega, self._sums, index, zeta):
+        if index.size and not 0 <= index.min() <= index.max() < self.m:
             raise unknown_device(index, self.m)
+        zeta: Floats = np.empty((index.size, self.d), self.omega.dtype)
+        if self._small:
+            zeta[:] = self.omega[index] + self._sums[index] / self.m
+        else:
+            _compiled().anchors(self.omega, self._sums, index, zeta)
         return zeta
 
     def admit(self, omega: npt.ArrayLike, *, warm: bool = True) -> Ints:
@@ -252,16 +290,19 @@ class FusionState:
 
     def _bound_all(self) -> int:
         """Find out how far apart all devices at least are; return how many pairs may be within reach."""
-        if not np.isfinite(self._reach) or not self.m:
+        if not np.isfinite(self._reach) or self._small:
             return self.r.size
+        from fedfuse import _screen  # compiled: only for many
+
         return _screen.lower_bounds(self.omega, self.r, self._reach)
 
     def renew(self) -> None:
         """Build all anchor sums anew from the stored pairs."""
-        spread(
-            lambda jobs: _pairs.total_sums(self._all, self.omega, jobs),
-            np.full(self.m, WORK * self.m * self.d),
-        )
+        if self._small:
+            _plain.total_sums(self._all, self.omega)
+            return
+        total_sums, everything = _compiled().total_sums, self._all
+        spread(lambda jobs: total_sums(everything, self.omega, jobs), np.full(self.m, WORK * self.m * self.d))
 
     def norms(self) -> Floats:
         """Return ||theta_ij|| for all pairs (m x m, symmetric)."""
@@ -362,6 +403,11 @@ class FusionState:
         return cls.unpack(arrays, penalties.from_config(settings), **room)
 
     @property
+    def _small(self) -> bool:
+        """Whether nothing of this state is worth compiling; by sizes alone, as results differ in their last bits."""
+        return len(self.s) * self.d <= SMALL
+
+    @property
     def _all(self) -> Pairs:
         return Pairs(self._pool.rows, self.s, self.r, self._where, self._sums)
 
@@ -372,8 +418,8 @@ class FusionState:
             now, before, moved = _aligned.rows((3, k), self.d, self.omega.dtype)
             scratch = Scratch(
                 rows=_aligned.rows((chunks, k + 5), self.d, self.omega.dtype),
-                todo=np.empty((chunks, 3, _pairs.TILE * _pairs.RUN + 1), np.int64),
-                order=np.empty((chunks, 2, _pairs.RUN + _pairs.TILE + 2), np.int64),
+                todo=np.empty((chunks, 3, TILE * RUN + 1), np.int64),
+                order=np.empty((chunks, 2, RUN + TILE + 2), np.int64),
                 squares=np.empty((chunks, 2)),
                 counts=np.empty((chunks, 2), np.int64),
             )
@@ -381,7 +427,8 @@ class FusionState:
         return self._kept[1:]
 
     def _update_pairs(self, turn: Round, scratch: Scratch, meetings: int) -> tuple[float, float]:
-        """Update every pair with an active device; return the root mean squares of its residuals."""
+        """Update every pair with an active device; return the sums of its squared residuals."""
+        kernels = _compiled()
         # named tuples take numba longer to look at
         places, space, reach = tuple(turn), tuple(scratch), self._reach
         chunks, work, pieces = turn.bounds.size - 1, meetings * self.d, tuple(self._pieces)
@@ -396,7 +443,7 @@ class FusionState:
 
             def run(chosen: Ints) -> None:
                 for c in chosen.tolist():
-                    _pairs.settle(*state, c)
+                    kernels.settle(*state, c)
 
             share(jobs, run)
 
@@ -406,24 +453,23 @@ class FusionState:
         waiting = np.flatnonzero(scratch.counts[:, 0]) if certain else every
         if wanted := int(scratch.counts[:, 0].sum()):
             rows, starts = self._rows_for(wanted, turn), np.cumsum(scratch.counts[:, 0]) - scratch.counts[:, 0]
-            share(waiting, lambda chosen: _pairs.claim(self._where, self.r, places, rows, starts, chosen))
+            share(waiting, lambda chosen: kernels.claim(self._where, self.r, places, rows, starts, chosen))
         if waiting.size:
             do(waiting, False, True)
         if left := int(scratch.counts[:, 1].sum()):
             self._let_go(turn, left)
         self._gather(turn.active, scratch)
         primal, dual = map(sum, scratch.squares.T.tolist())
-        # a dual residual that is a difference may round below zero
-        return sqrt(primal / max(meetings, 1)), sqrt(max(dual, 0.0) / max(meetings, 1))
+        return primal, dual
 
     def _gather(self, active: Ints, scratch: Scratch) -> None:
         """Put together what chunks have collected for active devices."""
-        rows, everybody = scratch.rows, np.arange(active.size)
+        rows, everybody, gather = scratch.rows, np.arange(active.size), _compiled().gather
         if len(rows) == 1:
-            _pairs.gather(rows, active, self._sums, everybody)
+            gather(rows, active, self._sums, everybody)
         else:
             cost = np.full(active.size, WORK * rows[:, 0].size)
-            spread(lambda some: _pairs.gather(rows, active, self._sums, some), cost)
+            spread(lambda some: gather(rows, active, self._sums, some), cost)
 
     @property
     def _reach(self) -> float:
@@ -433,9 +479,13 @@ class FusionState:
     def _let_go(self, turn: Round, left: int) -> None:
         """Take back the rows of so many pairs that have become far in this round."""
         rows = np.empty(left, np.int32)
-        _pairs.release(self._where, tuple(turn), rows)
-        self._pool.give_back(rows)
-        self._tidy()
+        _compiled().release(self._where, tuple(turn), rows)
+        self._take_back(rows)
+
+    def _take_back(self, rows: Numbers) -> None:
+        if rows.size:
+            self._pool.give_back(rows)
+            self._tidy()
 
     def _rows_for(self, wanted: int, turn: Round) -> Numbers:
         """Return rows for so many pairs; if there are none, undo what the round has done so far."""
@@ -472,6 +522,13 @@ class FusionState:
     def _vectors(self, pairs: Ints) -> Floats:
         """Return the vectors of these near pairs."""
         return np.asarray(self._pool.rows[self._where[pairs], : self.d])
+
+
+def _compiled() -> Any:
+    """Return the compiled passes; to import their compiler takes half a second."""
+    from fedfuse import _pairs
+
+    return _pairs
 
 
 def _kind(backend: str | None, collapse: int | None) -> type[FusionState]:
@@ -514,13 +571,6 @@ def squared_distances(omega: Floats, origin: int, rows: slice) -> Floats:
     return apart
 
 
-def devices_of(pairs: Ints) -> tuple[Ints, Ints]:
-    """Return the lower and the higher device of these pairs."""
-    hi = ((1 + np.sqrt(1 + 8 * pairs.astype(np.float64))) / 2).astype(np.int64)
-    hi -= hi * (hi - 1) // 2 > pairs  # where the root was rounded up
-    return pairs - hi * (hi - 1) // 2, hi
-
-
 def _share_out(run: Callable[[Ints], None], chunks: int, work: float) -> None:
     """Do all chunks, in threads if there are several."""
     if chunks == 1:
@@ -557,7 +607,7 @@ def _meetings(m: int, k: int) -> int:
 def _cut(m: int, devices: Ints, chunks: int) -> tuple[Ints, Ints]:
     """Return each device's place among the active ones (or -1), and partners cut into runs of equal work."""
     rank, bounds = np.empty(m, np.int64), np.empty(chunks + 1, np.int64)
-    if not _pairs.line_up(devices, rank, bounds):
+    if not _compiled().line_up(devices, rank, bounds):
         raise unknown_device(devices, m)
     return rank, bounds
 

@@ -24,6 +24,8 @@ from partly_fused import PartlyFused
 from planted import Keep, begun, gradient, planted
 from textbook import Textbook
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def by_the_book(federation, method, d, rounds, sampler):
     """Algorithm 2: server loops over pairs, devices descend one after the other."""

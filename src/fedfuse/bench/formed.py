@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedfuse._pairs import LEFT, Round
+from fedfuse._layout import LEFT, Round
 from fedfuse.bench.figure import Figure
 from fedfuse.bench.server import APART, PENALTY, draws, grouped, some_rounds
 from fedfuse.bench.sizes import Sizes

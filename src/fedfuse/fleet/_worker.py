@@ -15,7 +15,6 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
@@ -173,6 +172,8 @@ def _prepare() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # for libraries that are still to come
     threadpool_limits(1)
+    import numba  # not for who only asks workers to start
+
     numba.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -53,6 +53,11 @@ class LinearData:
         return self._spectra[device]
 
 
+# Numbers in a device's rows, and parameters, up to which NumPy is fast enough: who has no more is spared the compiler.
+# By device alone, so that its result depends on no other.
+FEW, NARROW = 4096, 16
+
+
 @dataclass(frozen=True)
 class LinearRegression(Model[LinearData]):
     """Linear regression with an intercept: mean squared error, judged by its root.
@@ -155,23 +160,40 @@ class _Job:
 
 def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
     """Take full-batch steps, through second moments where these are smaller than the rows."""
-    from fedfuse.models._kernels import descend_moments, descend_rows  # compiled: only for who computes
-
     steps, lr = plain(work)
     data, devices, W = job.data, job.devices, job.W
     by_moments, by_rows = np.flatnonzero(data.tall[devices]), np.flatnonzero(~data.tall[devices])
-    M, slots = data.moments(devices[by_moments])
-    spread(
-        lambda jobs: descend_moments(M, slots[jobs], by_moments[jobs], W, A, rho, lr, steps),
-        np.full(by_moments.size, float(steps * W.shape[1] ** 2)),
-    )
+    if by_moments.size:
+        _descend_moments(*data.moments(devices[by_moments]), by_moments, W, A, rho, lr, steps)
 
     def run(jobs: Ints) -> None:
+        from fedfuse.models._kernels import descend_rows  # compiled: only for who computes
+
         for k in by_rows[jobs]:
             X, y = data.rows.of(devices[k])
             descend_rows(X, y, np.arange(len(y))[None], steps, W[k], A[k], rho, lr, max(1, len(y)))
 
-    spread(run, job.cost[by_rows] * steps)
+    if by_rows.size:
+        spread(run, job.cost[by_rows] * steps)
+
+
+def _descend_moments(
+    M: Floats, slots: Ints, chosen: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int
+) -> None:
+    """Take steps on W[chosen] with gradient 2 M[slots] (w, -1), see `_kernels.descend_moments`."""
+    d = W.shape[1]
+    if d <= NARROW:
+        curve, away = M[slots, :d, :d], A[chosen]
+        w, toward = W[chosen], M[slots, d, :d]
+        for _ in range(steps):  # products of stacks: each device for itself, whoever else is there
+            gradient = 2 * ((curve @ w[:, :, None])[:, :, 0] - toward)
+            w -= lr * (gradient + rho * (w - away))
+        W[chosen] = w
+        return
+    from fedfuse.models._kernels import descend_moments  # compiled: only for who computes
+
+    cost = np.full(chosen.size, float(steps * d**2))
+    spread(lambda jobs: descend_moments(M, slots[jobs], chosen[jobs], W, A, rho, lr, steps), cost)
 
 
 def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]) -> None:
@@ -213,10 +235,25 @@ def _newton_step(spectrum: tuple[Floats, Floats], gradient: Floats, away: Floats
 
 def _evaluate(job: _Job) -> tuple[Floats, Floats]:
     """Return mean squared errors and their gradients."""
+    rows, n = job.data.rows, np.maximum(job.counts, 1)
+    loss, G = np.zeros(len(job.devices)), np.zeros(job.W.shape)
+    few = job.counts * job.W.shape[1] <= FEW
+    for k in np.flatnonzero(few):
+        X, y = rows.of(job.devices[k])
+        loss[k], G[k] = _squares(X, y, job.W[k])
+    if not few.all():
+        _add_squares(rows, job, np.flatnonzero(~few), loss, G)
+    return loss / n, G / n[:, None]
+
+
+def _squares(X: Floats, y: Floats, w: Floats) -> tuple[float, Floats]:
+    """Return the sum of squared residuals and its gradient."""
+    r = X @ w[:-1] + w[-1] - y
+    return r @ r, 2 * np.append(r @ X, r.sum())
+
+
+def _add_squares(rows: Rows, job: _Job, many: Ints, loss: Floats, G: Floats) -> None:
     from fedfuse.models._kernels import squares  # compiled: only for who computes
 
-    rows, n = job.data.rows, np.maximum(job.counts, 1)
     start, stop = rows.start[job.devices], rows.stop[job.devices]
-    loss, G = np.zeros(len(job.devices)), np.zeros(job.W.shape)
-    spread(lambda jobs: squares(rows.X, rows.y, start, stop, jobs, job.W, loss, G), job.cost)
-    return loss / n, G / n[:, None]
+    spread(lambda jobs: squares(rows.X, rows.y, start, stop, many[jobs], job.W, loss, G), job.cost[many])
