@@ -120,7 +120,9 @@ def test_pairs_that_go_out_of_reach_and_come_back_equal_the_textbook(penalty, wa
         assert_equal_anchors(state, book, range(m))
         np.testing.assert_allclose(state.norms(), np.linalg.norm(book.theta, axis=2), atol=1e-10)
         distances = state.distances()[np.tril_indices(m, -1)]
-        assert (state.r <= distances + 1e-12)[state.far].all()
+        lo, hi = fusion.devices_of(np.arange(len(distances)))
+        ways = state._watch.way[lo] + state._watch.way[hi]
+        assert (state.r - ways <= distances + 1e-12)[state.far].all()
     assert min(left, returned) > 20 or not penalty.lam
 
 
@@ -490,3 +492,61 @@ def test_devices_of_a_pair():
     assert [(a, b) for b in range(30) for a in range(b)] == list(zip(lo, hi, strict=True))
     last = np.array([70_000 * 69_999 // 2 - 1])
     assert [x.item() for x in fusion.devices_of(last)] == [69_998, 69_999]
+
+
+def two_groups():
+    """Six devices here, six there; and which pairs are between them."""
+    start = np.repeat([[0.0] * 4, [30.0] * 4], 6, axis=0) + 0.1 * np.random.default_rng(3).normal(size=(12, 4))
+    lo, hi = fusion.devices_of(np.arange(66))
+    return start, (lo < 6) & (hi >= 6)
+
+
+def test_far_pairs_are_looked_at_again_only_when_they_may_be_near(both_ways, monkeypatch):
+    """Two groups that come closer step by step: until then nothing is looked at, and then nothing is missed."""
+    start, between = two_groups()
+    state = FusionState(start, SmoothedSCAD(1.0), warm=True, dtype=np.float64)
+    book = Textbook(start, SmoothedSCAD(1.0), warm=True)
+    looks, come_near = [], FusionState._come_near
+
+    def noted(self, turn, meetings):
+        come_near(self, turn, meetings)
+        looks.append(self._watch.due(turn.active, self._reach).any())
+
+    monkeypatch.setattr(FusionState, "_come_near", noted)
+    rng = np.random.default_rng(3)
+    for k in range(250):
+        active = rng.choice(12, 5, replace=False) if k else np.arange(12)
+        omegas = state.omega[active] * (0.95 if k else 1.0)
+        state.absorb(active, omegas)
+        book.absorb(active, omegas)
+        assert_equal_pairs(state, book)
+        assert state.far[between].all() or k > 10
+    assert not state.far[between].all()
+    if both_ways == "compiled":
+        assert not any(looks[:6])
+
+
+def test_long_ways_are_taken_out_of_bounds(monkeypatch):
+    """Devices that go to and fro for ever stay where they are."""
+    monkeypatch.setattr("fedfuse._watch.LONG", 3.0)
+    start, between = two_groups()
+    state, book = FusionState(start, SmoothedSCAD(1.0), warm=True), Textbook(start, SmoothedSCAD(1.0), warm=True)
+    for k in range(60):
+        omegas = start[::2] + (-1) ** k
+        state.absorb(range(0, 12, 2), omegas)
+        book.absorb(range(0, 12, 2), omegas)
+    assert state.far[between].all()
+    assert state._watch.way.max() < 60
+    assert_equal_anchors(state, book, range(12), 1e-4)
+
+
+def test_nothing_is_known_of_a_device_that_sends_no_numbers():
+    start, between = two_groups()
+    state = FusionState(start, SmoothedSCAD(1.0), warm=True)
+    state.absorb(range(12), start)
+    state.absorb([2], np.full((1, 4), np.nan))
+    lo, hi = fusion.devices_of(np.arange(66))
+    of_it = (lo == 2) | (hi == 2)
+    assert not state.far[of_it].any()
+    state.absorb(range(6), start[:6] + 0.01)
+    assert state.far[between & ~of_it].all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from fedfuse.types import Floats
 LINE = 64
 
 
-def zeros(size: int, dtype: npt.DTypeLike) -> Floats:
+def zeros(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return so many zeros.
 
     >>> zeros(5, np.float32).ctypes.data % LINE

@@ -42,23 +42,24 @@ class _LanesModel(models.PrimitiveModel):
         super().__init__(manager, lanes, ir.VectorType(scalar, lanes.width))  # type: ignore[no-untyped-call]
 
 
-def _address(context: Any, builder: Any, array: Any, value: Any, index: Any) -> Any:
+def _address(context: Any, builder: Any, lanes: Any, array: Any, value: Any, index: Any) -> Any:
     data = context.make_array(array)(context, builder, value).data
-    kind = context.get_value_type(Lanes(array.dtype))
-    return builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
+    return builder.bitcast(builder.gep(data, [index]), context.get_value_type(lanes).as_pointer())
 
 
 def _emit_load(_typing: Any, array: Any, _index: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(_address(context, builder, array, *arguments), align=array.dtype.bitwidth // 8)
+    lanes = Lanes(array.dtype)
 
-    return Lanes(array.dtype)(array, types.intp), generate
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_address(context, builder, lanes, array, *arguments), align=array.dtype.bitwidth // 8)
+
+    return lanes(array, types.intp), generate
 
 
 def _emit_store(_typing: Any, array: Any, _index: Any, lanes: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         value, index, vector = arguments
-        builder.store(vector, _address(context, builder, array, value, index), align=array.dtype.bitwidth // 8)
+        builder.store(vector, _address(context, builder, lanes, array, value, index), align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.none(array, types.intp, lanes), generate

@@ -4,8 +4,8 @@ Per unordered pair lo < hi there are two numbers, its shrink factor ``s`` and it
 of ``delta`` that ``where`` says. Pair (lo, hi) has number ``hi (hi - 1) / 2 + lo``, so that a newcomer's pairs are
 appended at the end.
 
-A pair that has come to lie beyond the penalty's reach is far: s = 1, delta = omega_lo - omega_hi, ``r`` is at most the
-true norm, and there is no row.
+A pair that has come to lie beyond the penalty's reach is far: s = 1, delta = omega_lo - omega_hi, there is no row, and
+``r`` is at most the true norm, plus the ways that its devices have gone (see `_watch`).
 
 Per device there is a sum over its pairs, ``sum_j (2 s_ij - 1) delta_ij - (omega_i - omega_j)``, to which far
 pairs add nothing.
@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from fedfuse.types import Floats, Ints
 
-# Active devices that the partners go by at once. The rows of those that a partner is near to stay in the second-level
-# cache: partners are put in order for that.
+# Active devices near to a partner, of those that partners go by at once: their rows stay in the second-level cache.
+# Partners are put in order for that.
 TILE = 128
 # Partners that are put in order together.
 RUN = 256
@@ -58,10 +58,10 @@ class Scratch(NamedTuple):
     """What each chunk collects, and its space to work in."""
 
     rows: Floats  # chunks x (active + 5) x d: active devices' sums; two partners' parameters, sums' changes; steps
-    todo: Ints  # chunks x 3 x (TILE RUN + 1): meetings of near pairs: place of active device, partner, pair
-    order: Ints  # chunks x 2 x (RUN + TILE + 2): partners in order, and how many come before
+    todo: Ints  # chunks x 3 x (tile RUN + 1): meetings of near pairs: place of active device, partner, pair
+    order: Ints  # chunks x 2 x (RUN + tile + 2): partners in order, and how many come before
     squares: Floats  # chunks x 2: squared primal and dual residuals
-    counts: Ints  # chunks x 2: pairs that want a row, pairs that leave theirs
+    left: Ints  # how many pairs of a chunk leave their rows
 
 
 def devices_of(pairs: Ints) -> tuple[Ints, Ints]:

@@ -1,7 +1,7 @@
 """Compiled passes over the pair state; `fusion.FusionState` is the face of this module.
 
-How pairs lie in memory is said in `_layout`. A round first finds out which far pairs are no longer, gives them rows
-(`claim`), does the work (both by `settle`), and takes back the rows of pairs that have become far (`release`).
+How pairs lie in memory is said in `_layout`. A round first finds out which far pairs are no longer (`look`), gives them
+rows (`claim`), does the work (`settle`), and takes back the rows of pairs that have become far (`release`).
 
 Functions that take ``jobs`` do the parts of the work whose numbers it lists; other threads do the others.
 """
@@ -31,6 +31,8 @@ _APART = {**_ENTRY, "no_cpython_wrapper": True}
 # Inner functions become part of their callers: then no reference to a lent array is counted (see `_lend`).
 _INNER = {**_APART, "forceinline": True}
 
+# Active devices whose rows are given out partner by partner, so that those of a partner lie beside each other.
+SPAN = 1024
 # Elements that are summed in the array's own type before float64 takes over.
 BLOCK = 1024
 # Bytes of the next pair's row that are asked for early; in longer rows the processor looks ahead by itself.
@@ -123,39 +125,33 @@ def _products(row: Any, lo: Any, hi: Any, keep: Any, first: Any, last: Any, ahea
 
 
 @njit(**_INNER)
-def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, weights: Any, back: Any, ahead: Any) -> None:
+def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, weights: Any, ahead: Any) -> None:
     """Put in the new row of a pair, and hand on what it means for the sums of its two devices.
 
     All as the active device sees it: new = apart + keep row, where apart = mine - theirs. Its sum is built anew and
-    gets gain new - apart. So does its partner's, if that is active too (``back`` is None), with the other sign. An
+    gets gain new - apart. So does its partner's, if that is active too (lift is 1, back 0), with the other sign. An
     inactive partner's sum gets the difference to what it had of this pair, - gain new - back row, and besides what the
     active device has moved by: the same for all partners that are near to the same devices, so that is not done here.
     """
-    keep, sign, gain = weights
-    k, s, g = splat(keep), splat(sign), splat(gain)
+    keep, sign, gain, lift, back = weights
+    k, s, g, f, b = splat(keep), splat(sign), splat(gain), splat(lift), splat(back)
     e, w = 0, width(row)
     while e + w <= row.size:
-        for q in range(0, 2 * w, LINE // row.itemsize):
-            prefetch(ahead, (row.size + e) // 2 + q)
+        for line in range(0, 2 * w, LINE // row.itemsize):
+            prefetch(ahead, (row.size + e) // 2 + line)
         for _ in range(min(4, (row.size - e) // w)):
-            old, apart, x, y = load(row, e), load(mine, e) - load(theirs, e), load(own, e), load(other, e)
+            old, apart = load(row, e), load(mine, e) - load(theirs, e)
             new = apart + k * old
             store(row, e, s * new)
-            store(own, e, x - apart + g * new)
-            if back is None:
-                store(other, e, y + apart - g * new)
-            else:
-                store(other, e, y - g * new - splat(back) * old)
+            store(own, e, load(own, e) - apart + g * new)
+            store(other, e, load(other, e) + f * apart - g * new - b * old)
             e += w
     while e < row.size:
         was, gap = row[e], mine[e] - theirs[e]
         now = gap + keep * was
         row[e] = sign * now
         own[e] += gain * now - gap
-        if back is None:
-            other[e] += gap - gain * now
-        else:
-            other[e] -= gain * now + back * was
+        other[e] += lift * gap - gain * now - back * was
         e += 1
 
 
@@ -166,15 +162,15 @@ def _copy(source: Any, target: Any) -> None:
 
 
 @njit(**_INNER)
-def _add(source: Any, target: Any) -> None:
+def _clear(target: Any) -> None:
     for e in range(target.size):
-        target[e] += source[e]
+        target[e] = 0
 
 
 @njit(**_INNER)
-def _subtract(source: Any, target: Any) -> None:
+def _add(source: Any, target: Any) -> None:
     for e in range(target.size):
-        target[e] -= source[e]
+        target[e] += source[e]
 
 
 @njit(**_INNER)
@@ -185,118 +181,93 @@ def _moved(a: Any, b: Any, products: Any) -> Any:
     return max(c * c * new_new + 2 * c * b * gap_new + b * b * gap_gap, 0.0)
 
 
-@njit(**_APART)
-def _scatter(turn: Any) -> Any:
-    """Return the sum of ||a - b||^2 over all pairs of which a or b has moved: of two moves, or of one and nothing.
+@njit(**_ENTRY)
+def look(pairs: Any, omega: Any, turn: Any, due: Any, way: Any, reach: float, found: Any, jobs: Any) -> None:
+    """Look at the far pairs of active devices that are ``due`` (see `_watch`); mark those that are near from now on.
 
-    That of pairs of n vectors is n times that of their squares less that of their sum; nothing is a vector, too.
+    What is ``found`` of each chunk: how many these are, and how far the others of each active device at least are.
     """
-    together, square = np.zeros(turn.moved.shape[1]), 0.0
-    for b in range(turn.active.size):
-        square += turn.rank.size * turn.lengths[b] ** 2
-        _add(turn.moved[b], together)
-    for e in range(together.size):
-        square -= together[e] ** 2
-    return square
+    wanted, least = found
+    _, _, r, where, _ = pairs
+    rank, bounds, active, _, _, _, _ = turn
+    for c in jobs:
+        wanted[c] = 0
+        for b in range(active.size):
+            least[c, b] = np.inf
+        for first in range(0, active.size, TILE):  # so that what is far apart in memory is met again soon
+            last = min(first + TILE, active.size)
+            for j in range(bounds[c], bounds[c + 1]):
+                other = rank[j]
+                # two active devices meet once, at the higher one's turn
+                for b in range(first, last if other < 0 else min(last, other)):
+                    if not due[b] and (other < 0 or not due[other]):
+                        continue
+                    p = _number(active[b], j)
+                    if where[p] != FAR:
+                        continue
+                    ways = way[active[b]] + way[j]
+                    bound = r[p] * CAUTION - ways * RECKLESS
+                    if not bound > reach:  # the distance itself is taken only where it may matter
+                        bound = np.sqrt(_apart(omega[active[b]], omega[j])) * CAUTION
+                        if not bound > reach:
+                            where[p] = WANTED
+                            wanted[c] += 1
+                            continue
+                        r[p] = bound + ways
+                    least[c, b] = min(least[c, b], bound)
+                    if other >= 0:
+                        least[c, other] = min(least[c, other], bound)
 
 
 @njit(**_INNER)
-def _sift(pairs: Any, omega: Any, turn: Any, reach: float, first: Any, c: Any) -> Any:
-    """Look after this tile's far pairs; return how many are near from now on."""
-    active, rank, lengths = turn.active, turn.rank, turn.lengths
-    where, r = pairs.where, pairs.r
-    wanted, last = 0, min(first + TILE, active.size)
-    for j in range(turn.bounds[c], turn.bounds[c + 1]):
-        other = rank[j]
-        theirs = 0.0 if other < 0 else lengths[other]
-        # two active devices meet once, at the higher one's turn
-        for b in range(first, last if other < 0 else min(last, other)):
-            p = _number(active[b], j)
-            if where[p] != FAR:
-                continue
-            bound = r[p] - (lengths[b] + theirs) * RECKLESS
-            if not bound * CAUTION > reach:  # the distance itself is taken only where it may matter
-                bound = np.sqrt(_apart(omega[active[b]], omega[j]))
-            if bound * CAUTION > reach:
-                r[p] = bound * CAUTION
-            else:
-                where[p] = WANTED
-                wanted += 1
-    return wanted
+def _tile(order: Any) -> Any:
+    """How many active devices there is room for."""
+    return order.shape[1] - RUN - 2
 
 
 @njit(**_INNER)
-def _lined_up(where: Any, turn: Any, first: Any, run: Any, order: Any) -> Any:
+def _lined_up(near: Any, turn: Any, first: Any, run: Any, order: Any) -> Any:
     """Put these partners in the order of the first active device of this tile that they are near to.
 
-    Those of one cluster then follow each other, and meet the same few rows. Return them and how many have any.
+    Those of one cluster then follow each other, and meet the same few rows. Return how many have any.
     """
     active, rank = turn.active, turn.rank
     start, stop = run
-    partners, heads, counts = order[0], order[1], order[1][RUN:]
-    last = min(first + TILE, active.size)
-    counts[: TILE + 2] = 0
+    tile = _tile(order)
+    last = min(first + tile, active.size)
+    # order[1] has how many come before, then everybody's first
+    for b in range(tile + 2):
+        order[1, b] = 0
     for j in range(start, stop):
         b, end = first, last if rank[j] < 0 else min(last, rank[j])
-        while b < end and where[_number(active[b], j)] < 0:
+        while b < end and near[j, active[b]] == 0:
             b += 1
-        heads[j - start] = b - first if b < end else TILE
-        counts[heads[j - start] + 1] += 1
-    for b in range(TILE):
-        counts[b + 1] += counts[b]
-    n = counts[TILE]
+        head = b - first if b < end else tile
+        order[1, tile + 2 + j - start] = head
+        order[1, head + 1] += 1
+    for b in range(tile):
+        order[1, b + 1] += order[1, b]
+    n = order[1, tile]
     for j in range(start, stop):
-        head = heads[j - start]
-        if head < TILE:
-            partners[counts[head]] = j
-            counts[head] += 1
-    return partners, n
-
-
-@njit(**_INNER)
-def _near(where: Any, turn: Any, first: Any, run: Any, order: Any, todo: Any) -> Any:
-    """List this tile's meetings with these partners whose pairs are near; return how many."""
-    active, rank = turn.active, turn.rank
-    n, last = 0, min(first + TILE, active.size)
-    partners, some = _lined_up(where, turn, first, run, order)
-    for t in range(some):
-        j = partners[t]
-        for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
-            p = _number(active[b], j)
-            todo[0, n], todo[1, n], todo[2, n] = b, j, p
-            n += 1 if where[p] >= 0 else 0
+        head = order[1, tile + 2 + j - start]
+        if head < tile:
+            order[0, order[1, head]] = j
+            order[1, head] += 1
     return n
 
 
-@njit(**_APART)
-def _first_measure(turn: Any, b: Any, other: Any, theirs: Any) -> Any:
-    """As `_measure`, of a pair that was far until now: its row would be the difference before the round."""
-    new = _apart(turn.now[b], theirs)
-    if other < 0:
-        gap, was = turn.lengths[b] ** 2, _apart(turn.before[b], theirs)
-    else:
-        gap, was = _apart(turn.moved[b], turn.moved[other]), _apart(turn.before[b], turn.before[other])
-    return new, (new + gap - was) / 2, gap
-
-
-@njit(**_APART)
-def _first_spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, weights: Any) -> None:
-    """As `_spread`, of a pair that was far until now: it had no part in either sum, and there is no old row."""
-    _, sign, gain = weights
-    s, g = splat(sign), splat(gain)
-    e, w = 0, width(row)
-    while e + w <= row.size:
-        apart, x, y = load(mine, e) - load(theirs, e), load(own, e), load(other, e)
-        store(row, e, s * apart)
-        store(own, e, x - apart + g * apart)
-        store(other, e, y + apart - g * apart)
-        e += w
-    while e < row.size:
-        gap = mine[e] - theirs[e]
-        row[e] = sign * gap
-        own[e] += gain * gap - gap
-        other[e] += gap - gain * gap
-        e += 1
+@njit(**_INNER)
+def _near(near: Any, turn: Any, first: Any, run: Any, order: Any, todo: Any) -> Any:
+    """List this tile's meetings with these partners whose pairs are near; return how many."""
+    active, rank = turn.active, turn.rank
+    n, last = 0, min(first + _tile(order), active.size)
+    for t in range(_lined_up(near, turn, first, run, order)):
+        j = order[0, t]
+        for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
+            if near[j, active[b]]:
+                todo[0, n], todo[1, n], todo[2, n] = b, j, _number(active[b], j)
+                n += 1
+    return n
 
 
 @njit(**_INNER)
@@ -304,8 +275,6 @@ def _measure(pairs: Any, turn: Any, b: Any, j: Any, p: Any, theirs: Any, followi
     """Return ||new||^2, <gap, new> and ||gap||^2 of a pair's new row (see `_products`)."""
     delta, one = pairs.delta, pairs.delta.dtype.type(1)
     row, mine, was = delta[pairs.where[p]], turn.now[b], np.float64(pairs.r[p]) ** 2
-    if pairs.r[p] < 0:
-        return _first_measure(turn, b, turn.rank[j], theirs)
     lo, hi = (mine, theirs) if turn.active[b] < j else (theirs, mine)
     new, gap = 0.0, 0.0
     for first in range(0, row.size, BLOCK):
@@ -317,7 +286,7 @@ def _measure(pairs: Any, turn: Any, b: Any, j: Any, p: Any, theirs: Any, followi
 
 
 @njit(**_INNER)
-def _settle(pairs: Any, pieces: Any, sign: Any, p: Any, products: Any) -> Any:
+def _settle(pairs: Any, pieces: Any, sign: Any, both: Any, p: Any, products: Any) -> Any:
     """Put in a pair's new numbers; return what `_spread` has to do, squared residuals, and whether it is far now."""
     s, one = pairs.s, sign * sign
     norm, s_old = np.sqrt(products[0]), s[p]
@@ -326,8 +295,9 @@ def _settle(pairs: Any, pieces: Any, sign: Any, p: Any, products: Any) -> Any:
     # omega_i - omega_j - theta is the change of v / rho = (1 - s) delta; theta is s delta
     primal = _moved(np.float64(one - s_new), np.float64(one - s_old), products)
     dual = _moved(np.float64(s_new), np.float64(s_old), products)
-    weights, back = (sign * (one - s_old), sign, s_new + s_new - one), sign * (one - s_old - s_old)
-    return weights, back, primal, dual, s_old == one and s_new == one
+    keep, gain, back = sign * (one - s_old), s_new + s_new - one, sign * (one - s_old - s_old)
+    weights = (keep, sign, gain, one, one - one) if both else (keep, sign, gain, one - one, back)
+    return weights, primal, dual, s_old == one and s_new == one
 
 
 @njit(**_APART)
@@ -344,48 +314,30 @@ def _step_together(todo: Any, t: Any, n: Any, crowd: Any, moved: Any, steps: Any
     for k in range(last - t):
         alike = alike and todo[0, t + k] == todo[0, crowd[0] + k]
     if not alike:
-        steps[:] = 0
+        _clear(steps)
         for k in range(t, last):
             _add(moved[todo[0, k]], steps)
     return t, last
-
-
-@njit(**_APART)
-def _sift_chunk(pairs: Any, omega: Any, turn: Any, reach: float, c: Any, scratch: Any) -> None:
-    scratch.counts[c, 0] = 0
-    for first in range(0, turn.active.size, TILE):
-        scratch.counts[c, 0] += _sift(pairs, omega, turn, reach, first, c)
 
 
 @njit(**_INNER)
 def _lent(pairs: Any, turn: Any, scratch: Any) -> Any:
     delta, s, r, where, sums = pairs
     rank, bounds, active, lengths, now, before, moved = turn
-    rows, todo, order, squares, counts = scratch
+    rows, todo, order, squares, left = scratch
     return (
         Pairs(_lend(delta), _lend(s), _lend(r), _lend(where), _lend(sums)),
         Round(_lend(rank), _lend(bounds), _lend(active), _lend(lengths), _lend(now), _lend(before), _lend(moved)),
-        Scratch(_lend(rows), _lend(todo), _lend(order), _lend(squares), _lend(counts)),
+        Scratch(_lend(rows), _lend(todo), _lend(order), _lend(squares), _lend(left)),
     )
 
 
 @njit(**_ENTRY)
-def settle(
-    pairs: Any,
-    omega: Any,
-    turn: Any,
-    pieces: Any,
-    reach: float,
-    rest: bool,
-    look: bool,
-    act: bool,
-    scratch: Any,
-    c: int,
-) -> None:
-    """``look`` for far pairs of a chunk that are far no longer, and ``act``: update its near pairs, each once.
+def settle(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest: bool, scratch: Any, c: int) -> None:
+    """Update the near pairs of a chunk, each once.
 
-    With both, what is found keeps from acting: new pairs have no rows yet. If there is a ``rest`` of far pairs, whose
-    theta moves as their devices do, its dual residuals are what all pairs would have less what the near ones would.
+    If there is a ``rest`` of far pairs, whose theta moves as their devices do, its dual residuals are what all pairs
+    would have (see `place`) less what the near ones would.
 
     Sums of inactive devices are corrected by the difference; such a partner belongs to one chunk alone. Sums
     of active devices are built anew (all their pairs pass by): every chunk collects its part, and `gather`
@@ -395,22 +347,20 @@ def settle(
     compilers go through a function again for each that calls it.
     """
     pairs, turn, scratch = _lent(pairs, turn, scratch)
-    pieces, omega = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2])), _lend(omega)
-    if look:
-        _sift_chunk(pairs, omega, turn, reach, c, scratch)
-    if not act or (look and scratch.counts[c, 0]):
-        return
+    pieces, omega, near = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2])), _lend(omega), _lend(near)
     active, rank, delta, one = turn.active, turn.rank, pairs.delta, pairs.delta.dtype.type(1)
     where = pairs.where
     rows, todo, bounds = scratch.rows[c], scratch.todo[c], turn.bounds
     partners, changes, steps = rows[active.size :], rows[active.size + 2 :], rows[active.size + 4]
-    rows[: active.size] = 0
-    primal, dual, left = 0.0, _scatter(turn) if rest and c == 0 else 0.0, 0
+    for b in range(active.size):
+        _clear(rows[b])
+    primal, dual, left = 0.0, 0.0, 0
     runs = (bounds[c + 1] - bounds[c] + RUN - 1) // RUN
-    for part in range((active.size + TILE - 1) // TILE * runs):
+    tile = _tile(scratch.order[c])
+    for part in range((active.size + tile - 1) // tile * runs):
         start = bounds[c] + part % runs * RUN
         run = start, min(start + RUN, bounds[c + 1])
-        n = _near(where, turn, part // runs * TILE, run, scratch.order[c], todo)
+        n = _near(near, turn, part // runs * tile, run, scratch.order[c], todo)
         seat, products, crowd = 0, (0.0, 0.0, 0.0), (0, 0)
         for t in range(n + 1):
             known, chair = products, seat
@@ -427,8 +377,7 @@ def settle(
                 b, j, p = todo[0, t - 1], todo[1, t - 1], todo[2, t - 1]
                 other, row, mine = rank[j], delta[where[p]], turn.now[b]
                 ahead = delta[where[todo[2, min(t + 1, n - 1)]]]
-                fresh = pairs.r[p] < 0
-                weights, back, x, y, far = _settle(pairs, pieces, one if active[b] < j else -one, p, known)
+                weights, x, y, far = _settle(pairs, pieces, one if active[b] < j else -one, other >= 0, p, known)
                 primal, dual = primal + x, dual + y
                 if rest:
                     dual -= turn.lengths[b] ** 2 if other < 0 else _apart(turn.moved[b], turn.moved[other])
@@ -436,48 +385,58 @@ def settle(
                     where[p] = LEFT - where[p]
                     left += 1
                 theirs, change = (partners[chair], changes[chair]) if other < 0 else (turn.now[other], rows[other])
-                if fresh:
-                    _first_spread(row, mine, theirs, rows[b], change, weights)
-                    if other < 0:
-                        _subtract(turn.moved[b], change)  # its partner's sum had nothing of it
-                elif other < 0:
-                    _spread(row, mine, theirs, rows[b], change, weights, back, ahead)
-                else:
-                    _spread(row, mine, theirs, rows[b], change, weights, None, ahead)
+                _spread(row, mine, theirs, rows[b], change, weights, ahead)
                 if other < 0 and (t == n or todo[1, t] != j):
                     _add(change, pairs.sums[j])
     scratch.squares[c, 0] = primal
     scratch.squares[c, 1] = dual
-    scratch.counts[c, 1] = left
+    scratch.left[c] = left
 
 
 @njit(**_ENTRY)
-def claim(where: Any, r: Any, turn: Any, rows: Any, starts: Any, jobs: Any) -> None:
-    """Give rows to the pairs that want one, in the order of their visits; those of chunk c begin at starts[c]."""
-    rank, bounds, active, _, _, _, _ = turn
+def claim(pairs: Any, near: Any, omega: Any, turn: Any, due: Any, rows: Any, starts: Any, jobs: Any) -> None:
+    """Give rows to the pairs that `look` has marked, in the order of its visits: what they stood for before the round.
+
+    Those of chunk c begin at starts[c].
+    """
+    delta, _, r, where, _ = pairs
+    rank, bounds, active, _, _, before, _ = turn
     for c in jobs:
         n = starts[c]
-        for first in range(0, active.size, TILE):
-            last = min(first + TILE, active.size)
+        for first in range(0, active.size, SPAN):
+            last = min(first + SPAN, active.size)
             for j in range(bounds[c], bounds[c + 1]):
                 for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
+                    if not due[b] and (rank[j] < 0 or not due[rank[j]]):
+                        continue
                     p = _number(active[b], j)
                     if where[p] == WANTED:
-                        where[p], r[p] = rows[n], -1  # the norm is not known, and the row is still to be filled
+                        mine, theirs = before[b], omega[j] if rank[j] < 0 else before[rank[j]]
+                        lo, hi = (mine, theirs) if active[b] < j else (theirs, mine)
+                        row, square = delta[rows[n]], 0.0
+                        for e in range(omega.shape[1]):
+                            row[e] = lo[e] - hi[e]
+                            square += np.float64(lo[e] - hi[e]) ** 2
+                        where[p], r[p] = rows[n], np.sqrt(square)
+                        near[j, active[b]] = near[active[b], j] = 1
                         n += 1
 
 
 @njit(**_ENTRY)
-def release(where: Any, turn: Any, rows: Any) -> None:
-    """Take away the rows of pairs that have become far, and list them."""
+def release(pairs: Any, near: Any, turn: Any, way: Any, rows: Any, devices: Any) -> None:
+    """Take away the rows of pairs that have become far, and list them and their devices."""
+    _, _, r, where, _ = pairs
     rank, _, active, _, _, _, _ = turn
     n = 0
     for j in range(rank.size):
         for b in range(active.size if rank[j] < 0 else rank[j]):
-            p = _number(active[b], j)
-            if where[p] <= LEFT:
-                rows[n], where[p] = LEFT - where[p], FAR
-                n += 1
+            if near[j, active[b]]:
+                i, p = active[b], _number(active[b], j)
+                if where[p] <= LEFT:
+                    rows[n], devices[2 * n], devices[2 * n + 1], where[p] = LEFT - where[p], i, j, FAR
+                    near[j, i] = near[i, j] = 0
+                    r[p] = r[p] * CAUTION + way[i] + way[j]
+                    n += 1
 
 
 @njit(**_ENTRY)
@@ -517,47 +476,37 @@ def line_up(devices: Any, rank: Any, bounds: Any) -> bool:
     return True
 
 
-@njit(**_INNER)
-def _replace(row: Any, new: Any, now: Any, before: Any, moved: Any, first: Any, last: Any) -> Any:
-    """Do before <- row, row <- new, now <- new, moved <- new - before; return ||moved||^2 and ||new||^2."""
-    x, e, w = splat(row.dtype.type(0)), first, width(row)
-    y = x
-    while e + w <= last:
-        u, v = load(row, e), load(new, e)
-        store(before, e, u)
-        store(row, e, v)
-        store(now, e, v)
-        u = v - u
-        store(moved, e, u)
-        x, y, e = x + u * u, y + v * v, e + w
-    way, size = total(x), total(y)
-    while e < last:
-        before[e], row[e], now[e] = row[e], new[e], new[e]
-        moved[e] = now[e] - before[e]
-        way += np.float64(moved[e]) ** 2
-        size += np.float64(now[e]) ** 2
-        e += 1
-    return way, size
-
-
 @njit(**_ENTRY)
-def place(omega: Any, devices: Any, new: Any, turn: Any, squares: Any) -> Any:
+def place(omega: Any, devices: Any, new: Any, turn: Any, squares: Any, together: Any) -> Any:
     """Put in new parameters, note in ``turn`` what changes; return the squared length of that and of all.
 
-    ``squares`` has the squared lengths of all devices' parameters.
+    ``squares`` has the squared lengths of all devices' parameters. The third is the sum of ||a - b||^2 over all pairs
+    of which one has moved: of two moves, or of one and nothing. That of pairs of n vectors is n times that of their
+    squares less that of their sum, for which ``together`` is room; nothing is a vector, too.
     """
     rank, _, active, lengths, now, before, moved = turn
+    way, size, scatter = 0.0, 0.0, 0.0
+    _clear(together)
     for q in range(devices.size):
-        i = devices[q]
-        b = rank[i]
+        i, own = devices[q], new[q]
+        b, step, square = rank[i], 0.0, 0.0
         active[b] = i
-        square, squares[i] = 0.0, 0.0
-        for first in range(0, new.shape[1], BLOCK):
-            last = min(first + BLOCK, new.shape[1])
-            part = _replace(omega[i], new[q], now[b], before[b], moved[b], first, last)
-            square, squares[i] = square + part[0], squares[i] + part[1]
-        lengths[b] = np.sqrt(square)
-    return np.square(lengths).sum(), squares.sum()
+        _copy(omega[i], before[b])
+        _copy(own, omega[i])
+        _copy(own, now[b])
+        for e in range(own.size):
+            moved[b, e] = own[e] - before[b, e]
+            step += np.float64(moved[b, e]) ** 2
+            square += np.float64(own[e]) ** 2
+        lengths[b], squares[i] = np.sqrt(step), square
+    for b in range(active.size):  # in an order that is not the caller's
+        _add(moved[b], together)
+        way += lengths[b] ** 2
+    for i in range(squares.size):
+        size += squares[i]
+    for e in range(together.size):
+        scatter += together[e] ** 2
+    return way, size, squares.size * way - scatter
 
 
 @njit(**_ENTRY)

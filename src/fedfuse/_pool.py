@@ -75,12 +75,6 @@ class Pool:
         return self.used - int(self._given_back.size)
 
     @property
-    def room(self) -> int:
-        """How many more rows there are for certain."""
-        most = self.capacity if self.directory else min(self.capacity, self._allowed // max(self.row_bytes, 1))
-        return most - self.live
-
-    @property
     def on_disk(self) -> bool:
         return self._on_disk
 

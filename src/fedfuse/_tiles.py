@@ -88,13 +88,11 @@ def spread(
         for t in range(lo.size):
             sign, i, j = (one, lo[t], hi[t]) if rank[lo[t]] >= 0 else (-one, hi[t], lo[t])  # i is active
             row, ahead = rows[place[t]][first:last], rows[place[min(t + 1, lo.size - 1)]][first:last]
-            weights = sign * (one - s_old[t]), sign, s_new[t] + s_new[t] - one
-            back = sign * (one - s_old[t] - s_old[t])
+            keep, gain, both = sign * (one - s_old[t]), s_new[t] + s_new[t] - one, rank[j] >= 0
+            lift, back = (one, one - one) if both else (one - one, sign * (one - s_old[t] - s_old[t]))
             mine, theirs = omega[i][first:last], omega[j][first:last]
-            if rank[j] >= 0:
-                _spread(row, mine, theirs, parts[i][:n], parts[j][:n], weights, None, ahead)
-            else:
-                _spread(row, mine, theirs, parts[i][:n], parts[j][:n], weights, back, ahead)
+            _spread(row, mine, theirs, parts[i][:n], parts[j][:n], (keep, sign, gain, lift, back), ahead)
+            if not both:
                 _add(moved[rank[i]][:n], parts[j][:n])
         for i in range(sums.shape[0]):
             for e in range(n):

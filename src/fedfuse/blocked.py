@@ -228,6 +228,9 @@ class BlockedState(FusionState):
     def renew(self) -> None:
         self._crew.every("renew", self.s)
 
+    def _settle_bounds(self) -> None:
+        """They are always settled."""
+
     def _gaps(self, origin: int, rows: slice) -> Floats:
         return _added(self._crew.every("gaps", origin, rows))
 

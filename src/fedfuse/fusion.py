@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from math import sqrt
 from os import PathLike
 from pathlib import Path
@@ -29,18 +30,21 @@ import numpy.typing as npt
 from fedfuse import _aligned, _plain, penalties
 from fedfuse._layout import FAR, RUN, TILE, WANTED, Pairs, Round, Scratch, devices_of
 from fedfuse._pool import Numbers, Pool
+from fedfuse._watch import Watch
 from fedfuse.clusters import joined
 from fedfuse.errors import FedfuseError
 from fedfuse.models._threads import spread
 from fedfuse.penalties import Penalty
-from fedfuse.types import Bools, Floats, Ints
+from fedfuse.types import Bools, Bytes, Floats, Ints
 
 # Numbers in all pairs up to which a round is done in plain NumPy: some milliseconds, when to compile takes seconds.
-SMALL = 1 << 15
+SMALL = 1 << 16
 # Numbers in a round's pairs below which a second thread costs more than it saves.
 LARGE = 3_000_000
 # How much work such a number is, in the units of `spread`: memory is slower than arithmetic.
 WORK = 4.0
+# How many numbers of a pair's vector a look at a far pair is worth.
+GLANCE = 10
 # Devices whose distances to all others are taken at once where not all are needed.
 BLOCK = 500
 # Columns whose differences are taken in double precision at once.
@@ -103,7 +107,9 @@ class FusionState:
     [[9.0, 9.0]]
     """
 
-    _kept: tuple[tuple[int, ...], tuple[Any, ...], Scratch] | None = None
+    _kept: tuple[Any, ...] | None = None
+    _last: Scratch | None = None
+    _beside: Bytes | None = None
 
     def __new__(cls, *_: Any, backend: str | None = None, collapse: int | None = None, **__: Any) -> FusionState:
         """Choose the class by where and how the state is to live, as `pathlib.Path` does."""
@@ -135,6 +141,7 @@ class FusionState:
         self._where: Numbers = np.full(pairs, FAR, np.int32)
         self._sums: Floats = cold_sums(self.omega)
         self._squares = squares_of(self.omega)
+        self._watch = Watch(self.m)
         if warm:
             self.restart_pairs()
         else:
@@ -190,7 +197,8 @@ class FusionState:
     @property
     def nbytes(self) -> int:
         """Bytes of the pair state."""
-        return self._pool.nbytes + self.s.nbytes + self.r.nbytes + self._where.nbytes
+        beside = 0 if self._beside is None else self._beside.nbytes
+        return self._pool.nbytes + self.s.nbytes + self.r.nbytes + self._where.nbytes + beside
 
     def absorb(self, devices: npt.ArrayLike, omegas: npt.ArrayLike) -> Residuals:
         """Take the new parameters of some devices and update every pair that has one of them."""
@@ -238,10 +246,11 @@ class FusionState:
         meetings = _meetings(self.m, active.size)
         chunks = min(max(self.m // 25, 2), 8) if meetings * self.d > LARGE else 1
         rank, bounds = _cut(self.m, active, chunks)
-        space, scratch = self._room(active.size, chunks)
-        turn = Round(rank, bounds, *space)
-        way, size = _compiled().place(self.omega, active, new, tuple(turn), self._squares)
-        return way, size, *self._update_pairs(turn, scratch, meetings)
+        turn = Round(rank, bounds, *self._space(active.size))
+        rest = self._pool.live < self.s.size  # pairs that are far
+        way, size, scatter = _compiled().place(self.omega, active, new, tuple(turn), self._squares, np.empty(self.d))
+        primal, dual = self._update_pairs(turn, meetings, rest)
+        return way, size, primal, dual + scatter if rest else dual
 
     def anchors(self, devices: npt.ArrayLike) -> Floats:
         """Return zeta_i, the vector that device i is pulled to, for each of these devices."""
@@ -263,7 +272,9 @@ class FusionState:
         new = np.atleast_2d(np.asarray(omega, dtype=self.omega.dtype))
         if new.shape[1] != self.d:
             raise FedfuseError(f"a newcomer needs {self.d} parameters, got {new.shape[1]}")
+        self._watch.settle(self.r, self._where)
         before, self.omega = self.m, np.concatenate([self.omega, new])
+        self._watch, self._beside = Watch(self.m), None
         known, pairs = len(self.s), self.m * (self.m - 1) // 2
         self._pool = self._pool.grown(pairs)
         self.s = np.concatenate([self.s, np.ones(pairs - known, self.s.dtype)])
@@ -284,9 +295,12 @@ class FusionState:
         """
         self._pool.give_back(self._where[self._where >= 0])
         self.s[:], self.r[:], self._where[:] = 1, 0, FAR
+        self._watch, self._beside = Watch(self.m), None
         self._sums[:] = 0
         self._tidy()
         self._pool.provide(self._bound_all())
+        if not self._small:
+            self._beside = self._matrix()
 
     def _bound_all(self) -> int:
         """Find out how far apart all devices at least are; return how many pairs may be within reach."""
@@ -316,11 +330,16 @@ class FusionState:
         As `clusters.components` of `norms`, without a number for every pair of devices.
         """
         near = self.near
+        self._settle_bounds()
         lo, hi = devices_of(near[self.s[near].astype(np.float64) * self.r[near] <= nu])
         if (self.r[self._where < 0] <= nu).any():  # far, so theta is the difference; but how far is not known
             i, j = self._close(nu)
             lo, hi = np.concatenate([lo, i]), np.concatenate([hi, j])
         return joined(self.m, lo, hi)
+
+    def _settle_bounds(self) -> None:
+        """Make ``r`` of far pairs a lower bound of their distances now."""
+        self._watch.settle(self.r, self._where)
 
     def _close(self, nu: float) -> tuple[Ints, Ints]:
         """Return the far pairs whose devices are at most ``nu`` apart."""
@@ -355,6 +374,7 @@ class FusionState:
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return the whole state as arrays (see `unpack`)."""
         near = self.near
+        self._settle_bounds()
         rows = self._pool.rows[self._where[near], : self.d]
         numbers = {"s": self.s, "r": self.r, "sums": self._sums, "omega": self.omega, "rho": np.float64(self.rho)[None]}
         return {"near": near, "delta": rows, **numbers}
@@ -385,7 +405,7 @@ class FusionState:
         state._where = np.full(pairs, FAR, np.int32)
         state._where[near] = state._pool.take(near.size)
         state._pool.rows[: near.size, : state.d] = delta
-        state.penalty = penalty
+        state._watch, state.penalty = Watch(state.m), penalty
         return state
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -411,56 +431,92 @@ class FusionState:
     def _all(self) -> Pairs:
         return Pairs(self._pool.rows, self.s, self.r, self._where, self._sums)
 
-    def _room(self, k: int, chunks: int) -> tuple[tuple[Any, ...], Scratch]:
-        """Return arrays for a round of k active devices (see `Round`) and its chunks: the last ones if they fit."""
-        sizes = (k, chunks, self.m)
-        if self._kept is None or self._kept[0] != sizes:
-            now, before, moved = _aligned.rows((3, k), self.d, self.omega.dtype)
-            scratch = Scratch(
-                rows=_aligned.rows((chunks, k + 5), self.d, self.omega.dtype),
-                todo=np.empty((chunks, 3, TILE * RUN + 1), np.int64),
-                order=np.empty((chunks, 2, RUN + TILE + 2), np.int64),
-                squares=np.empty((chunks, 2)),
-                counts=np.empty((chunks, 2), np.int64),
-            )
-            self._kept = sizes, (np.empty(k, np.int64), np.empty(k), now, before, moved), scratch
-        return self._kept[1:]
+    def _space(self, k: int) -> tuple[Any, ...]:
+        """Return arrays for a round of k active devices (see `Round`): the last ones if they fit."""
+        if self._kept is None or self._kept[0].size != k:
+            rows = _aligned.rows((3, k), self.d, self.omega.dtype)
+            self._kept = np.empty(k, np.int64), np.empty(k), *rows
+        return self._kept
 
-    def _update_pairs(self, turn: Round, scratch: Scratch, meetings: int) -> tuple[float, float]:
+    def _scratch(self, k: int, chunks: int) -> Scratch:
+        """Return space for the chunks of such a round: the last one if it fits."""
+        tile = self._tile(k)
+        shapes = (chunks, k + 5), (chunks, 3, tile * RUN + 1), (chunks, 2, RUN + tile + 2)
+        last = self._last
+        if last is None or (last.rows.shape[:2], last.todo.shape, last.order.shape) != shapes:
+            rows = _aligned.rows(shapes[0], self.d, self.omega.dtype)
+            todo, order = (np.empty(shape, np.int64) for shape in shapes[1:])
+            self._last = last = Scratch(rows, todo, order, np.empty((chunks, 2)), np.empty(chunks, np.int64))
+        return last
+
+    def _tile(self, k: int) -> int:
+        """Return how many of k active devices partners go by at once: about `TILE` of them are near to each."""
+        tile, near = TILE, self._pool.live
+        while tile < k and 2 * tile * near <= TILE * self.s.size:
+            tile *= 2
+        return tile
+
+    def _update_pairs(self, turn: Round, meetings: int, rest: bool) -> tuple[float, float]:
         """Update every pair with an active device; return the sums of its squared residuals."""
-        kernels = _compiled()
+        settle, chunks = _compiled().settle, turn.bounds.size - 1
+        if rest:
+            self._come_near(turn, meetings)
+        scratch = self._scratch(turn.active.size, chunks)
         # named tuples take numba longer to look at
-        places, space, reach = tuple(turn), tuple(scratch), self._reach
-        chunks, work, pieces = turn.bounds.size - 1, meetings * self.d, tuple(self._pieces)
-        far, every = self.s.size - self._pool.live, np.arange(chunks)
-        rest = far > 0
+        state = tuple(self._all), self._adjacent, self.omega, tuple(turn), tuple(self._pieces), rest, tuple(scratch)
 
-        def share(jobs: Ints, run: Callable[[Ints], None]) -> None:
-            _share_out(lambda c: run(jobs[c]), jobs.size, work * jobs.size / chunks)
+        def run(jobs: Ints) -> None:
+            for c in jobs.tolist():
+                settle(*state, c)
 
-        def do(jobs: Ints, look: bool, act: bool) -> None:
-            state = tuple(self._all), self.omega, places, pieces, reach, rest, look, act, space
-
-            def run(chosen: Ints) -> None:
-                for c in chosen.tolist():
-                    kernels.settle(*state, c)
-
-            share(jobs, run)
-
-        # a round that cannot have its rows is undone, so that nothing may have been absorbed before that is known
-        certain = chunks == 1 or self._pool.room >= min(meetings, far)
-        do(every, True, certain)
-        waiting = np.flatnonzero(scratch.counts[:, 0]) if certain else every
-        if wanted := int(scratch.counts[:, 0].sum()):
-            rows, starts = self._rows_for(wanted, turn), np.cumsum(scratch.counts[:, 0]) - scratch.counts[:, 0]
-            share(waiting, lambda chosen: kernels.claim(self._where, self.r, places, rows, starts, chosen))
-        if waiting.size:
-            do(waiting, False, True)
-        if left := int(scratch.counts[:, 1].sum()):
+        _share_out(run, chunks, meetings * self.d)
+        if left := int(scratch.left.sum()):
             self._let_go(turn, left)
         self._gather(turn.active, scratch)
         primal, dual = map(sum, scratch.squares.T.tolist())
         return primal, dual
+
+    def _come_near(self, turn: Round, meetings: int) -> None:
+        """Give rows to pairs that are far no longer; if there are none to be had, undo the round."""
+        self._watch.move(turn.active, turn.lengths)
+        due, places, kernels = self._watch.due(turn.active, self._reach), tuple(turn), _compiled()
+        if not due.any():
+            return
+        chunks, way, reach, everything = turn.bounds.size - 1, self._watch.way, self._reach, tuple(self._all)
+        least, wanted = np.empty((chunks, due.size)), np.empty(chunks, np.int64)
+
+        def look(jobs: Ints) -> None:
+            kernels.look(everything, self.omega, places, due, way, reach, (wanted, least), jobs)
+
+        _share_out(look, chunks, meetings * GLANCE)
+        if wanted.any():
+            rows, starts = self._rows_for(int(wanted.sum()), turn), np.cumsum(wanted) - wanted
+            everything, near = tuple(self._all), self._adjacent  # the rows may have gone to disk
+
+            def claim(jobs: Ints) -> None:
+                kernels.claim(everything, near, self.omega, places, due, rows, starts, jobs)
+
+            _share_out(claim, chunks, float(wanted.sum()) * self.d)
+        self._watch.learn(turn.active[due], least.min(axis=0)[due])
+        if self._watch.long(reach):
+            self._watch.settle(self.r, self._where)
+
+    @property
+    def _adjacent(self) -> Bytes:
+        """Say of every two devices whether their pair is near (m x m, 0 or 1)."""
+        if self._beside is None:
+            self._beside = self._matrix()
+        return self._beside
+
+    def _matrix(self) -> Bytes:
+        beside: Bytes = _aligned.zeros(self.m**2, np.uint8).reshape(self.m, self.m)
+        if not self._pool.live:
+            return beside
+        for hi in range(1, self.m):
+            beside[hi, :hi] = self._where[hi * (hi - 1) // 2 : hi * (hi + 1) // 2] >= 0
+        for a, b in product(range(0, self.m, BLOCK), repeat=2):
+            beside[a : a + BLOCK, b : b + BLOCK] |= beside[b : b + BLOCK, a : a + BLOCK].T
+        return beside
 
     def _gather(self, active: Ints, scratch: Scratch) -> None:
         """Put together what chunks have collected for active devices."""
@@ -478,8 +534,9 @@ class FusionState:
 
     def _let_go(self, turn: Round, left: int) -> None:
         """Take back the rows of so many pairs that have become far in this round."""
-        rows = np.empty(left, np.int32)
-        _compiled().release(self._where, tuple(turn), rows)
+        rows, devices = np.empty(left, np.int32), np.empty(2 * left, np.int64)
+        _compiled().release(tuple(self._all), self._adjacent, tuple(turn), self._watch.way, rows, devices)
+        self._watch.forget(devices)
         self._take_back(rows)
 
     def _take_back(self, rows: Numbers) -> None:
@@ -495,6 +552,7 @@ class FusionState:
             self.omega[turn.active] = turn.before[:, : self.d]
             self._squares = squares_of(self.omega)
             self.r[self._where < 0] = 0  # bounds for parameters that are no more
+            self._watch = Watch(self.m)
             self._where[self._where == WANTED] = FAR
             raise
 
