@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedfuse import _pool, _screen
+from fedfuse import _pool, _screen, fusion
 from fedfuse._pool import Pool
 from fedfuse.fusion import FusionState
 from fedfuse.penalties import L1, SmoothedSCAD
@@ -54,6 +54,7 @@ def test_a_warm_start_knows_bounds_and_provides_memory(monkeypatch):
     """Memory of the pairs within reach is there before the first round, and nothing else changes."""
     rng = np.random.default_rng(7)
     start = np.repeat(rng.normal(size=(3, 30)), 4, axis=0) * 5 + 0.01 * rng.normal(size=(12, 30))
+    monkeypatch.setattr(fusion, "SMALL", 0)
     plain = FusionState(start, SmoothedSCAD(0.6), warm=True)
     assert plain._pool.nbytes == 0, "a small state is not worth it"
     monkeypatch.setattr(_pool, "SLACK", 1)
@@ -62,6 +63,7 @@ def test_a_warm_start_knows_bounds_and_provides_memory(monkeypatch):
     assert ready._pool.used == 0
     assert FusionState(start, L1(0.6), warm=True)._pool.nbytes == 66 * ready._pool.row_bytes
     monkeypatch.undo()
+    monkeypatch.setattr(fusion, "SMALL", 0)
     for k in range(6):
         active = rng.choice(12, 4, replace=False)
         omegas = start[active] + 0.1 * k

@@ -38,9 +38,16 @@ class Watch:
 
     def due(self, devices: Ints, reach: float) -> Bools:
         """Say which of these devices may have far pairs that are far no longer."""
-        gone = (self.way[devices] + self._drift) * RECKLESS
         with np.errstate(invalid="ignore"):
-            return np.asarray(~(self._least[devices] * CAUTION - gone > reach))
+            return np.asarray(~(self._bounds(devices) > reach))
+
+    def beyond(self, distance: float) -> bool:
+        """Say whether all far pairs are known to be further apart than this."""
+        return not self.due(np.arange(self.way.size), distance).any()
+
+    def _bounds(self, devices: Ints) -> Floats:
+        """Return how far all far pairs of each of these devices at least are."""
+        return np.asarray(self._least[devices] * CAUTION - (self.way[devices] + self._drift) * RECKLESS)
 
     def learn(self, devices: Ints, least: Floats) -> None:
         """Note that all far pairs of these devices are at least so far apart."""
@@ -63,4 +70,8 @@ class Watch:
             with np.errstate(invalid="ignore"):
                 bound = r[own].astype(np.float64) * CAUTION - (self.way[:hi] + self.way[hi]) * RECKLESS
             r[own] = np.where(where[own] == FAR, np.fmax(bound * CAUTION, 0.0), r[own])
-        self.__init__(self.way.size)  # type: ignore[misc]
+        with np.errstate(invalid="ignore"):
+            self._least = np.nan_to_num(
+                self._bounds(np.arange(self.way.size)), nan=-np.inf, posinf=np.inf, neginf=-np.inf
+            )
+        self.way[:], self._drift = 0.0, 0.0

@@ -228,8 +228,8 @@ class BlockedState(FusionState):
     def renew(self) -> None:
         self._crew.every("renew", self.s)
 
-    def _settle_bounds(self) -> None:
-        """They are always settled."""
+    def _beyond(self, nu: float) -> bool:
+        return not (self.r[self._where < 0] <= nu).any()
 
     def _gaps(self, origin: int, rows: slice) -> Floats:
         return _added(self._crew.every("gaps", origin, rows))

@@ -330,16 +330,18 @@ class FusionState:
         As `clusters.components` of `norms`, without a number for every pair of devices.
         """
         near = self.near
-        self._settle_bounds()
         lo, hi = devices_of(near[self.s[near].astype(np.float64) * self.r[near] <= nu])
-        if (self.r[self._where < 0] <= nu).any():  # far, so theta is the difference; but how far is not known
+        if not self._beyond(nu):  # far, so theta is the difference; but how far is not known
             i, j = self._close(nu)
             lo, hi = np.concatenate([lo, i]), np.concatenate([hi, j])
         return joined(self.m, lo, hi)
 
-    def _settle_bounds(self) -> None:
-        """Make ``r`` of far pairs a lower bound of their distances now."""
+    def _beyond(self, nu: float) -> bool:
+        """Say whether all far pairs are certainly further apart than this."""
+        if self._watch.beyond(nu):
+            return True
         self._watch.settle(self.r, self._where)
+        return not (self.r[self._where < 0] <= nu).any()
 
     def _close(self, nu: float) -> tuple[Ints, Ints]:
         """Return the far pairs whose devices are at most ``nu`` apart."""
@@ -374,7 +376,7 @@ class FusionState:
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return the whole state as arrays (see `unpack`)."""
         near = self.near
-        self._settle_bounds()
+        self._watch.settle(self.r, self._where)
         rows = self._pool.rows[self._where[near], : self.d]
         numbers = {"s": self.s, "r": self.r, "sums": self._sums, "omega": self.omega, "rho": np.float64(self.rho)[None]}
         return {"near": near, "delta": rows, **numbers}
