@@ -21,7 +21,7 @@ HEAD = """# Speed
 
 `fedfuse bench` measures fedfuse against textbook loops, plain NumPy, plain PyTorch and the machine's own limits, all in
 one process, so that ratios mean something on any machine. Times are the best of many, since other processes only ever
-make things slower; those of the whole run are means, and the first call happens once. Measured by
+make things slower; those of the whole run are the best of three, and the first call happens once. Measured by
 
 ```
 {commands}

@@ -28,7 +28,7 @@ from fedfuse.models._panels import PANEL, STRIP, Panels
 from fedfuse.types import Floats, Ints
 
 # Rows after which sums in the rows' own precision are added up in float64.
-MANY = 32 * PANEL
+MANY = 16 * PANEL
 # Multiply-adds may be fused. Sums may not be reordered: all processes must come to the same bits, whoever compiles.
 _ENTRY: dict[str, Any] = {
     "nogil": True,
@@ -92,12 +92,14 @@ def _scores(panel: Floats, width: int, W: Floats, S: Floats) -> None:
 def _accumulate(panel: Floats, width: int, S: Floats, L: Floats) -> None:
     # L[c, f] += sum_r S[c, r] x[r, f]; two classes and four features at a time stay in registers
     q, w, here = panel.size // width, lanes(panel), 0
-    zero = splat(panel.dtype.type(0))
+    zero, ahead, line = splat(panel.dtype.type(0)), panel.size, LINE // panel.itemsize
     for f in range(0, q, 4):
         for c in range(0, 4 * L.size // (q * w), 2):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero
             for first in range(0, width, STRIP):
                 e, g = first * q + f * STRIP, c * PANEL + first
+                prefetch(panel, ahead)  # of the next panel
+                ahead += line
                 for r in range(0, STRIP, w):
                     x0, x1 = load(panel, e + r), load(panel, e + STRIP + r)
                     x2, x3 = load(panel, e + 2 * STRIP + r), load(panel, e + 3 * STRIP + r)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fedfuse.types import Floats, Ints
 
-PANEL = 128  # rows whose scores stay in the first-level cache until the gradient is done; more gain nothing
+PANEL = 256  # rows whose scores stay in the cache until the gradient is done; more gain nothing
 STRIP = 32  # rows that are computed at once; a device's last strip is filled up
 
 
