@@ -10,6 +10,8 @@ is looked at: once groups have formed, a round does not touch the pairs between 
 
 from __future__ import annotations
 
+from math import isfinite
+
 import numpy as np
 
 from fedfuse._layout import CAUTION, FAR, RECKLESS
@@ -30,16 +32,19 @@ class Watch:
 
     def move(self, devices: Ints, lengths: Floats) -> None:
         """Note that these devices have gone so far."""
+        longest = float(lengths.max(initial=0.0))
+        if isfinite(longest):
+            self.way[devices] += lengths
+            self._drift += longest
+            return
         sound = np.isfinite(lengths)
         self.way[devices] += np.where(sound, lengths, np.inf)  # of these pairs nothing is known any more
         self._drift += float(lengths[sound].max(initial=0.0))
-        if not sound.all():
-            self.forget()
+        self.forget()
 
     def due(self, devices: Ints, reach: float) -> Bools:
         """Say which of these devices may have far pairs that are far no longer."""
-        with np.errstate(invalid="ignore"):
-            return np.asarray(~(self._bounds(devices) > reach))
+        return ~(self._bounds(devices) > reach)
 
     def beyond(self, distance: float) -> bool:
         """Say whether all far pairs are known to be further apart than this."""
@@ -47,11 +52,14 @@ class Watch:
 
     def _bounds(self, devices: Ints) -> Floats:
         """Return how far all far pairs of each of these devices at least are."""
+        # neither is ever + inf and the other, too, so that there is nothing to warn of
         return np.asarray(self._least[devices] * CAUTION - (self.way[devices] + self._drift) * RECKLESS)
 
     def learn(self, devices: Ints, least: Floats) -> None:
         """Note that all far pairs of these devices are at least so far apart."""
-        self._least[devices] = least + self.way[devices] + self._drift
+        self._least[devices] = np.where(
+            np.isfinite(self.way[devices]), least + self.way[devices] + self._drift, -np.inf
+        )
 
     def forget(self, devices: Ints | slice = slice(None)) -> None:
         """Look at these devices' pairs when they move next."""

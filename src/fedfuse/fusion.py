@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from math import sqrt
 from os import PathLike
@@ -584,6 +585,7 @@ class FusionState:
         return np.asarray(self._pool.rows[self._where[pairs], : self.d])
 
 
+@cache
 def _compiled() -> Any:
     """Return the compiled passes; to import their compiler takes half a second."""
     from fedfuse import _pairs
