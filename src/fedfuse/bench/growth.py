@@ -92,6 +92,10 @@ def draw(curves: list[Curve], path: Path) -> None:
     for ax, curve in zip(axes[0], curves, strict=True):
         ax.loglog(curve.sizes, np.array(curve.seconds) * 1e3, marker="o", label=f"exponent {curve.exponent:.2f}")
         ax.set(xlabel=curve.over, ylabel="milliseconds", title=curve.what.split(",")[0])
+        ax.set_xticks(curve.sizes, [f"{size:,}" for size in curve.sizes])
+        ax.set_xticks([], minor=True)
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(lambda y, _: f"{y:g}" if f"{y:.0e}"[0] in "25" else "")
         ax.grid(alpha=0.3)
         ax.legend()
     figure.savefig(path, dpi=130)
