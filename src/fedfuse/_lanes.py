@@ -22,8 +22,16 @@ from numba.core.datamodel import models
 from numba.core.typing.templates import AbstractTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin, register_model
 
-# Bytes in a register of this processor, or of most: LLVM cuts or joins where they are others.
-BYTES = 64 if binding.get_host_cpu_features().get("avx512f") else 32
+
+def _register() -> int:
+    """Return the bytes in a register of this processor, or of most: LLVM cuts or joins where they are others."""
+    try:
+        return 64 if binding.get_host_cpu_features().get("avx512f") else 32
+    except RuntimeError:  # LLVM does not know this processor
+        return 32
+
+
+BYTES = _register()
 _FLAGS = ("contract", "nsz")
 
 
