@@ -1,7 +1,7 @@
 """Compiled passes over the pair state; `fusion.FusionState` is the face of this module.
 
 How pairs lie in memory is said in `_layout`. A round first finds out which far pairs are no longer (`look`), gives them
-rows (`claim`), does the work (`settle`), and takes back the rows of pairs that have become far (`release`).
+rows (`claim`), and does the work (`settle`), which marks those that have become far.
 
 Functions that take ``jobs`` do the parts of the work whose numbers it lists; other threads do the others.
 """
@@ -420,23 +420,6 @@ def claim(pairs: Any, near: Any, omega: Any, turn: Any, due: Any, rows: Any, sta
                         where[p], r[p] = rows[n], np.sqrt(square)
                         near[j, active[b]] = near[active[b], j] = 1
                         n += 1
-
-
-@njit(**_ENTRY)
-def release(pairs: Any, near: Any, turn: Any, way: Any, rows: Any, devices: Any) -> None:
-    """Take away the rows of pairs that have become far, and list them and their devices."""
-    _, _, r, where, _ = pairs
-    rank, _, active, _, _, _, _ = turn
-    n = 0
-    for j in range(rank.size):
-        for b in range(active.size if rank[j] < 0 else rank[j]):
-            if near[j, active[b]]:
-                i, p = active[b], _number(active[b], j)
-                if where[p] <= LEFT:
-                    rows[n], devices[2 * n], devices[2 * n + 1], where[p] = LEFT - where[p], i, j, FAR
-                    near[j, i] = near[i, j] = 0
-                    r[p] = r[p] * CAUTION + way[i] + way[j]
-                    n += 1
 
 
 @njit(**_ENTRY)

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse import _aligned, _plain, penalties
-from fedfuse._layout import FAR, RUN, TILE, WANTED, Pairs, Round, Scratch, devices_of
+from fedfuse._layout import CAUTION, FAR, LEFT, RUN, TILE, WANTED, Pairs, Round, Scratch, devices_of
 from fedfuse._pool import Numbers, Pool
 from fedfuse._watch import Watch
 from fedfuse.clusters import joined
@@ -473,8 +473,8 @@ class FusionState:
                 settle(*state, c)
 
         _share_out(run, chunks, meetings * self.d)
-        if left := int(scratch.left.sum()):
-            self._let_go(turn, left)
+        if scratch.left.any():
+            self._let_go()
         self._gather(turn.active, scratch)
         primal, dual = map(sum, scratch.squares.T.tolist())
         return primal, dual
@@ -523,23 +523,26 @@ class FusionState:
 
     def _gather(self, active: Ints, scratch: Scratch) -> None:
         """Put together what chunks have collected for active devices."""
-        rows, everybody, gather = scratch.rows, np.arange(active.size), _compiled().gather
+        rows = scratch.rows
         if len(rows) == 1:
-            gather(rows, active, self._sums, everybody)
-        else:
-            cost = np.full(active.size, WORK * rows[:, 0].size)
-            spread(lambda some: gather(rows, active, self._sums, some), cost)
+            self._sums[active] = rows[0, : active.size, : self.d]
+            return
+        gather, cost = _compiled().gather, np.full(active.size, WORK * rows[:, 0].size)
+        spread(lambda some: gather(rows, active, self._sums, some), cost)
 
     @property
     def _reach(self) -> float:
         """Distance from which on a pair needs no vector."""
         return float(self.penalty.reach)
 
-    def _let_go(self, turn: Round, left: int) -> None:
-        """Take back the rows of so many pairs that have become far in this round."""
-        rows, devices = np.empty(left, np.int32), np.empty(2 * left, np.int64)
-        _compiled().release(tuple(self._all), self._adjacent, tuple(turn), self._watch.way, rows, devices)
-        self._watch.forget(devices)
+    def _let_go(self) -> None:
+        """Take back the rows of pairs that have become far in this round."""
+        pairs = np.flatnonzero(self._where <= LEFT)
+        rows, (lo, hi), watch = LEFT - self._where[pairs], devices_of(pairs), self._watch
+        self._where[pairs] = FAR
+        self.r[pairs] = self.r[pairs] * CAUTION + watch.way[lo] + watch.way[hi]
+        self._adjacent[lo, hi] = self._adjacent[hi, lo] = 0
+        watch.forget(np.concatenate([lo, hi]))
         self._take_back(rows)
 
     def _take_back(self, rows: Numbers) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedfuse._layout import LEFT, Round
+from fedfuse._layout import LEFT
 from fedfuse.bench.figure import Figure
 from fedfuse.bench.server import APART, PENALTY, draws, grouped, some_rounds
 from fedfuse.bench.sizes import Sizes
@@ -32,7 +32,7 @@ class DenseState(FusionState):
     def _reach(self) -> float:
         return np.inf
 
-    def _let_go(self, turn: Round, left: int) -> None:
+    def _let_go(self) -> None:
         _keep(self._where)
 
 
