@@ -16,16 +16,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-import numba
 import numpy as np
 
 from fedfuse.bench.cnn import Case, perform, seconds
 from fedfuse.fleet import InProcess, Workers
+from fedfuse.models._threads import allowed
 
 
 def main(m: str = "8", n: str = "1000", repeats: str = "9") -> None:
     """Print the median ratios of times, each pair taken one right after the other."""
-    case, cores = Case(int(m), int(n)), numba.config.NUMBA_NUM_THREADS
+    case, cores = Case(int(m), int(n)), allowed()
     away = np.abs(case.fedfuse(rho=0.0) - case.plain()).max()
     print(f"{m} devices, {n} rows each, one epoch; without proximal term the weights differ by {away:.1e} at the most")
     for name, k in (("all cores", cores), ("one thread", 1)):
@@ -44,7 +44,7 @@ def whole_round(epochs: str = "10", n: str = "3000", repeats: str = "3") -> None
     workers = Workers(federation, case.model, workers=2)
     for fleet in (inside, workers):  # rows loaded, processes started
         perform(fleet, case.orders(1))
-    cores = numba.config.NUMBA_NUM_THREADS
+    cores = allowed()
     runs: dict[str, tuple[Callable[[], object], int]] = {
         "plain loop": (lambda: case.plain(int(epochs)), cores),
         "plain loop, one thread": (lambda: case.plain(int(epochs)), 1),

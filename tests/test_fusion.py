@@ -183,10 +183,8 @@ def test_incremental_sums_stay_true_with_liars_of_size_100():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_result_does_not_depend_on_threads_or_on_the_order_of_devices(threads, dtype):
-    import numba
-
     def run(threads, shuffle):
-        numba.set_num_threads(threads)
+        _threads.keep_to(threads)
         rng = np.random.default_rng(4)
         state = FusionState(rng.normal(size=(120, 6)), SmoothedSCAD(0.9), warm=True, dtype=dtype)
         for _ in range(5):
@@ -196,15 +194,14 @@ def test_result_does_not_depend_on_threads_or_on_the_order_of_devices(threads, d
             residuals = state.absorb(active[order], omegas[order])
         return state, residuals
 
-    most = numba.get_num_threads()
     try:
         first, residuals = run(1, False)
-        for other, its_residuals in (run(most, False), run(most, True)):
+        for other, its_residuals in (run(None, False), run(None, True)):
             assert its_residuals == residuals
             for name, array in first.pack().items():
                 assert (array == other.pack()[name]).all(), name
     finally:
-        numba.set_num_threads(most)
+        _threads.keep_to(None)
 
 
 @given(m=st.integers(1, 60), share=st.floats(0, 1), chunks=st.integers(1, 8), seed=st.integers(0, 99))

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedfuse import _pairs, _tiles
-from fedfuse._layout import FAR, Pairs
+from fedfuse._layout import BLOCK, FAR, Pairs
+from fedfuse._machine import Kernels
 from fedfuse._pool import Numbers, Pool, _free_memory
 from fedfuse.fusion import squared_distances
 from fedfuse.types import Bools, Floats, Ints
 
 # Numbers of a device in a tile: as many as leave room for all devices in the cache, within these bounds.
-CACHED, LEAST, MOST = 1 << 17, 256, _pairs.BLOCK
+CACHED, LEAST, MOST = 1 << 17, 256, BLOCK
+
+_pairs, _tiles = Kernels("fedfuse._pairs"), Kernels("fedfuse._tiles")
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Block:
         Fresh ones were far until now, and get rows. These are all pairs that the round touches; the devices are 2 x n.
         """
         turn = self._now
-        turn.pairs, turn.s, (turn.lo, turn.hi) = np.array(pairs), np.array(s), np.array(devices)
+        turn.pairs, turn.s, (turn.lo, turn.hi) = np.array(pairs), np.array(s), np.array(devices, order="C")
         turn.fresh = self._pool.take(int(fresh.sum()))
         self._where[pairs[fresh]] = turn.fresh
         lo, hi, place = turn.lo, turn.hi, self._where[turn.pairs]
@@ -187,7 +189,7 @@ class Block:
 
     def _apart(self, rows: Floats, pairs: Ints) -> Floats:
         squares = np.zeros(pairs.shape[1])
-        _tiles.apart(rows, *np.array(pairs), squares, self._tile)
+        _tiles.apart(rows, *np.array(pairs, order="C"), squares, self._tile)
         return squares
 
     def _tidy(self) -> None:

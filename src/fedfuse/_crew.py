@@ -94,7 +94,7 @@ class Crew(ABC):
 
 
 class InThreads(Crew):
-    """Blocks in this process, in as many threads as numba has."""
+    """Blocks in this process, in as many threads as are allowed."""
 
     def __init__(self, omega: Floats, blocks: int | None, memory: int | None, spill: Path | None) -> None:
         super().__init__(omega, blocks or min(MOST, -(-omega.shape[1] // WORTH)), memory, spill)

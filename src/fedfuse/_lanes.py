@@ -16,22 +16,15 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from llvmlite import binding, ir  # type: ignore[import-untyped]
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.core.datamodel import models
 from numba.core.typing.templates import AbstractTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin, register_model
 
+from fedfuse._machine import lane_bytes
 
-def _register() -> int:
-    """Return the bytes in a register of this processor, or of most: LLVM cuts or joins where they are others."""
-    try:
-        return 64 if binding.get_host_cpu_features().get("avx512f") else 32
-    except RuntimeError:  # LLVM does not know this processor
-        return 32
-
-
-BYTES = _register()
+BYTES = lane_bytes()
 _FLAGS = ("contract", "nsz")
 
 

@@ -25,6 +25,8 @@ from fedfuse.types import Floats, Ints
 TILE = 128
 # Partners that are put in order together.
 RUN = 256
+# Elements that are summed in the array's own type before float64 takes over.
+BLOCK = 1024
 # What `where` says of a pair without a row: far, or far until this round. Below that: its row is to be given back.
 FAR, WANTED, LEFT = -1, -2, -3
 # Lower bounds are rounded down by more than a float32 can be wrong.

@@ -11,46 +11,22 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit
-from numba.extending import intrinsic
 
 from fedfuse._aligned import LINE
+from fedfuse._compiler import COMMON
 from fedfuse._lanes import load, prefetch, splat, store, total, width
-from fedfuse._layout import CAUTION, FAR, LEFT, RECKLESS, RUN, TILE, WANTED, Pairs, Round, Scratch
+from fedfuse._layout import BLOCK, CAUTION, FAR, LEFT, RECKLESS, RUN, TILE, WANTED
 
 # Reassociation lets sums be vectorised; nan and inf keep their meaning, since uploads may carry them.
-_ENTRY: dict[str, Any] = {
-    "nogil": True,
-    "cache": True,
-    "no_cfunc_wrapper": True,
-    "error_model": "numpy",
-    "fastmath": {"reassoc", "contract", "nsz", "arcp"},
-}
-_APART = {**_ENTRY, "no_cpython_wrapper": True}
-# Inner functions become part of their callers: then no reference to a lent array is counted (see `_lend`).
+_APART: dict[str, Any] = {**COMMON, "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
 _INNER = {**_APART, "forceinline": True}
+_ENTRY = {**_APART, "inline": "always"}
 
 # Active devices whose rows are given out partner by partner, so that those of a partner lie beside each other.
 SPAN = 1024
-# Elements that are summed in the array's own type before float64 takes over.
-BLOCK = 1024
 # Bytes of the next pair's row that are asked for early; in longer rows the processor looks ahead by itself.
 AHEAD = 8192
-
-
-def _emit_loan(_typing: Any, array: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lent = context.make_array(array)(context, builder, arguments[0])
-        lent.meminfo = ir.Constant(lent.meminfo.type, None)
-        lent.parent = ir.Constant(lent.parent.type, None)
-        return lent._getvalue()
-
-    return array(array), generate
-
-
-# _lend(array) is the same array, but nobody counts who holds it: threads wait for each other at the counter.
-_lend: Any = intrinsic(_emit_loan)
 
 
 @njit(**_INNER)
@@ -320,18 +296,6 @@ def _step_together(todo: Any, t: Any, n: Any, crowd: Any, moved: Any, steps: Any
     return t, last
 
 
-@njit(**_INNER)
-def _lent(pairs: Any, turn: Any, scratch: Any) -> Any:
-    delta, s, r, where, sums = pairs
-    rank, bounds, active, lengths, now, before, moved = turn
-    rows, todo, order, squares, left = scratch
-    return (
-        Pairs(_lend(delta), _lend(s), _lend(r), _lend(where), _lend(sums)),
-        Round(_lend(rank), _lend(bounds), _lend(active), _lend(lengths), _lend(now), _lend(before), _lend(moved)),
-        Scratch(_lend(rows), _lend(todo), _lend(order), _lend(squares), _lend(left)),
-    )
-
-
 @njit(**_ENTRY)
 def settle(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest: bool, scratch: Any, c: int) -> None:
     """Update the near pairs of a chunk, each once.
@@ -346,8 +310,6 @@ def settle(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest: bool
     While the processor waits for a pair's norm, it goes through the next pair's row. All this is one function since
     compilers go through a function again for each that calls it.
     """
-    pairs, turn, scratch = _lent(pairs, turn, scratch)
-    pieces, omega, near = (_lend(pieces[0]), _lend(pieces[1]), _lend(pieces[2])), _lend(omega), _lend(near)
     active, rank, delta, one = turn.active, turn.rank, pairs.delta, pairs.delta.dtype.type(1)
     where = pairs.where
     rows, todo, bounds = scratch.rows[c], scratch.todo[c], turn.bounds
@@ -434,12 +396,14 @@ def gather(rows: Any, active: Any, sums: Any, jobs: Any) -> None:
 
 
 @njit(**_ENTRY)
-def line_up(devices: Any, rank: Any, bounds: Any) -> bool:
-    """Fill in ``rank`` and ``bounds`` of a `Round`; say whether all devices exist, each once."""
-    rank[:] = -1
+def line_up(devices: Any, rank: Any, bounds: Any) -> None:
+    """Fill in ``rank`` and ``bounds`` of a `Round`; unless all devices exist, each once: then bounds[0] is -1."""
+    for j in range(rank.size):
+        rank[j] = -1
+    bounds[0] = -1
     for i in devices:
         if not 0 <= i < rank.size or rank[i] == 0:
-            return False
+            return
         rank[i] = 0
     k, work = 0, 0
     for j in range(rank.size):
@@ -456,16 +420,16 @@ def line_up(devices: Any, rank: Any, bounds: Any) -> bool:
             bounds[c] = j
             c += 1
     bounds[bounds.size - 1] = rank.size
-    return True
 
 
 @njit(**_ENTRY)
-def place(omega: Any, devices: Any, new: Any, turn: Any, squares: Any, together: Any) -> Any:
-    """Put in new parameters, note in ``turn`` what changes; return the squared length of that and of all.
+def place(omega: Any, devices: Any, new: Any, turn: Any, squares: Any, together: Any, found: Any) -> None:
+    """Put in new parameters, note in ``turn`` what changes.
 
-    ``squares`` has the squared lengths of all devices' parameters. The third is the sum of ||a - b||^2 over all pairs
-    of which one has moved: of two moves, or of one and nothing. That of pairs of n vectors is n times that of their
-    squares less that of their sum, for which ``together`` is room; nothing is a vector, too.
+    ``squares`` has the squared lengths of all devices' parameters. What is ``found``: the squared length of what has
+    changed, of all, and the sum of ||a - b||^2 over all pairs of which one has moved: of two moves, or of one and
+    nothing. That of pairs of n vectors is n times that of their squares less that of their sum, for which ``together``
+    is room; nothing is a vector, too.
     """
     rank, _, active, lengths, now, before, moved = turn
     way, size, scatter = 0.0, 0.0, 0.0
@@ -489,7 +453,7 @@ def place(omega: Any, devices: Any, new: Any, turn: Any, squares: Any, together:
         size += squares[i]
     for e in range(together.size):
         scatter += together[e] ** 2
-    return way, size, squares.size * way - scatter
+    found[0], found[1], found[2] = way, size, squares.size * way - scatter
 
 
 @njit(**_ENTRY)
@@ -533,3 +497,26 @@ def rescale(delta: Any, s: Any, r: Any, where: Any, ratio: float) -> None:
                 delta[where[p], e] *= stretch
             r[p] *= stretch
             s[p] /= stretch
+
+
+@njit(**{**COMMON, "inline": "always"})  # sums as they are written: what they may be wrong by is counted
+def bound(products: Any, first: int, squares: Any, d: int, reach: float, r: Any, within: Any) -> None:
+    """Write lower bounds of the distances of some devices to those before them (see `_screen`).
+
+    ``products`` are scalar products of devices from ``first`` on with all up to the last of them. How many pairs may be
+    ``within`` reach, is added.
+    """
+    eps, most = np.finfo(products.dtype).eps, np.float64(np.finfo(r.dtype).max)
+    # n eps / 2 is the most that a sum of n products can be wrong, relative to ||x|| ||y||
+    slack = 2 * (d + 2) * eps
+    for row in range(products.shape[0]):
+        hi = first + row
+        start = hi * (hi - 1) // 2
+        for lo in range(hi):
+            x, y = squares[hi], squares[lo]
+            square = x + y - 2 * products[row, lo] - slack * np.sqrt(x * y)
+            least = 0.0
+            if 0 < square < most:  # of what is not a number, or too large for the products, nothing is known
+                least = max(np.sqrt(square) * CAUTION - eps * (np.sqrt(x) + np.sqrt(y)), 0.0)  # rows were rounded, too
+            r[start + lo] = least * CAUTION
+            within[0] += 0 if least * CAUTION * CAUTION > reach else 1

@@ -6,12 +6,9 @@ as fast as a loop over pairs. Digits get lost in it: the bounds are lower by as 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba import njit
 
-from fedfuse._layout import CAUTION
+from fedfuse._machine import Kernels
 from fedfuse.models._threads import one_blas_thread, spread
 from fedfuse.types import Floats, Ints
 
@@ -19,6 +16,8 @@ from fedfuse.types import Floats, Ints
 BLOCK = 250
 # Rows that say where the middle is.
 SAMPLE = 101
+
+_pairs = Kernels("fedfuse._pairs")
 
 
 def lower_bounds(omega: Floats, r: Floats, reach: float) -> int:
@@ -38,7 +37,7 @@ def lower_bounds(omega: Floats, r: Floats, reach: float) -> int:
             first, last = int(cuts[b]), int(cuts[b + 1])
             with np.errstate(invalid="ignore", over="ignore"):  # every thread has its own
                 products = centred[first:last] @ centred[:last].T
-            counts[b] = _write(products, first, squares, d, reach, r)
+            _pairs.bound(products, first, squares, d, reach, r, counts[b : b + 1])
 
     with one_blas_thread():
         spread(screen, np.diff(cuts).astype(np.float64) * cuts[1:] * d)
@@ -52,23 +51,3 @@ def _middle(omega: Floats) -> Floats:
     """
     middle = np.median(omega[:: -(-len(omega) // SAMPLE)], axis=0)
     return np.asarray(np.where(np.isfinite(middle), middle, 0.0))
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _write(products: Any, first: int, squares: Any, d: int, reach: float, r: Any) -> int:
-    eps, most = np.finfo(products.dtype).eps, np.float64(np.finfo(r.dtype).max)
-    # n eps / 2 is the most that a sum of n products can be wrong, relative to ||x|| ||y||
-    slack = 2 * (d + 2) * eps
-    within = 0
-    for row in range(products.shape[0]):
-        hi = first + row
-        start = hi * (hi - 1) // 2
-        for lo in range(hi):
-            x, y = squares[hi], squares[lo]
-            square = x + y - 2 * products[row, lo] - slack * np.sqrt(x * y)
-            bound = 0.0
-            if 0 < square < most:  # of what is not a number, or too large for the products, nothing is known
-                bound = max(np.sqrt(square) * CAUTION - eps * (np.sqrt(x) + np.sqrt(y)), 0.0)  # rows were rounded, too
-            r[start + lo] = bound * CAUTION
-            within += 0 if bound * CAUTION * CAUTION > reach else 1
-    return within

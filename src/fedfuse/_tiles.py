@@ -14,13 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedfuse._pairs import _APART, _ENTRY, _add, _apart, _products, _spread
-
-
-@njit(**_APART)
-def _was(omega: Any, before: Any, rank: Any, i: Any) -> Any:
-    """Device i's parameters before the round."""
-    return omega[i] if rank[i] < 0 else before[rank[i]]
+from fedfuse._pairs import _ENTRY, _add, _apart, _products, _spread
 
 
 @njit(**_ENTRY)
@@ -36,7 +30,9 @@ def apart(omega: Any, lo: Any, hi: Any, squares: Any, width: int) -> None:
 def fill(rows: Any, omega: Any, before: Any, rank: Any, lo: Any, hi: Any, place: Any) -> None:
     """Set the rows of pairs that were far until now to what they stood for: the differences before the round."""
     for t in range(lo.size):
-        row, a, b = rows[place[t]], _was(omega, before, rank, lo[t]), _was(omega, before, rank, hi[t])
+        row, i, j = rows[place[t]], lo[t], hi[t]
+        a = omega[i] if rank[i] < 0 else before[rank[i]]
+        b = omega[j] if rank[j] < 0 else before[rank[j]]
         for e in range(row.size):
             row[e] = a[e] - b[e]
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse import _pairs
 from fedfuse._crew import Crew, crew_for
 from fedfuse._layout import CAUTION, FAR
+from fedfuse._machine import Kernels
 from fedfuse.errors import FedfuseError
 from fedfuse.fusion import FusionState, Residuals, check_fit, cold_sums, one_row_each, squares_of, unknown_device
 from fedfuse.penalties import Penalty
@@ -28,6 +28,8 @@ from fedfuse.types import Bools, Floats, Ints
 FETCH = 1 << 28
 # What `_where` says of a near pair: blocks know where its vector is.
 NEAR = 0
+
+_pairs = Kernels("fedfuse._pairs")
 
 
 class Meetings(NamedTuple):

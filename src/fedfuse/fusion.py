@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from math import sqrt
 from os import PathLike
@@ -28,8 +27,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse import _aligned, _plain, penalties
+from fedfuse import _aligned, _plain, _screen, penalties
 from fedfuse._layout import CAUTION, FAR, LEFT, RUN, TILE, WANTED, Pairs, Round, Scratch, devices_of
+from fedfuse._machine import Kernels
 from fedfuse._pool import Numbers, Pool
 from fedfuse._watch import Watch
 from fedfuse.clusters import joined
@@ -52,6 +52,8 @@ BLOCK = 500
 PANEL = 1 << 16
 # The jobs of a round that is one chunk.
 ONLY = np.zeros(1, np.int64)
+
+_pairs = Kernels("fedfuse._pairs")
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class FusionState:
         if self._small:
             _plain.rescale(self._all, ratio)
         else:
-            _compiled().rescale(self._pool.rows, self.s, self.r, self._where, ratio)
+            _pairs.rescale(self._pool.rows, self.s, self.r, self._where, ratio)
         self._rho = rho
         self._pieces = self._penalty.pieces(rho)
         self.renew()
@@ -241,15 +243,17 @@ class FusionState:
 
     def _absorb_compiled(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
         """As `_absorb_plainly`."""
-        if np.may_share_memory(new, self.omega) or not new.flags.writeable:
-            new = new.copy()  # numba would compile once more for arrays that are not to be written
+        if np.may_share_memory(new, self.omega):
+            new = new.copy()
         # chunks by sizes alone, so that the number of threads does not change results
         meetings = _meetings(self.m, active.size)
         chunks = min(max(self.m // 25, 2), 8) if meetings * self.d > LARGE else 1
         rank, bounds = _cut(self.m, active, chunks)
         turn = Round(rank, bounds, *self._space(active.size))
         rest = self._pool.live < self.s.size  # pairs that are far
-        way, size, scatter = _compiled().place(self.omega, active, new, tuple(turn), self._squares, np.empty(self.d))
+        together, found = np.empty(self.d), np.empty(3)
+        _pairs.place(self.omega, active, new, turn, self._squares, together, found)
+        way, size, scatter = found.tolist()
         primal, dual = self._update_pairs(turn, meetings, rest)
         return way, size, primal, dual + scatter if rest else dual
 
@@ -262,7 +266,7 @@ class FusionState:
         if self._small:
             zeta[:] = self.omega[index] + self._sums[index] / self.m
         else:
-            _compiled().anchors(self.omega, self._sums, index, zeta)
+            _pairs.anchors(self.omega, self._sums, index, zeta)
         return zeta
 
     def admit(self, omega: npt.ArrayLike, *, warm: bool = True) -> Ints:
@@ -307,8 +311,6 @@ class FusionState:
         """Find out how far apart all devices at least are; return how many pairs may be within reach."""
         if not np.isfinite(self._reach) or self._small:
             return self.r.size
-        from fedfuse import _screen  # compiled: only for many
-
         return _screen.lower_bounds(self.omega, self.r, self._reach)
 
     def renew(self) -> None:
@@ -316,8 +318,7 @@ class FusionState:
         if self._small:
             _plain.total_sums(self._all, self.omega)
             return
-        total_sums, everything = _compiled().total_sums, self._all
-        spread(lambda jobs: total_sums(everything, self.omega, jobs), np.full(self.m, WORK * self.m * self.d))
+        spread(lambda jobs: _pairs.total_sums(self._all, self.omega, jobs), np.full(self.m, WORK * self.m * self.d))
 
     def norms(self) -> Floats:
         """Return ||theta_ij|| for all pairs (m x m, symmetric)."""
@@ -461,16 +462,15 @@ class FusionState:
 
     def _update_pairs(self, turn: Round, meetings: int, rest: bool) -> tuple[float, float]:
         """Update every pair with an active device; return the sums of its squared residuals."""
-        settle, chunks = _compiled().settle, turn.bounds.size - 1
+        chunks = turn.bounds.size - 1
         if rest:
             self._come_near(turn, meetings)
         scratch = self._scratch(turn.active.size, chunks)
-        # named tuples take numba longer to look at
-        state = tuple(self._all), self._adjacent, self.omega, tuple(turn), tuple(self._pieces), rest, tuple(scratch)
+        state = self._all, self._adjacent, self.omega, turn, self._pieces, rest, scratch
 
         def run(jobs: Ints) -> None:
             for c in jobs.tolist():
-                settle(*state, c)
+                _pairs.settle(*state, c)
 
         _share_out(run, chunks, meetings * self.d)
         if scratch.left.any():
@@ -482,22 +482,22 @@ class FusionState:
     def _come_near(self, turn: Round, meetings: int) -> None:
         """Give rows to pairs that are far no longer; if there are none to be had, undo the round."""
         self._watch.move(turn.active, turn.lengths)
-        due, places, kernels = self._watch.due(turn.active, self._reach), tuple(turn), _compiled()
+        due = self._watch.due(turn.active, self._reach)
         if not due.any():
             return
-        chunks, way, reach, everything = turn.bounds.size - 1, self._watch.way, self._reach, tuple(self._all)
+        chunks, way, reach, everything = turn.bounds.size - 1, self._watch.way, self._reach, self._all
         least, wanted = np.empty((chunks, due.size)), np.empty(chunks, np.int64)
 
         def look(jobs: Ints) -> None:
-            kernels.look(everything, self.omega, places, due, way, reach, (wanted, least), jobs)
+            _pairs.look(everything, self.omega, turn, due, way, reach, (wanted, least), jobs)
 
         _share_out(look, chunks, meetings * GLANCE)
         if wanted.any():
             rows, starts = self._rows_for(int(wanted.sum()), turn), np.cumsum(wanted) - wanted
-            everything, near = tuple(self._all), self._adjacent  # the rows may have gone to disk
+            everything, near = self._all, self._adjacent  # the rows may have gone to disk
 
             def claim(jobs: Ints) -> None:
-                kernels.claim(everything, near, self.omega, places, due, rows, starts, jobs)
+                _pairs.claim(everything, near, self.omega, turn, due, rows, starts, jobs)
 
             _share_out(claim, chunks, float(wanted.sum()) * self.d)
         self._watch.learn(turn.active[due], least.min(axis=0)[due])
@@ -527,8 +527,8 @@ class FusionState:
         if len(rows) == 1:
             self._sums[active] = rows[0, : active.size, : self.d]
             return
-        gather, cost = _compiled().gather, np.full(active.size, WORK * rows[:, 0].size)
-        spread(lambda some: gather(rows, active, self._sums, some), cost)
+        cost = np.full(active.size, WORK * rows[:, 0].size)
+        spread(lambda some: _pairs.gather(rows, active, self._sums, some), cost)
 
     @property
     def _reach(self) -> float:
@@ -586,14 +586,6 @@ class FusionState:
     def _vectors(self, pairs: Ints) -> Floats:
         """Return the vectors of these near pairs."""
         return np.asarray(self._pool.rows[self._where[pairs], : self.d])
-
-
-@cache
-def _compiled() -> Any:
-    """Return the compiled passes; to import their compiler takes half a second."""
-    from fedfuse import _pairs
-
-    return _pairs
 
 
 def _kind(backend: str | None, collapse: int | None) -> type[FusionState]:
@@ -672,7 +664,8 @@ def _meetings(m: int, k: int) -> int:
 def _cut(m: int, devices: Ints, chunks: int) -> tuple[Ints, Ints]:
     """Return each device's place among the active ones (or -1), and partners cut into runs of equal work."""
     rank, bounds = np.empty(m, np.int64), np.empty(chunks + 1, np.int64)
-    if not _compiled().line_up(devices, rank, bounds):
+    _pairs.line_up(devices, rank, bounds)
+    if bounds[0] < 0:
         raise unknown_device(devices, m)
     return rank, bounds
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numba
 import numpy as np
 import plain
 import pytest
@@ -109,7 +108,6 @@ def test_exact_without_proximal_term_is_least_squares_closest_to_start():
 def test_a_device_does_not_depend_on_others_order_or_threads(work, dtype, monkeypatch):
     monkeypatch.setattr(_threads, "SMALL", 0)
     model, rows, _, devices, w, anchor = setup(dtype=dtype)
-    before = numba.get_num_threads()
 
     def trained(chosen):
         data = model.load(rows, dtype)  # nothing cached
@@ -121,10 +119,10 @@ def test_a_device_does_not_depend_on_others_order_or_threads(work, dtype, monkey
     for i in devices:
         np.testing.assert_array_equal(together[i : i + 1], trained(devices[i : i + 1]))
     try:
-        numba.set_num_threads(1)
+        _threads.keep_to(1)
         np.testing.assert_array_equal(together, trained(devices))
     finally:
-        numba.set_num_threads(before)
+        _threads.keep_to(None)
 
 
 def test_what_is_kept_for_later_rounds_changes_nothing():

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numba
 import numpy as np
 import plain
 import pytest
@@ -126,7 +125,6 @@ def test_exact_without_minimum_stops(dtype):
 def test_a_device_does_not_depend_on_others_order_or_threads(work, dtype, monkeypatch):
     monkeypatch.setattr(_threads, "SMALL", 0)
     model, _, data, devices, w, anchor = setup(p=9, C=3, dtype=dtype)
-    before = numba.get_num_threads()
 
     def trained(chosen):
         return model.train(data, chosen, w[chosen], anchor[chosen], 0.3, work, generators(chosen))
@@ -137,10 +135,10 @@ def test_a_device_does_not_depend_on_others_order_or_threads(work, dtype, monkey
     for i in devices:
         np.testing.assert_array_equal(together[i : i + 1], trained(devices[i : i + 1]))
     try:
-        numba.set_num_threads(1)
+        _threads.keep_to(1)
         np.testing.assert_array_equal(together, trained(devices))
     finally:
-        numba.set_num_threads(before)
+        _threads.keep_to(None)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -4,7 +4,6 @@ import copy
 import pickle
 import threading
 
-import numba
 import numpy as np
 import plain
 import pytest
@@ -334,7 +333,7 @@ def test_every_thread_is_told_to_compute_alone(monkeypatch):
 
     monkeypatch.setattr(torch, "set_num_threads", listen)
     monkeypatch.setattr(Engine, "descend", work)
-    monkeypatch.setattr(numba, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(_threads, "_most", 2)
     model.train(data, devices, w, None, 0.0, BATCHES, generators(devices))
     assert len(worked) == 2
     assert {(thread, 1) for thread in worked} <= told
@@ -349,14 +348,13 @@ def test_bits_depend_neither_on_companions_nor_on_threads(module, dtype, monkeyp
     together = model.train(data, devices, w, anchor, 0.7, work, generators(devices))
     monkeypatch.setattr(_threads, "SMALL", 0.0)
     threads = torch.get_num_threads()
-    before = numba.get_num_threads()
     try:
-        for n in (1, before):
-            numba.set_num_threads(n)
+        for n in (1, None):
+            _threads.keep_to(n)
             again = model.train(data, devices, w, anchor, 0.7, work, generators(devices))
             np.testing.assert_array_equal(together, again)
     finally:
-        numba.set_num_threads(before)
+        _threads.keep_to(None)
     assert torch.get_num_threads() == threads
     for i in devices:
         alone = model.train(data, devices[[i]], w[[i]], anchor[[i]], 0.7, work, generators([i]))

@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numba
 import numpy as np
 
 from fedfuse.bench.figure import Figure
@@ -14,6 +13,7 @@ from fedfuse.bench.sizes import Sizes
 from fedfuse.bench.timing import once, race
 from fedfuse.data.federation import Federation, Rows
 from fedfuse.fleet import Fleet, InProcess
+from fedfuse.models._threads import allowed, keep_to
 from fedfuse.tasks import Order, Train, Work
 from fedfuse.types import Floats
 
@@ -81,14 +81,14 @@ def threads(n: int) -> Iterator[None]:
     """Let PyTorch and compiled code use so many threads."""
     import torch
 
-    before = torch.get_num_threads(), numba.get_num_threads()
+    before = torch.get_num_threads()
     torch.set_num_threads(n)
-    numba.set_num_threads(min(n, before[1]))
+    keep_to(n)
     try:
         yield
     finally:
-        torch.set_num_threads(before[0])
-        numba.set_num_threads(before[1])
+        torch.set_num_threads(before)
+        keep_to(None)
 
 
 def seconds(work: Callable[[], object], n: int) -> float:
@@ -111,7 +111,7 @@ def figures(sizes: Sizes) -> Iterator[Figure]:
         return
     case = Case(4, sizes.images)
     fleet, orders = InProcess(case.federation(), case.model), case.orders(1)
-    with threads(numba.get_num_threads()):
+    with threads(allowed()):
         fast, slow = race(lambda: perform(fleet, orders), case.plain, seconds=2 * sizes.seconds, burst=1)
     what = f"the paper's CNN, 4 devices, {sizes.images} rows each, one epoch of batches of {BATCH}"
     yield Figure("CNN round", what, "a plain PyTorch loop, all cores", fast, slow, "s", slow / fast)

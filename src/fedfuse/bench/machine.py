@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from fedfuse.models._threads import spread
+from fedfuse.models._threads import allowed, spread
 
 PASSES = 4
 
@@ -22,7 +22,7 @@ def describe() -> dict[str, Any]:
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "threads": numba.get_num_threads(),
+        "threads": allowed(),
         "memory_bytes": _memory(),
         "system": platform.platform(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
@@ -40,7 +40,7 @@ class Triad:
 
     def __init__(self, size: int) -> None:
         self._arrays = tuple(np.full(size, x, np.float32) for x in (0.0, 1.0, 2.0))
-        self._parts = np.linspace(0, size, 2 * numba.get_num_threads() + 1).astype(np.int64)
+        self._parts = np.linspace(0, size, 2 * allowed() + 1).astype(np.int64)
         self.bytes = PASSES * sum(array.nbytes for array in self._arrays)
 
     def run(self) -> None:

@@ -27,6 +27,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.fitting import fit, resume
 from fedfuse.methods import Method
 from fedfuse.models import Model
+from fedfuse.models._threads import usable_cores
 from fedfuse.result import Result
 from fedfuse.store import Store
 from fedfuse.training import Callback, Row, Run
@@ -208,11 +209,6 @@ def run_in_workers(jobs: Sequence[Job], processes: int, watcher: Watcher) -> lis
     for note in dict.fromkeys(note for report in reports for note in report.notes):
         log.warning("%s", note)
     return [_collected(job, report) for job, report in zip(jobs, reports, strict=True)]
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _watch(futures: list[Future[Report]], board: Board, watcher: Watcher) -> None:

@@ -22,7 +22,6 @@ from fedfuse.comparison.jobs import (
     loaded_or_error,
     run_here,
     run_in_workers,
-    usable_cores,
 )
 from fedfuse.comparison.request import FILE, Entry, Methods, Request, entries_of, seeds_of
 from fedfuse.comparison.table import Comparison
@@ -32,6 +31,7 @@ from fedfuse.data.synthetic import FeatureLaw
 from fedfuse.errors import FedfuseError
 from fedfuse.methods import Oracle
 from fedfuse.models import Model, model_called
+from fedfuse.models._threads import usable_cores
 from fedfuse.options import common_words
 from fedfuse.result import Result
 from fedfuse.store import Store

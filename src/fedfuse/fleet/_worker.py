@@ -23,6 +23,7 @@ from fedfuse.data.federation import Federation, Rows
 from fedfuse.errors import FedfuseError
 from fedfuse.fleet._shared import receive_block, receive_parcel
 from fedfuse.fleet.inprocess import InProcess
+from fedfuse.models._threads import keep_to
 from fedfuse.models.base import Model
 from fedfuse.privacy import Noise
 from fedfuse.tasks import Order, Part, Reply
@@ -172,9 +173,7 @@ def _prepare() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # for libraries that are still to come
     threadpool_limits(1)
-    import numba  # not for who only asks workers to start
-
-    numba.set_num_threads(1)
+    keep_to(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -30,6 +30,7 @@ from fedfuse.fleet._shared import Block, Parcel, pack
 from fedfuse.fleet._worker import ROWS, SETUP, Done, Failed, Lot, Ready, Setup, Wanted, main
 from fedfuse.fleet.base import Fleet
 from fedfuse.fleet.inprocess import _grouped, _rescaled
+from fedfuse.models._threads import usable_cores
 from fedfuse.models.base import Model
 from fedfuse.privacy import Noise
 from fedfuse.tasks import Order, Part, Reply, Rescale
@@ -38,11 +39,6 @@ log = logging.getLogger(__name__)
 
 DEATHS = 3  # so many workers may end over one order, or before they could begin
 _PATIENCE = 5.0  # seconds that a process has between closing its pipe and its end
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_workers(workers: int | None) -> int:

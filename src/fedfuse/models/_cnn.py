@@ -9,16 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfuse._machine import Kernels
 from fedfuse.models._flat import CHUNK, Engine
+from fedfuse.models._layers import Sizes, room
 from fedfuse.types import Floats
+
+_convolution = Kernels("fedfuse.models._convolution")
 
 
 class CompiledCNN(Engine):
     """An `Engine` for `networks.CNN` with cross-entropy and channels in pairs, on the CPU."""
 
     def __init__(self, *arguments: Any) -> None:
-        from fedfuse.models._convolution import Sizes, room  # compiled: only for who computes
-
         super().__init__(*arguments)
         first, second, linear = self.module[0], self.module[3], self.module[-1]  # type: ignore[index]
         sizes = Sizes.of(
@@ -29,7 +31,7 @@ class CompiledCNN(Engine):
             linear.out_features,
         )
         self._model, self._slope = (self._tensors(flat) for flat in (self.w, self.g))
-        self._sizes, self._room = tuple(sizes), tuple(room(sizes, self._model[0].dtype))
+        self._sizes, self._room = sizes, room(sizes, self._model[0].dtype)
 
     def _tensors(self, flat: Tensor) -> tuple[Floats, ...]:
         """Return weights and biases of the three layers, as they lie in a flat vector."""
@@ -37,16 +39,12 @@ class CompiledCNN(Engine):
         return tuple(views[name].numpy().reshape(-1) for name, _ in self.module.named_parameters())
 
     def add_gradient(self, x: Tensor, y: Tensor, weight: float = 1.0) -> None:
-        from fedfuse.models._convolution import add_gradient
-
-        rows, last = x.numpy(), self.form.channels_last
-        add_gradient(rows, y.numpy(), last, self._sizes, self._model, self._slope, self._room, float(weight))
+        given = x.numpy(), y.numpy(), self.form.channels_last
+        _convolution.add_gradient(*given, self._sizes, self._model, self._slope, self._room, float(weight))
 
     def look(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
-        from fedfuse.models._convolution import outputs
-
         for first in range(0, len(x), CHUNK):
             rows = x[first : first + CHUNK].numpy()
-            scores = np.empty((len(rows), self._sizes[-1]), rows.dtype)
-            outputs(rows, self.form.channels_last, self._sizes, self._model, self._room, scores)
+            scores = np.empty((len(rows), self._sizes.classes), rows.dtype)
+            _convolution.outputs(rows, self.form.channels_last, self._sizes, self._model, self._room, scores)
             yield first, torch.from_numpy(scores)

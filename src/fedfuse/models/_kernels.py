@@ -17,27 +17,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from numba import njit
 
 from fedfuse._aligned import LINE
+from fedfuse._compiler import COMMON
 from fedfuse._lanes import larger, load, prefetch, splat, store, totals
 from fedfuse._lanes import width as lanes
 from fedfuse.models._exp import exp
-from fedfuse.models._panels import PANEL, STRIP, Panels
+from fedfuse.models._panels import PANEL, STRIP, Panels, Space
 from fedfuse.types import Floats, Ints
 
 # Rows after which sums in the rows' own precision are added up in float64.
 MANY = 16 * PANEL
 # Multiply-adds may be fused. Sums may not be reordered: all processes must come to the same bits, whoever compiles.
-_ENTRY: dict[str, Any] = {
-    "nogil": True,
-    "cache": True,
-    "no_cfunc_wrapper": True,
-    "error_model": "numpy",
-    "fastmath": {"contract", "nsz", "arcp"},
-}
-_INNER = {**_ENTRY, "no_cpython_wrapper": True}
+_INNER: dict[str, Any] = {**COMMON, "fastmath": {"contract", "nsz", "arcp"}}
+_ENTRY = {**_INNER, "inline": "always"}
 
 
 @njit(**_INNER)
@@ -54,9 +48,7 @@ def _dot(a: Floats, b: Floats) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------- panels
-# S is working memory: PANEL numbers for every class, then twice PANEL for the helpers' own use.
-# L is a gradient in the rows' own precision: lanes for every class and four features, of which those at k, k + 4, …
-# add up to the k-th of the four.
+# S and L are those of a `Space`: scores, and a gradient in the rows' own precision.
 
 
 @njit(**_INNER)
@@ -144,43 +136,19 @@ def _due(first: int, rows: int) -> bool:
 
 
 @njit(**_INNER)
-def _room(size: int, kind: Floats) -> Any:
-    # so many numbers of the type of the rows; they begin where a cache line does
-    space = np.empty(size + LINE // kind.itemsize, kind.dtype)
-    first = -space.ctypes.data % LINE // kind.itemsize
-    return space[first : first + size]
-
-
-@njit(**_INNER)
-def _scores_room(classes: int, kind: Floats) -> Any:
-    # an S for so many classes
-    return _room((classes + 2) * PANEL, kind)
-
-
-@njit(**_INNER)
-def _gradient_room(G: Floats, kind: Floats) -> Any:
-    # an L for this gradient
-    room = _room(G.size // 4 * lanes(kind), kind)
-    room[:] = 0
-    return room
-
-
-@njit(**_INNER)
-def _tops(S: Floats, classes: int, width: int) -> Floats:
+def _tops(S: Floats, classes: int, width: int, top: Floats) -> None:
     # top[r] = max_c S[c, r]
-    top = S[S.size - 2 * PANEL : S.size - PANEL]
     for r in range(0, width, lanes(S)):
         largest = load(S, r)
         for c in range(1, classes):
             largest = larger(load(S, c * PANEL + r), largest)
         store(top, r, largest)
-    return top
 
 
 @njit(**_INNER)
-def _softmax(S: Floats, classes: int, width: int, top: Floats) -> Floats:
+def _softmax(S: Floats, classes: int, width: int, top: Floats, share: Floats) -> None:
     # share[r] = 1 / sum_c exp(S[c, r] - top[r]); S[c, r] <- exp(S[c, r] - top[r]) share[r]
-    share, w = S[S.size - PANEL :], lanes(S)
+    w = lanes(S)
     zero, one = splat(S.dtype.type(0)), splat(S.dtype.type(1))
     for r in range(0, width, 2 * w):  # two at a time: one waits for its next term, the other computes
         a, b = zero, zero
@@ -197,7 +165,12 @@ def _softmax(S: Floats, classes: int, width: int, top: Floats) -> Floats:
             store(S, here + w, load(S, here + w) * b)
         store(share, r, a)
         store(share, r + w, b)
-    return share
+
+
+@njit(**_INNER)
+def _helpers(S: Floats) -> tuple[Floats, Floats]:
+    # the last two parts of S: largest scores of rows, and shares
+    return S[S.size - 2 * PANEL : S.size - PANEL], S[S.size - PANEL :]
 
 
 @njit(**_INNER)
@@ -216,8 +189,10 @@ def _panel(data: Panels, device: int, first: int) -> tuple[Floats, int, Ints]:
 @njit(**_INNER)
 def _add_gradient(panel: Floats, width: int, y: Ints, classes: int, W: Floats, L: Floats, S: Floats) -> None:
     # L += sum over the panel's rows of (softmax(W x) - e_y) x'
+    top, share = _helpers(S)
     _scores(panel, width, W, S)
-    _softmax(S, classes, width, _tops(S, classes, width))
+    _tops(S, classes, width, top)
+    _softmax(S, classes, width, top, share)
     for r in range(y.size):
         S[y[r] * PANEL + r] -= 1
     _accumulate(panel, width, S, L)
@@ -243,10 +218,11 @@ def _clear(G: Floats) -> None:
 
 
 @njit(**_ENTRY)
-def descend(data: Panels, devices: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int) -> None:
+def descend(
+    data: Panels, devices: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int, space: Space
+) -> None:
     """Take full-batch gradient steps on W[k], in place, for k in ``jobs``."""
-    S, G = _scores_room(W.shape[1], W), np.empty((W.shape[1], W.shape[2]))
-    L = _gradient_room(G, W)
+    S, L, G = space
     for k in jobs:
         w, a, device = W[k], A[k], devices[k]
         for _ in range(steps):
@@ -278,12 +254,15 @@ def _gather(X: Floats, chosen: Ints, panel: Floats, q: int) -> None:
 
 @njit(**_ENTRY)
 def descend_batches(
-    X: Floats, y: Ints, classes: int, orders: Ints, W: Floats, A: Floats, rho: float, lr: float, batch: int
-) -> None:
-    """Take a gradient step on W, in place, for every ``batch`` rows in each of the orders (epochs x rows)."""
-    S, G = _scores_room(W.shape[0], W), np.empty(W.shape)
-    L, q, n = _gradient_room(G, W), W.shape[1], orders.shape[1]
-    room, labels = _room(q * PANEL, W), np.empty(PANEL, np.int64)
+    X: Floats, y: Ints, classes: int, orders: Ints, W: Floats, A: Floats, rho: float, lr: float, batch: int,
+    space: Space, room: Floats, labels: Ints,
+) -> None:  # fmt: skip
+    """Take a gradient step on W, in place, for every ``batch`` rows in each of the orders (epochs x rows).
+
+    ``room`` and ``labels`` are for the rows of a panel and their classes.
+    """
+    S, L, G = space
+    q, n = W.shape[1], orders.shape[1]
     for epoch in range(orders.shape[0]):
         for first in range(0, max(n, 1), batch):  # without rows: the proximal term alone
             last = min(first + batch, n)
@@ -337,21 +316,24 @@ def _logs(share: Floats, rows: int) -> float:
 
 
 @njit(**_ENTRY)
-def evaluate(data: Panels, devices: Ints, jobs: Ints, W: Floats, loss: Floats, hits: Ints, G: Floats) -> None:
+def evaluate(
+    data: Panels, devices: Ints, jobs: Ints, W: Floats, loss: Floats, hits: Ints, G: Floats, space: Space
+) -> None:
     """Add the sums over rows of loss, hits and gradient for k in ``jobs``; of those that are not empty."""
-    S, L = _scores_room(W.shape[1], W), _gradient_room(W[0] if G.size else W[0, :0], W)
+    S, L, _ = space
+    top, share = _helpers(S)
     for k in jobs:
         w, device = W[k], devices[k]
         for first in range(0, data.counts[device], PANEL):
             panel, width, y = _panel(data, device, first)
             _scores(panel, width, w, S)
-            top = _tops(S, data.classes, width)
+            _tops(S, data.classes, width, top)
             if hits.size:
                 hits[k] += _hits(S, y, top)
             if loss.size:
                 loss[k] += _gap(S, y, top)
             if loss.size or G.size:
-                share = _softmax(S, data.classes, width, top)
+                _softmax(S, data.classes, width, top, share)
             if loss.size:
                 loss[k] -= _logs(share, y.size)
             if G.size:
@@ -421,20 +403,23 @@ def _advance(D: Floats, R: Floats, V: Floats, H: Floats, t: float) -> float:
 
 @njit(**_ENTRY)
 def newton_direction(
-    data: Panels, device: int, W: Floats, rho: float, accuracy: float, most: int, room: Floats, v: Floats
-) -> None:
+    data: Panels, device: int, W: Floats, rho: float, accuracy: float, most: int, room: Floats, v: Floats, P: Floats,
+    space: Space,
+) -> None:  # fmt: skip
     """Add to D the solution of (hessian at W + rho) D = R, by at most ``most`` conjugate-gradient steps.
 
-    ``room`` is D, R and space for two more, ``v`` is space for one like W.
+    ``room`` is D, R and space for two more, ``v`` is space for one like W, and P for scores of every panel.
     """
     D, R, V, H = room[0], room[1], room[2], room[3]
-    n, S, L = data.counts[device], _scores_room(W.shape[0], W), _gradient_room(D, W)
-    panels = (n + PANEL - 1) // PANEL
-    P = _room(panels * S.size, W).reshape(panels, S.size)
+    S, L, _ = space
+    n = data.counts[device]
     for first in range(0, n, PANEL):
         panel, width, _ = _panel(data, device, first)
-        _scores(panel, width, W, P[first // PANEL])
-        _softmax(P[first // PANEL], data.classes, width, _tops(P[first // PANEL], data.classes, width))
+        p = P[first // PANEL]
+        top, share = _helpers(p)
+        _scores(panel, width, W, p)
+        _tops(p, data.classes, width, top)
+        _softmax(p, data.classes, width, top, share)
     square, last, enough = _advance(D, R, V, H, 0.0), 1.0, 0.0
     for step in range(most):
         for c in range(V.shape[0]):
@@ -456,11 +441,10 @@ def newton_direction(
 
 @njit(**_ENTRY)
 def descend_moments(
-    M: Floats, slots: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int
+    M: Floats, slots: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int, g: Floats
 ) -> None:
-    """Take full-batch gradient steps on W[jobs[i]], in place, with gradient 2 M[slots[i]] (w, -1)."""
+    """Take full-batch gradient steps on W[jobs[i]], in place, with gradient 2 M[slots[i]] (w, -1); g is room for it."""
     d = W.shape[1]
-    g = np.empty(d)
     for s in range(jobs.size):
         m, w, a = M[slots[s]], W[jobs[s]], A[jobs[s]]
         for _ in range(steps):
@@ -496,10 +480,9 @@ def squares(X: Floats, y: Floats, start: Ints, stop: Ints, jobs: Ints, W: Floats
 
 @njit(**_ENTRY)
 def descend_rows(
-    X: Floats, y: Floats, orders: Ints, epochs: int, w: Floats, a: Floats, rho: float, lr: float, batch: int
+    X: Floats, y: Floats, orders: Ints, epochs: int, w: Floats, a: Floats, rho: float, lr: float, batch: int, g: Floats
 ) -> None:
-    """Take one gradient step on w, in place, for every ``batch`` rows, over the orders in turn."""
-    g = np.empty(w.size)
+    """Take one gradient step on w, in place, for every ``batch`` rows, over the orders in turn; g is room for it."""
     for epoch in range(epochs):
         order = orders[epoch % orders.shape[0]]
         for first in range(0, max(order.size, 1), batch):  # without rows: the proximal term alone

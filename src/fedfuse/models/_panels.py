@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from fedfuse import _aligned
+from fedfuse._machine import lane_bytes
 from fedfuse.types import Floats, Ints
 
 PANEL = 256  # rows whose scores stay in the cache until the gradient is done; more gain nothing
@@ -19,3 +23,20 @@ class Panels(NamedTuple):
     counts: Ints  # true rows of every device
     features: int  # with intercept and filling
     classes: int  # without filling
+
+
+class Space(NamedTuple):
+    """What the loops of one thread work in."""
+
+    S: Floats  # scores: PANEL numbers for every class, then twice PANEL for the helpers' own use
+    L: Floats  # a gradient in the rows' own precision: lanes for every class and four features, of which those at
+    # k, k + 4, … add up to the k-th of the four. Zeros before and after.
+    G: Floats  # a gradient, float64
+
+
+def space(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Space:
+    """Return space for matrices (classes x features) like this."""
+    classes, features = shape
+    lanes = lane_bytes() // dtype.itemsize
+    scores = _aligned.zeros((classes + 2) * PANEL, dtype)
+    return Space(scores, _aligned.zeros(classes * features // 4 * lanes, dtype), np.empty(shape))

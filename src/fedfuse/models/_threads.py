@@ -21,6 +21,25 @@ SMALL = 1e7
 SHARE = 0.25
 
 
+_most: int | None = None  # threads, where somebody has said so
+
+
+def allowed() -> int:
+    """Return how many threads computations may take: `keep_to`, NUMBA_NUM_THREADS, or one for every core."""
+    return _most or int(os.environ.get("NUMBA_NUM_THREADS") or usable_cores())
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_to(threads: int | None) -> None:
+    """Take at most so many threads from now on in this process; None undoes that."""
+    global _most
+    _most = threads
+
+
 def bins(cost: Floats, threads: int) -> list[Ints]:
     """Cut positions, the costliest first, into bins that get smaller (guided self-scheduling).
 
@@ -41,16 +60,14 @@ def bins(cost: Floats, threads: int) -> list[Ints]:
 
 
 def spread(run: Callable[[Ints], object], cost: Floats) -> None:
-    """Call ``run(jobs)`` for bins of positions, in as many threads as `numba.set_num_threads` allows.
+    """Call ``run(jobs)`` for bins of positions, in as many threads as are `allowed`.
 
     ``run`` spends its time in compiled code that lets go of the interpreter, and may call `spread` itself.
     """
     if cost.sum() <= SMALL:
         run(np.arange(cost.size))
         return
-    import numba  # small work, and a process that has no more, is spared it
-
-    threads = min(numba.get_num_threads(), cost.size)
+    threads = min(allowed(), cost.size)
     left = iter(bins(cost, threads))
 
     def work() -> None:

@@ -9,12 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse._machine import Kernels
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.models._spectrum import second_moments, spectrum
 from fedfuse.models._threads import spread
 from fedfuse.models.base import Model, batch_orders, decayed, one_each, plain
 from fedfuse.tasks import Work
 from fedfuse.types import Bools, Floats, Ints
+
+_kernels = Kernels("fedfuse.models._kernels")
 
 
 @dataclass
@@ -167,11 +170,10 @@ def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
         _descend_moments(*data.moments(devices[by_moments]), by_moments, W, A, rho, lr, steps)
 
     def run(jobs: Ints) -> None:
-        from fedfuse.models._kernels import descend_rows  # compiled: only for who computes
-
+        room = np.empty(W.shape[1])
         for k in by_rows[jobs]:
             X, y = data.rows.of(devices[k])
-            descend_rows(X, y, np.arange(len(y))[None], steps, W[k], A[k], rho, lr, max(1, len(y)))
+            _kernels.descend_rows(X, y, np.arange(len(y))[None], steps, W[k], A[k], rho, lr, max(1, len(y)), room)
 
     if by_rows.size:
         spread(run, job.cost[by_rows] * steps)
@@ -190,22 +192,22 @@ def _descend_moments(
             w -= lr * (gradient + rho * (w - away))
         W[chosen] = w
         return
-    from fedfuse.models._kernels import descend_moments  # compiled: only for who computes
 
-    cost = np.full(chosen.size, float(steps * d**2))
-    spread(lambda jobs: descend_moments(M, slots[jobs], chosen[jobs], W, A, rho, lr, steps), cost)
+    def run(jobs: Ints) -> None:
+        _kernels.descend_moments(M, slots[jobs], chosen[jobs], W, A, rho, lr, steps, np.empty(d))
+
+    spread(run, np.full(chosen.size, float(steps * d**2)))
 
 
 def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]) -> None:
-    from fedfuse.models._kernels import descend_rows  # compiled: only for who computes
-
     epochs, lr = plain(work)
 
     def run(jobs: Ints) -> None:
+        room = np.empty(job.W.shape[1])
         for k in jobs:
             X, y = job.data.rows.of(job.devices[k])
             for orders in batch_orders(len(y), work, rngs[k]):
-                descend_rows(X, y, orders, len(orders), job.W[k], A[k], rho, lr, work.batch)
+                _kernels.descend_rows(X, y, orders, len(orders), job.W[k], A[k], rho, lr, work.batch, room)
 
     spread(run, job.cost * epochs)
 
@@ -253,7 +255,5 @@ def _squares(X: Floats, y: Floats, w: Floats) -> tuple[float, Floats]:
 
 
 def _add_squares(rows: Rows, job: _Job, many: Ints, loss: Floats, G: Floats) -> None:
-    from fedfuse.models._kernels import squares  # compiled: only for who computes
-
     start, stop = rows.start[job.devices], rows.stop[job.devices]
-    spread(lambda jobs: squares(rows.X, rows.y, start, stop, many[jobs], job.W, loss, G), job.cost[many])
+    spread(lambda jobs: _kernels.squares(rows.X, rows.y, start, stop, many[jobs], job.W, loss, G), job.cost[many])

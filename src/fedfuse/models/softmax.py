@@ -10,14 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse import _aligned
+from fedfuse._machine import Kernels
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models._panels import STRIP, Panels
+from fedfuse.models._panels import PANEL, STRIP, Panels, space
 from fedfuse.models._spectrum import spectrum
 from fedfuse.models._threads import spread
 from fedfuse.models.base import Model, batch_orders, decayed, one_each, plain
 from fedfuse.tasks import Work
 from fedfuse.types import Floats, Ints
+
+_kernels = Kernels("fedfuse.models._kernels")
 
 
 @dataclass(frozen=True)
@@ -154,24 +157,27 @@ class _Job:
 
 
 def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
-    from fedfuse.models._kernels import descend  # compiled: only for who computes
-
     steps, lr = plain(work)
     panels, devices, W = job.data.panels, job.devices, job.W
-    spread(lambda jobs: descend(panels, devices, jobs, W, A, rho, lr, steps), job.cost * steps)
+
+    def run(jobs: Ints) -> None:
+        _kernels.descend(panels, devices, jobs, W, A, rho, lr, steps, space(W.shape[1:], W.dtype))
+
+    spread(run, job.cost * steps)
 
 
 def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]) -> None:
-    from fedfuse.models._kernels import descend_batches  # compiled: only for who computes
-
     epochs, lr = plain(work)
     classes = job.data.panels.classes
 
     def run(jobs: Ints) -> None:
+        room = space(job.W.shape[1:], job.W.dtype)
+        panel, labels = _aligned.zeros(job.W.shape[2] * PANEL, job.W.dtype), np.empty(PANEL, np.int64)
         for k in jobs:
             X, y = job.data.rows.of(job.devices[k])
             for orders in batch_orders(len(y), work, rngs[k]):
-                descend_batches(X, y, classes, orders, job.W[k], A[k], rho, lr, work.batch)
+                how = rho, lr, work.batch
+                _kernels.descend_batches(X, y, classes, orders, job.W[k], A[k], *how, room, panel, labels)
 
     spread(run, job.cost * epochs)
 
@@ -190,11 +196,13 @@ def _evaluate(
     job: _Job, *, loss: bool = False, hits: bool = False, gradient: bool = False
 ) -> tuple[Floats, Ints, Floats]:
     """Return the sums over rows of loss, hits and gradient; what is not asked for is empty."""
-    from fedfuse.models._kernels import evaluate  # compiled: only for who computes
-
     k = len(job.devices)
     sums = np.zeros(k * loss), np.zeros(k * hits, np.int64), np.zeros(job.W.shape if gradient else (0, 0, 0))
-    spread(lambda jobs: evaluate(job.data.panels, job.devices, jobs, job.W, *sums), job.cost)
+
+    def run(jobs: Ints) -> None:
+        _kernels.evaluate(job.data.panels, job.devices, jobs, job.W, *sums, space(job.W.shape[1:], job.W.dtype))
+
+    spread(run, job.cost)
     return sums
 
 

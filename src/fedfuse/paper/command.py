@@ -9,8 +9,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from fedfuse._console import Answers, Lines
-from fedfuse.comparison.jobs import usable_cores
 from fedfuse.errors import FedfuseError
+from fedfuse.models._threads import usable_cores
 from fedfuse.paper import page, runner
 from fedfuse.paper.experiment import Item, Shown
 from fedfuse.paper.items import chosen, items
