@@ -62,8 +62,8 @@ def _apart(a: Any, b: Any) -> Any:
             x, e = x + f * f, e + w
         square += total((x + y) + (z + u))
         while e < last:
-            square += np.float64(a[e] - b[e]) ** 2
-            e += 1
+            gap = np.float64(a[e] - b[e])
+            square, e = square + gap * gap, e + 1
     return square
 
 
@@ -96,7 +96,8 @@ def _products(row: Any, lo: Any, hi: Any, keep: Any, first: Any, last: Any, ahea
     a, b = total((a0 + a1) + (a2 + a3)), total((b0 + b1) + (b2 + b3))
     while e < last:
         v = lo[e] - hi[e] + keep * row[e]
-        a, b, e = a + v * v, b + (v - row[e]) ** 2, e + 1
+        gap = v - row[e]
+        a, b, e = a + v * v, b + gap * gap, e + 1
     return a, b
 
 
@@ -250,7 +251,7 @@ def _near(near: Any, turn: Any, first: Any, run: Any, order: Any, todo: Any) -> 
 def _measure(pairs: Any, turn: Any, b: Any, j: Any, p: Any, theirs: Any, following: Any) -> Any:
     """Return ||new||^2, <gap, new> and ||gap||^2 of a pair's new row (see `_products`)."""
     delta, one = pairs.delta, pairs.delta.dtype.type(1)
-    row, mine, was = delta[pairs.where[p]], turn.now[b], np.float64(pairs.r[p]) ** 2
+    row, mine, was = delta[pairs.where[p]], turn.now[b], np.float64(pairs.r[p])
     lo, hi = (mine, theirs) if turn.active[b] < j else (theirs, mine)
     new, gap = 0.0, 0.0
     for first in range(0, row.size, BLOCK):
@@ -258,7 +259,7 @@ def _measure(pairs: Any, turn: Any, b: Any, j: Any, p: Any, theirs: Any, followi
         ahead = delta[pairs.where[following]] if first * delta.itemsize < AHEAD else row
         part = _products(row, lo, hi, one - pairs.s[p], first, last, ahead)
         new, gap = new + part[0], gap + part[1]
-    return new, (new + gap - was) / 2, gap  # the second: since row = new - gap
+    return new, (new + gap - was * was) / 2, gap  # the second: since row = new - gap
 
 
 @njit(**_INNER)
@@ -342,7 +343,7 @@ def settle(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest: bool
                 weights, x, y, far = _settle(pairs, pieces, one if active[b] < j else -one, other >= 0, p, known)
                 primal, dual = primal + x, dual + y
                 if rest:
-                    dual -= turn.lengths[b] ** 2 if other < 0 else _apart(turn.moved[b], turn.moved[other])
+                    dual -= turn.lengths[b] * turn.lengths[b] if other < 0 else _apart(turn.moved[b], turn.moved[other])
                 if far:
                     where[p] = LEFT - where[p]
                     left += 1
@@ -378,7 +379,7 @@ def claim(pairs: Any, near: Any, omega: Any, turn: Any, due: Any, rows: Any, sta
                         row, square = delta[rows[n]], 0.0
                         for e in range(omega.shape[1]):
                             row[e] = lo[e] - hi[e]
-                            square += np.float64(lo[e] - hi[e]) ** 2
+                            square += np.float64(row[e]) * row[e]
                         where[p], r[p] = rows[n], np.sqrt(square)
                         near[j, active[b]] = near[active[b], j] = 1
                         n += 1
@@ -443,16 +444,16 @@ def place(omega: Any, devices: Any, new: Any, turn: Any, squares: Any, together:
         _copy(own, now[b])
         for e in range(own.size):
             moved[b, e] = own[e] - before[b, e]
-            step += np.float64(moved[b, e]) ** 2
-            square += np.float64(own[e]) ** 2
+            step += np.float64(moved[b, e]) * moved[b, e]
+            square += np.float64(own[e]) * own[e]
         lengths[b], squares[i] = np.sqrt(step), square
     for b in range(active.size):  # in an order that is not the caller's
         _add(moved[b], together)
-        way += lengths[b] ** 2
+        way += lengths[b] * lengths[b]
     for i in range(squares.size):
         size += squares[i]
     for e in range(together.size):
-        scatter += together[e] ** 2
+        scatter += together[e] * together[e]
     found[0], found[1], found[2] = way, size, squares.size * way - scatter
 
 
