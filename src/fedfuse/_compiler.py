@@ -33,18 +33,22 @@ COMMON: dict[str, Any] = {
 }
 # What machine code may ask for: the C library, which every process has.
 LIBRARY = {"memcpy", "memmove", "memset", "exp", "log", "pow", "sqrt"}
-# Where in an array object its parts are (NumPy's ndarraytypes.h): behind what every object has, and its number of axes.
+# Where in an array object its parts are (NumPy's ndarraytypes.h): behind what every object has.
 DATA = object.__basicsize__
-SHAPE, STRIDES = DATA + 16, DATA + 24
+SHAPE, STRIDES, FLAGS = DATA + 16, DATA + 24, DATA + 48
+CONTIGUOUS = 1  # among the flags
+_WORD = ir.IntType(64)
 
 
 def compiled(module: str, name: str, kinds: Kinds) -> Code:
     """Compile a function for arguments of these types."""
     function = getattr(import_module(module), name)
-    words: dict[str, Any] = {"function": function, "whole": _whole, "real": _real}
-    arguments = ", ".join(_arguments(iter(kinds), words, count(), count()))
-    exec(f"def {name}(words, reals):\n    function({arguments})", words)
-    around = njit(**COMMON, fastmath=function.targetoptions.get("fastmath", False))(words[name])
+    names: dict[str, Any] = {"function": function, "whole": _whole, "real": _real}
+    arguments = ", ".join(_arguments(iter(kinds), names, count(1), count()))
+    names["contiguous"] = _contiguous(names.pop("places", []))
+    lines = f"def {name}(words, reals):", "  if contiguous(words):", f"    function({arguments})", "    words[0] = 1"
+    exec("\n".join(lines), names)
+    around = njit(**COMMON, fastmath=function.targetoptions.get("fastmath", False))(names[name])
     around.compile((types.CPointer(types.int64), types.CPointer(types.float64)))
     (result,) = around.overloads.values()
     _, _, (machine, bitcode) = result.library.serialize_using_object_code()
@@ -71,9 +75,10 @@ def _arguments(
         elif kind is float:
             yield f"real(reals, {next(reals)})"
         elif isinstance(kind, np.dtype):
-            axes, _contiguous, reader = next(kinds), next(kinds), f"array{len(names)}"
-            names[reader] = _array(types.Array(from_dtype(kind), axes, "C"))
-            yield f"{reader}(words, {next(words)})"
+            reader, place = f"array{len(names)}", next(words)
+            names[reader] = _array(types.Array(from_dtype(kind), next(kinds), "C"))
+            names.setdefault("places", []).append(place)
+            yield f"{reader}(words, {place})"
         else:
             inner = _arguments(kinds, names, words, reals)
             parts = ", ".join(next(inner) for _ in range(next(kinds)))
@@ -81,24 +86,41 @@ def _arguments(
             yield f"({parts},)" if kind is tuple else f"{kind.__name__}({parts})"
 
 
+def _at(builder: Any, address: Any, offset: int, kind: Any = _WORD) -> Any:
+    """Load a number that lies behind an address."""
+    return builder.load(builder.inttoptr(builder.add(address, _WORD(offset)), kind.as_pointer()))
+
+
+def _contiguous(places: list[int]) -> Any:
+    """Return a function for compiled code: whether all arrays at these places of the words are contiguous."""
+
+    def emit(_typing: Any, words: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            number = ir.IntType(32)
+            flags = number(CONTIGUOUS)
+            for place in places:
+                address = builder.load(builder.gep(arguments[0], [_WORD(place)]))
+                flags = builder.and_(flags, _at(builder, address, FLAGS, number))
+            return builder.icmp_unsigned("!=", flags, number(0))
+
+        return types.boolean(words), generate
+
+    return intrinsic(emit)
+
+
 def _array(kind: Any) -> Any:
     """Return a function for compiled code: the array whose object's address is this word."""
 
     def emit(_typing: Any, words: Any, place: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            whole = ir.IntType(64)
-
-            def word(address: Any, offset: int) -> Any:
-                return builder.load(builder.inttoptr(builder.add(address, whole(offset)), whole.as_pointer()))
-
             address = builder.load(builder.gep(arguments[0], [arguments[1]]))
-            data, shape, strides = (word(address, offset) for offset in (DATA, SHAPE, STRIDES))
+            data, shape, strides = (_at(builder, address, offset) for offset in (DATA, SHAPE, STRIDES))
             array = make_array(kind)(context, builder)
             populate_array(
                 array,
                 builder.inttoptr(data, array.data.type),
-                [word(shape, 8 * axis) for axis in range(kind.ndim)],
-                [word(strides, 8 * axis) for axis in range(kind.ndim)],
+                [_at(builder, shape, 8 * axis) for axis in range(kind.ndim)],
+                [_at(builder, strides, 8 * axis) for axis in range(kind.ndim)],
                 get_itemsize(context, kind),
                 None,  # nobody counts who holds it
             )

@@ -43,9 +43,7 @@ for message in (hello(1000, 60.0), write_letter(letter, 1000, 60.0)):
 """
 
 
-@pytest.mark.parametrize(
-    ("task", "needs"), [("Moments(3)", set()), ("Train(Work())", set())], ids=["moments", "train"]
-)
+@pytest.mark.parametrize(("task", "needs"), [("Moments(3)", set()), ("Train(Work())", set())], ids=["moments", "train"])
 def test_orders_import_what_they_compute_with(task, needs, request):
     tests = str(request.path.parent)
     assert set(loaded_after(ORDER.format(tests=tests, task=task))) <= needs
