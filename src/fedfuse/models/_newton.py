@@ -14,6 +14,7 @@ import numpy as np
 from fedfuse import _aligned
 from fedfuse._machine import Kernels
 from fedfuse.models._panels import PANEL, Panels, Space, space
+from fedfuse.models._threads import own
 from fedfuse.types import Floats
 
 # Gradient norm at which a problem counts as solved; float32 cannot see smaller ones.
@@ -28,7 +29,7 @@ _kernels = Kernels("fedfuse.models._kernels")
 
 def minimise(panels: Panels, device: int, W: Floats, A: Floats, rho: float) -> Floats:
     """Return the minimiser of ``f(W) + rho/2 ||W - A||^2``, coming from W."""
-    room = space(W.shape, W.dtype)
+    room = own(space, W.shape, W.dtype)
     h, g = _value_and_gradient(panels, device, W, A, rho, room)
     enough = max(_TOLERANCE[W.dtype], 0.0 if rho else _TOLERANCE_ALONE) * max(1.0, _norm(g))
     for _ in range(_STEPS):

@@ -40,3 +40,8 @@ def space(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Space:
     lanes = lane_bytes() // dtype.itemsize
     scores = _aligned.zeros((classes + 2) * PANEL, dtype)
     return Space(scores, _aligned.zeros(classes * features // 4 * lanes, dtype), np.empty(shape))
+
+
+def batch_space(features: int, dtype: np.dtype[Any]) -> tuple[Floats, Ints]:
+    """Return space for the rows of a panel, and for their classes."""
+    return _aligned.zeros(features * PANEL, dtype), np.empty(PANEL, np.int64)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -21,6 +22,8 @@ SMALL = 1e7
 SHARE = 0.25
 
 
+Made = TypeVar("Made")
+_mine = threading.local()
 _most: int | None = None  # threads, where somebody has said so
 
 
@@ -38,6 +41,14 @@ def keep_to(threads: int | None) -> None:
     """Take at most so many threads from now on in this process; None undoes that."""
     global _most
     _most = threads
+
+
+def own(make: Callable[..., Made], *sizes: Any) -> Made:
+    """Return what this thread works in: ``make(*sizes)``, or what that was the last time, if sizes are the same."""
+    last: tuple[Any, Made] | None = vars(_mine).get(make.__qualname__)
+    if last is None or last[0] != sizes:
+        last = vars(_mine)[make.__qualname__] = sizes, make(*sizes)
+    return last[1]
 
 
 def bins(cost: Floats, threads: int) -> list[Ints]:

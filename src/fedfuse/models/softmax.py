@@ -13,9 +13,9 @@ from fedfuse import _aligned
 from fedfuse._machine import Kernels
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models._panels import PANEL, STRIP, Panels, space
+from fedfuse.models._panels import STRIP, Panels, batch_space, space
 from fedfuse.models._spectrum import spectrum
-from fedfuse.models._threads import spread
+from fedfuse.models._threads import own, spread
 from fedfuse.models.base import Model, batch_orders, decayed, one_each, plain
 from fedfuse.tasks import Work
 from fedfuse.types import Floats, Ints
@@ -161,7 +161,7 @@ def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
     panels, devices, W = job.data.panels, job.devices, job.W
 
     def run(jobs: Ints) -> None:
-        _kernels.descend(panels, devices, jobs, W, A, rho, lr, steps, space(W.shape[1:], W.dtype))
+        _kernels.descend(panels, devices, jobs, W, A, rho, lr, steps, own(space, W.shape[1:], W.dtype))
 
     spread(run, job.cost * steps)
 
@@ -171,13 +171,12 @@ def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequenc
     classes = job.data.panels.classes
 
     def run(jobs: Ints) -> None:
-        room = space(job.W.shape[1:], job.W.dtype)
-        panel, labels = _aligned.zeros(job.W.shape[2] * PANEL, job.W.dtype), np.empty(PANEL, np.int64)
+        room, batch = own(space, job.W.shape[1:], job.W.dtype), own(batch_space, job.W.shape[2], job.W.dtype)
         for k in jobs:
             X, y = job.data.rows.of(job.devices[k])
             for orders in batch_orders(len(y), work, rngs[k]):
                 how = rho, lr, work.batch
-                _kernels.descend_batches(X, y, classes, orders, job.W[k], A[k], *how, room, panel, labels)
+                _kernels.descend_batches(X, y, classes, orders, job.W[k], A[k], *how, room, *batch)
 
     spread(run, job.cost * epochs)
 
@@ -200,7 +199,7 @@ def _evaluate(
     sums = np.zeros(k * loss), np.zeros(k * hits, np.int64), np.zeros(job.W.shape if gradient else (0, 0, 0))
 
     def run(jobs: Ints) -> None:
-        _kernels.evaluate(job.data.panels, job.devices, jobs, job.W, *sums, space(job.W.shape[1:], job.W.dtype))
+        _kernels.evaluate(job.data.panels, job.devices, jobs, job.W, *sums, own(space, job.W.shape[1:], job.W.dtype))
 
     spread(run, job.cost)
     return sums
