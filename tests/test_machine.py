@@ -141,6 +141,17 @@ def test_arrays_on_disk_and_arrays_not_to_be_written_are_arrays(shelf, tmp_path)
     np.testing.assert_array_equal(zeta, omega[devices])
 
 
+def test_numbers_are_what_they_are(shelf):
+    kernel = Kernel("fedfuse._pairs", "rescale")
+    for ratio in (0.5, np.float64(0.5), np.float32(0.5)):
+        delta, s, r = np.ones((1, 3)), np.array([0.5]), np.array([3.0])
+        kernel(delta, s, r, np.zeros(1, np.int32), ratio)
+        np.testing.assert_allclose(delta, 0.75)  # s + ratio (1 - s)
+    with pytest.raises(TypeError):
+        kernel(delta, s, r, np.zeros(1, np.int32), "0.5")
+    assert len(list(shelf.iterdir())) == 1
+
+
 def test_arrays_with_gaps_are_refused(shelf):
     with pytest.raises(ValueError, match="contiguous"):
         new_kernel()(np.zeros((5, 6))[:, ::2], np.zeros((5, 3)), np.arange(2), np.empty((2, 3)))

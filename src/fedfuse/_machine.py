@@ -20,6 +20,7 @@ from ctypes import CFUNCTYPE, c_int32, c_void_p
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import version
+from operator import index
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Lock
@@ -118,12 +119,12 @@ def _take_apart(arguments: Sequence[Any], kinds: Kinds, words: list[int], reals:
         elif isinstance(each, tuple):
             kinds += type(each), len(each)
             _take_apart(each, kinds, words, reals)
-        elif isinstance(each, float):
+        elif isinstance(each, (float, np.floating)):
             kinds.append(float)
             reals.append(each)
         else:
             kinds.append(int)
-            words.append(int(each))
+            words.append(index(each))
 
 
 def _entry(module: str, name: str, kinds: Kinds) -> Callable[..., int]:
