@@ -121,7 +121,7 @@ def _take_apart(arguments: Sequence[Any], kinds: Kinds, words: list[int], reals:
             _take_apart(each, kinds, words, reals)
         elif isinstance(each, (float, np.floating)):
             kinds.append(float)
-            reals.append(each)
+            reals.append(float(each))
         else:
             kinds.append(int)
             words.append(index(each))
