@@ -43,8 +43,8 @@ methods that have it, and `--set fpfc.lam=0.6` to one. The defaults below are th
 name have some of their own (such as participation, rounds and steps); on tables, devices solve their problem exactly
 (`solver=exact`) unless steps, lr, batch or momentum is given.
 
-| key | takes | meaning | default | methods |
-| --- | --- | --- | --- | --- |
+| key | meaning | default | methods |
+| --- | --- | --- | --- |
 """
 
 
@@ -150,12 +150,12 @@ def _names(param: Any) -> str:
 
 def _keys(names: list[str]) -> str:
     """Write the row of keys that mean one thing together."""
-    cells = [[f"`{name}`" for name in names], [_plain(KEYS[name].takes) for name in names]]
-    if len(set(cells[1])) == 1:
-        del cells[1][1:]
+    keys, takes = [f"`{name}`" for name in names], [_plain(KEYS[name].takes) for name in names]
+    alike = len(set(takes)) == 1
+    values = takes[0] if alike else "; ".join(f"{key}: {value}" for key, value in zip(keys, takes, strict=True))
     words = _plain(meaning(names[0])).replace("`None`", "`all`")
     defaults = [_default_of(name) for name in names]
-    cells += [[words], defaults if any(defaults) else [], [_methods(names[0])]]
+    cells = [keys, [words, f"*Takes {values}.*"], defaults if any(defaults) else [], [_methods(names[0])]]
     return "| " + " | ".join("<br>".join(cell) for cell in cells) + " |"
 
 
@@ -198,7 +198,7 @@ def _parameters(text: str) -> Iterator[tuple[list[str], str]]:
 def _plain(text: str) -> str:
     """Write a docstring's words as a line of Markdown that may stand in a table."""
     words = re.sub(r'`"([^"`]*)"`', r"`\1`", text.replace("``", "`"))  # the command line has no quotes
-    return " ".join(words.replace("|", "\\|").split())
+    return " ".join(words.replace("||", "‖").replace("|", "\\|").split())
 
 
 if __name__ == "__main__":
