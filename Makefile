@@ -30,6 +30,7 @@ bench: .venv/ready
 # site/index.html opens from disk; nothing is loaded from elsewhere
 docs: .venv/ready
 	$(BIN)/python docs/make_figures.py
+	$(BIN)/python docs/make_cli.py
 	$(BIN)/mkdocs build --strict
 
 # what a first run needs, and what developers need on top of it

@@ -72,8 +72,8 @@ def page(results: dict[tuple[str, str], Result], picture: str) -> str:
     """Return the page with the table."""
     lines = [
         "# Images", "",
-        "20 devices in 4 groups, the paper's CNN, seed 0, no lambda given. Every method has the same budget of",
-        "device-epochs (one pass of one device over its rows); FPFC's includes the search for the groups.", "",
+        "20 devices in 4 groups, the paper's CNN, seed 0, no lambda given. Every method has at most 800",
+        "device-epochs (one pass of one device over its rows); FPFC's include the search for the groups.", "",
         "| data | method | test accuracy | groups | ARI | device-epochs | floats sent | seconds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip

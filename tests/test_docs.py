@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -68,6 +69,52 @@ def test_the_reference_names_all_that_is_exported():
     assert set(fedfuse.__all__) - {"__version__"} <= named
 
 
+@pytest.fixture(scope="module")
+def reference():
+    """docs/make_cli.py, which is no module of the package."""
+    spec = importlib.util.spec_from_file_location("make_cli", ROOT / "docs" / "make_cli.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_key_has_a_meaning(reference):
+    from fedfuse.options import KEYS
+
+    assert [key for key in KEYS if not reference.meaning(key)] == []
+
+
+def test_the_page_of_the_command_line_is_up_to_date(reference):
+    """If this fails: python docs/make_cli.py."""
+    text = reference.page()
+    assert (ROOT / "docs" / "cli.md").read_text() == text
+    for words in ("fedfuse run", "fedfuse path", "fedfuse data fetch", "fedfuse flower new"):
+        assert f"## {words}\n" in text
+    assert "|  |  |" not in text  # an option without a meaning
+
+
+def test_the_example_of_the_readme_says_what_it_says(capsys):
+    """Runs as it is, and prints what stands below it."""
+    text = (ROOT / "README.md").read_text()
+    code, output = re.search(r"^```python\n(import numpy.*?)^```\n\n```\n(.*?)^```", text, re.M | re.S).groups()
+    exec(code, {})
+    assert capsys.readouterr().out == output
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"])
+def test_links_lead_somewhere(page):
+    """mkdocs looks at those of the docs."""
+    for place in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text()):
+        if place.startswith("http"):
+            continue
+        path, _, anchor = place.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), place
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+            assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, place
+
+
 @pytest.mark.slow
 def test_the_site_builds_strictly(tmp_path):
     pytest.importorskip("mkdocs")
@@ -78,7 +125,7 @@ def test_the_site_builds_strictly(tmp_path):
     # a proxy that is not there: who asks for the network gets an error
     offline = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
     environment = {**os.environ, **offline, "PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "Agg"}
-    for command in (["docs/make_figures.py"], ["-m", "mkdocs", "build", "--strict"]):
+    for command in (["docs/make_figures.py"], ["docs/make_cli.py"], ["-m", "mkdocs", "build", "--strict"]):
         subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, check=True)
     for page in (tmp_path / "site").rglob("*.html"):
         if "figures" not in page.parts:

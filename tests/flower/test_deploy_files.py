@@ -51,7 +51,7 @@ SERVICE = {
         "environment": {"type": "object", "additionalProperties": {"type": "string"}},
         "ports": {"type": "array", "items": {"type": "string", "pattern": r"^\d+:\d+$"}},
         "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
-        "volumes": {"type": "array", "items": {"type": "string", "pattern": r"^[./a-z]+:/[a-z]+(:ro)?$"}},
+        "volumes": {"type": "array", "items": {"type": "string", "pattern": r"^[./a-z]+:/[./a-z]+(:ro)?$"}},
     },
 }
 SCHEMA = {
@@ -77,6 +77,42 @@ def test_compose_names_what_it_uses(compose):
     named = {volume.split(":")[0] for s in services.values() for volume in s["volumes"] if volume[0] != "."}
     assert named == set(compose["volumes"])
     assert {name for s in services.values() for name in s.get("depends_on", [])} <= set(services)
+
+
+def mounted(service):
+    """Files of the host, by the name that they have in the container."""
+    bound = [volume.split(":") for volume in service["volumes"] if volume[0] == "."]
+    assert all(mode == ["ro"] for _, _, *mode in bound)
+    return {inside: outside for outside, inside, *_ in bound}
+
+
+def test_containers_get_the_files_that_they_name_and_no_others(compose):
+    """So that no node can read another's key or rows."""
+    for service in compose["services"].values():
+        files = mounted(service)
+        assert set(files) == set(re.findall(r"/(?:certificates|data)/[a-z.]+", service["command"]))
+        assert all(outside == f".{inside}" for inside, outside in files.items())
+
+
+def test_the_state_belongs_to_the_user_of_the_image(compose):
+    """A new volume takes its owner from the image's directory."""
+    recipe = compose["x-flower"]["build"]["dockerfile_inline"]
+    owners = {place: user for user, place in re.findall(r"--owner=(\S+) .*(/[a-z]+)$", recipe, re.MULTILINE)}
+    (user,) = re.findall(r"^USER (\S+)$", recipe, re.MULTILINE)
+    assert re.search(rf"useradd .*\b{user}\b", recipe)
+    for service in compose["services"].values():
+        named = [volume.split(":")[1] for volume in service["volumes"] if volume[0] != "."]
+        assert all(owners[place] == user for place in named)
+
+
+def test_the_image_is_made_of_what_is_here(compose):
+    build = compose["x-flower"]["build"]
+    root = DEPLOY / build["context"]
+    copied = re.findall(r"^COPY (.*) \S+$", build["dockerfile_inline"], re.MULTILINE)
+    assert copied
+    for name in " ".join(copied).split():
+        assert (root / name).exists()
+        assert not name.startswith("deploy")  # where keys are
 
 
 def test_nodes_say_who_they_are(compose):

@@ -46,8 +46,9 @@ def data_fetch(
 
 def flower_new(directory: Annotated[Path, Arg(help="A new directory.")]) -> None:
     """Write a small Flower app: say in its task.py how a device loads its rows and which model it has."""
-    from fedfuse.flower.scaffold import write_app
+    from fedfuse.flower.scaffold import INSTALL_NOTHING, write_app
 
     for path in write_app(directory):
         typer.echo(str(path))
-    typer.echo(f'next: flwr run {directory} --stream --federation-config "num-supernodes=8"')
+    typer.echo(f"next: {INSTALL_NOTHING}")
+    typer.echo(f'      flwr run {directory} --stream --federation-config "num-supernodes=8"')

@@ -146,6 +146,8 @@ class Federation:
     def only(self, devices: Sequence[int] | npt.ArrayLike) -> Federation:
         """Return the federation of these devices, in this order, with their rows in the same parts.
 
+        Examples
+        --------
         >>> X = np.ones((5, 1))
         >>> Federation.from_arrays({"a": (X, X[:, 0]), "b": (X, X[:, 0])}, goal="regression").only([1]).names
         ('b',)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from fedfuse.errors import FedfuseError
 
+# Before the first flwr command: its SuperLink in the background keeps the environment that it was started in.
+INSTALL_NOTHING = "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
+
 _PYPROJECT = """\
 [build-system]
 requires = ["hatchling"]
@@ -95,13 +98,17 @@ def model():
 _README = """\
 # {name}
 
-Simulation, with eight devices:
+Simulation, with eight devices, in the Python environment in which you are:
 
+    {nothing}  # before the first flwr command
     flwr run . --stream --federation-config "num-supernodes=8"
 
 A federation of real hosts (a SuperLink, and a SuperNode on every device with `--node-config 'device="NAME" …'`):
 
     flwr run . NAME-OF-THE-SUPERLINK --stream --run-config "num-devices=8 out='/srv/runs/first'"
+
+Without that line Flower installs the dependencies anew for every run, and a run ends with `Exit Code: 608` where it
+cannot. A SuperLink that was already running does not know of it: end that process (`flower-superlink`), and run again.
 
 `{package}/task.py` says how a device loads its rows and which model it has; `pyproject.toml` says how to train.
 The run's directory has `summary.json`, `labels.csv`, `models.npz` and `history.csv`.
@@ -116,7 +123,7 @@ def write_app(directory: Path) -> list[Path]:
         raise FedfuseError(f"{name!r} cannot be the name of an app: begin with a letter, go on with letters and digits")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FedfuseError(f"{directory} exists already and is not empty: choose another directory")
-    words = {"name": package.replace("_", "-"), "package": package}
+    words = {"name": package.replace("_", "-"), "package": package, "nothing": INSTALL_NOTHING}
     files = {
         "pyproject.toml": _PYPROJECT,
         "README.md": _README,

@@ -271,8 +271,17 @@ class PairwiseFusion(Method[Fusing]):
 
 @dataclass(frozen=True)
 class FPFC(PairwiseFusion):
-    """FPFC with the smoothed SCAD penalty: ``a`` is its reach in units of lambda, ``xi`` its smoothing width.
+    """FPFC with the smoothed SCAD penalty.
 
+    Parameters
+    ----------
+    a
+        Reach of the penalty in units of lambda: pairs further apart are left alone.
+    xi
+        Width of the penalty's smoothing around 0, less than lambda.
+
+    Examples
+    --------
     >>> FPFC(lam=0.6).penalty
     SmoothedSCAD(lam=0.6, a=3.7, xi=0.0001)
     """
