@@ -20,7 +20,7 @@ from fedfuse.fleet import Fleet, InProcess
 from fedfuse.models import default_model
 from fedfuse.settings import Settings
 from fedfuse.store import read_arrays, write_arrays
-from fedfuse.tasks import Gradient, Install, Ledger, Losses, Order, Reply, Train, Work, fault, largest_value
+from fedfuse.tasks import Gradient, Install, Ledger, Losses, Moments, Order, Reply, Train, Work, fault, largest_value
 from fedfuse.training import Callback
 from planted import Keep, planted
 
@@ -125,6 +125,9 @@ def test_the_gate_names_what_is_wrong():
     for bad in (np.nan, np.inf, -np.inf):
         assert verdict(values=np.array([0, 0, bad, 0])) == "not finite"
     assert verdict(values=good * 1e30) == "too large"
+    asked = {1: Order(1, 7, Moments(2))}  # squares of numbers, which the server keeps in double precision
+    assert verdict(values=good * 1e30) is None
+    assert verdict(values=good * 1e200) == "too large"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -120,7 +120,8 @@ class Post:
         return seen
 
     def _fits(self, reply: Reply, tasks: dict[int, Task]) -> bool:
-        return reply.values.ndim == 1 and reply.values.size == tasks[reply.device].floats_up(self._gate["d"])
+        expected = (tasks[reply.device].floats_up(self._gate["d"]),)
+        return reply.values.shape == expected and bool(np.isfinite(reply.values).all())  # training may have diverged
 
     # -- what becomes of orders and replies
 

@@ -395,6 +395,9 @@ class Rescale:
         return 0
 
 
+# Tasks that are answered by numbers about rows, not by vectors of a model: the server computes with these in float64.
+STATISTICS = (Score, Losses, Judge, Residue, Moments, Summarise)
+
 Task: TypeAlias = (
     Install | Add | Show | Train | MetaTrain | Choose | Subspace | Score
     | Alone | Gradient | Losses | Judge | Residue | Moments | Summarise | Rescale
@@ -479,7 +482,8 @@ def fault(reply: Reply, asked: Mapping[int, Order], m: int, d: int, dtype: npt.D
     largest = float(np.abs(values).max(initial=0))
     if not np.isfinite(largest):
         return "not finite"
-    return "too large" if largest > largest_value(d, dtype) else None
+    kind = np.float64 if isinstance(order.task, STATISTICS) else dtype
+    return "too large" if largest > largest_value(d, kind) else None
 
 
 def _fits(task: Task, size: int, d: int) -> bool:

@@ -104,7 +104,7 @@ class Run:
     whole: bool = False  # whether the state is that between two rounds, and so may be saved
 
     def __post_init__(self) -> None:
-        self.plan = self.method.plan_for(self.model)
+        self.plan = tuple(part.within(self.settings.rounds) for part in self.method.plan_for(self.model))
         self.world = _world(self.federation, self.model, self.settings)
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype) if self.federation.here else None
         check_mode(self.method, self.settings.mode, self.plan)

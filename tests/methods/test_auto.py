@@ -8,6 +8,7 @@ import pytest
 import fedfuse as ff
 from fedfuse import training
 from fedfuse.clusters import adjusted_rand
+from fedfuse.errors import FedfuseError
 from fedfuse.methods import Oracle, refit
 from methods.test_refit import Silent
 from planted import Keep, permuted, planted
@@ -25,6 +26,54 @@ def test_few_groups_are_found(goal, groups):
     assert abs(result.score("test") - oracle.score("test")) < 0.02
     assert result.stability > 0.9
     assert not result.uncertain
+
+
+def in_other_units(federation, columns, target):
+    return replace(federation, X=federation.X * columns, y=federation.y * target)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e9, 1e15, 1e30])
+@pytest.mark.parametrize("what", ["columns", "target"])
+def test_units_do_not_matter_for_values(what, scale):
+    federation = planted("regression", m=6, n=60, groups=2)
+    units = (scale, 1.0) if what == "columns" else (1.0, scale)
+    plain, other = ff.fit(federation), ff.fit(in_other_units(federation, *units))
+    assert plain.ari == other.ari == 1
+    assert other.score("test") / units[1] == pytest.approx(plain.score("test"), rel=1e-3)
+    assert not other.refused
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e9, 1e20])
+def test_units_do_not_matter_for_classes(scale):
+    federation = planted("classification", m=6, n=120, groups=2)
+    plain, other = ff.fit(federation), ff.fit(replace(federation, X=federation.X * scale))
+    assert plain.ari == other.ari == 1
+    assert other.score("test") == pytest.approx(plain.score("test"), abs=0.02)
+
+
+def test_units_that_are_too_large_are_named():
+    federation = in_other_units(planted("regression", m=4, n=40, groups=2), 1e100, 1.0)
+    with pytest.raises(FedfuseError, match="need other units"):
+        ff.fit(federation)
+    federation = in_other_units(planted("regression", m=4, n=40, groups=2), 1.0, 1e40)
+    with pytest.raises(FedfuseError, match="too large for float32"):
+        ff.fit(federation)
+    assert ff.fit(federation, dtype="float64").ari == 1
+
+
+def test_classes_without_validation_rows_are_refused():
+    rng = np.random.default_rng(0)
+    rows = [(X := rng.normal(size=(50, 3)), X[:, i % 2] > 0) for i in range(6)]
+    with pytest.raises(FedfuseError, match=r"no device has any.*or give a lambda"):
+        ff.fit(ff.Federation.from_arrays(rows, validation=0))
+    assert ff.fit(ff.Federation.from_arrays(rows, validation=0), ff.FPFC(lam=0.5, refit=False), rounds=3).rounds == 3
+
+
+@pytest.mark.parametrize("method", [ff.FPFC(), ff.FPFC(lam=0.5), Oracle()], ids=["auto", "lambda", "oracle"])
+def test_a_federation_in_which_nobody_is_drawn_comes_to_an_end(method):
+    federation = planted("regression", m=4, n=40, groups=2)
+    result = ff.fit(federation, method, rounds=3, participation=lambda k, m: [])
+    assert result.rounds + result.refit_rounds < 1000
 
 
 @pytest.mark.parametrize("goal", GOALS)

@@ -160,3 +160,13 @@ def test_alpha_is_beta_unless_given():
 def test_settings_out_of_range(settings, words):
     with pytest.raises(FedfuseError, match=words):
         ff.PerFedAvg(**settings)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_device_whose_adaptation_diverges_keeps_the_common_model():
+    rng = np.random.default_rng(0)
+    rows = {c: (X := 100 * rng.normal(size=(40, 3)), X @ [1, 2, 3] + rng.normal(size=40)) for c in "abcd"}
+    method = ff.PerFedAvg(work=ff.Work(steps=5, lr=1, batch=1))
+    result = ff.fit(ff.Federation.from_arrays(rows), method, rounds=3)
+    assert np.isfinite(result.models).all()
+    assert np.isfinite(result.predict("a", [[1.0, 2.0, 3.0]])).all()

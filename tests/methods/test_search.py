@@ -32,7 +32,7 @@ def test_the_best_on_validation_rows_is_chosen(goal):
     """Each candidate's score is that of a run with it alone, on training rows, from a fresh start."""
     federation, options = planted(goal), {"participation": 1.0, "tol": 0, "dtype": "float64"}
     inner = ff.PACFL(evaluate="cluster", work=WORK)
-    result = fit(federation, searched(inner, grid=GRID), rounds=10, **options)
+    result = fit(federation, searched(inner, grid=GRID), rounds=20, **options)
     alone = [
         fit(federation, replace(inner, rows="train", **settings), rounds=15, **options).score("validation")
         for settings in GRID
@@ -95,3 +95,10 @@ def test_what_cannot_be_searched():
         Searched()
     with pytest.raises(FedfuseError, match="trial must be at least 1 round"):
         Searched(inner=ff.CFL(), trial=0)
+
+
+@pytest.mark.parametrize("method", [ff.CFL(work=WORK), ff.IFCA(work=WORK), ff.PACFL(work=WORK)], ids=lambda m: m.name)
+def test_nothing_is_tried_for_longer_than_it_will_be_trained(method):
+    result = fit(planted("regression", m=6, n=60, groups=2), method, rounds=2)
+    trials = result.history[result.history["stage"] == "trying"]
+    assert trials.groupby("candidate").size().max() <= 2

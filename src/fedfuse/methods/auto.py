@@ -26,6 +26,7 @@ import numpy as np
 import scipy
 
 from fedfuse.clusters import adjusted_rand, canonical, cluster_means
+from fedfuse.errors import FedfuseError
 from fedfuse.methods.base import Found
 from fedfuse.methods.evidence import LOOSE, STRICT, Evidence
 from fedfuse.methods.refit import Refit
@@ -60,6 +61,11 @@ class AutoFPFC(Refit):
 
     def _prepare(self, state: StagedState, before: Found | None) -> None:
         m = state.world.m
+        if self._first(state.world) != "summaries" and not state.world.counts["validation"].any():
+            raise FedfuseError(
+                "groups without a lambda are told by validation rows, and no device has any: build the federation with "
+                "validation > 0, or give a lambda"
+            )
         super()._prepare(state, Found(np.empty(0), np.arange(m)))
         state.put("ridge", 0)
         state.put("checks", 0)

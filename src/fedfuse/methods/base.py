@@ -149,6 +149,10 @@ class Method(ABC, Generic[State]):
         """A limit on rounds of the method's own, in place of the run's."""
         return None
 
+    def within(self, rounds: int) -> Method[Any]:
+        """Return the method for a run of so many rounds: a search tries nothing for longer than that."""
+        return self
+
     @abstractmethod
     def begin(self, world: World, before: Found | None = None) -> State:
         """Return the state before the first round; ``before`` is what the plan's last method has found."""

@@ -146,7 +146,14 @@ class Refit(Staged):
         return "tell" if self._in_summary(state) else END
 
     def _ask_tell(self, state: StagedState, devices: Ints) -> list[Task]:
-        return [Install(w) for w in self.models(state)[devices].astype(state.world.dtype)]
+        models, kind = self.models(state)[devices], state.world.dtype
+        largest = np.abs(models).max(initial=0)
+        if largest > np.finfo(kind).max:
+            raise FedfuseError(
+                f"parameters reach {largest:.0e}, too large for {kind}: fit with dtype=float64 (--set dtype=float64), "
+                "or use other units"
+            )
+        return [Install(w) for w in models.astype(kind)]
 
     def _take_tell(self, state: StagedState) -> str:
         return END
@@ -224,7 +231,10 @@ class Refit(Staged):
     def _take_moments(self, state: StagedState) -> str:
         who = list(state.answers)
         if not who:
-            raise FedfuseError("no device has sent anything that can be used, though each was asked many times")
+            raise FedfuseError(
+                "no device has sent moments of its columns that can be used, though each was asked many times; numbers "
+                "whose squares are beyond a double (of 1e75 and more) need other units"
+            )
         weights = state.world.counts["train"][who]
         answers = np.array([state.answers[i] for i in who])
         if self.robust == "none":
@@ -232,7 +242,7 @@ class Refit(Staged):
         else:
             first, second = pooled_moments(answers, weights)
         deviation = np.sqrt(np.maximum(second - first**2, 0))
-        constant = deviation <= 1e-9 * np.maximum(np.abs(first), 1)
+        constant = deviation <= 1e-9 * np.abs(first)
         state.put("shift", first)
         state.put("scale", np.where(constant, 1.0, deviation))
         return "rescale"

@@ -95,6 +95,9 @@ class Searched(Method[SearchState]):
     def rounds(self) -> int | None:
         return 10**9  # ends by itself
 
+    def within(self, rounds: int) -> Searched:
+        return replace(self, trial=min(self.trial, rounds))
+
     def begin(self, world: World, before: Found | None = None) -> SearchState:
         if not (world.counts["validation"] > 0).any():
             raise FedfuseError(f"{self.inner.name} chooses its settings by validation rows, and no device has any")

@@ -81,10 +81,10 @@ class Staged(Method[StagedState]):
         return {}
 
     def devices(self, state: StagedState, drawn: Ints) -> Ints:
-        # the least asked first, so that one who is silent does not hold up the others
+        # the least asked first, so that one who is silent does not hold up the others; at least one: stages must end
         waiting = np.flatnonzero(state.waiting)
         order = np.argsort(state.asked[waiting], kind="stable")
-        return np.sort(waiting[order[: len(drawn)]])
+        return np.sort(waiting[order[: max(len(drawn), 1)]])
 
     def tasks(self, state: StagedState, devices: Ints, k: int) -> list[Task]:
         state.asked[devices] += 1
