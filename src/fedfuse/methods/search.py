@@ -21,6 +21,7 @@ from fedfuse.tasks import Part, Score, Task
 from fedfuse.types import Floats, Ints
 
 TRYING, JUDGING, END = "trying", "judging", "end"
+TRIAL = 50  # rounds for each candidate, where nothing else is said and training is no shorter
 
 
 @dataclass
@@ -51,21 +52,21 @@ class Searched(Method[SearchState]):
     inner
         `CFL`, `PACFL` or `IFCA`: a method with `candidates`.
     trial
-        Rounds for each candidate.
+        Rounds for each candidate; 50 by default, or as many as will be trained, if these are fewer.
     grid
         Candidates, settings by name each; default: the method's own.
     """
 
     name: ClassVar[str] = "searched"
     inner: Method[Any] = None  # type: ignore[assignment]
-    trial: int = 50
+    trial: int | None = None
     grid: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.inner, Method):
             raise FedfuseError(f"a search needs a method to search settings for, got {self.inner!r}")
-        if self.trial < 1:
+        if self.trial is not None and self.trial < 1:
             raise FedfuseError(f"trial must be at least 1 round, got {self.trial}")
         object.__setattr__(self, "grid", tuple(dict(settings) for settings in self.grid))
         known = {f.name for f in fields(self.inner)}
@@ -96,7 +97,7 @@ class Searched(Method[SearchState]):
         return 10**9  # ends by itself
 
     def within(self, rounds: int) -> Searched:
-        return replace(self, trial=min(self.trial, rounds))
+        return self if self.trial else replace(self, trial=min(TRIAL, rounds))
 
     def begin(self, world: World, before: Found | None = None) -> SearchState:
         if not (world.counts["validation"] > 0).any():
@@ -134,7 +135,7 @@ class Searched(Method[SearchState]):
             self._judged(state, devices, values)
             return None
         self._now(state).update(state.inner, devices, values)
-        if state.age >= self.trial:
+        if state.age >= (self.trial or TRIAL):
             state.stage, state.age = JUDGING, 0
         return None  # a candidate may have converged, but not the search
 

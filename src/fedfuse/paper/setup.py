@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from fedfuse.data.synthetic import SCENARIOS
 from fedfuse.errors import FedfuseError
 from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, Method
-from fedfuse.methods.search import Searched
+from fedfuse.methods.search import TRIAL, Searched
 from fedfuse.methods.tuned import Tuned
 from fedfuse.options import PAPER_LAMBDAS, Style, build, parse_options
 from fedfuse.paper.data import DEVICES, Data, missing_files
@@ -232,7 +232,8 @@ def effort(trial: Trial) -> float:
     if isinstance(method, Tuned):
         rounds = method.limit * (len(method.grid) if method.strategy == "separate" else 1)
     elif isinstance(method, Searched) or len(method.plan) > 1:
-        rounds += _CANDIDATES * (method.trial if isinstance(method, Searched) else Searched.trial)
+        said = method.trial if isinstance(method, Searched) else None
+        rounds += _CANDIDATES * (said or min(TRIAL, rounds))
     per_device = _passes(inner.work, rows) if getattr(inner, "average", "model") != "gradient" else 1.0
     if isinstance(inner, IFCA) and inner.n_models != "auto":
         per_device += 0.5 * inner.n_models  # to choose among them; half a gradient each
