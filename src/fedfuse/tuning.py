@@ -219,7 +219,7 @@ def _searched(method: Method[Any], strategy: Any, grid: Grid | None, cap: int | 
     candidates = tuple(grid or ())
     if grid is not None and not (candidates and all(isinstance(c, Mapping) for c in candidates)):
         raise FedfuseError(f"a grid for {method.name} is a list of settings by name, got {list(grid)}")
-    return Searched(inner=method, trial=cap, grid=candidates)
+    return Searched(inner=method, trial=cap, grid=candidates)  # type: ignore[arg-type]
 
 
 def is_tuning(directory: str | PathLike[str]) -> bool:
