@@ -124,8 +124,11 @@ class Result:
     attack
         Where devices were made to lie: how (``"attack"``, ``"lies"``) and ``"who"``, by position.
     suspects
-        Positions of the devices that seem to lie: they contradict themselves, were refused often, or stand alone far
-        from every cluster and never come to rest.
+        Positions of the devices that seem to lie: they contradict themselves, often sent what had to be refused (late
+        is not a lie), or stand alone far from every cluster and never come to rest.
+    unheard
+        Positions of the devices that were asked, and never answered in time: nothing is known of them, and the model
+        and the group that they have are those they began with.
     """
 
     profile: Profile
@@ -153,6 +156,7 @@ class Result:
     chosen: dict[str, Any] = field(default_factory=dict)
     attack: dict[str, Any] | None = None
     suspects: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    unheard: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def n_clusters(self) -> int:
@@ -392,9 +396,11 @@ class Result:
         if self.model.convex:
             _write_table(path / "coefficients.csv", self.coefficients(), index=True)
             _write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
-        arrays = {"models": self.models, **self.scores}
+        arrays: dict[str, npt.NDArray[Any]] = {"models": self.models, **self.scores}
         if self.confidence is not None:
             arrays["confidence"] = self.confidence
+        if self.unheard.size:
+            arrays["unheard"] = self.unheard
         write_arrays(path / "models.npz", arrays)
         if self.kept:
             write_arrays(path / "kept.npz", self.kept)
@@ -425,6 +431,7 @@ class Result:
                 labels=np.array(summary["labels"], dtype=np.int64),
                 models=arrays.pop("models"),
                 confidence=arrays.pop("confidence", None),
+                unheard=arrays.pop("unheard", np.empty(0, np.int64)),
                 scores=arrays,
                 kept=kept,
                 history=pd.read_csv(path / "history.csv"),

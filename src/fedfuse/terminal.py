@@ -24,6 +24,7 @@ from rich.table import Table
 
 from fedfuse.comparison.jobs import DONE, FAILED, RUNNING, Board, Job, State, Watcher
 from fedfuse.comparison.layout import cells, footnotes, headings
+from fedfuse.phrases import counted, refusals, silence
 from fedfuse.result import Result, mean_score
 from fedfuse.training import Callback, Row, Run
 from fedfuse.types import Floats, Ints
@@ -101,7 +102,7 @@ class ProgressBar(Callback):
         if "validation" in row:
             held_out = "validation" if np.isfinite(row["validation"]) else "test"
             score = f"{held_out} {run.federation.metric} {row[held_out]:.4f}"
-            words = [_counted(row["n_clusters"], "group"), score, *words]
+            words = [counted(row["n_clusters"], "group"), score, *words]
         return " · ".join(words)
 
 
@@ -206,11 +207,11 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
     if result.ari is not None:
         ari = f" (agreement with the truth: ARI {result.ari:.3f})"
     how = "converged after" if result.converged else "stopped after"
-    _say(console, f"[bold]{_counted(m, 'device')} in {_counted(result.n_clusters, 'group')}[/bold]{ari}")
+    _say(console, f"[bold]{counted(m, 'device')} in {counted(result.n_clusters, 'group')}[/bold]{ari}")
     sent = f"{result.cost_floats:,} floats sent, {result.seconds:.1f} s"
     lam = "" if result.lam is None else f", lambda {result.lam:.3g}"
     sure = "" if result.stability is None else f", stability {result.stability:.2f}"
-    _say(console, f"{how} {_counted(result.rounds, 'round')}, {sent}{lam}{sure}\n")
+    _say(console, f"{how} {counted(result.rounds, 'round')}, {sent}{lam}{sure}\n")
     console.print(_cluster_table(result, console.width))
     console.print()
     console.print(_score_table(result, yardsticks))
@@ -261,10 +262,6 @@ def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
 
 
-def _counted(n: int, word: str) -> str:
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
-
-
 def _number(value: float) -> str:
     return f"{value:.4f}" if np.isfinite(value) else "-"
 
@@ -281,20 +278,31 @@ def _warnings(result: Result) -> list[str]:
         )
     if result.suspects.size:
         words.append(_suspicion(result))
-    words += [f"{_counted(n, 'upload')} refused: {reason}" for reason, n in result.refused.items()]
+    if result.unheard.size:
+        words.append(f"{silence(result)}: {_named(result, result.unheard)}")
+    words += [f"{counted(n, 'upload')} refused: {reason}" for reason, n in refusals(result)]
     if result.refused and result.orders.get("unanswered"):
-        words.append(f"{_counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} without an answer")
-    if any(reason in _DIVERGED for reason in result.refused) and result.attack is None:
+        words.append(f"{counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} without an answer")
+    if any(reason in _DIVERGED for reason in result.refused) and not _asked_for(result):
         words.append("local training diverges: try a smaller step (--set lr=…) or --set solver=exact")
     return words
 
 
+def _asked_for(result: Result) -> bool:
+    """Whether uploads that cannot be used were part of the experiment, and no sign of training that diverges."""
+    return result.attack is not None or "nan" in result.trouble
+
+
+def _named(result: Result, devices: Ints) -> str:
+    return escape(_some([result.profile.names[i] for i in devices], 60))
+
+
 def _suspicion(result: Result) -> str:
-    names = escape(_some([result.profile.names[i] for i in result.suspects], 60))
+    names = _named(result, result.suspects)
     told, found = "", result.summary()
     if found.get("recall") is not None:
         told = f" (of the liars {100 * found['recall']:.0f} % are found, {100 * found['precision']:.0f} % of these are)"
-    return f"{_counted(result.suspects.size, 'device')} seem to lie and stand alone: {names}{told}"
+    return f"{counted(result.suspects.size, 'device')} seem to lie and stand alone: {names}{told}"
 
 
 def _doubt(result: Result) -> str:

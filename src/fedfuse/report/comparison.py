@@ -12,6 +12,7 @@ import numpy as np
 from fedfuse.colours import tone
 from fedfuse.comparison import Comparison
 from fedfuse.comparison.layout import cells, footnotes, headings
+from fedfuse.phrases import counted
 from fedfuse.report import words
 from fedfuse.report.charts import Axis, Chart
 from fedfuse.report.frames import by_group
@@ -29,8 +30,8 @@ def comparison_page(directory: Path) -> dict[str, Any]:
     best = [str(method) for method in found.table.index[found.table["best"]]]
     first = next(iter(found.results))
     return {
-        "title": f"{found.dataset}: {words.counted(len(found.methods), 'method')}",
-        "overline": f"{found.dataset} · {words.counted(len(found.seeds), 'seed')} · comparison",
+        "title": f"{found.dataset}: {counted(len(found.methods), 'method')}",
+        "overline": f"{found.dataset} · {counted(len(found.seeds), 'seed')} · comparison",
         "headline": _headline(found, best),
         "supporting": [_sentence(note) for note in footnotes(found)[1:]],
         "heads": headings(found),
@@ -54,12 +55,12 @@ def _version(directory: Path) -> str | None:
 
 def _headline(found: Comparison, best: list[str]) -> str:
     if not best:
-        return f"{words.counted(len(found.methods), 'method')} on {found.dataset}."
+        return f"{counted(len(found.methods), 'method')} on {found.dataset}."
     value = words.score(float(found.table["test"][best[0]]), found.metric)
     what = "mean test accuracy" if found.metric == "accuracy" else "mean test RMSE"
     if len(found.contestants) == 1:
         return f"{best[0]} comes to a {what} of {value}."
-    return f"{best[0]} is the best of {words.counted(len(found.contestants), 'method')}, with a {what} of {value}."
+    return f"{best[0]} is the best of {counted(len(found.contestants), 'method')}, with a {what} of {value}."
 
 
 def _sentence(note: str) -> str:
@@ -138,7 +139,7 @@ def _barcodes(found: Comparison) -> dict[str, Any] | None:
         )
     for method, result in results.items():
         labels = result.labels if sample.profile.truth is None else _matched(result.labels, sample.profile.truth)
-        said = words.counted(result.n_clusters, "group") + ("" if result.ari is None else f", ARI {result.ari:.2f}")
+        said = counted(result.n_clusters, "group") + ("" if result.ari is None else f", ARI {result.ari:.2f}")
         rows.append({"name": method, "stripes": list(_stripes(labels[order])), "words": said})
     return {"rows": rows, "seed": seeds[0]}
 

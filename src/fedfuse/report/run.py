@@ -11,6 +11,7 @@ import pandas as pd
 
 from fedfuse.colours import tone
 from fedfuse.newcomers import noted
+from fedfuse.phrases import counted, refusals, silence
 from fedfuse.report import words
 from fedfuse.report.charts import Axis, Chart, compact
 from fedfuse.report.frames import Pairs, most_apart
@@ -154,8 +155,8 @@ def _cards(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
             {
                 "number": c,
                 "tone": tone(c),
-                "size": words.counted(len(inside), "device"),
-                "rows": words.counted(rows, "row"),
+                "size": counted(len(inside), "device"),
+                "rows": counted(rows, "row"),
                 "scores": _means(result, scores, inside),
                 "members": members[:CHIPS],
                 "more": members[CHIPS:],
@@ -451,14 +452,14 @@ def _orders(result: Result) -> list[dict[str, Any]]:
 def _sent(result: Result) -> list[tuple[str, str]]:
     m, total = len(result.labels), result.cost_floats
     rows = [("floats in both directions", f"{total:,}"), ("per device", compact(total / m))]
-    rows.append(("size of one model", words.counted(result.models.shape[1], "float")))
+    rows.append(("size of one model", counted(result.models.shape[1], "float")))
     rows.append(("as models per device", f"{total / m / max(result.models.shape[1], 1):,.1f}"))
-    rows += [(f"refused: {reason}", f"{n:,}") for reason, n in result.refused.items()]
+    rows += [(f"refused: {reason}", f"{n:,}") for reason, n in refusals(result)]
     return rows
 
 
 def _trouble(result: Result) -> dict[str, Any]:
-    """Return who seems to lie and whose place is uncertain."""
+    """Return who seems to lie, who was never heard, and whose place is uncertain."""
     names, found = result.profile.names, result.summary()
     unsure = [
         (names[i], int(result.labels[i]), f"{result.confidence[i]:.2f}")  # type: ignore[index]
@@ -472,4 +473,11 @@ def _trouble(result: Result) -> dict[str, Any]:
         if found.get("precision") is not None:
             parts.append(f"{100 * found['precision']:.0f} % of the suspects are liars")
         attack = "; ".join(parts) + "."
-    return {"suspects": [names[i] for i in result.suspects], "unsure": unsure, "attack": attack}
+    unheard = [names[i] for i in result.unheard]
+    return {
+        "suspects": [names[i] for i in result.suspects],
+        "unsure": unsure,
+        "attack": attack,
+        "unheard": unheard,
+        "silence": silence(result) if unheard else "",
+    }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedfuse.methods import METHODS
+from fedfuse.phrases import counted, silence
 from fedfuse.report.charts import compact
 from fedfuse.result import Result, mean_score
 from fedfuse.types import Floats
@@ -20,15 +21,6 @@ TITLES |= {"per-fedavg": "Per-FedAvg", "ifca": "IFCA", "cfl": "CFL", "pacfl": "P
 def title(method: str) -> str:
     """Return how a method is written."""
     return TITLES.get(method, method)
-
-
-def counted(n: int, word: str) -> str:
-    """Write how many there are.
-
-    >>> counted(1, "group"), counted(1200, "device")
-    ('1 group', '1,200 devices')
-    """
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
 def score(value: float | None, metric: str) -> str:
@@ -102,6 +94,8 @@ def supporting(result: Result, sticks: Mapping[str, Floats]) -> list[str]:
         lines.append(
             f"{counted(result.suspects.size, 'device')} {'seems' if result.suspects.size == 1 else 'seem'} to lie."
         )
+    if result.unheard.size:
+        lines.append(f"{silence(result)}.")
     return lines
 
 
