@@ -22,6 +22,26 @@ def counted(n: int, word: str) -> str:
     return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
+def cut_short(rounds: int) -> str:
+    """Say that groups are not final because there were too few rounds."""
+    return f"stopped at --rounds {rounds:,} before its groups were found"
+
+
+def exposed(result: Result) -> str:
+    """Say how many liars are among the suspects, and who else is, where it is known who lied.
+
+    Nothing where nobody was made to lie.
+    """
+    if not result.attack or not result.attack["who"]:
+        return ""
+    liars, found = len(result.attack["who"]), len(np.intersect1d(result.attack["who"], result.suspects))
+    wrong = len(result.suspects) - found
+    caught = f"all {liars} liars found" if found == liars else f"{found} of {counted(liars, 'liar')} found"
+    if liars == found == 1:
+        caught = "the one liar found"
+    return f"{caught}, nobody else accused" if not wrong else f"{caught}; {counted(wrong, 'honest device')} accused"
+
+
 def refusals(result: Result) -> list[tuple[str, int]]:
     """Return why uploads were refused, and how many."""
     return [(REFUSED.get(reason, reason), n) for reason, n in result.refused.items()]

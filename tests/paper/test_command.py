@@ -28,6 +28,15 @@ def test_the_list_has_everything_with_a_time(fedfuse):
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_list_can_be_read_in_a_terminal(fedfuse, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = fedfuse("paper", "list")[1].splitlines()
+    assert max(map(len, lines[:20])) <= columns
+    assert "Table 1: all methods on S1 and on" in lines[1]
+    assert "…" not in "".join(lines)
+
+
 def test_capitals_do_not_matter_and_nothing_is_done_twice():
     assert [item.name for item in chosen(["tablee1", "TABLE1", "tableE1"])] == ["tableE1", "table1"]
 

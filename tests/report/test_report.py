@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.colours import ON_DARK, ON_LIGHT, contrast
+from fedfuse.phrases import exposed
 from fedfuse.report import FILE, write_report
 from fedfuse.report.charts import Axis, Chart
 from fedfuse.report.frames import FRAMES, Pairs, by_group, chosen, tree_of
 from fedfuse.report.fusion import FusionPath
-from fedfuse.report.words import headline
+from fedfuse.report.words import headline, supporting, tiles
 from fedfuse.snapshots import Snapshot
+from fedfuse.yardsticks import Yardsticks
 from planted import planted
 
 
@@ -133,6 +136,53 @@ def test_liars_are_on_the_page(tmp_path):
     assert "3 devices were made to lie (gaussian)" in page
     assert result.suspects.size
     assert "seem to lie" in page
+
+
+def test_liars_are_no_groups(tmp_path):
+    """Groups, tiles, cards and means are of honest devices; who lies is in one list."""
+    federation = planted(m=12, n=80)
+    result = ff.fit(federation, attack="gaussian", liars=0.25, out=tmp_path / "run")
+    assert result.suspects.tolist() == result.attack["who"] == result.apart.tolist()
+    assert result.n_clusters == 5
+    sizes = np.bincount(result.labels)
+    assert sorted(sizes[result.groups]) == sorted(sizes)[-2:]
+    page = write_report(tmp_path / "run", federation=federation).read_text()
+    assert headline(result) == "9 devices form 2 groups, and 3 devices are in none."
+    assert "among 9 devices; 3 in none" in page
+    assert "In no group: 3 devices" in page
+    assert page.count('<article class="card group') == 2
+    assert ">honest devices</th>" in page
+    assert "all 3 liars found, nobody else accused" in page
+    local = Yardsticks.load(tmp_path / "run").scores["local"]
+    assert f"{local[result.honest].mean():.4g} with every device alone" in page
+
+
+def test_whom_the_suspects_are():
+    result = ff.fit(planted(m=12, n=80), attack="gaussian", liars=0.25)
+    liars = result.attack["who"]
+    honest = np.setdiff1d(range(12), liars)[:2]
+    some = replace(result, suspects=np.sort([*liars[:2], *honest]))
+    assert exposed(some) == "2 of 3 liars found; 2 honest devices accused"
+    assert exposed(replace(result, attack=None)) == ""
+
+
+def test_a_lambda_that_was_not_used_is_not_shown():
+    """Training with it need not find the groups, so it is no result."""
+    federation = planted()
+    auto = ff.fit(federation, ff.FPFC(lam="auto"))
+    given = ff.fit(federation, ff.FPFC(lam=0.5, refit=False), rounds=3)
+    assert auto.lam > 0
+    assert auto.summary()["lam"] == auto.lam
+    assert [name for name, *_ in tiles(auto) if name == "lambda"] == []
+    assert ("lambda", "0.5", "strength of the penalty") in tiles(given)
+
+
+@pytest.mark.parametrize("rounds", [5, None])
+def test_a_search_that_was_cut_short_says_so(rounds):
+    federation = planted("classification")
+    result = ff.fit(federation, ff.FPFC(lam="auto"), rounds=rounds)
+    said = "FPFC stopped at --rounds 5 before its groups were found." in supporting(result, {})
+    assert result.cut_short == said == (rounds == 5)
 
 
 def test_a_network_has_a_page(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedfuse.comparison.significance import ALPHA
+from fedfuse.phrases import cut_short
 
 if TYPE_CHECKING:
     from fedfuse.comparison.table import Comparison
@@ -58,7 +59,18 @@ def footnotes(found: Comparison) -> list[str]:
         notes.append(_verdict(found))
     if len(found.contestants) < len(found.methods):
         notes.append(f"{', '.join(sorted(found.told))}: told the true groups, to show what can be had")
-    return notes + failures(found)
+    return notes + unfinished(found) + failures(found)
+
+
+def unfinished(found: Comparison) -> list[str]:
+    """Return a line for every method whose search for groups ran out of rounds."""
+    lines = []
+    for method in found.methods:
+        short = [r.rounds for (name, _), r in found.results.items() if name == method and r.cut_short]
+        if short:
+            runs = "" if len(found.seeds) == 1 else f" in {len(short)} of {len(found.seeds)} runs"
+            lines.append(f"{method} {cut_short(max(short))}{runs}: its score is not what it can do")
+    return lines
 
 
 def failures(found: Comparison) -> list[str]:

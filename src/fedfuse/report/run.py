@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedfuse.colours import tone
 from fedfuse.newcomers import noted
-from fedfuse.phrases import counted, refusals, silence
+from fedfuse.phrases import counted, exposed, refusals, silence
 from fedfuse.report import words
 from fedfuse.report.charts import Axis, Chart, compact
 from fedfuse.report.frames import Pairs, most_apart
@@ -50,6 +50,7 @@ def run_page(directory: Path, note: str = "") -> dict[str, Any]:
         "strip": _strip(result),
         "cards": _cards(result, scores),
         "table": _group_table(result, scores),
+        "everyone": "all devices" if result.attack is None else "honest devices",
         "missing": note,
         "devices": device_chart(result, scores),
         "rows": _device_rows(result, scores),
@@ -106,13 +107,11 @@ def _stages_at(result: Result, rounds: list[int]) -> list[str]:
 
 
 def _strip(result: Result) -> list[dict[str, Any]]:
-    """Return the groups as pieces of one bar, the largest first."""
+    """Return the groups as pieces of one bar, the largest first; devices of none are the last piece."""
     sizes = np.bincount(result.labels)
-    order = np.argsort(-sizes, kind="stable")
-    return [
-        {"number": int(c), "tone": tone(int(c)), "share": 100 * sizes[c] / sizes.sum(), "size": int(sizes[c])}
-        for c in order
-    ]
+    pieces = [{"name": f"group {c}", "tone": tone(int(c)), "size": int(sizes[c])} for c in result.groups]
+    none = [{"name": "no group", "tone": "pooled", "size": len(result.apart)}] if result.apart.size else []
+    return pieces + none
 
 
 def _members(result: Result, c: int) -> Ints:
@@ -140,9 +139,8 @@ def _means(result: Result, scores: Mapping[str, Floats], inside: Ints) -> list[d
 
 
 def _cards(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
-    """Return a card for each of the larger groups, and how many devices are in the others."""
-    sizes = np.bincount(result.labels)
-    order = np.argsort(-sizes, kind="stable")
+    """Return a card for each of the larger groups, how many devices are in the others, and who is in none."""
+    sizes, order = np.bincount(result.labels), result.groups
     unsure, suspects = set(result.unsure.tolist()), set(result.suspects.tolist())
     cards = []
     for c in order[:CARDS].tolist():
@@ -163,18 +161,17 @@ def _cards(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
             }
         )
     rest = order[CARDS:]
-    return {"shown": cards, "others": len(rest), "devices": int(sizes[rest].sum())}
+    apart = [
+        {"name": result.profile.names[i], "suspect": i in suspects, "unsure": False} for i in result.apart.tolist()
+    ]
+    return {"shown": cards, "others": len(rest), "devices": int(sizes[rest].sum()), "apart": apart}
 
 
 def _group_table(result: Result, scores: Mapping[str, Floats]) -> list[dict[str, Any]]:
     """Return one row of scores per group, and one of all devices."""
     metric, rows = result.profile.metric, []
-    sizes = np.bincount(result.labels)
-    everyone = np.arange(len(result.labels)) if result.attack is None else result._honest
-    parts: list[tuple[int | None, Ints]] = [
-        (int(c), _members(result, int(c))) for c in np.argsort(-sizes, kind="stable")[:CARDS]
-    ]
-    for c, inside in [*parts, (None, everyone)]:
+    parts: list[tuple[int | None, Ints]] = [(int(c), _members(result, int(c))) for c in result.groups[:CARDS]]
+    for c, inside in [*parts, (None, result.honest)]:
         ours = mean_score(result.scores["test"][inside])
         others = {n: mean_score(scores[key][inside]) for key, n, _ in STICKS if key in scores}
         rows.append(
@@ -190,9 +187,10 @@ def _group_table(result: Result, scores: Mapping[str, Floats]) -> list[dict[str,
 
 
 def _order(result: Result) -> Ints:
-    """Return devices group by group, the largest first, and from the worst score to the best."""
+    """Return devices group by group, the largest first, those of none last, and from the worst score to the best."""
     sizes = np.bincount(result.labels)
-    return np.lexsort((np.nan_to_num(result.scores["test"]), result.labels, -sizes[result.labels]))
+    none = np.isin(np.arange(len(result.labels)), result.apart)
+    return np.lexsort((np.nan_to_num(result.scores["test"]), result.labels, -sizes[result.labels], none))
 
 
 def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
@@ -213,8 +211,11 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
         chart.bars(x, others["alone"][1], ours, "link")
         chart.dots(x, others["alone"][1], "alone", words.ALONE)
     labels = result.labels[order]
-    for c in np.unique(labels):
-        chart.dots(x[labels == c], ours[labels == c], tone(int(c)), f"group {c}" if labels.max() < NAMED else "")
+    shown_as, none = result.groups, np.isin(order, result.apart)
+    for c in np.sort(shown_as):
+        chart.dots(x[labels == c], ours[labels == c], tone(int(c)), f"group {c}" if len(shown_as) <= NAMED else "")
+    if none.any():
+        chart.dots(x[none], ours[none], "pooled", "in no group")
     series = [{"name": group, "y": _short(ours)}, *({"name": w, "y": _short(v)} for w, v in others.values())]
     chart.readout = {
         "x": x.tolist(),
@@ -229,7 +230,7 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
 
 def _device_rows(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
     """Return the table of all devices."""
-    metric = result.profile.metric
+    metric, apart = result.profile.metric, set(result.apart.tolist())
     table = result.devices()
     heads = ["device", "group", "rows", "test"]
     columns: list[tuple[list[str], list[float]]] = [
@@ -248,7 +249,7 @@ def _device_rows(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]
         {
             "name": result.profile.names[i],
             "group": int(result.labels[i]),
-            "tone": tone(int(result.labels[i])),
+            "tone": "pooled" if i in apart else tone(int(result.labels[i])),
             "rows": int(result.profile.counts[i]),
             "cells": [(text[i], _sortable(numbers[i])) for text, numbers in columns],
         }
@@ -301,7 +302,7 @@ def _effects(result: Result, contrast: pd.Series[float]) -> dict[str, Any]:
     Numbers are in the units of the table. Bars are per standard deviation of the feature, so that they can be compared.
     """
     p = len(result.profile.features)
-    shown = np.argsort(-np.bincount(result.labels), kind="stable")[:COLUMNS].tolist()
+    shown = result.groups[:COLUMNS].tolist()
     plain = _slopes(result.coefficients().to_numpy()[:, :-1].reshape(result.n_clusters, -1, p))
     scaled = _slopes(np.stack([result.model.coefficients(w.astype(float))[:, :-1] for w in result.cluster_models]))
     columns = [list(result.profile.features).index(name) for name in contrast.index]
@@ -460,7 +461,7 @@ def _sent(result: Result) -> list[tuple[str, str]]:
 
 def _trouble(result: Result) -> dict[str, Any]:
     """Return who seems to lie, who was never heard, and whose place is uncertain."""
-    names, found = result.profile.names, result.summary()
+    names = result.profile.names
     unsure = [
         (names[i], int(result.labels[i]), f"{result.confidence[i]:.2f}")  # type: ignore[index]
         for i in sorted(result.unsure.tolist(), key=lambda i: result.confidence[i])  # type: ignore[index]
@@ -468,11 +469,7 @@ def _trouble(result: Result) -> dict[str, Any]:
     attack = None
     if result.attack is not None:
         parts = [f"{len(result.attack['who'])} devices were made to lie ({result.attack['attack']})"]
-        if found.get("recall") is not None:
-            parts.append(f"{100 * found['recall']:.0f} % of them were found")
-        if found.get("precision") is not None:
-            parts.append(f"{100 * found['precision']:.0f} % of the suspects are liars")
-        attack = "; ".join(parts) + "."
+        attack = "; ".join([*parts, *([told] if (told := exposed(result)) else [])]) + "."
     unheard = [names[i] for i in result.unheard]
     return {
         "suspects": [names[i] for i in result.suspects],
