@@ -306,9 +306,19 @@ def test_the_tree_has_the_groups_where_it_is_cut():
     labels = np.array([0, 0, 0, 1, 1, 2])
     path = FusionPath.of(Snapshot.of(0, points, np.arange(6)), labels, a=3.7)
     assert path.groups_at_cut == 3
+    assert path.exact
     assert 0.2 / 3.7 < path.cut < 5.0 / 3.7
     assert {tone for tone, _ in path.paths} == {"g0", "g1", "g2", "between"}
     assert FusionPath.of(Snapshot.of(0, np.zeros((4, 2)), np.arange(4)), np.zeros(4, int), None) is None
+
+
+def test_a_tree_that_has_the_groups_at_no_height():
+    """It is cut where it agrees best, not where their number is the same: here that would tear the first group."""
+    points = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 50.1, 50.2, 50.3, 50.4])[:, None]
+    labels = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])
+    path = FusionPath.of(Snapshot.of(0, points, np.arange(10)), labels, a=None)
+    assert path.groups_at_cut == 2
+    assert not path.exact
 
 
 def test_order_by_group():
