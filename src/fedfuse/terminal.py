@@ -188,13 +188,13 @@ class ComparisonBars(Watcher):
 
 
 def show_comparison(comparison: Comparison, console: Console) -> None:
-    """Print one row per method, the best in bold, and what a reader must know of the table."""
+    """Print one row per method, the best score in bold, and what a reader must know of the table."""
     table = _plain_table(*headings(comparison))
     table.columns[0].justify = "left"
     rows = cells(comparison, spreads=console.width >= WIDE)
     for row, best, runs in zip(rows, comparison.table["best"], comparison.table["runs"], strict=True):
-        style = "bold" if best else "" if runs else "dim"
-        table.add_row(*map(escape, row), style=style)
+        name, score, *others = map(escape, row)
+        table.add_row(name, f"[bold]{score}[/bold]" if best else score, *others, style="" if runs else "dim")
     console.print(table)
     console.print()
     for note in footnotes(comparison):

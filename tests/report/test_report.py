@@ -12,7 +12,7 @@ import fedfuse as ff
 from fedfuse.colours import ON_DARK, ON_LIGHT, contrast
 from fedfuse.phrases import exposed
 from fedfuse.report import FILE, write_report
-from fedfuse.report.charts import Axis, Chart
+from fedfuse.report.charts import Axis, Chart, Label, spread_out
 from fedfuse.report.frames import FRAMES, Pairs, by_group, chosen, tree_of
 from fedfuse.report.fusion import FusionPath
 from fedfuse.report.words import headline, supporting, tiles
@@ -319,6 +319,65 @@ def test_a_tree_that_has_the_groups_at_no_height():
     path = FusionPath.of(Snapshot.of(0, points, np.arange(10)), labels, a=None)
     assert path.groups_at_cut == 2
     assert not path.exact
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "marks"),
+    [
+        (1e3, 1e7, ["1,000", "10 k", "100 k", "1 M", "10 M"]),
+        (152_933, 349_811, ["200 k"]),
+        (1.2e5, 1.8e5, ["120 k", "140 k", "160 k", "180 k"]),
+        (3e4, 6e5, ["50 k", "100 k", "200 k", "500 k"]),
+    ],
+)
+def test_marks_of_a_logarithmic_axis_are_round(low, high, marks):
+    words = [tick.words for tick in Axis(low, high, log=True).ticks()]
+    assert set(marks) <= set(words)
+    assert all(len(word) <= 6 for word in words)
+
+
+def test_there_is_no_half_a_group():
+    assert [tick.words for tick in Axis(-0.1, 2.1, whole=True).ticks()] == ["0", "1", "2"]
+
+
+def test_a_comparison_says_what_has_no_place_on_it(comparison):
+    """Nothing is sent by local; a score alone is bold; so few devices cannot tell four methods apart."""
+    page = (comparison / FILE).read_text()
+    assert page.count("(local sends nothing.)") == 1 + ("As more is sent" in page)
+    assert "powers of ten" not in page
+    assert page.count('class="num best"') == 1
+    assert '<tr class="best"' not in page
+    assert "Means and population standard deviations over seeds; the best score is bold." in page
+
+
+def test_with_one_seed_there_are_no_means(tmp_path):
+    methods = {f"local-{k}": ff.Local() for k in range(9)} | {"fedavg": ff.FedAvg(), "again": ff.FedAvg()}
+    ff.compare(planted(m=4), methods, seeds=1, rounds=4, jobs=1, out=tmp_path, evaluate_every=1)
+    page = write_report(tmp_path).read_text()
+    assert "Means and population" not in page
+    assert "4 devices are too few for a paired test of 11 methods." in page
+    assert "≈" not in page
+    key = page[page.index('id="training"') :]
+    assert "local-0</span>" not in key[: key.index("</figure>")]
+
+
+def test_lines_of_more_methods_than_colours_are_dashed(tmp_path):
+    methods = {f"fedavg-{k}": ff.FedAvg() for k in range(9)}
+    ff.compare(planted(m=4), methods, seeds=1, rounds=4, jobs=1, out=tmp_path, evaluate_every=1)
+    page = write_report(tmp_path).read_text()
+    assert page.count('class="line g0 second"') == 1
+    assert page.count('class="line g0"') == 1
+
+
+def test_names_of_dots_do_not_overlap():
+    rng = np.random.default_rng(0)
+    spots = [Label(x, y, "per-fedavg") for x, y in rng.uniform(40, 60, size=(8, 2))]
+    labels = spread_out(spots)
+    assert [(label.x, label.text) for label in labels] == [(spot.x, spot.text) for spot in spots]
+    heights = sorted(label.y for label in labels)
+    assert min(np.diff(heights)) > 6  # all of them lie above each other: names are long
+    assert heights[0] >= 0
+    assert heights[-1] <= 100
 
 
 def test_order_by_group():

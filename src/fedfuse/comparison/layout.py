@@ -87,13 +87,11 @@ def _verdict(found: Comparison) -> str:
     table = found.table
     best = ", ".join(str(method) for method in table.index[table["best"]])
     test = f"by Wilcoxon's signed-rank test on {_witnesses(found)} (two-sided, Holm-corrected, level {ALPHA:g})"
+    if _too_few(table):
+        return f"{int(table['pairs'].max())} devices are too few for a paired test of {len(table)} methods"
     if not _alike(table).any():
         return f"all others differ significantly from the best ({best}), {test}"
-    pairs = int(table["pairs"].max())
-    # even if every device prefers the best; Holm's rule begins with the number of tests
-    few = 2.0 ** (1 - pairs) * table["p"].count() >= ALPHA
-    doubt = f"; {pairs} devices are too few to tell so many methods apart" if few else ""
-    return f"{ALIKE} not significantly different from the best ({best}), {test}{doubt}"
+    return f"{ALIKE} not significantly different from the best ({best}), {test}"
 
 
 def _witnesses(found: Comparison) -> str:
@@ -102,8 +100,16 @@ def _witnesses(found: Comparison) -> str:
     return "device scores averaged over seeds" if found.same_devices else "device scores of all seeds"
 
 
+def _too_few(table: pd.DataFrame) -> bool:
+    """Whether no method could differ significantly, even if every device preferred the best one."""
+    tests = int(table["p"].count())
+    # Holm's rule begins with the number of tests
+    return tests > 0 and 2.0 ** (1 - int(table["pairs"].max())) * tests >= ALPHA
+
+
 def _alike(table: pd.DataFrame) -> pd.Series[bool]:
-    return table["p_holm"].ge(ALPHA) & ~table["best"]
+    """Return which methods get the mark: none where the test cannot say anything of anybody."""
+    return table["p_holm"].ge(ALPHA) & ~table["best"] & (not _too_few(table))
 
 
 def _row(found: Comparison, method: str, row: pd.Series[float], spreads: bool) -> list[str]:

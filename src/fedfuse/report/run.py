@@ -28,7 +28,9 @@ CARDS = 24  # groups with a card of their own
 CHIPS = 40  # members that a card shows at once
 FEATURES, COLUMNS = 12, 6  # of the table that tells groups apart
 NAMED = 8  # groups that a key names
-STICKS = (("local", "alone", words.ALONE), ("pooled", "pooled", words.POOLED))  # in files, on the page, in words
+# in files, on the page, in words
+STICKS = (("local", "alone", words.ALONE), ("pooled", "one for all", words.POOLED))
+TONES = {"local": "alone", "pooled": "pooled"}
 
 
 def run_page(directory: Path, note: str = "") -> dict[str, Any]:
@@ -123,7 +125,9 @@ def _means(result: Result, scores: Mapping[str, Floats], inside: Ints) -> list[d
     metric = result.profile.metric
     ours = mean_score(result.scores["test"][inside])
     rows: list[dict[str, Any]] = [{"name": "together", "value": ours}]
-    rows += [{"name": n, "value": mean_score(scores[key][inside])} for key, n, _ in STICKS if key in scores]
+    for key, name, _ in STICKS:
+        if key in scores:
+            rows.append({"name": name, "tone": TONES[key], "value": mean_score(scores[key][inside])})
     most = (
         1.0
         if metric == "accuracy"
@@ -205,8 +209,8 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
     text = f"Test {metric} of every device with {group}" + "".join(f", with {w}" for w, _ in others.values())
     chart = Chart(text + ". The table of devices has the numbers.", Axis(-0.7, m - 0.3, words="devices by group"), y)
     chart.height = 340
-    if "pooled" in others:
-        chart.dots(x, others["pooled"][1], "pooled", words.POOLED)
+    if "one for all" in others:
+        chart.dots(x, others["one for all"][1], "pooled", words.POOLED)
     if "alone" in others:
         chart.bars(x, others["alone"][1], ours, "link")
         chart.dots(x, others["alone"][1], "alone", words.ALONE)
@@ -240,7 +244,7 @@ def _device_rows(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]
         if key in scores:
             heads.append(name)
             columns.append((_texts(scores[key], metric), scores[key].tolist()))
-    for name, head in (("confidence", "sure"), ("truth", "true group")):
+    for name, head in (("confidence", "confidence"), ("truth", "true group")):
         if name in table:
             heads.append(head)
             shown = [f"{v:.2f}" if name == "confidence" and np.isfinite(v) else f"{v:.0f}" for v in table[name]]
@@ -382,7 +386,7 @@ def _group_curve(history: pd.DataFrame) -> Chart | None:
     seen = _evaluated(history)
     if len(seen) < 2:
         return None
-    y = Axis.around([0, *seen["n_clusters"]], words="groups")
+    y = Axis.around([0, *seen["n_clusters"]], whole=True, words="groups")
     last = f"{seen['n_clusters'].iloc[-1]:.0f}"
     chart = Chart(f"Number of groups by round, at the end {last}", _rounds_axis(history), y, height=150)
     chart.step(seen["round"] + 1, seen["n_clusters"], "g2", "groups")
