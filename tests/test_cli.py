@@ -267,6 +267,32 @@ def test_help(fedfuse, words):
     assert "Usage: fedfuse" in out
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run", "synthetic:5,5,5,5 for group sizes"),
+        ("run", "fedasync"),
+        ("run", "(default: auto)"),
+        ("run", "(default: by data set and method"),
+        ("predict", "The directory of a finished run on a table."),
+        ("predict", "with the same columns"),
+        ("join", "like that of the run"),
+        ("report", "The directory of a finished run"),
+        ("paper", "names as list shows them"),
+        ("data fetch", "mnist, fashion-mnist"),
+    ],
+)
+def test_arguments_are_explained(fedfuse, monkeypatch, command, words):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert words in fedfuse(*command.split(), "--help")[1]
+
+
+def test_a_network_says_why_there_is_nothing_beside_its_score(fedfuse):
+    out = fedfuse("run", "digits", "--rounds", "1", "--no-report")[1]
+    assert "no score of local and pooled models beside it" in out
+    assert "every device alone" not in out
+
+
 def test_version(fedfuse):
     assert fedfuse("--version") == (0, f"fedfuse {ff.__version__}\n", "")
 

@@ -216,6 +216,8 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
     console.print(_cluster_table(result, console.width))
     console.print()
     console.print(_score_table(result, yardsticks))
+    if not result.model.convex:
+        _say(console, "(no score of local and pooled models beside it: they are fitted for linear and softmax models)")
     if len(result.groups) > 1 and result.profile.encoder is not None and result.model.convex:
         console.print()
         _show_contrasts(result, console)
@@ -243,7 +245,7 @@ def show_tuning(tuning: Tuning, console: Console) -> None:
 
 def show_newcomers(joined: Newcomers, console: Console) -> None:
     """Print what has become of newcomers."""
-    table = _plain_table("newcomer", "rows", "group", "sure", "test")
+    table = _plain_table("newcomer", "rows", "group", "confidence", "test")
     for i, name in enumerate(joined.names):
         group, sure = joined.clusters[i], joined.sureness[i]
         fits = "none" if joined.grouped else "-"
@@ -255,7 +257,7 @@ def show_newcomers(joined: Newcomers, console: Console) -> None:
         who = escape(_some(alone, 60))
         _say(console, f"\n[yellow]no group of the run suits {who}: a model of their own predicts better[/yellow]")
     sent = f"{joined.cost_floats:,} floats sent, at most {max(joined.iterations)} exchanges each"
-    metric = joined.run.profile.metric
+    metric = "RMSE" if joined.run.profile.metric == "rmse" else joined.run.profile.metric
     _say(console, f"\nmean test {metric} of newcomers {_number(joined.score())}; {sent}")
 
 
@@ -311,7 +313,7 @@ def _suspicion(result: Result) -> str:
 def _doubt(result: Result) -> str:
     unsure = [result.profile.names[i] for i in result.unsure]
     who = f"; unsure: {escape(_some(unsure, 60))}" if unsure else ""
-    return f"the grouping is uncertain (stability {result.stability:.2f} of 1){who}"
+    return f"the grouping is uncertain (stability {result.stability:.2f}, 1 is sure){who}"
 
 
 def _plain_table(*headings: str) -> Table:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedfuse.comparison.significance import ALPHA
-from fedfuse.phrases import cut_short
+from fedfuse.phrases import counted, cut_short
 
 if TYPE_CHECKING:
     from fedfuse.comparison.table import Comparison
@@ -51,9 +51,9 @@ def plain_text(found: Comparison) -> str:
 
 def footnotes(found: Comparison) -> list[str]:
     """Return what a reader must know: over what the means are, what the mark means, what has failed."""
-    seeds = f"seed {found.seeds[0]}"
+    seeds = f"{found.repeats} {found.seeds[0]}"
     if len(found.seeds) > 1:
-        seeds = f"mean ± population sd over {len(found.seeds)} seeds"
+        seeds = f"mean ± population sd over {counted(len(found.seeds), found.repeats)}"
     notes = [f"{found.dataset}, {seeds}"]
     if found.table["p"].notna().any():
         notes.append(_verdict(found))
@@ -97,7 +97,7 @@ def _verdict(found: Comparison) -> str:
 def _witnesses(found: Comparison) -> str:
     if len(found.seeds) == 1:
         return "device scores"
-    return "device scores averaged over seeds" if found.same_devices else "device scores of all seeds"
+    return f"device scores {'averaged over' if found.same_devices else 'of all'} {found.repeats}s"
 
 
 def _too_few(table: pd.DataFrame) -> bool:

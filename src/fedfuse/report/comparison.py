@@ -31,12 +31,13 @@ def comparison_page(directory: Path) -> dict[str, Any]:
     first = next(iter(found.results))
     return {
         "title": f"{found.dataset}: {counted(len(found.methods), 'method')}",
-        "overline": f"{found.dataset} · {counted(len(found.seeds), 'seed')} · comparison",
+        "overline": f"{found.dataset} · {counted(len(found.seeds), found.repeats)} · comparison",
         "headline": _headline(found, best),
         "supporting": [_sentence(note, found.methods) for note in footnotes(found)[1:]],
         "heads": headings(found),
         "body": list(zip(cells(found), found.table["best"].tolist(), _links(found, directory), strict=True)),
         "many": len(found.seeds) > 1,
+        "repeats": f"{found.repeats}s",
         "spread": _spread(found),
         "cost": _cost(found),
         "barcodes": _barcodes(found),
