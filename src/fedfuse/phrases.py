@@ -49,8 +49,8 @@ def refusals(result: Result) -> list[tuple[str, int]]:
 
 def silence(result: Result) -> str:
     """Say what is known of devices that were never heard in time: nothing."""
-    who = counted(len(result.unheard), "device")
+    who, one = counted(len(result.unheard), "device"), len(result.unheard) == 1
     others = np.setdiff1d(np.arange(len(result.labels)), result.unheard)
     if np.isin(result.labels[result.unheard], result.labels[others]).any():
-        return f"{who} never answered in time: no group was found for them, nor a model of their own"
-    return f"{who} never answered in time and {'has' if len(result.unheard) == 1 else 'have'} no model of their own"
+        return f"{who} never answered in time: nothing is known of {'it' if one else 'them'}"
+    return f"{who} never answered in time and {'has no model of its own' if one else 'have no model of their own'}"

@@ -207,8 +207,9 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
     if result.ari is not None:
         ari = f" (agreement with the truth: ARI {result.ari:.3f})"
     how = "converged after" if result.converged else "stopped after"
-    others = f" and {len(result.apart):,} in none" if result.apart.size else ""
-    _say(console, f"[bold]{counted(m, 'device')} in {counted(len(result.groups), 'group')}{others}[/bold]{ari}")
+    others = f", {len(result.apart):,} in none" if result.apart.size else ""
+    inside = counted(m - len(result.apart), "device")
+    _say(console, f"[bold]{inside} in {counted(len(result.groups), 'group')}{others}[/bold]{ari}")
     sent = f"{result.cost_floats:,} floats sent, {result.seconds:.1f} s"
     lam = f", lambda {result.lam:.3g}" if result.penalised else ""
     sure = "" if result.stability is None else f", stability {result.stability:.2f}"

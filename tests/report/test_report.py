@@ -157,6 +157,18 @@ def test_liars_are_no_groups(tmp_path):
     assert f"{local[result.honest].mean():.4g} with every device alone" in page
 
 
+def test_a_page_when_nobody_answers(tmp_path):
+    federation = planted()
+    method = ff.FPFC(lam=0.3, refit=False)
+    result = ff.fit(federation, method, rounds=4, lossy="lost:1", out=tmp_path / "run")
+    page = write_report(tmp_path / "run", federation=federation).read_text()
+    assert result.groups.size == 0
+    assert headline(result) == "Nothing can be said of 6 devices: each seems to lie or never answered in time."
+    assert headline(result) in page
+    assert "In no group: 6 devices" in page
+    assert "6 devices never answered in time and have no model of their own." in page
+
+
 def test_whom_the_suspects_are():
     result = ff.fit(planted(m=12, n=80), attack="gaussian", liars=0.25)
     liars = result.attack["who"]

@@ -30,6 +30,7 @@ FEATURES, COLUMNS = 12, 6  # of the table that tells groups apart
 NAMED = 8  # groups that a key names
 # in files, on the page, in words
 STICKS = (("local", "alone", words.ALONE), ("pooled", "one for all", words.POOLED))
+NONE = "between"  # the colour of devices in no group
 TONES = {"local": "alone", "pooled": "pooled"}
 
 
@@ -112,7 +113,7 @@ def _strip(result: Result) -> list[dict[str, Any]]:
     """Return the groups as pieces of one bar, the largest first; devices of none are the last piece."""
     sizes = np.bincount(result.labels)
     pieces = [{"name": f"group {c}", "tone": tone(int(c)), "size": int(sizes[c])} for c in result.groups]
-    none = [{"name": "no group", "tone": "pooled", "size": len(result.apart)}] if result.apart.size else []
+    none = [{"name": "no group", "tone": NONE, "size": len(result.apart)}] if result.apart.size else []
     return pieces + none
 
 
@@ -219,7 +220,7 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
     for c in np.sort(shown_as):
         chart.dots(x[labels == c], ours[labels == c], tone(int(c)), f"group {c}" if len(shown_as) <= NAMED else "")
     if none.any():
-        chart.dots(x[none], ours[none], "pooled", "in no group")
+        chart.dots(x[none], ours[none], NONE, "in no group")
     series = [{"name": group, "y": _short(ours)}, *({"name": w, "y": _short(v)} for w, v in others.values())]
     chart.readout = {
         "x": x.tolist(),
@@ -253,7 +254,7 @@ def _device_rows(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]
         {
             "name": result.profile.names[i],
             "group": int(result.labels[i]),
-            "tone": "pooled" if i in apart else tone(int(result.labels[i])),
+            "tone": NONE if i in apart else tone(int(result.labels[i])),
             "rows": int(result.profile.counts[i]),
             "cells": [(text[i], _sortable(numbers[i])) for text, numbers in columns],
         }
@@ -284,7 +285,7 @@ def _leaves(path: FusionPath, result: Result) -> list[tuple[float, str]]:
 def _contrasts(result: Result) -> dict[str, Any] | None:
     """Return what tells the groups of a table apart, in its own units."""
     encoder = result.profile.encoder
-    if result.n_clusters < 2 or encoder is None or not result.model.convex:
+    if len(result.groups) < 2 or encoder is None or not result.model.convex:
         return None
     contrast = result.contrasts()[:FEATURES]
     classes = [str(c) for c in result.profile.classes]

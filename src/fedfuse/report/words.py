@@ -59,11 +59,13 @@ def headline(result: Result) -> str:
     devices = counted(m, "device")
     if not finds_groups(result):
         return f"{title(result.method['method'])} trained {devices} without looking for groups."
+    if not len(result.groups):
+        return f"Nothing can be said of {devices}: each seems to lie or never answered in time."
     if n == 1:
         return f"All {devices} belong together and share one model." if m > 1 else "There is but one device."
     if n == m:
         return f"No two of {devices} share a model: each has its own."
-    if apart and len(result.groups):
+    if apart:
         others = f"{counted(apart, 'device')} {'is' if apart == 1 else 'are'} in none"
         return f"{counted(m - apart, 'device')} form {counted(len(result.groups), 'group')}, and {others}."
     single = int((np.bincount(result.labels) == 1).sum())
