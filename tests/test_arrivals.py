@@ -197,7 +197,15 @@ def test_join_a_table(fedfuse, tables):
     assert "77" in err
     status, out, _ = fedfuse("join", tables / "run", tables / "new.csv")
     assert status == 0
-    assert "mean test rmse of newcomers" in out
+    assert "mean test RMSE of newcomers" in out
+
+
+def test_nothing_to_predict_is_said(fedfuse, tables):
+    frame = pd.read_csv(tables / "new.csv").dropna(subset="stay")
+    frame[frame["site"] != 0].to_csv(tables / "whole.csv", index=False)
+    _, _, err = fedfuse("join", tables / "run", tables / "whole.csv", "--out", tables / "none.csv")
+    assert "no rows without a target: nothing to predict" in err
+    assert len(pd.read_csv(tables / "none.csv")) == 0
 
 
 def test_nobody_to_join(refused, tables):

@@ -236,11 +236,61 @@ def test_diverging_training_is_explained(fedfuse, tables):
     assert "local training diverges: try a smaller step" in out
 
 
+def test_trouble_that_was_asked_for_is_not_explained_away(fedfuse, tables):
+    words = ["--lam", "0.6", "--rounds", "20", "--no-yardsticks", "--set", "lossy=late:0.3,twice:0.3,nan:0.2"]
+    out = fedfuse("run", "stay.csv", *TABLE, "stay", *words)[1]
+    assert "refused: not finite" in out
+    assert "refused: came after its round was over" in out
+    assert "refused: answer to an order no longer open" in out
+    assert "diverges" not in out
+
+
+def test_slow_devices_are_not_called_liars(fedfuse, tables):
+    slow = ["--set", "compute=per_node(lognormal(0,1))", "--set", "deadline=2"]
+    status, out, _ = fedfuse(
+        "run", "stay.csv", *TABLE, "stay", "--lam", "0.6", "--rounds", "30", *slow, "--out", "slow"
+    )
+    result = Result.load("slow")
+    assert status == 0
+    assert 0 < result.unheard.size < len(result.labels)
+    assert "never answered in time and have no model of their own: " in out
+    assert "lie" not in out
+    page = Path("slow/report.html").read_text()
+    assert "never answered in time" in page
+    assert "Never heard" in page
+
+
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["predict", "--help"], []])
 def test_help(fedfuse, words):
     status, out, err = fedfuse(*words)
     assert (status, err) == (0, "")
     assert "Usage: fedfuse" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run", "synthetic:5,5,5,5 for group sizes"),
+        ("run", "fedasync"),
+        ("run", "(default: auto)"),
+        ("run", "(default: by data set and method"),
+        ("predict", "The directory of a finished run on a table."),
+        ("predict", "with the same columns"),
+        ("join", "like that of the run"),
+        ("report", "The directory of a finished run"),
+        ("paper", "names as list shows them"),
+        ("data fetch", "mnist, fashion-mnist"),
+    ],
+)
+def test_arguments_are_explained(fedfuse, monkeypatch, command, words):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert words in fedfuse(*command.split(), "--help")[1]
+
+
+def test_a_network_says_why_there_is_nothing_beside_its_score(fedfuse):
+    out = fedfuse("run", "digits", "--rounds", "1", "--no-report")[1]
+    assert "no score of local and pooled models beside it" in out
+    assert "every device alone" not in out
 
 
 def test_version(fedfuse):

@@ -46,6 +46,16 @@ def test_a_comparison(fedfuse, small):
     assert config["source"]["seed"] == config["settings"]["seed"] == 1
 
 
+def test_a_search_that_was_cut_short_is_told(fedfuse, here):
+    """Its score is no more than a beginning; a network has other stages, and says the same."""
+    words = ["compare", "digits", "--methods", "fpfc,local", "--seeds", "1", "--jobs", "1"]
+    out = fedfuse(*words, "--rounds", "5", "--out", "c")[1]
+    said = "stopped at --rounds 5 before its groups were found"
+    assert f"fpfc {said}" in out
+    assert "local stopped" not in out
+    assert said in Path("c/report.html").read_text()
+
+
 def test_wide_terminals_show_the_spread_of_all(fedfuse, small, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     row = fedfuse(*WORDS, "--out", "c")[1].splitlines()[1]

@@ -205,7 +205,8 @@ def test_too_few_devices_are_said_to_be_so(found):
     """Five devices that all agree have p = 1/16."""
     made = made_up(found, {"a": [[1.0, 2, 3, 4, 5]], "b": [[1.1, 2.2, 3.3, 4.4, 5.5]]}, seeds=[0])
     assert made.table.loc["b", "p"] == 1 / 16
-    assert "; 5 devices are too few to tell so many methods apart" in repr(made)
+    assert "5 devices are too few for a paired test of 2 methods" in repr(made)
+    assert "≈" not in repr(made) + made.to_markdown()
     assert "too few" not in repr(made_up(found, DRAWN))
 
 

@@ -101,7 +101,19 @@ def test_a_round_ends_at_its_deadline():
     assert history["time"].iloc[0] == 10.0
     assert history["active"].iloc[1] == len(fast)
     assert set(result.refused) == {"late"}
+    assert result.suspects.size == 0  # to be slow is not to lie
+    assert result.unheard.tolist() == slow
     assert result.orders["sent"] == sum(result.orders[w] for w in ("used", "refused", "unanswered"))
+
+
+def test_who_was_never_heard_survives_a_file_and_an_interruption(tmp_path):
+    federation, options = planted(), {"rounds": 12, "tol": 0, "deadline": 10.0, "checkpoint_every": 3, **SLOW}
+    whole = fit(federation, FPFC, **options)
+    with pytest.raises(KeyboardInterrupt):
+        fit(federation, FPFC, out=tmp_path / "run", callbacks=[StopAt(7)], **options)
+    resumed = resume(tmp_path / "run", federation)
+    assert 0 < whole.unheard.size < 6
+    assert resumed.unheard.tolist() == ff.Result.load(tmp_path / "run").unheard.tolist() == whole.unheard.tolist()
 
 
 def test_late_replies_may_be_used():
@@ -164,6 +176,7 @@ def test_nobody_ever_answers(mode, more):
     result = fit(planted(), FPFC, rounds=20, mode=mode, lossy="lost:1", **more)
     assert result.rounds == 20
     assert (result.models == 0).all()
+    assert result.unheard.tolist() == list(range(6))
     assert result.orders["sent"] == 6 + result.orders["unanswered"]
 
 

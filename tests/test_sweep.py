@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
@@ -85,6 +87,17 @@ def test_on_the_command_line(fedfuse):
     assert "fpfc-lam=0.6" in out.replace("…", "") or "fpfc-lam" in out
     table = pd.read_csv("found/sweep.csv")
     assert table["value"].tolist() == [0.1, 0.6]
+
+
+def test_random_starts_are_called_so(fedfuse):
+    words = ["--over", "start=2", "--set", "lam=0.6", "--set", "refit=no", "--rounds", "5", "--out", "found"]
+    out = fedfuse("sweep", "synthetic:3,3", *words)[1]
+    assert "synthetic:3,3, mean ± population sd over 2 random starts" in out
+    assert "arrays" not in out
+    page = Path("found/report.html").read_text()
+    assert "synthetic:3,3 · 2 random starts · comparison" in page
+    assert "standard deviations over random starts" in page
+    assert fedfuse("sweep", "synthetic:3,3", *words)[1] == out  # the same again is found again
 
 
 def test_bad_sweeps_write_nothing(refused):

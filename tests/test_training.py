@@ -277,8 +277,18 @@ def test_the_ledger_adds_up():
     ledger.sent(Order(0, 0, Gradient(np.zeros(5))))
     ledger.received(Reply(0, 0, np.zeros(3)))
     ledger.refuse("late", 3)
-    ledger.refuse("late", 3)
-    assert (ledger.down, ledger.up, ledger.floats, ledger.refused, ledger.blamed) == (5, 3, 8, {"late": 2}, {"3": 2})
+    ledger.refuse("not finite", 3)
+    ledger.refuse("not finite", 3)
+    assert (ledger.down, ledger.up, ledger.floats, ledger.refused) == (5, 3, 8, {"late": 1, "not finite": 2})
+    assert ledger.blamed == {"3": 2}  # late is no lie
+
+
+@pytest.mark.parametrize(("reason", "accused"), [("late", []), ("not asked for, or too late", []), ("too large", [3])])
+def test_only_what_a_device_says_makes_it_a_suspect(reason, accused):
+    ledger = Ledger()
+    for _ in range(10):
+        ledger.refuse(reason, 3)
+    assert ledger.often_refused(6) == accused
 
 
 # -------------------------------------------------------------------------------------------- the loop

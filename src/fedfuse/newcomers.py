@@ -109,7 +109,7 @@ class Newcomers:
     def tell(self, newcomer: str | int = 0) -> str:
         """Say in one sentence what has become of a newcomer."""
         i = self.index(newcomer)
-        sure = "" if self.sureness[i] is None else f", sure {self.sureness[i]:.2f} of 1"
+        sure = "" if self.sureness[i] is None else f", confidence {self.sureness[i]:.2f}"
         if self.clusters[i] is not None:
             return f"{self.names[i]}: joins cluster {self.clusters[i]}{sure}"
         if self.grouped:

@@ -19,7 +19,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.fleet import Fleet
 from fedfuse.fleet.base import clock, pack_replies, unpack_replies
 from fedfuse.tasks import LOOK, Ledger, Order, Reply, Task, fault
-from fedfuse.types import Floats
+from fedfuse.types import Floats, Ints
 
 LOOKS = 2  # times that a device is asked to be looked at
 _TICK = 1e-9  # relative: what a sum of times may be off by
@@ -51,6 +51,7 @@ class Post:
         self.updates = 0
         self._overdue: dict[tuple[int, int], Sent] = {}  # by device and round
         self._last = np.full(m, -1, np.int64)  # the round that each device was last asked in
+        self._asked, self._heard = np.zeros(m, np.bool_), np.zeros(m, np.bool_)  # for floats, and with some
         self._arrived: deque[Reply] = deque()
         self._gate: dict[str, Any] = {"m": m, "d": d, "dtype": dtype}
 
@@ -64,6 +65,7 @@ class Post:
             self.ledger.sent(order)
             self.open[order.device] = Sent(order, now, self.updates)
             self._last[order.device] = order.round
+            self._asked[order.device] |= order.task.floats_up(self._gate["d"]) > 0
         self.fleet.submit(orders)
 
     def gather(self, wanted: int, patience: float | None = None, *, late: bool = False) -> list[Heard]:
@@ -128,6 +130,7 @@ class Post:
     def use(self, heard: Sequence[Heard]) -> None:
         """Count replies as used."""
         self.ledger.used += len(heard)
+        self._heard[[h.reply.device for h in heard if h.reply.floats_up]] = True
 
     def drop(self, heard: Sequence[Heard], reason: str) -> None:
         """Count replies as refused."""
@@ -166,6 +169,12 @@ class Post:
         counts = self.ledger.outcome
         counts["unanswered"] += len(self.open) + len(self._overdue)
         return counts
+
+    @property
+    def unheard(self) -> Ints:
+        """The devices that were asked for something and never sent an answer in time, good or bad."""
+        blamed = np.array([int(i) for i in self.ledger.blamed], np.int64)
+        return np.setdiff1d(np.flatnonzero(self._asked & ~self._heard), blamed)
 
     @property
     def unsettled(self) -> bool:
@@ -223,7 +232,8 @@ class Post:
             "post_overdue": [(i, k, s.time, s.updates) for (i, k), s in self._overdue.items()],
         }
         tables = {name: np.array(table, np.float64).reshape(-1, 4) for name, table in rows.items()}
-        return {**tables, "post_last": self._last, **pack_replies(list(self._arrived), "post")}
+        seen = {"post_last": self._last, "post_asked": self._asked, "post_heard": self._heard}
+        return {**tables, **seen, **pack_replies(list(self._arrived), "post")}
 
     def unpack(self, arrays: dict[str, npt.NDArray[Any]], tasks: Sequence[Task], *, kept: bool) -> None:
         """Take back what `pack` returned.
@@ -232,6 +242,7 @@ class Post:
         under way is not ``kept``, it will never come, and devices are asked again.
         """
         self._last = arrays["post_last"]
+        self._asked, self._heard = arrays["post_asked"], arrays["post_heard"]
         self._overdue = _table(arrays["post_overdue"], tasks)
         under_way = _table(arrays["post_open"], tasks)
         if kept:

@@ -112,7 +112,8 @@ class Result:
     rounds, refit_rounds
         Rounds until the groups were found, and further rounds of the refit, where it is a step of its own.
     lam
-        The strength of the penalty: what was given, or what was found.
+        The strength of the penalty that was given. With ``"auto"`` and a refit no penalty was used: then it is the
+        largest lambda that would keep the groups apart, and training with it need not find them (see `penalised`).
     stability
         How sure the grouping is as a whole (0 to 1), where the method can tell.
     confidence
@@ -124,8 +125,11 @@ class Result:
     attack
         Where devices were made to lie: how (``"attack"``, ``"lies"``) and ``"who"``, by position.
     suspects
-        Positions of the devices that seem to lie: they contradict themselves, were refused often, or stand alone far
-        from every cluster and never come to rest.
+        Positions of the devices that seem to lie: they contradict themselves, often sent what had to be refused (late
+        is not a lie), or stand alone far from every cluster and never come to rest.
+    unheard
+        Positions of the devices that were asked, and never answered in time: nothing is known of them, and the model
+        and the group that they have are those they began with.
     """
 
     profile: Profile
@@ -153,19 +157,48 @@ class Result:
     chosen: dict[str, Any] = field(default_factory=dict)
     attack: dict[str, Any] | None = None
     suspects: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    unheard: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def n_clusters(self) -> int:
         return int(self.labels.max()) + 1
 
     @property
+    def groups(self) -> Ints:
+        """The clusters without those that have suspects or devices never heard only; the largest first."""
+        doubtful = np.union1d(self.suspects, self.unheard)
+        known = np.unique(np.delete(self.labels, doubtful)) if doubtful.size else np.arange(self.n_clusters)
+        sizes = np.bincount(self.labels)
+        order: Ints = known[np.argsort(-sizes[known], kind="stable")]
+        return order
+
+    @property
+    def apart(self) -> Ints:
+        """The devices of none of the `groups`: suspects and devices never heard."""
+        return np.flatnonzero(~np.isin(self.labels, self.groups))
+
+    @property
+    def penalised(self) -> bool:
+        """Whether `lam` is the strength of a penalty that was used."""
+        return self.lam is not None and not self._automatic
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether rounds were over before ``lam="auto"`` had found its groups."""
+        return self._automatic and not self.converged
+
+    @property
+    def _automatic(self) -> bool:
+        return self.method.get("lam") == "auto" and bool(self.method.get("refit"))
+
+    @property
     def ari(self) -> float | None:
         """Agreement with the true groups (adjusted Rand index), or None where they are unknown; of honest devices."""
-        truth, honest = self.profile.truth, self._honest
+        truth, honest = self.profile.truth, self.honest
         return adjusted_rand(None if truth is None else truth[honest], self.labels[honest])
 
     @property
-    def _honest(self) -> Ints:
+    def honest(self) -> Ints:
         """The devices that were not made to lie."""
         return np.setdiff1d(np.arange(len(self.labels)), self.attack["who"] if self.attack else [])
 
@@ -188,7 +221,7 @@ class Result:
         if part not in self.scores:
             raise FedfuseError(f"no scores for {part!r}; known: {', '.join(self.scores)}")
         scores = self.scores[part]
-        return mean_score(scores if self.attack is None else scores[self._honest])
+        return mean_score(scores if self.attack is None else scores[self.honest])
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""
@@ -392,9 +425,11 @@ class Result:
         if self.model.convex:
             _write_table(path / "coefficients.csv", self.coefficients(), index=True)
             _write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
-        arrays = {"models": self.models, **self.scores}
+        arrays: dict[str, npt.NDArray[Any]] = {"models": self.models, **self.scores}
         if self.confidence is not None:
             arrays["confidence"] = self.confidence
+        if self.unheard.size:
+            arrays["unheard"] = self.unheard
         write_arrays(path / "models.npz", arrays)
         if self.kept:
             write_arrays(path / "kept.npz", self.kept)
@@ -425,6 +460,7 @@ class Result:
                 labels=np.array(summary["labels"], dtype=np.int64),
                 models=arrays.pop("models"),
                 confidence=arrays.pop("confidence", None),
+                unheard=arrays.pop("unheard", np.empty(0, np.int64)),
                 scores=arrays,
                 kept=kept,
                 history=pd.read_csv(path / "history.csv"),

@@ -147,6 +147,8 @@ def sweep(
     if what.starts is not None and isinstance(data, str):  # one data set, whatever the start
         data, options, jobs = _first_data(data, seeds, options), _others(options), 1
     runs: Any = what.starts if what.starts is not None else seeds
+    if what.starts is not None:
+        options |= {"name": dataset, "repeats": "random start"}
     found = Sweep(dataset, what, tuple(names), compare(data, variants, runs, out=out, jobs=jobs, **options, **settings))
     if out is not None:
         found.save(out)

@@ -25,7 +25,8 @@ Solver: TypeAlias = Literal["gd", "exact"]
 Into: TypeAlias = Literal["all", "shared", "fused"]
 Send: TypeAlias = Literal["model", "part", "update", "nothing"]
 Unit: TypeAlias = Literal["epochs", "batches"]
-OFTEN = 3  # refusals that make a device suspect
+OFTEN = 3  # refusals that make a device suspect, where it is for what it sent:
+CONTENT = ("wrong length", "not numbers", "not finite", "too large", "far too long")  # late is not a lie
 SUMMARISED: tuple[Part, ...] = ("train", "validation")  # the parts that devices can sum up
 LOOK = -2  # the round of what is no message, but a look at a device
 
@@ -508,7 +509,7 @@ class Ledger:
     used: int = 0
     uncalled: int = 0
     unanswered: int = 0
-    blamed: dict[str, int] = field(default_factory=dict)  # refusals by device; its number as text, for JSON
+    blamed: dict[str, int] = field(default_factory=dict)  # refusals for content by device; as text, for JSON
 
     def sent(self, order: Order) -> None:
         self.down += order.task.floats_down
@@ -520,10 +521,14 @@ class Ledger:
 
     def refuse(self, reason: str, device: int) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
-        self.blamed[str(device)] = self.blamed.get(str(device), 0) + 1
+        if reason in CONTENT:
+            self.blamed[str(device)] = self.blamed.get(str(device), 0) + 1
 
     def often_refused(self, m: int) -> list[int]:
-        """Return the devices that were refused several times, and far more often than most."""
+        """Return the devices whose answers were refused for what they say several times, and far more often than most.
+
+        An answer that is late, or that nobody waits for any more, says nothing of its sender.
+        """
         counts = np.array([self.blamed.get(str(i), 0) for i in range(m)])
         return [int(i) for i in np.flatnonzero((counts >= OFTEN) & (counts > 3 * np.median(counts)))]
 

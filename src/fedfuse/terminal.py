@@ -24,6 +24,7 @@ from rich.table import Table
 
 from fedfuse.comparison.jobs import DONE, FAILED, RUNNING, Board, Job, State, Watcher
 from fedfuse.comparison.layout import cells, footnotes, headings
+from fedfuse.phrases import counted, cut_short, exposed, refusals, silence
 from fedfuse.result import Result, mean_score
 from fedfuse.training import Callback, Row, Run
 from fedfuse.types import Floats, Ints
@@ -96,12 +97,12 @@ class ProgressBar(Callback):
             words.append(f"moving {100 * row['moved']:.2g} %")
         if "stage" in row:
             words.insert(0, STAGES.get(row["stage"]) or row["stage"])
-        if np.isfinite(row.get("lam", np.nan)):
+        if np.isfinite(row.get("lam", np.nan)) and getattr(run.method, "lam", None) != "auto":
             words.insert(0, f"lambda {row['lam']:.3g}")
         if "validation" in row:
             held_out = "validation" if np.isfinite(row["validation"]) else "test"
             score = f"{held_out} {run.federation.metric} {row[held_out]:.4f}"
-            words = [_counted(row["n_clusters"], "group"), score, *words]
+            words = [counted(row["n_clusters"], "group"), score, *words]
         return " · ".join(words)
 
 
@@ -187,13 +188,13 @@ class ComparisonBars(Watcher):
 
 
 def show_comparison(comparison: Comparison, console: Console) -> None:
-    """Print one row per method, the best in bold, and what a reader must know of the table."""
+    """Print one row per method, the best score in bold, and what a reader must know of the table."""
     table = _plain_table(*headings(comparison))
     table.columns[0].justify = "left"
     rows = cells(comparison, spreads=console.width >= WIDE)
     for row, best, runs in zip(rows, comparison.table["best"], comparison.table["runs"], strict=True):
-        style = "bold" if best else "" if runs else "dim"
-        table.add_row(*map(escape, row), style=style)
+        name, score, *others = map(escape, row)
+        table.add_row(name, f"[bold]{score}[/bold]" if best else score, *others, style="" if runs else "dim")
     console.print(table)
     console.print()
     for note in footnotes(comparison):
@@ -206,15 +207,19 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
     if result.ari is not None:
         ari = f" (agreement with the truth: ARI {result.ari:.3f})"
     how = "converged after" if result.converged else "stopped after"
-    _say(console, f"[bold]{_counted(m, 'device')} in {_counted(result.n_clusters, 'group')}[/bold]{ari}")
+    others = f", {len(result.apart):,} in none" if result.apart.size else ""
+    inside = counted(m - len(result.apart), "device")
+    _say(console, f"[bold]{inside} in {counted(len(result.groups), 'group')}{others}[/bold]{ari}")
     sent = f"{result.cost_floats:,} floats sent, {result.seconds:.1f} s"
-    lam = "" if result.lam is None else f", lambda {result.lam:.3g}"
+    lam = f", lambda {result.lam:.3g}" if result.penalised else ""
     sure = "" if result.stability is None else f", stability {result.stability:.2f}"
-    _say(console, f"{how} {_counted(result.rounds, 'round')}, {sent}{lam}{sure}\n")
+    _say(console, f"{how} {counted(result.rounds, 'round')}, {sent}{lam}{sure}\n")
     console.print(_cluster_table(result, console.width))
     console.print()
     console.print(_score_table(result, yardsticks))
-    if result.n_clusters > 1 and result.profile.encoder is not None and result.model.convex:
+    if not result.model.convex:
+        _say(console, "(no score of local and pooled models beside it: they are fitted for linear and softmax models)")
+    if len(result.groups) > 1 and result.profile.encoder is not None and result.model.convex:
         console.print()
         _show_contrasts(result, console)
     for warning in _warnings(result):
@@ -241,7 +246,7 @@ def show_tuning(tuning: Tuning, console: Console) -> None:
 
 def show_newcomers(joined: Newcomers, console: Console) -> None:
     """Print what has become of newcomers."""
-    table = _plain_table("newcomer", "rows", "group", "sure", "test")
+    table = _plain_table("newcomer", "rows", "group", "confidence", "test")
     for i, name in enumerate(joined.names):
         group, sure = joined.clusters[i], joined.sureness[i]
         fits = "none" if joined.grouped else "-"
@@ -253,16 +258,12 @@ def show_newcomers(joined: Newcomers, console: Console) -> None:
         who = escape(_some(alone, 60))
         _say(console, f"\n[yellow]no group of the run suits {who}: a model of their own predicts better[/yellow]")
     sent = f"{joined.cost_floats:,} floats sent, at most {max(joined.iterations)} exchanges each"
-    metric = joined.run.profile.metric
+    metric = "RMSE" if joined.run.profile.metric == "rmse" else joined.run.profile.metric
     _say(console, f"\nmean test {metric} of newcomers {_number(joined.score())}; {sent}")
 
 
 def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
-
-
-def _counted(n: int, word: str) -> str:
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
 def _number(value: float) -> str:
@@ -273,6 +274,8 @@ def _warnings(result: Result) -> list[str]:
     words = []
     if result.uncertain:
         words.append(_doubt(result))
+    if result.cut_short:
+        words.append(f"{result.method['method']} {cut_short(result.rounds)}: give it more")
     moved = float(result.history["moved"].iloc[-1])
     if not result.converged and moved > 1e-3:
         words.append(
@@ -281,26 +284,37 @@ def _warnings(result: Result) -> list[str]:
         )
     if result.suspects.size:
         words.append(_suspicion(result))
-    words += [f"{_counted(n, 'upload')} refused: {reason}" for reason, n in result.refused.items()]
+    if result.unheard.size:
+        words.append(f"{silence(result)}: {_named(result, result.unheard)}")
+    words += [f"{counted(n, 'upload')} refused: {reason}" for reason, n in refusals(result)]
     if result.refused and result.orders.get("unanswered"):
-        words.append(f"{_counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} without an answer")
-    if any(reason in _DIVERGED for reason in result.refused) and result.attack is None:
+        words.append(f"{counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} without an answer")
+    if any(reason in _DIVERGED for reason in result.refused) and not _asked_for(result):
         words.append("local training diverges: try a smaller step (--set lr=…) or --set solver=exact")
     return words
 
 
+def _asked_for(result: Result) -> bool:
+    """Whether uploads that cannot be used were part of the experiment, and no sign of training that diverges."""
+    return result.attack is not None or "nan" in result.trouble
+
+
+def _named(result: Result, devices: Ints) -> str:
+    return escape(_some([result.profile.names[i] for i in devices], 60))
+
+
 def _suspicion(result: Result) -> str:
-    names = escape(_some([result.profile.names[i] for i in result.suspects], 60))
-    told, found = "", result.summary()
-    if found.get("recall") is not None:
-        told = f" (of the liars {100 * found['recall']:.0f} % are found, {100 * found['precision']:.0f} % of these are)"
-    return f"{_counted(result.suspects.size, 'device')} seem to lie and stand alone: {names}{told}"
+    names = _named(result, result.suspects)
+    told, n = exposed(result), result.suspects.size
+    alone = np.isin(result.suspects, result.apart).all()
+    lie, stand = ("seems to lie", " and stands alone") if n == 1 else ("seem to lie", " and stand alone")
+    return f"{counted(n, 'device')} {lie}{stand if alone else ''}: {names}" + (f" ({told})" if told else "")
 
 
 def _doubt(result: Result) -> str:
     unsure = [result.profile.names[i] for i in result.unsure]
     who = f"; unsure: {escape(_some(unsure, 60))}" if unsure else ""
-    return f"the grouping is uncertain (stability {result.stability:.2f} of 1){who}"
+    return f"the grouping is uncertain (stability {result.stability:.2f}, 1 is sure){who}"
 
 
 def _plain_table(*headings: str) -> Table:
@@ -310,22 +324,22 @@ def _plain_table(*headings: str) -> Table:
     return table
 
 
-def _largest_first(result: Result) -> Ints:
-    return np.argsort(-np.bincount(result.labels), kind="stable")
-
-
 def _cluster_table(result: Result, width: int) -> Table:
     table = _plain_table("group", "devices", "rows", "test")
     table.add_column("members", no_wrap=True)
     room = max(20, width - 40)
-    for c in _largest_first(result)[:MOST_CLUSTERS]:
+    for c in result.groups[:MOST_CLUSTERS]:
         inside = result.labels == c
         rows = int(result.profile.counts[inside].sum())
         test = _number(mean_score(result.scores["test"][inside]))
         members = escape(_some(result.clusters[c], room))
         table.add_row(str(c), str(inside.sum()), f"{rows:,}", test, members)
-    if result.n_clusters > MOST_CLUSTERS:
-        table.add_row("…", "", "", "", f"{result.n_clusters - MOST_CLUSTERS} more groups, in labels.csv")
+    if len(result.groups) > MOST_CLUSTERS:
+        table.add_row("…", "", "", "", f"{len(result.groups) - MOST_CLUSTERS} more groups, in labels.csv")
+    if result.apart.size:
+        rows = int(result.profile.counts[result.apart].sum())
+        members = escape(_some([result.profile.names[i] for i in result.apart], room))
+        table.add_row("none", str(len(result.apart)), f"{rows:,}", "-", members)
     return table
 
 
@@ -348,12 +362,13 @@ def _some(names: Sequence[str], room: int) -> str:
 def _score_table(result: Result, yardsticks: Mapping[str, Floats]) -> Table:
     metric = "accuracy" if result.profile.metric == "accuracy" else "RMSE (less is better)"
     table = Table(box=None, pad_edge=False)
-    table.add_column(f"test {metric}, mean over devices", no_wrap=True)
+    whom = "devices" if result.attack is None else f"the {len(result.honest):,} honest devices"
+    table.add_column(f"test {metric}, mean over {whom}", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_row("one model per group", f"[bold]{_number(result.score('test'))}[/bold]")
     for name, words in (("local", "every device alone"), ("pooled", "one model for all")):
         if name in yardsticks:
-            table.add_row(words, _number(mean_score(yardsticks[name])))
+            table.add_row(words, _number(mean_score(yardsticks[name][result.honest])))
     return table
 
 
@@ -371,7 +386,7 @@ def _show_contrasts(result: Result, console: Console) -> None:
     else:
         what = f"log-odds of {names[1]} against {names[0]}" if names else f"{_target(result)}"
         what += " per unit of the feature"
-        shown = _largest_first(result)[:MOST_COLUMNS]
+        shown = result.groups[:MOST_COLUMNS]
         effects = _effects(result)
         for c in shown:
             table.add_column(f"group {c}", justify="right", no_wrap=True)

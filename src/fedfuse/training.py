@@ -404,6 +404,7 @@ class Run:
             seconds=self.seconds,
             attack=self._attack(),
             suspects=np.union1d(found.suspects, self.ledger.often_refused(self.world.m)).astype(np.int64),
+            unheard=np.setdiff1d(self.post.unheard, found.suspects).astype(np.int64),
         )
 
     def _privacy(self) -> dict[str, float] | None:

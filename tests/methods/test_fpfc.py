@@ -16,7 +16,9 @@ from fedfuse.fitting import fit
 from fedfuse.fleet import InProcess
 from fedfuse.methods import METHODS, World, from_config, method_called
 from fedfuse.methods.base import Found
+from fedfuse.methods.fpfc import Fusing, restless
 from fedfuse.models import default_model
+from fedfuse.penalties import SmoothedSCAD
 from fedfuse.settings import Settings
 from fedfuse.tasks import Install, Order
 from fedfuse.training import Run
@@ -283,3 +285,18 @@ def test_pairs_may_go_to_a_file(tmp_path):
     np.testing.assert_array_equal(runs[0].models, runs[1].models)
     with pytest.raises(FedfuseError, match=r"66 pairs .* and 5 kB are allowed"):
         ff.fit(federation, ff.FPFC(lam=0.3, memory=5000, refit=False, work=work), rounds=4, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("heard", "accused"),
+    [
+        ([9, 9, 9, 9], [3]),
+        ([9, 9, 9, 2], []),  # who was heard seldom has had no time to come to rest
+        ([9, 9, 9, 0], []),
+        ([0, 0, 0, 9], []),  # nobody to measure it by: the others never moved because nobody heard them
+    ],
+)
+def test_to_be_slow_is_not_to_lie(heard, accused):
+    state = Fusing.start(np.ones((4, 2)), np.ones(4, int), 0, SmoothedSCAD(0.5), 1.0, dtype="float64")
+    state.heard[:], state.moves[:] = heard, [0.01, 0.01, 0.01, 5.0]
+    assert restless(state, np.array([0, 0, 0, 1])).tolist() == accused

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedfuse.paper import setup
+from fedfuse.paper import page, setup
 from fedfuse.paper.items import chosen, items
 from fedfuse.paper.progress import Remaining
 from fedfuse.paper.setup import Setup
@@ -26,6 +26,15 @@ def test_the_list_has_everything_with_a_time(fedfuse):
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert set(items()) <= set(lines)
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_list_can_be_read_in_a_terminal(fedfuse, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = fedfuse("paper", "list")[1].splitlines()
+    assert max(map(len, lines[:20])) <= columns
+    assert "Table 1: all methods on S1 and on" in lines[1]
+    assert "…" not in "".join(lines)
 
 
 def test_capitals_do_not_matter_and_nothing_is_done_twice():
@@ -112,6 +121,31 @@ def test_the_page_keeps_what_others_have_run(fedfuse, tiny, monkeypatch):
     path.write_text(quick.replace("81.83", "99.99"))  # as large: the newer one
     fedfuse("paper", "page")
     assert "99.99" not in path.read_text()
+
+
+def test_what_is_kept_has_the_words_of_today(here):
+    """Of a page without its runs: reasons, a list with links, and whose clusters differ, from its tables alone."""
+    item = items()["tableE2"]
+    row = "| FPFC | 89.64 ± 1.83 | 90.06 ± 1.00 | 3 | 2 | 0.90 ± 0.00 | 1.00 ± 0.00 | 7e7 | 2,000 | 41.5 |"
+    head = "| method | accuracy % | printed | clusters | printed | ARI | printed | floats sent | rounds | seconds |"
+    table = f"{head}\n| --- |{' ---: |' * 9}\n{row}\n"
+    old = "- synthetic:S3: FPFC auto: 91.82\n\nWhat differs from the paper, and why:\n\n- An old reason.\n"
+    title = f"## {item.where}: {item.title}"
+    path = here / "page.md"
+    end = "`fedfuse paper tableE2`, 33 runs. Size: full.\n"
+    path.write_text(f"# Page\n\n{title}\n\nsynthetic:S3:\n\n{table}\n{old}\n{end}")
+    for _ in range(2):  # the second time nothing is left to do
+        page.write(path, here / "none")
+        text = path.read_text()
+        assert row in text
+        assert "An old reason" not in text
+        assert all(f"- {reason}\n" in text for reason in item.why)
+        said = (
+            "- synthetic:S3: clusters or ARI differ from print: FPFC (3 clusters, printed 2; ARI 0.90, printed 1.00)\n"
+        )
+        assert text.count(said) == 1
+        assert f"| [Table E.2](#table-e2-all-methods-on-s3-two-groups-of-50-devices): {item.title} | full |" in text
+        assert text.index("| item | size |") < text.index(title)
 
 
 def test_how_long_is_left(quick, monkeypatch, capsys):

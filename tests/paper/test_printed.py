@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedfuse.methods.search import Searched
 from fedfuse.paper.items import items
-from fedfuse.paper.methods_table import verdict
+from fedfuse.paper.items import reasons as reasons_
+from fedfuse.paper.methods_table import grouping, verdict
 from fedfuse.paper.newcomers import ranks
 from fedfuse.paper.setup import PAPER, PRINTED, SCALES, Setup
 
@@ -85,6 +87,25 @@ def test_the_full_size_is_the_papers(data, rounds, tmp_path):
         assert inner.start == "normal"
     assert full.entry(rounds, "fpfc")[0].lam == (0.6 if data == "syn" else 4.0)
     assert full.entry(rounds, "fpfc auto")[0].lam == "auto"
+
+
+def test_other_clusters_than_printed_are_said():
+    columns = ["method", "accuracy %", "printed", "clusters", "printed ", "ARI", "printed  ", "floats sent"]
+    rows = [
+        ["LG", "47.32", "69.72", "—", "—", "—", "—", "1"],
+        ["CFL", "90.0", "86.6", "6.67 ± 3.77", "42.00 ± 4.55", "0.95 ± 0.07", "0.28 ± 0.11", "1"],
+        ["FPFC-l1", "90.0", "86.6", "2", "2.00 ± 0.00", "1.00 ± 0.00", "1.00 ± 0.00", "1"],
+        ["FPFC auto", "93.08", "—", "4", "—", "1.00 ± 0.00", "—", "1"],
+    ]
+    said = grouping(pd.DataFrame(rows, columns=columns))
+    assert said == ["clusters or ARI differ from print: CFL (6.67 clusters, printed 42.00; ARI 0.95, printed 0.28)"]
+    assert grouping(pd.DataFrame(rows[2:], columns=columns)) == []
+
+
+def test_reasons_are_in_whole_words():
+    reasons = [text for name, text in vars(reasons_).items() if name.isupper()]
+    assert reasons
+    assert not [text for text in reasons if "- " in text.replace(" - ", "") or "  " in text]
 
 
 def test_verdicts_say_who_is_best_and_what_is_better_than_printed():

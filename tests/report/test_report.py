@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.colours import ON_DARK, ON_LIGHT, contrast
+from fedfuse.phrases import exposed
 from fedfuse.report import FILE, write_report
-from fedfuse.report.charts import Axis, Chart
+from fedfuse.report.charts import Axis, Chart, Label, spread_out
 from fedfuse.report.frames import FRAMES, Pairs, by_group, chosen, tree_of
 from fedfuse.report.fusion import FusionPath
-from fedfuse.report.words import headline
+from fedfuse.report.words import headline, supporting, tiles
 from fedfuse.snapshots import Snapshot
+from fedfuse.yardsticks import Yardsticks
 from planted import planted
 
 
@@ -133,6 +136,65 @@ def test_liars_are_on_the_page(tmp_path):
     assert "3 devices were made to lie (gaussian)" in page
     assert result.suspects.size
     assert "seem to lie" in page
+
+
+def test_liars_are_no_groups(tmp_path):
+    """Groups, tiles, cards and means are of honest devices; who lies is in one list."""
+    federation = planted(m=12, n=80)
+    result = ff.fit(federation, attack="gaussian", liars=0.25, out=tmp_path / "run")
+    assert result.suspects.tolist() == result.attack["who"] == result.apart.tolist()
+    assert result.n_clusters == 5
+    sizes = np.bincount(result.labels)
+    assert sorted(sizes[result.groups]) == sorted(sizes)[-2:]
+    page = write_report(tmp_path / "run", federation=federation).read_text()
+    assert headline(result) == "9 devices form 2 groups, and 3 devices are in none."
+    assert "among 9 devices; 3 in none" in page
+    assert "In no group: 3 devices" in page
+    assert page.count('<article class="card group') == 2
+    assert ">honest devices</th>" in page
+    assert "all 3 liars found, nobody else accused" in page
+    local = Yardsticks.load(tmp_path / "run").scores["local"]
+    assert f"{local[result.honest].mean():.4g} with every device alone" in page
+
+
+def test_a_page_when_nobody_answers(tmp_path):
+    federation = planted()
+    method = ff.FPFC(lam=0.3, refit=False)
+    result = ff.fit(federation, method, rounds=4, lossy="lost:1", out=tmp_path / "run")
+    page = write_report(tmp_path / "run", federation=federation).read_text()
+    assert result.groups.size == 0
+    assert headline(result) == "Nothing can be said of 6 devices: each seems to lie or never answered in time."
+    assert headline(result) in page
+    assert "In no group: 6 devices" in page
+    assert "6 devices never answered in time and have no model of their own." in page
+
+
+def test_whom_the_suspects_are():
+    result = ff.fit(planted(m=12, n=80), attack="gaussian", liars=0.25)
+    liars = result.attack["who"]
+    honest = np.setdiff1d(range(12), liars)[:2]
+    some = replace(result, suspects=np.sort([*liars[:2], *honest]))
+    assert exposed(some) == "2 of 3 liars found; 2 honest devices accused"
+    assert exposed(replace(result, attack=None)) == ""
+
+
+def test_a_lambda_that_was_not_used_is_not_shown():
+    """Training with it need not find the groups, so it is no result."""
+    federation = planted()
+    auto = ff.fit(federation, ff.FPFC(lam="auto"))
+    given = ff.fit(federation, ff.FPFC(lam=0.5, refit=False), rounds=3)
+    assert auto.lam > 0
+    assert auto.summary()["lam"] == auto.lam
+    assert [name for name, *_ in tiles(auto) if name == "lambda"] == []
+    assert ("lambda", "0.5", "strength of the penalty") in tiles(given)
+
+
+@pytest.mark.parametrize("rounds", [5, None])
+def test_a_search_that_was_cut_short_says_so(rounds):
+    federation = planted("classification")
+    result = ff.fit(federation, ff.FPFC(lam="auto"), rounds=rounds)
+    said = "FPFC stopped at --rounds 5 before its groups were found." in supporting(result, {})
+    assert result.cut_short == said == (rounds == 5)
 
 
 def test_a_network_has_a_page(tmp_path):
@@ -256,9 +318,78 @@ def test_the_tree_has_the_groups_where_it_is_cut():
     labels = np.array([0, 0, 0, 1, 1, 2])
     path = FusionPath.of(Snapshot.of(0, points, np.arange(6)), labels, a=3.7)
     assert path.groups_at_cut == 3
+    assert path.exact
     assert 0.2 / 3.7 < path.cut < 5.0 / 3.7
     assert {tone for tone, _ in path.paths} == {"g0", "g1", "g2", "between"}
     assert FusionPath.of(Snapshot.of(0, np.zeros((4, 2)), np.arange(4)), np.zeros(4, int), None) is None
+
+
+def test_a_tree_that_has_the_groups_at_no_height():
+    """It is cut where it agrees best, not where their number is the same: here that would tear the first group."""
+    points = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 50.1, 50.2, 50.3, 50.4])[:, None]
+    labels = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])
+    path = FusionPath.of(Snapshot.of(0, points, np.arange(10)), labels, a=None)
+    assert path.groups_at_cut == 2
+    assert not path.exact
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "marks"),
+    [
+        (1e3, 1e7, ["1,000", "10 k", "100 k", "1 M", "10 M"]),
+        (152_933, 349_811, ["200 k"]),
+        (1.2e5, 1.8e5, ["120 k", "140 k", "160 k", "180 k"]),
+        (3e4, 6e5, ["50 k", "100 k", "200 k", "500 k"]),
+    ],
+)
+def test_marks_of_a_logarithmic_axis_are_round(low, high, marks):
+    words = [tick.words for tick in Axis(low, high, log=True).ticks()]
+    assert set(marks) <= set(words)
+    assert all(len(word) <= 6 for word in words)
+
+
+def test_there_is_no_half_a_group():
+    assert [tick.words for tick in Axis(-0.1, 2.1, whole=True).ticks()] == ["0", "1", "2"]
+
+
+def test_a_comparison_says_what_has_no_place_on_it(comparison):
+    """Nothing is sent by local; a score alone is bold; so few devices cannot tell four methods apart."""
+    page = (comparison / FILE).read_text()
+    assert page.count("(local sends nothing.)") == 1 + ("As more is sent" in page)
+    assert "powers of ten" not in page
+    assert page.count('class="num best"') == 1
+    assert '<tr class="best"' not in page
+    assert "Means and population standard deviations over seeds; the best score is bold." in page
+
+
+def test_with_one_seed_there_are_no_means(tmp_path):
+    methods = {f"local-{k}": ff.Local() for k in range(9)} | {"fedavg": ff.FedAvg(), "again": ff.FedAvg()}
+    ff.compare(planted(m=4), methods, seeds=1, rounds=4, jobs=1, out=tmp_path, evaluate_every=1)
+    page = write_report(tmp_path).read_text()
+    assert "Means and population" not in page
+    assert "4 devices are too few for a paired test of 11 methods." in page
+    assert "≈" not in page
+    key = page[page.index('id="training"') :]
+    assert "local-0</span>" not in key[: key.index("</figure>")]
+
+
+def test_lines_of_more_methods_than_colours_are_dashed(tmp_path):
+    methods = {f"fedavg-{k}": ff.FedAvg() for k in range(9)}
+    ff.compare(planted(m=4), methods, seeds=1, rounds=4, jobs=1, out=tmp_path, evaluate_every=1)
+    page = write_report(tmp_path).read_text()
+    assert page.count('class="line g0 second"') == 1
+    assert page.count('class="line g0"') == 1
+
+
+def test_names_of_dots_do_not_overlap():
+    rng = np.random.default_rng(0)
+    spots = [Label(x, y, "per-fedavg") for x, y in rng.uniform(40, 60, size=(8, 2))]
+    labels = spread_out(spots)
+    assert [(label.x, label.text) for label in labels] == [(spot.x, spot.text) for spot in spots]
+    heights = sorted(label.y for label in labels)
+    assert min(np.diff(heights)) > 6  # all of them lie above each other: names are long
+    assert heights[0] >= 0
+    assert heights[-1] <= 100
 
 
 def test_order_by_group():

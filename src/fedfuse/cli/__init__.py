@@ -17,7 +17,7 @@ from fedfuse.cli.places import data_fetch, data_list, flower_new
 from fedfuse.cli.saying import INTERRUPTED, fail, notes
 from fedfuse.cli.studies import bench, compare, paper, path, sweep
 from fedfuse.cli.training import resume, run, tune
-from fedfuse.cli.words import Opt
+from fedfuse.cli.words import Command, Opt
 from fedfuse.errors import FedfuseError
 
 __all__ = ["app", "main"]
@@ -34,10 +34,10 @@ app.add_typer(data_app, name="data")
 flower_app = typer.Typer(help="Federations of real hosts, on Flower.")
 app.add_typer(flower_app, name="flower")
 for _command in (run, compare, sweep, tune, path, resume, report, watch, predict, join, export, bench, paper):
-    app.command()(_command)  # in the order of --help
-data_app.command("list")(data_list)
-data_app.command("fetch")(data_fetch)
-flower_app.command("new")(flower_new)
+    app.command(cls=Command)(_command)  # in the order of --help
+data_app.command("list", cls=Command)(data_list)
+data_app.command("fetch", cls=Command)(data_fetch)
+flower_app.command("new", cls=Command)(flower_new)
 
 # Objects after which Python looks for garbage; by default 700, with which a fifth of the time to compile is searching.
 GARBAGE = 200_000

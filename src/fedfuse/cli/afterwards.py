@@ -153,6 +153,8 @@ def _predict_waiting(arrived: Arrivals, joined: Newcomers, out: Path | None) -> 
         if len(rows):
             console.say(f"{len(rows)} rows without a target: --out FILE.csv writes predictions", "yellow")
         return
+    if not len(rows):
+        console.say("no rows without a target: nothing to predict", "yellow")
     text = joined.predict_rows(arrived.devices[rows], arrived.X[rows], rows).to_csv(index=False, lineterminator="\n")
     with written_whole(out) as file:
         file.write(text.encode())

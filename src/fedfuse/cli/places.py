@@ -31,7 +31,7 @@ def data_list(data_dir: DataDir = None) -> None:
 def data_fetch(
     name: Annotated[str, Arg(help="A data set with files: mnist, fashion-mnist.")], data_dir: DataDir = None
 ) -> None:
-    """Download the files of a data set, checked; what is there is not touched, half a file is gone on with."""
+    """Download the files of a data set, checked; what is there is not touched, partial downloads are resumed."""
     from fedfuse.data.fetch import fetch
     from fedfuse.terminal import Downloads
 

@@ -27,7 +27,7 @@ def compare(
     device: Device = None,
     target: Target = None,
     task: Task = None,
-    out: Annotated[Path | None, Opt(help="A directory; one with this comparison is gone on with.")] = None,
+    out: Annotated[Path | None, Opt(help="A directory; an existing comparison is continued.")] = None,
     set_: Annotated[list[str], Opt("--set", help="key=value or method.key=value, e.g. fpfc.lam=0.6.")] = [],  # noqa: B006
     data_dir: DataDir = None,
     json_: Json = False,
@@ -61,7 +61,7 @@ def sweep(
     device: Device = None,
     target: Target = None,
     task: Task = None,
-    out: Annotated[Path | None, Opt(help="A directory; one with this sweep is gone on with.")] = None,
+    out: Annotated[Path | None, Opt(help="A directory; an existing sweep is continued.")] = None,
     plot: Annotated[Path | None, Opt(help="A picture (.png, .svg or .pdf).")] = None,
     set_: Set = [],  # noqa: B006
     data_dir: DataDir = None,
@@ -150,7 +150,7 @@ def paper(
     jobs: Jobs = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Reproduce a table or figure of the paper, its numbers beside ours; what is done is not done again."""
+    """Reproduce a table or figure of the paper, its numbers beside ours; finished runs are reused."""
     from fedfuse.paper.command import SPECIAL, make, show_list, write_page
     from fedfuse.paper.setup import check_size
     from fedfuse.plots import check_picture

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fedfuse.cli.inputs import free_directory, load_from, method_and_settings, source_of
 from fedfuse.cli.outcomes import compare_and_show, show_tuned, train_and_show, trained
 from fedfuse.cli.words import (
+    ROUNDS,
     Arg,
     DataDir,
     Dataset,
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
 def run(
     dataset: Dataset,
     method: Annotated[
-        str, Opt(help="fpfc, fpfc-l1, local, fedavg, lg-fedavg, per-fedavg, ifca, cfl, pacfl or oracle.")
+        str, Opt(help="fpfc, fpfc-l1, local, fedavg, fedasync, lg-fedavg, per-fedavg, ifca, cfl, pacfl or oracle.")
     ] = "fpfc",
-    lam: Annotated[str | None, Opt(help="Strength of the penalty, or auto: found by itself.")] = None,
-    rounds: Annotated[int | None, Opt(parser=whole, metavar="N", help="At most so many rounds.")] = None,
+    lam: Annotated[
+        str | None, Opt(help="Strength of the penalty, or auto: groups are found without it (default: auto).")
+    ] = None,
+    rounds: Annotated[int | None, Opt(parser=whole, metavar="N", help=f"At most so many rounds {ROUNDS}.")] = None,
     seed: Seed = 0,
     features: Features = "uniform",
     device: Device = None,

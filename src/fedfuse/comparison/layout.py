@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedfuse.comparison.significance import ALPHA
+from fedfuse.phrases import counted, cut_short
 
 if TYPE_CHECKING:
     from fedfuse.comparison.table import Comparison
@@ -50,15 +51,26 @@ def plain_text(found: Comparison) -> str:
 
 def footnotes(found: Comparison) -> list[str]:
     """Return what a reader must know: over what the means are, what the mark means, what has failed."""
-    seeds = f"seed {found.seeds[0]}"
+    seeds = f"{found.repeats} {found.seeds[0]}"
     if len(found.seeds) > 1:
-        seeds = f"mean ± population sd over {len(found.seeds)} seeds"
+        seeds = f"mean ± population sd over {counted(len(found.seeds), found.repeats)}"
     notes = [f"{found.dataset}, {seeds}"]
     if found.table["p"].notna().any():
         notes.append(_verdict(found))
     if len(found.contestants) < len(found.methods):
         notes.append(f"{', '.join(sorted(found.told))}: told the true groups, to show what can be had")
-    return notes + failures(found)
+    return notes + unfinished(found) + failures(found)
+
+
+def unfinished(found: Comparison) -> list[str]:
+    """Return a line for every method whose search for groups ran out of rounds."""
+    lines = []
+    for method in found.methods:
+        short = [r.rounds for (name, _), r in found.results.items() if name == method and r.cut_short]
+        if short:
+            runs = "" if len(found.seeds) == 1 else f" in {len(short)} of {len(found.seeds)} runs"
+            lines.append(f"{method} {cut_short(max(short))}{runs}: its score is not what it can do")
+    return lines
 
 
 def failures(found: Comparison) -> list[str]:
@@ -75,23 +87,29 @@ def _verdict(found: Comparison) -> str:
     table = found.table
     best = ", ".join(str(method) for method in table.index[table["best"]])
     test = f"by Wilcoxon's signed-rank test on {_witnesses(found)} (two-sided, Holm-corrected, level {ALPHA:g})"
+    if _too_few(table):
+        return f"{int(table['pairs'].max())} devices are too few for a paired test of {len(table)} methods"
     if not _alike(table).any():
         return f"all others differ significantly from the best ({best}), {test}"
-    pairs = int(table["pairs"].max())
-    # even if every device prefers the best; Holm's rule begins with the number of tests
-    few = 2.0 ** (1 - pairs) * table["p"].count() >= ALPHA
-    doubt = f"; {pairs} devices are too few to tell so many methods apart" if few else ""
-    return f"{ALIKE} not significantly different from the best ({best}), {test}{doubt}"
+    return f"{ALIKE} not significantly different from the best ({best}), {test}"
 
 
 def _witnesses(found: Comparison) -> str:
     if len(found.seeds) == 1:
         return "device scores"
-    return "device scores averaged over seeds" if found.same_devices else "device scores of all seeds"
+    return f"device scores {'averaged over' if found.same_devices else 'of all'} {found.repeats}s"
+
+
+def _too_few(table: pd.DataFrame) -> bool:
+    """Whether no method could differ significantly, even if every device preferred the best one."""
+    tests = int(table["p"].count())
+    # Holm's rule begins with the number of tests
+    return tests > 0 and 2.0 ** (1 - int(table["pairs"].max())) * tests >= ALPHA
 
 
 def _alike(table: pd.DataFrame) -> pd.Series[bool]:
-    return table["p_holm"].ge(ALPHA) & ~table["best"]
+    """Return which methods get the mark: none where the test cannot say anything of anybody."""
+    return table["p_holm"].ge(ALPHA) & ~table["best"] & (not _too_few(table))
 
 
 def _row(found: Comparison, method: str, row: pd.Series[float], spreads: bool) -> list[str]:

@@ -56,6 +56,8 @@ class Request:
         Every method with its settings, by the name that it has in the table.
     seeds
         Increasing.
+    repeats
+        What the runs of a method differ by, as tables call it.
     """
 
     dataset: str
@@ -66,6 +68,7 @@ class Request:
     common: dict[str, Any]
     entries: dict[str, Entry]
     seeds: tuple[int, ...]
+    repeats: str = "seed"
 
     def extended(self, other: Request, directory: Path) -> Request:
         """Return the request of a directory with the methods and seeds of another; all the rest must agree."""
@@ -94,6 +97,7 @@ class Request:
             "common": self.common,
             "methods": {label: entry.to_json() for label, entry in self.entries.items()},
             "seeds": list(self.seeds),
+            "repeats": self.repeats,
         }
 
     def save(self, directory: Path) -> None:
@@ -114,7 +118,8 @@ class Request:
                 label: Entry(from_config(entry["method"]), entry["settings"])
                 for label, entry in data["methods"].items()
             }
-            return cls(**{name: data[name] for name in names}, entries=entries, seeds=tuple(data["seeds"]))
+            plain = {name: data[name] for name in names}
+            return cls(**plain, entries=entries, seeds=tuple(data["seeds"]), repeats=data.get("repeats", "seed"))
         except (KeyError, TypeError, AttributeError) as gap:
             raise FedfuseError(f"{directory / FILE} is not a comparison of fedfuse: {gap}") from None
 

@@ -55,6 +55,8 @@ def compare(
     goal: Goal | None = None,
     data_dir: str | PathLike[str] | None = None,
     watcher: Watcher | None = None,
+    name: str = "arrays",
+    repeats: str = "seed",
     **settings: Any,
 ) -> Comparison:
     """Compare methods on the same data, by mean and spread over seeds.
@@ -88,6 +90,8 @@ def compare(
         As for `data.load`, where a name is given.
     watcher
         Sees how the runs get on.
+    name, repeats
+        What a federation is called in tables, and what the runs of a method differ by.
 
     Examples
     --------
@@ -102,9 +106,9 @@ def compare(
     """
     columns = {"device": device, "target": target, "goal": goal, "data_dir": data_dir}
     _check(data, jobs, columns)
-    name = data if isinstance(data, str) else "arrays"
+    known = data if isinstance(data, str) else "arrays"
     given = settings if rounds is None else {**settings, "rounds": rounds}
-    entries, numbers = entries_of(methods, name, words, given), seeds_of(seeds)
+    entries, numbers = entries_of(methods, known, words, given), seeds_of(seeds)
     directory = None if out is None else Path(out)
     before = _request_in(directory)
     witness = before.witness if before else numbers[0]
@@ -113,9 +117,10 @@ def compare(
     if methods == "all" and federation.truth is None:
         entries = _without_oracle(entries)
     request = Request(
-        dataset=name, source=source, witness=witness, fingerprint=federation.fingerprint,
+        dataset=data if isinstance(data, str) else name, source=source, witness=witness,
+        fingerprint=federation.fingerprint,
         model=None if model is None else type(model).__name__, common=common_words(words) | given,
-        entries=entries, seeds=numbers,
+        entries=entries, seeds=numbers, repeats=repeats,
     )  # fmt: skip
     if before and directory:
         request = before.extended(request, directory)

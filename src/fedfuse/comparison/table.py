@@ -43,6 +43,8 @@ class Comparison:
         Whether the devices are the same for all seeds, as those of a table are; if not, a seed draws new ones.
     told
         The methods that are told the true groups: they show what can be had, and are not the best of anything.
+    repeats
+        What the runs of a method differ by: their seed, or their random start.
     """
 
     dataset: str
@@ -53,6 +55,7 @@ class Comparison:
     errors: dict[Run, str]
     same_devices: bool
     told: frozenset[str] = frozenset()
+    repeats: str = "seed"
 
     @classmethod
     def of(cls, request: Request, outcomes: Mapping[Run, Result | str]) -> Comparison:
@@ -70,7 +73,8 @@ class Comparison:
         same = request.source is None or request.source["device"] is not None
         methods = tuple(request.entries)
         told = frozenset(label for label, e in request.entries.items() if isinstance(e.method, Oracle))
-        return cls(request.dataset, methods, request.seeds, frozenset(clustering), results, errors, same, told)
+        plain = (request.dataset, methods, request.seeds, frozenset(clustering), results, errors, same, told)
+        return cls(*plain, repeats=request.repeats)
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> Comparison:

@@ -6,6 +6,7 @@ What becomes of a reply is a function of (seed, round, device). What carries no 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,8 +74,13 @@ class Lossy(Wrapper):
     def __init__(self, fleet: Fleet, *, seed: int = 0, **trouble: float) -> None:
         super().__init__(fleet)
         self._trouble, self._seed = Trouble(**trouble), seed
+        self._counts: Counter[str] = Counter()
         self._held: list[tuple[int, Reply]] = []  # late ones, and the round with which they come
         self._due: list[Reply] = []
+
+    @property
+    def trouble(self) -> dict[str, int]:
+        return dict(Counter(self.inner.trouble) + self._counts)
 
     def submit(self, orders: Sequence[Order]) -> None:
         now = max((o.round for o in orders), default=-1)
@@ -113,10 +119,12 @@ class Lossy(Wrapper):
         trouble, rng = self._trouble, generator(self._seed, "lossy", reply.round, reply.device)
         lost, late, twice, stale, nan = rng.random(5)
         if lost < trouble.lost:
+            self._counts["lost"] += 1
             return []
         k, values = reply.round, reply.values
         if nan < trouble.nan:
             values = np.full_like(values, np.nan)
+            self._counts["nan"] += 1
         if stale < trouble.stale:
             k = max(k - 1, 0)
         replies = [Reply(reply.device, k, values)] * (2 if twice < trouble.twice else 1)

@@ -42,6 +42,7 @@ from fedfuse.types import Floats, Ints
 MEETINGS, FEW = 100, 20  # with a newcomer, at the most; few where rows come in batches: then nothing ever rests
 ENOUGH = 5  # devices for a mean; of fewer, as where each reply is taken in by itself, what is shared keeps some
 RESTLESS = 20.0  # times the usual move of devices in clusters, and a device that stands alone is a suspect,
+SELDOM = 0.5  # if it was heard at least this often, as a share of the median;
 CALM = 0.01  # where the usual move is at least this, relative to the parameters
 STILL = 1e-4  # relative: a newcomer that moves less has come to rest
 
@@ -53,7 +54,8 @@ class Fusing:
     pairs: FusionState
     shared: Floats
     weights: Ints  # rows of every device
-    moves: Floats  # how far each moved when it was last active
+    moves: Floats  # how far each moved when it was last heard,
+    heard: Ints  # and how often it was
 
     @classmethod
     def start(cls, models: Floats, weights: Ints, cut: int, penalty: Penalty, rho: float, **options: Any) -> Fusing:
@@ -61,7 +63,7 @@ class Fusing:
         shared = np.average(models[:, :cut], axis=0, weights=weights) if cut else models[0, :0]
         dtype = options["dtype"]
         pairs = FusionState(models[:, cut:], penalty, rho, **options)
-        return cls(pairs, shared.astype(dtype), weights, np.zeros(len(models)))
+        return cls(pairs, shared.astype(dtype), weights, np.zeros(len(models)), np.zeros(len(models), np.int64))
 
     @property
     def models(self) -> Floats:
@@ -77,28 +79,37 @@ class Fusing:
             weight = min(1.0, len(devices) / min(ENOUGH, len(self.weights)))
             self.shared = ((1 - weight) * self.shared + weight * mean).astype(self.shared.dtype)
         self.moves[devices] = np.linalg.norm(models[:, cut:] - self.pairs.omega[devices], axis=1)
+        self.heard[devices] += 1
         return self.pairs.absorb(devices, models[:, cut:])
 
     def pack(self) -> Arrays:
-        return {**self.pairs.pack(), "shared": self.shared, "moves": self.moves}
+        return {**self.pairs.pack(), "shared": self.shared, "moves": self.moves, "heard": self.heard}
 
     @classmethod
     def unpack(cls, arrays: Arrays, penalty: Penalty, weights: Ints, **room: Any) -> Fusing:
-        pairs = {name: array for name, array in arrays.items() if name not in ("shared", "moves")}
-        return cls(FusionState.unpack(pairs, penalty, **room), arrays["shared"], weights, arrays["moves"])
+        pairs = {name: array for name, array in arrays.items() if name not in ("shared", "moves", "heard")}
+        own = (arrays["shared"], weights, arrays["moves"], arrays["heard"])
+        return cls(FusionState.unpack(pairs, penalty, **room), *own)
 
 
 def restless(state: Fusing, labels: Ints) -> Ints:
     """Return the devices that stand alone and still move much further than those in clusters: they seem to lie.
 
-    The penalty has no hold on them, nor they on others, so nothing else comes of it.
+    The penalty has no hold on them, nor they on others, so nothing else comes of it. Who was heard much less often
+    than others, as slow devices are where there is a deadline, has had no time to come to rest: of these nothing is
+    said, nor are others measured by them.
     """
     alone = np.bincount(labels)[labels] == 1
+    if not state.heard.any():
+        return np.empty(0, np.int64)
+    known = state.heard >= max(1.0, SELDOM * np.median(state.heard[state.heard > 0]))
     # where all are alone, most may lie: then the calm ones say what is usual
-    crowd, share = (np.ones_like(alone), 0.25) if alone.all() else (~alone, 0.5)
+    crowd, share = (known, 0.25) if alone[known].all() else (known & ~alone, 0.5)
+    if not crowd.any():  # nobody to measure by
+        return np.empty(0, np.int64)
     sizes = np.linalg.norm(state.pairs.omega[crowd], axis=1)
     usual = max(np.quantile(state.moves[crowd], share), CALM * np.quantile(sizes, share))
-    return np.flatnonzero(alone & (state.moves > RESTLESS * usual))
+    return np.flatnonzero(known & alone & (state.moves > RESTLESS * usual))
 
 
 @dataclass(frozen=True)

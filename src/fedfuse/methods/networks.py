@@ -231,6 +231,9 @@ class NetworkAuto(NetworkRefit):
     def rounds(self) -> int | None:
         return None
 
+    def settled(self, state: StagedState) -> bool:
+        return state.stage == "refit"  # only then are there groups
+
     def _prepare(self, state: StagedState, before: Found | None) -> None:
         super()._prepare(state, before)
         m, d = state.world.m, state.world.d

@@ -20,19 +20,20 @@ from fedfuse.paper.setup import Setup, Size, effort
 
 SPECIAL = ("list", "page")
 WIDEST = 400
+WIDE = 140  # columns of a terminal from which on there is room to say apart where an item is and what
 
 
 def show_list(out: Path, data_dir: str | None, answers: Answers) -> None:
     """Print every item: name, what it is, about how long it takes at each size, and whether that is done."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "where", "what"):
-        table.add_column(heading, no_wrap=heading != "what")
+    wide = answers.width >= WIDE
     sizes: tuple[Size, ...] = ("quick", "middle", "full")
-    for size in sizes:
-        table.add_column(size, justify="right", no_wrap=True)
+    for heading in ("name", *(("where",) if wide else ()), "what", *sizes):
+        table.add_column(heading, justify="right" if heading in sizes else "left", no_wrap=heading != "what")
     for item in items().values():
         times = [_time(item, Setup(size, runner.cache(out), data_dir)) for size in sizes]
-        table.add_row(item.name, item.where, escape(item.title), *times)
+        what = [item.where, escape(item.title)]
+        table.add_row(item.name, *(what if wide else [": ".join(what)]), *times)
     answers.print(table)
     words = f"Rough times on {usable_cores()} cores; done: already there in {out}. Figures of the same runs share them."
     answers.say(f"\n{words}")

@@ -77,9 +77,10 @@ class MethodsTable(Experiment):
             data = setup.words(part.data)
             shown.tables[data] = _readable(table, theirs, part, many=len(setup.seeds) > 1)
             shown.numbers[f"{part.data.replace(':', '-')}.csv"] = table.join(theirs, how="left").reset_index()
-            shown.notes += [
-                f"{data}: {note}" for note in verdict(table, theirs, part.metric, against=setup.size == "full")
-            ]
+            notes = verdict(table, theirs, part.metric, against=setup.size == "full")
+            if setup.size == "full":
+                notes += grouping(shown.tables[data])
+            shown.notes += [f"{data}: {note}" for note in notes]
         return shown
 
 
@@ -142,6 +143,28 @@ def _readable(table: pd.DataFrame, theirs: pd.DataFrame, part: Part, *, many: bo
         rows.append({**row, "rounds": f"{ours['rounds']:,.0f}", "seconds": f"{ours['seconds']:,.1f}"})
     frame: pd.DataFrame = pd.DataFrame(rows)
     return frame
+
+
+GROUPING = "clusters or ARI differ from print: "
+
+
+def grouping(table: pd.DataFrame) -> list[str]:
+    """Say which methods of a readable table have other clusters than printed, or another ARI; nothing where none has.
+
+    By what can be read, rounded as it is, so that it can be said of a page as well.
+    """
+    columns = [list(table[name]) for name in (*table.columns[:1], *table.columns[3:7])]
+    some = []
+    for method, num, num_printed, ari, ari_printed in zip(*columns, strict=True):
+        if NOTHING not in (num, num_printed) and (_mean(num), _mean(ari)) != (_mean(num_printed), _mean(ari_printed)):
+            clusters = f"{num.split(' ±')[0]} clusters, printed {num_printed.split(' ±')[0]}"
+            some.append(f"{method} ({clusters}; ARI {_mean(ari):.2f}, printed {_mean(ari_printed):.2f})")
+    return [GROUPING + ", ".join(some)] if some else []
+
+
+def _mean(cell: str) -> float:
+    """Read what stands before a spread."""
+    return np.nan if cell == NOTHING else float(cell.split(" ±")[0].replace(",", ""))
 
 
 def _spread(mean: float, sd: float, many: bool) -> str:

@@ -1,7 +1,7 @@
 """The page of all tables and figures, from runs that are done: no number in it is typed by hand.
 
 Runs of one machine need not be all: what others have put on the page stays there until it is run again, as large or
-larger.
+larger. Only its reasons are written anew, and what follows from its tables alone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import pandas as pd
+
 from fedfuse.paper import runner
 from fedfuse.paper.experiment import Item
 from fedfuse.paper.items import items
+from fedfuse.paper.methods_table import GROUPING, MethodsTable, grouping
 from fedfuse.paper.output import command, draw, text
 from fedfuse.paper.setup import Setup, Size
 from fedfuse.store import written_whole
@@ -33,7 +36,11 @@ paper. The oracle knows the groups and shows what can be had. Scores are means o
 chosen nothing; ± is the population standard deviation over seeds.
 
 Sizes: {sizes}.
+
+{contents}
 """
+_CONTENTS = "| item | size |\n| --- | --- |"
+_WHY = "What differs from the paper, and why:\n\n"
 _SIZES: dict[Size, str] = {
     "full": "*full* has the paper's data, rounds and seeds (800 device-epochs in figures of many runs on images)",
     "middle": "*middle* has all data, one seed, 400 rounds on synthetic data and 800 device-epochs on images",
@@ -52,12 +59,12 @@ def best_size(item: Item, out: Path, data_dir: str | None) -> Setup | None:
 
 def write(path: Path, out: Path, data_dir: str | None = None) -> list[str]:
     """Write the page, and pictures into a folder of its name; return the items that are neither run nor on it."""
-    parts, absent, used = [], [], set()
+    parts, absent, used, contents = [], [], set(), [_CONTENTS]
     before = dict(_sections(path))
     for item in items().values():
         setup, there = best_size(item, out, data_dir), before.get(_heading(item))
         if there is not None and (setup is None or _rank(setup.size) > _rank(there[0])):
-            size, words = there
+            size, words = there[0], _reworded(item, *there)
         elif setup is not None:
             size, words = setup.size, _section(item, setup, path)
         else:
@@ -65,7 +72,9 @@ def write(path: Path, out: Path, data_dir: str | None = None) -> list[str]:
             continue
         used.add(size)
         parts.append(words)
-    head = _HEAD.format(sizes="; ".join(words for size, words in _SIZES.items() if size in used) or "none yet")
+        contents.append(f"| [{item.where}](#{_anchor(item)}): {item.title} | {size} |")
+    sizes = "; ".join(words for size, words in _SIZES.items() if size in used) or "none yet"
+    head = _HEAD.format(sizes=sizes, contents="\n".join(contents))
     if absent:
         full = Setup("full", runner.cache(out), data_dir)
         commands = "\n".join(command(item, full) for item in items().values() if item.name in absent)
@@ -94,6 +103,35 @@ def _sections(path: Path) -> Iterator[tuple[str, tuple[Size, str]]]:
         for known in get_args(Size):
             if size is not None and size[1] == known:
                 yield part.splitlines()[0], (known, part.rstrip() + "\n")
+
+
+def _reworded(item: Item, size: Size, words: str) -> str:
+    """Return what is on the page of an item with the words of today: numbers and pictures are those of its runs."""
+    before, sign, after = words.partition(_WHY)
+    if sign:
+        reasons = "\n".join(f"- {reason}" for reason in item.why)
+        words = f"{before}{_WHY}{reasons}\n\n" + after.partition("\n\n")[2]
+    if size == "full" and isinstance(item.experiment, MethodsTable):
+        words = _with_grouping(words)
+    return words
+
+
+def _with_grouping(words: str) -> str:
+    """Say of every table of methods on the page whose groups differ from the printed ones."""
+    words = re.sub(rf"^- [^\n]*{re.escape(GROUPING)}[^\n]*\n", "", words, flags=re.MULTILINE)
+    for data, table in re.findall(r"^(\S[^\n|]*):\n\n((?:\|[^\n]*\n)+)", words, flags=re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines())
+        columns = [f"{name} {place}" for place, name in enumerate(head)]  # some have the same name
+        for note in grouping(pd.DataFrame(rows, columns=columns)):
+            last = list(re.finditer(rf"^- {re.escape(data)}: [^\n]*\n", words, flags=re.MULTILINE))[-1].end()
+            words = f"{words[:last]}- {data}: {note}\n{words[last:]}"
+    return words
+
+
+def _anchor(item: Item) -> str:
+    """Return the name that a heading has in links, on the site and on GitHub."""
+    words = re.sub(r"[^\w\s-]", "", _heading(item).removeprefix("## ")).strip().lower()
+    return re.sub(r"[-\s]+", "-", words)
 
 
 def _heading(item: Item) -> str:

@@ -7,7 +7,7 @@ script to be seen. Templates escape all words.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class Axis:
     high: float
     log: bool = False
     percent: bool = False
+    whole: bool = False  # numbers of things: nothing between two of them
     words: str = ""
 
     @classmethod
@@ -59,13 +60,17 @@ class Axis:
 
     def ticks(self, most: int = 5) -> list[Tick]:
         """Return round numbers along the axis."""
-        steps = _powers(self.low, self.high) if self.log else _steps(self.low, self.high, most)
+        steps = _powers(self.low, self.high, most) if self.log else _steps(self.low, self.high, most)
+        if self.whole:
+            steps = [x for x in steps if x == round(x)]
         return [Tick(round(100 * float(self.share(x)), 3), self.say(x)) for x in steps]
 
     def say(self, value: float) -> str:
         """Write a number of this axis."""
         if self.percent:
             return f"{100 * value:.4g} %"
+        if self.log and 1e4 <= value < 1e6:  # marks are close together, and these long
+            return f"{value / 1e3:.3g} k"
         return compact(value)
 
 
@@ -77,6 +82,52 @@ class Layer:
     tone: str
     d: str
     name: str = ""
+
+
+@dataclass(frozen=True)
+class Label:
+    """A name beside a dot, in per cent of the box; to the left of it, where there is no room to the right."""
+
+    x: float
+    y: float
+    text: str
+    left: bool = False
+
+
+# of a box on a phone, in per cent: what a letter and the gap beside a dot take along it, and what a line takes across
+LETTER, GAP, LINE = 2.8, 4.0, 6.5
+
+
+def spread_out(spots: Sequence[Label]) -> list[Label]:
+    """Move names up and down until no two of them overlap, nor lie on the dot of another; dots stay where they are.
+
+    >>> [round(label.y, 1) for label in spread_out([Label(10, 50, "one"), Label(11, 51, "two")])]
+    [50, 57.5]
+    """
+    placed: list[Label] = []
+    steps = [0.0, *(side * LINE * k for k in range(1, 12) for side in (1, -1))]
+    for spot in spots:
+        left = spot.x + GAP + LETTER * len(spot.text) > 100
+        others = [s for s in spots if s is not spot]
+        tries = [replace(spot, y=spot.y + step, left=left) for step in steps if 0 <= spot.y + step <= 100]
+        free = (t for t in tries if not any(_overlap(t, o) for o in placed) and not any(_covers(t, o) for o in others))
+        placed.append(next(free, replace(spot, left=left)))
+    return placed
+
+
+def _extent(label: Label) -> tuple[float, float]:
+    width = GAP + LETTER * len(label.text)
+    return (label.x - width, label.x) if label.left else (label.x, label.x + width)
+
+
+def _overlap(one: Label, other: Label) -> bool:
+    (a, b), (c, d) = _extent(one), _extent(other)
+    return a < d and c < b and abs(one.y - other.y) < LINE
+
+
+def _covers(label: Label, spot: Label) -> bool:
+    low, high = _extent(label)
+    return low - GAP / 2 < spot.x < high + GAP / 2 and abs(label.y - spot.y) < LINE * 0.75
 
 
 @dataclass
@@ -169,7 +220,16 @@ def _steps(low: float, high: float, most: int) -> list[float]:
     return [float(f"{k * step:.10g}") for k in range(first, last + 1)]
 
 
-def _powers(low: float, high: float) -> list[float]:
+def _powers(low: float, high: float, most: int = 5) -> list[float]:
+    """Return powers of ten; where there are fewer than three, twice and five times them as well, or even steps.
+
+    >>> _powers(50, 2e4), _powers(3e4, 6e5)
+    ([100.0, 1000.0, 10000.0], [50000.0, 100000.0, 200000.0, 500000.0])
+    >>> _powers(120, 180)
+    [120.0, 140.0, 160.0, 180.0]
+    """
     first, last = int(np.ceil(np.log10(low))), int(np.floor(np.log10(high)))
-    every = max(1, (last - first) // 5 + 1)
-    return [10.0**k for k in range(first, last + 1, every)] or [low, high]
+    if last - first > 1:
+        return [10.0**k for k in range(first, last + 1, (last - first) // most + 1)]
+    finer = [m * 10.0**k for k in range(first - 1, last + 1) for m in (1, 2, 5) if low <= m * 10.0**k <= high]
+    return finer if len(finer) > 1 else _steps(low, high, most)

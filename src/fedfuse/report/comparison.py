@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedfuse.colours import tone
+from fedfuse.colours import ON_LIGHT, tone
 from fedfuse.comparison import Comparison
 from fedfuse.comparison.layout import cells, footnotes, headings
+from fedfuse.phrases import counted
 from fedfuse.report import words
-from fedfuse.report.charts import Axis, Chart
+from fedfuse.report.charts import Axis, Chart, Label, Layer, spread_out
 from fedfuse.report.frames import by_group
 from fedfuse.report.settings import settings_of, versions
 from fedfuse.result import Result
@@ -29,16 +30,19 @@ def comparison_page(directory: Path) -> dict[str, Any]:
     best = [str(method) for method in found.table.index[found.table["best"]]]
     first = next(iter(found.results))
     return {
-        "title": f"{found.dataset}: {words.counted(len(found.methods), 'method')}",
-        "overline": f"{found.dataset} · {words.counted(len(found.seeds), 'seed')} · comparison",
+        "title": f"{found.dataset}: {counted(len(found.methods), 'method')}",
+        "overline": f"{found.dataset} · {counted(len(found.seeds), found.repeats)} · comparison",
         "headline": _headline(found, best),
-        "supporting": [_sentence(note) for note in footnotes(found)[1:]],
+        "supporting": [_sentence(note, found.methods) for note in footnotes(found)[1:]],
         "heads": headings(found),
         "body": list(zip(cells(found), found.table["best"].tolist(), _links(found, directory), strict=True)),
+        "many": len(found.seeds) > 1,
+        "repeats": f"{found.repeats}s",
         "spread": _spread(found),
         "cost": _cost(found),
         "barcodes": _barcodes(found),
         "curves": _curves(found),
+        "silent": _silent(found),
         "settings": settings_of(directory / "runs" / f"{first[0]}-seed{first[1]}", found.results[first]),
         "settings_of": f"{first[0]}, seed {first[1]}",
         "versions": versions(_version(directory)),
@@ -54,17 +58,22 @@ def _version(directory: Path) -> str | None:
 
 def _headline(found: Comparison, best: list[str]) -> str:
     if not best:
-        return f"{words.counted(len(found.methods), 'method')} on {found.dataset}."
+        return f"{counted(len(found.methods), 'method')} on {found.dataset}."
     value = words.score(float(found.table["test"][best[0]]), found.metric)
     what = "mean test accuracy" if found.metric == "accuracy" else "mean test RMSE"
     if len(found.contestants) == 1:
         return f"{best[0]} comes to a {what} of {value}."
-    return f"{best[0]} is the best of {words.counted(len(found.contestants), 'method')}, with a {what} of {value}."
+    return f"{best[0]} is the best of {counted(len(found.contestants), 'method')}, with a {what} of {value}."
 
 
-def _sentence(note: str) -> str:
-    """Write a footnote as a sentence."""
-    return f"{note[0].upper()}{note[1:]}."
+def _sentence(note: str, methods: Sequence[str]) -> str:
+    """Write a footnote as a sentence; names of methods stay as they are.
+
+    >>> _sentence("all others differ", ["cfl"]), _sentence("cfl: 1 of 2 runs failed", ["cfl"])
+    ('All others differ.', 'cfl: 1 of 2 runs failed.')
+    """
+    named = note.startswith(tuple(f"{method}{sign}" for method in methods for sign in " :,"))
+    return f"{note if named else note[0].upper() + note[1:]}."
 
 
 def _links(found: Comparison, directory: Path) -> list[list[tuple[str, str]]]:
@@ -107,19 +116,30 @@ def _cost(found: Comparison) -> dict[str, Any] | None:
     table = found.table[found.table["cost_floats"].gt(0) & found.table["test"].notna()]
     if len(table) < 2:
         return None
-    x = Axis.around(table["cost_floats"], log=True, words="floats sent (powers of ten)")
+    x = Axis.around(table["cost_floats"], log=True, words="floats sent (log scale)")
     x = Axis(x.low / 1.6, x.high * 1.6, log=True, words=x.words)
     y = Axis.around(table["test"], margin=0.12, percent=found.metric == "accuracy", words=f"test {found.metric}")
     chart = Chart(
         "Mean test score of each method against floats sent; the table above has the numbers.", x, y, height=320
     )
-    labels = []
-    for method, row in table.iterrows():
-        colour = "g1" if row["best"] else "g0"
-        chart.dots([row["cost_floats"]], [row["test"]], colour)
-        place = 100 * float(x.share(row["cost_floats"]))
-        labels.append((place, 100 * (1 - float(y.share(row["test"]))), str(method), place > 70))
+    spots = [
+        Label(100 * float(x.share(row["cost_floats"])), 100 * (1 - float(y.share(row["test"]))), str(method))
+        for method, row in table.iterrows()
+    ]
+    labels = spread_out(spots)
+    for spot, label in zip(spots, labels, strict=True):
+        if label.y != spot.y:  # from a dot to its name, where that is not beside it
+            beside = 10 * label.x + (-12 if label.left else 12)
+            d = f"M{10 * spot.x:.1f} {10 * spot.y:.1f}L{beside:.1f} {10 * label.y:.1f}"
+            chart.layers.append(Layer("thin", "link", d))
+    for _, row in table.iterrows():
+        chart.dots([row["cost_floats"]], [row["test"]], "g1" if row["best"] else "g0")
     return {"chart": chart, "labels": labels}
+
+
+def _silent(found: Comparison) -> list[str]:
+    """Return the methods that send nothing: on a logarithmic scale there is no place for them."""
+    return [str(method) for method in found.table.index[found.table["cost_floats"].eq(0)]]
 
 
 def _barcodes(found: Comparison) -> dict[str, Any] | None:
@@ -138,7 +158,7 @@ def _barcodes(found: Comparison) -> dict[str, Any] | None:
         )
     for method, result in results.items():
         labels = result.labels if sample.profile.truth is None else _matched(result.labels, sample.profile.truth)
-        said = words.counted(result.n_clusters, "group") + ("" if result.ari is None else f", ARI {result.ari:.2f}")
+        said = counted(result.n_clusters, "group") + ("" if result.ari is None else f", ARI {result.ari:.2f}")
         rows.append({"name": method, "stripes": list(_stripes(labels[order])), "words": said})
     return {"rows": rows, "seed": seeds[0]}
 
@@ -176,15 +196,17 @@ def _curves(found: Comparison) -> Chart | None:
     lines = {}
     for (method, _), result in found.results.items():
         history = result.history
-        if method not in lines and "test" in history and history["test"].notna().sum() > 1:
-            lines[method] = history[history["test"].notna()]
+        seen = history[history["test"].notna() & history["cost_floats"].gt(0)] if "test" in history else history[:0]
+        if method not in lines and len(seen) > 1:
+            lines[method] = seen
     if not lines:
         return None
     tests = np.concatenate([h["test"].to_numpy(float) for h in lines.values()])
     costs = np.concatenate([h["cost_floats"].to_numpy(float) for h in lines.values()])
     y = Axis.around(tests, percent=found.metric == "accuracy", words=f"test {found.metric}")
-    x = Axis.around(costs, log=True, words="floats sent so far (powers of ten)")
+    x = Axis.around(costs, log=True, words="floats sent so far (log scale)")
     chart = Chart("Test score as more is sent, one line for each method", x, y, height=320)
     for place, (method, history) in enumerate(lines.items()):
-        chart.line(history["cost_floats"], history["test"], tone(place), method)
+        again = " second" if place >= len(ON_LIGHT) else ""  # the colours come again: dashed
+        chart.line(history["cost_floats"], history["test"], tone(place) + again, method)
     return chart

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.cluster.hierarchy import leaves_list
 
+from fedfuse.clusters import adjusted_rand
 from fedfuse.colours import tone
 from fedfuse.report.charts import SIDE, Axis
 from fedfuse.report.frames import tree_of
@@ -29,7 +31,9 @@ class FusionPath:
     heights
         Where two groups meet, increasing.
     cut
-        Where the tree has as many groups as were found, or the nearest to it.
+        Where the groups of the tree agree best with those found (adjusted Rand index),
+    exact
+        and whether they are the same.
     leaves
         The devices from top to bottom.
     """
@@ -38,6 +42,7 @@ class FusionPath:
     x: Axis
     heights: Floats
     cut: float
+    exact: bool
     leaves: Ints
     a: float | None
 
@@ -52,18 +57,31 @@ class FusionPath:
         axis = Axis(0.0, 1.03 * float(heights[-1]), words="lambda" if a else "distance")
         groups = labels[alone.devices]
         paths, leaves = _drawn(merges, groups, axis, unit)
-        return cls(paths, axis, heights, _cut(heights, len(np.unique(groups))), alone.devices[leaves], a)
+        return cls(paths, axis, heights, *_cut(merges, heights, groups), alone.devices[leaves], a)
 
     @property
     def groups_at_cut(self) -> int:
         return len(self.heights) + 1 - int((self.heights <= self.cut).sum())
 
 
-def _cut(heights: Floats, groups: int) -> float:
-    """Return the middle of the stretch in which there are so many groups."""
+def _cut(merges: Floats, heights: Floats, groups: Ints) -> tuple[float, bool]:
+    """Return the middle of the stretch in which the tree agrees best with the groups, and whether it has these."""
     ends = np.concatenate([[0.0], heights, [1.03 * heights[-1]]])
-    place = len(heights) + 1 - groups
-    return float((ends[place] + ends[place + 1]) / 2)
+    agreement = np.array([adjusted_rand(groups, labels) for labels in _levels(merges, len(groups))], float)
+    stretch = np.diff(ends)
+    agreement[stretch <= 0] = -1.0  # merges at one height: nothing can be between them
+    best = np.flatnonzero(agreement == agreement.max())
+    place = best[np.argmax(stretch[best])]  # of equals, the longest
+    return float((ends[place] + ends[place + 1]) / 2), bool(agreement[place] == 1)
+
+
+def _levels(merges: Floats, n: int) -> Iterator[Ints]:
+    """Yield the groups of a tree's leaves after no merge, after the first, and so on."""
+    labels = np.arange(n)
+    yield labels
+    for k, (left, right) in enumerate(merges[:, :2].astype(np.int64)):
+        labels = np.where((labels == left) | (labels == right), n + k, labels)
+        yield labels
 
 
 def _drawn(merges: Floats, groups: Ints, axis: Axis, unit: float) -> tuple[list[tuple[str, str]], Ints]:

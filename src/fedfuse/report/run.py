@@ -11,6 +11,7 @@ import pandas as pd
 
 from fedfuse.colours import tone
 from fedfuse.newcomers import noted
+from fedfuse.phrases import counted, exposed, refusals, silence
 from fedfuse.report import words
 from fedfuse.report.charts import Axis, Chart, compact
 from fedfuse.report.frames import Pairs, most_apart
@@ -27,7 +28,10 @@ CARDS = 24  # groups with a card of their own
 CHIPS = 40  # members that a card shows at once
 FEATURES, COLUMNS = 12, 6  # of the table that tells groups apart
 NAMED = 8  # groups that a key names
-STICKS = (("local", "alone", words.ALONE), ("pooled", "pooled", words.POOLED))  # in files, on the page, in words
+# in files, on the page, in words
+STICKS = (("local", "alone", words.ALONE), ("pooled", "one for all", words.POOLED))
+NONE = "between"  # the colour of devices in no group
+TONES = {"local": "alone", "pooled": "pooled"}
 
 
 def run_page(directory: Path, note: str = "") -> dict[str, Any]:
@@ -49,6 +53,7 @@ def run_page(directory: Path, note: str = "") -> dict[str, Any]:
         "strip": _strip(result),
         "cards": _cards(result, scores),
         "table": _group_table(result, scores),
+        "everyone": "all devices" if result.attack is None else "honest devices",
         "missing": note,
         "devices": device_chart(result, scores),
         "rows": _device_rows(result, scores),
@@ -105,13 +110,11 @@ def _stages_at(result: Result, rounds: list[int]) -> list[str]:
 
 
 def _strip(result: Result) -> list[dict[str, Any]]:
-    """Return the groups as pieces of one bar, the largest first."""
+    """Return the groups as pieces of one bar, the largest first; devices of none are the last piece."""
     sizes = np.bincount(result.labels)
-    order = np.argsort(-sizes, kind="stable")
-    return [
-        {"number": int(c), "tone": tone(int(c)), "share": 100 * sizes[c] / sizes.sum(), "size": int(sizes[c])}
-        for c in order
-    ]
+    pieces = [{"name": f"group {c}", "tone": tone(int(c)), "size": int(sizes[c])} for c in result.groups]
+    none = [{"name": "no group", "tone": NONE, "size": len(result.apart)}] if result.apart.size else []
+    return pieces + none
 
 
 def _members(result: Result, c: int) -> Ints:
@@ -123,7 +126,9 @@ def _means(result: Result, scores: Mapping[str, Floats], inside: Ints) -> list[d
     metric = result.profile.metric
     ours = mean_score(result.scores["test"][inside])
     rows: list[dict[str, Any]] = [{"name": "together", "value": ours}]
-    rows += [{"name": n, "value": mean_score(scores[key][inside])} for key, n, _ in STICKS if key in scores]
+    for key, name, _ in STICKS:
+        if key in scores:
+            rows.append({"name": name, "tone": TONES[key], "value": mean_score(scores[key][inside])})
     most = (
         1.0
         if metric == "accuracy"
@@ -139,9 +144,8 @@ def _means(result: Result, scores: Mapping[str, Floats], inside: Ints) -> list[d
 
 
 def _cards(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
-    """Return a card for each of the larger groups, and how many devices are in the others."""
-    sizes = np.bincount(result.labels)
-    order = np.argsort(-sizes, kind="stable")
+    """Return a card for each of the larger groups, how many devices are in the others, and who is in none."""
+    sizes, order = np.bincount(result.labels), result.groups
     unsure, suspects = set(result.unsure.tolist()), set(result.suspects.tolist())
     cards = []
     for c in order[:CARDS].tolist():
@@ -154,26 +158,25 @@ def _cards(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
             {
                 "number": c,
                 "tone": tone(c),
-                "size": words.counted(len(inside), "device"),
-                "rows": words.counted(rows, "row"),
+                "size": counted(len(inside), "device"),
+                "rows": counted(rows, "row"),
                 "scores": _means(result, scores, inside),
                 "members": members[:CHIPS],
                 "more": members[CHIPS:],
             }
         )
     rest = order[CARDS:]
-    return {"shown": cards, "others": len(rest), "devices": int(sizes[rest].sum())}
+    apart = [
+        {"name": result.profile.names[i], "suspect": i in suspects, "unsure": False} for i in result.apart.tolist()
+    ]
+    return {"shown": cards, "others": len(rest), "devices": int(sizes[rest].sum()), "apart": apart}
 
 
 def _group_table(result: Result, scores: Mapping[str, Floats]) -> list[dict[str, Any]]:
     """Return one row of scores per group, and one of all devices."""
     metric, rows = result.profile.metric, []
-    sizes = np.bincount(result.labels)
-    everyone = np.arange(len(result.labels)) if result.attack is None else result._honest
-    parts: list[tuple[int | None, Ints]] = [
-        (int(c), _members(result, int(c))) for c in np.argsort(-sizes, kind="stable")[:CARDS]
-    ]
-    for c, inside in [*parts, (None, everyone)]:
+    parts: list[tuple[int | None, Ints]] = [(int(c), _members(result, int(c))) for c in result.groups[:CARDS]]
+    for c, inside in [*parts, (None, result.honest)]:
         ours = mean_score(result.scores["test"][inside])
         others = {n: mean_score(scores[key][inside]) for key, n, _ in STICKS if key in scores}
         rows.append(
@@ -189,9 +192,10 @@ def _group_table(result: Result, scores: Mapping[str, Floats]) -> list[dict[str,
 
 
 def _order(result: Result) -> Ints:
-    """Return devices group by group, the largest first, and from the worst score to the best."""
+    """Return devices group by group, the largest first, those of none last, and from the worst score to the best."""
     sizes = np.bincount(result.labels)
-    return np.lexsort((np.nan_to_num(result.scores["test"]), result.labels, -sizes[result.labels]))
+    none = np.isin(np.arange(len(result.labels)), result.apart)
+    return np.lexsort((np.nan_to_num(result.scores["test"]), result.labels, -sizes[result.labels], none))
 
 
 def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
@@ -206,14 +210,17 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
     text = f"Test {metric} of every device with {group}" + "".join(f", with {w}" for w, _ in others.values())
     chart = Chart(text + ". The table of devices has the numbers.", Axis(-0.7, m - 0.3, words="devices by group"), y)
     chart.height = 340
-    if "pooled" in others:
-        chart.dots(x, others["pooled"][1], "pooled", words.POOLED)
+    if "one for all" in others:
+        chart.dots(x, others["one for all"][1], "pooled", words.POOLED)
     if "alone" in others:
         chart.bars(x, others["alone"][1], ours, "link")
         chart.dots(x, others["alone"][1], "alone", words.ALONE)
     labels = result.labels[order]
-    for c in np.unique(labels):
-        chart.dots(x[labels == c], ours[labels == c], tone(int(c)), f"group {c}" if labels.max() < NAMED else "")
+    shown_as, none = result.groups, np.isin(order, result.apart)
+    for c in np.sort(shown_as):
+        chart.dots(x[labels == c], ours[labels == c], tone(int(c)), f"group {c}" if len(shown_as) <= NAMED else "")
+    if none.any():
+        chart.dots(x[none], ours[none], NONE, "in no group")
     series = [{"name": group, "y": _short(ours)}, *({"name": w, "y": _short(v)} for w, v in others.values())]
     chart.readout = {
         "x": x.tolist(),
@@ -228,7 +235,7 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
 
 def _device_rows(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
     """Return the table of all devices."""
-    metric = result.profile.metric
+    metric, apart = result.profile.metric, set(result.apart.tolist())
     table = result.devices()
     heads = ["device", "group", "rows", "test"]
     columns: list[tuple[list[str], list[float]]] = [
@@ -238,7 +245,7 @@ def _device_rows(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]
         if key in scores:
             heads.append(name)
             columns.append((_texts(scores[key], metric), scores[key].tolist()))
-    for name, head in (("confidence", "sure"), ("truth", "true group")):
+    for name, head in (("confidence", "confidence"), ("truth", "true group")):
         if name in table:
             heads.append(head)
             shown = [f"{v:.2f}" if name == "confidence" and np.isfinite(v) else f"{v:.0f}" for v in table[name]]
@@ -247,7 +254,7 @@ def _device_rows(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]
         {
             "name": result.profile.names[i],
             "group": int(result.labels[i]),
-            "tone": tone(int(result.labels[i])),
+            "tone": NONE if i in apart else tone(int(result.labels[i])),
             "rows": int(result.profile.counts[i]),
             "cells": [(text[i], _sortable(numbers[i])) for text, numbers in columns],
         }
@@ -278,7 +285,7 @@ def _leaves(path: FusionPath, result: Result) -> list[tuple[float, str]]:
 def _contrasts(result: Result) -> dict[str, Any] | None:
     """Return what tells the groups of a table apart, in its own units."""
     encoder = result.profile.encoder
-    if result.n_clusters < 2 or encoder is None or not result.model.convex:
+    if len(result.groups) < 2 or encoder is None or not result.model.convex:
         return None
     contrast = result.contrasts()[:FEATURES]
     classes = [str(c) for c in result.profile.classes]
@@ -300,7 +307,7 @@ def _effects(result: Result, contrast: pd.Series[float]) -> dict[str, Any]:
     Numbers are in the units of the table. Bars are per standard deviation of the feature, so that they can be compared.
     """
     p = len(result.profile.features)
-    shown = np.argsort(-np.bincount(result.labels), kind="stable")[:COLUMNS].tolist()
+    shown = result.groups[:COLUMNS].tolist()
     plain = _slopes(result.coefficients().to_numpy()[:, :-1].reshape(result.n_clusters, -1, p))
     scaled = _slopes(np.stack([result.model.coefficients(w.astype(float))[:, :-1] for w in result.cluster_models]))
     columns = [list(result.profile.features).index(name) for name in contrast.index]
@@ -380,7 +387,7 @@ def _group_curve(history: pd.DataFrame) -> Chart | None:
     seen = _evaluated(history)
     if len(seen) < 2:
         return None
-    y = Axis.around([0, *seen["n_clusters"]], words="groups")
+    y = Axis.around([0, *seen["n_clusters"]], whole=True, words="groups")
     last = f"{seen['n_clusters'].iloc[-1]:.0f}"
     chart = Chart(f"Number of groups by round, at the end {last}", _rounds_axis(history), y, height=150)
     chart.step(seen["round"] + 1, seen["n_clusters"], "g2", "groups")
@@ -451,15 +458,15 @@ def _orders(result: Result) -> list[dict[str, Any]]:
 def _sent(result: Result) -> list[tuple[str, str]]:
     m, total = len(result.labels), result.cost_floats
     rows = [("floats in both directions", f"{total:,}"), ("per device", compact(total / m))]
-    rows.append(("size of one model", words.counted(result.models.shape[1], "float")))
+    rows.append(("size of one model", counted(result.models.shape[1], "float")))
     rows.append(("as models per device", f"{total / m / max(result.models.shape[1], 1):,.1f}"))
-    rows += [(f"refused: {reason}", f"{n:,}") for reason, n in result.refused.items()]
+    rows += [(f"refused: {reason}", f"{n:,}") for reason, n in refusals(result)]
     return rows
 
 
 def _trouble(result: Result) -> dict[str, Any]:
-    """Return who seems to lie and whose place is uncertain."""
-    names, found = result.profile.names, result.summary()
+    """Return who seems to lie, who was never heard, and whose place is uncertain."""
+    names = result.profile.names
     unsure = [
         (names[i], int(result.labels[i]), f"{result.confidence[i]:.2f}")  # type: ignore[index]
         for i in sorted(result.unsure.tolist(), key=lambda i: result.confidence[i])  # type: ignore[index]
@@ -467,9 +474,12 @@ def _trouble(result: Result) -> dict[str, Any]:
     attack = None
     if result.attack is not None:
         parts = [f"{len(result.attack['who'])} devices were made to lie ({result.attack['attack']})"]
-        if found.get("recall") is not None:
-            parts.append(f"{100 * found['recall']:.0f} % of them were found")
-        if found.get("precision") is not None:
-            parts.append(f"{100 * found['precision']:.0f} % of the suspects are liars")
-        attack = "; ".join(parts) + "."
-    return {"suspects": [names[i] for i in result.suspects], "unsure": unsure, "attack": attack}
+        attack = "; ".join([*parts, *([told] if (told := exposed(result)) else [])]) + "."
+    unheard = [names[i] for i in result.unheard]
+    return {
+        "suspects": [names[i] for i in result.suspects],
+        "unsure": unsure,
+        "attack": attack,
+        "unheard": unheard,
+        "silence": silence(result) if unheard else "",
+    }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedfuse.methods import METHODS
+from fedfuse.phrases import counted, cut_short, exposed, silence
 from fedfuse.report.charts import compact
 from fedfuse.result import Result, mean_score
 from fedfuse.types import Floats
@@ -20,15 +21,6 @@ TITLES |= {"per-fedavg": "Per-FedAvg", "ifca": "IFCA", "cfl": "CFL", "pacfl": "P
 def title(method: str) -> str:
     """Return how a method is written."""
     return TITLES.get(method, method)
-
-
-def counted(n: int, word: str) -> str:
-    """Write how many there are.
-
-    >>> counted(1, "group"), counted(1200, "device")
-    ('1 group', '1,200 devices')
-    """
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
 def score(value: float | None, metric: str) -> str:
@@ -63,14 +55,19 @@ def finds_groups(result: Result) -> bool:
 
 def headline(result: Result) -> str:
     """Say what was found in one sentence."""
-    m, n = len(result.profile.names), result.n_clusters
+    m, n, apart = len(result.profile.names), result.n_clusters, len(result.apart)
     devices = counted(m, "device")
     if not finds_groups(result):
         return f"{title(result.method['method'])} trained {devices} without looking for groups."
+    if not len(result.groups):
+        return f"Nothing can be said of {devices}: each seems to lie or never answered in time."
     if n == 1:
         return f"All {devices} belong together and share one model." if m > 1 else "There is but one device."
     if n == m:
         return f"No two of {devices} share a model: each has its own."
+    if apart:
+        others = f"{counted(apart, 'device')} {'is' if apart == 1 else 'are'} in none"
+        return f"{counted(m - apart, 'device')} form {counted(len(result.groups), 'group')}, and {others}."
     single = int((np.bincount(result.labels) == 1).sum())
     if single and n - single:
         return f"{devices} form {counted(n - single, 'group')}, and {counted(single, 'device')} " + (
@@ -86,9 +83,10 @@ def supporting(result: Result, sticks: Mapping[str, Floats]) -> list[str]:
     model = (
         "One model per group" if finds_groups(result) and 1 < result.n_clusters < len(result.labels) else "The model"
     )
-    words = f"{model} {what.format(score(test, metric))} on average"
+    who = "" if result.attack is None else f" over the {counted(len(result.honest), 'honest device')}"
+    words = f"{model} {what.format(score(test, metric))} on average{who}"
     against = [
-        f"{score(mean_score(sticks[name]), metric)} with {text}"
+        f"{score(mean_score(sticks[name][result.honest]), metric)} with {text}"
         for name, text in (("local", ALONE), ("pooled", POOLED))
         if name in sticks
     ]
@@ -97,11 +95,15 @@ def supporting(result: Result, sticks: Mapping[str, Floats]) -> list[str]:
         right = "The groups are exactly the true ones" if result.ari == 1 else "The true groups are known"
         lines.append(f"{right} (adjusted Rand index {result.ari:.2f}).")
     if result.uncertain:
-        lines.append(f"The grouping is uncertain: stability is {result.stability:.2f} of 1.")
+        lines.append(f"The grouping is uncertain: stability is {result.stability:.2f} (1 is sure).")
     if result.suspects.size:
-        lines.append(
-            f"{counted(result.suspects.size, 'device')} {'seems' if result.suspects.size == 1 else 'seem'} to lie."
-        )
+        lie = f"{counted(result.suspects.size, 'device')} {'seems' if result.suspects.size == 1 else 'seem'} to lie"
+        told = exposed(result)
+        lines.append(f"{lie} ({told})." if told else f"{lie}.")
+    if result.cut_short:
+        lines.append(f"{title(result.method['method'])} {cut_short(result.rounds)}.")
+    if result.unheard.size:
+        lines.append(f"{silence(result)}.")
     return lines
 
 
@@ -110,21 +112,30 @@ def tiles(result: Result) -> list[tuple[str, str, str]]:
     metric = "test accuracy" if result.profile.metric == "accuracy" else "test RMSE"
     rounds = f"{result.rounds:,}" + (f" + {result.refit_rounds:,}" if result.refit_rounds else "")
     found = [
-        ("groups", f"{result.n_clusters:,}", f"of {counted(len(result.labels), 'device')}"),
-        (metric, score(result.score("test"), result.profile.metric), "mean over devices"),
+        ("groups", f"{len(result.groups):,}", _among(result)),
+        (metric, score(result.score("test"), result.profile.metric), "mean over " + _whom(result)),
     ]
     if result.ari is not None:
-        found.append(("ARI", f"{result.ari:.3f}", "agreement with the truth, 1 is all"))
+        found.append(("ARI", f"{result.ari:.3f}", "agreement with the truth, 1 is perfect"))
     if result.stability is not None:
-        found.append(("stability", f"{result.stability:.2f}", "how sure the grouping is, of 1"))
-    if result.lam is not None:
+        found.append(("stability", f"{result.stability:.2f}", "how sure the grouping is (0 to 1)"))
+    if result.penalised:
         found.append(("lambda", f"{result.lam:.3g}", "strength of the penalty"))
-    how = "until nothing moved" if result.converged else "then stopped"
+    how = "converged" if result.converged else "limit reached, not converged"
     found.append(("rounds", rounds, how + (", + refit" if result.refit_rounds else "")))
     sent = f"{_bytes(4 * result.cost_floats)} in single precision"
     found.append(("floats sent", compact(result.cost_floats), sent))
     found.append(("time", f"{result.seconds:,.1f} s", "of training"))
     return found
+
+
+def _among(result: Result) -> str:
+    whole = counted(len(result.labels) - len(result.apart), "device")
+    return f"among {whole}" + (f"; {len(result.apart):,} in none" if result.apart.size else "")
+
+
+def _whom(result: Result) -> str:
+    return "devices" if result.attack is None else "honest devices"
 
 
 def _bytes(n: int) -> str:

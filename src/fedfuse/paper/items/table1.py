@@ -1,7 +1,7 @@
 """Table 1: all methods on synthetic data (S1) and on housing and body fat."""
 
 from fedfuse.paper.experiment import Item
-from fedfuse.paper.items.reasons import BASELINES, COUNTS, IFCA, SEEDS, SYNTHETIC, TABLES
+from fedfuse.paper.items.reasons import BASELINES, CLUSTERS, COUNTS, IFCA, LG, SEEDS, SYNTHETIC, TABLES
 from fedfuse.paper.methods_table import MethodsTable, Part
 
 PRINTED = """
@@ -24,5 +24,5 @@ ITEM = Item(
     experiment=MethodsTable(
         parts=(Part("synthetic:S1", "syn_"), Part("housing-bodyfat", "hbf_", "rmse")), numbers=PRINTED
     ),
-    why=(SYNTHETIC, SEEDS, IFCA, BASELINES, TABLES, COUNTS),
+    why=(SYNTHETIC, SEEDS, CLUSTERS, LG, IFCA, BASELINES, TABLES, COUNTS),
 )

@@ -1,7 +1,7 @@
 """Table E.2: all methods on S3."""
 
 from fedfuse.paper.experiment import Item
-from fedfuse.paper.items.reasons import BASELINES, IFCA, SEEDS, SYNTHETIC
+from fedfuse.paper.items.reasons import BASELINES, CLUSTERS, IFCA, LG, SEEDS, SYNTHETIC
 from fedfuse.paper.methods_table import MethodsTable, Part
 
 PRINTED = """
@@ -24,7 +24,9 @@ ITEM = Item(
     experiment=MethodsTable(parts=(Part("synthetic:S3"),), numbers=PRINTED),
     why=(
         BASELINES,
+        CLUSTERS,
         IFCA,
+        LG,
         SEEDS,
         SYNTHETIC,
     ),

@@ -1,7 +1,7 @@
 """Table E.4: all methods on S5."""
 
 from fedfuse.paper.experiment import Item
-from fedfuse.paper.items.reasons import BASELINES, DIFFERENT, IFCA, SEEDS, SYNTHETIC
+from fedfuse.paper.items.reasons import BASELINES, DIFFERENT, IFCA, LG, SEEDS, SYNTHETIC
 from fedfuse.paper.methods_table import MethodsTable, Part
 
 PRINTED = """
@@ -26,6 +26,7 @@ ITEM = Item(
         BASELINES,
         DIFFERENT,
         IFCA,
+        LG,
         SEEDS,
         SYNTHETIC,
     ),
