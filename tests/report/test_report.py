@@ -1,5 +1,6 @@
 """What the pages say, without a browser: words, sizes, self-containedness, and what is missing is said."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -153,6 +154,7 @@ def test_liars_are_no_groups(tmp_path):
     assert page.count('<article class="card group') == 2
     assert ">honest devices</th>" in page
     assert "all 3 liars found, nobody else accused" in page
+    assert json.loads(re.search(r'"groups": ?(\[[\d, ]+\])', page)[1])[-1] == len(result.groups)  # of the slider
     local = Yardsticks.load(tmp_path / "run").scores["local"]
     assert f"{local[result.honest].mean():.4g} with every device alone" in page
 

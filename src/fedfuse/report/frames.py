@@ -60,12 +60,13 @@ class Pairs:
         """The devices in the order of the page."""
         return self.frames[0].devices[self.order]
 
-    def payload(self) -> dict[str, Any]:
-        """Return what the page's script needs, as JSON-ready data."""
+    def payload(self, outside: Ints | None = None) -> dict[str, Any]:
+        """Return what the page's script needs, as JSON-ready data; devices ``outside`` form no groups."""
+        inside = ~np.isin(self.frames[0].devices, () if outside is None else outside)
         scaled = np.rint(32767 * (1 + np.clip(self.places, -1, 1))).astype("<u2")
         return {
             "rounds": [f.round for f in self.frames],
-            "groups": [len(np.unique(f.labels)) for f in self.frames],
+            "groups": [len(np.unique(f.labels[inside])) for f in self.frames],
             "tops": [float(f"{top:.4g}") for top in self.tops],
             "devices": self.devices.tolist(),
             "cells": self.cells.tolist(),

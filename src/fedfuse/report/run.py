@@ -84,7 +84,7 @@ def _data(result: Result, pairs: Pairs, path: FusionPath | None, scores: Mapping
     return {
         "names": list(result.profile.names),
         "labels": result.labels.tolist(),
-        "pairs": {**pairs.payload(), "stages": _stages_at(result, [f.round for f in pairs.frames])},
+        "pairs": {**pairs.payload(result.apart), "stages": _stages_at(result, [f.round for f in pairs.frames])},
         "path": None
         if path is None
         else {
