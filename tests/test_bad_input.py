@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import fedfuse as ff
 from fedfuse.report.charts import Axis
 
 TABLE = ["reg.csv", "--device", "site", "--target", "y"]
@@ -40,3 +41,49 @@ def test_a_comparison_in_which_nothing_is_sent(fedfuse, reg):
     assert (status, err) == (0, "")
     assert fedfuse("resume", "c1")[0] == 0
     assert fedfuse("report", "c1")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "sweep"])
+def test_a_number_of_bytes_is_finite(refused, reg, command):
+    how = {"run": ["--lam", "1"], "compare": ["--methods", "fpfc"], "sweep": ["--over", "lam=1,2"]}[command]
+    assert "--set memory takes a number of bytes, e.g. 4GB, got 'inf'" in refused(
+        command, *TABLE, *how, "--set", "memory=inf"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--set", "participation=0.5,0.5"), ("--lam", "1", "--set", "memory=1"), ("--method", "oracle")],
+)
+def test_what_is_found_wrong_late_does_not_block_the_directory(fedfuse, refused, reg, words):
+    """Nothing is left of a run that never got under way."""
+    refused(*RUN, *words, "--out", "deep/q")
+    assert fedfuse(*RUN, "--lam", "1", "--rounds", "3", "--out", "deep/q", "--json")[0] == 0
+
+
+def test_what_else_is_in_a_directory_stays(fedfuse, reg, here):
+    (here / "q").mkdir()
+    (here / "q" / "notes.txt").write_text("mine")
+    assert fedfuse(*RUN, "--method", "oracle", "--out", "q")[0] == 2
+    assert [path.name for path in (here / "q").iterdir()] == ["notes.txt"]
+
+
+def test_a_comparison_of_which_no_run_begins_is_taken_back(fedfuse, refused, reg):
+    words = ("compare", *TABLE, "--methods", "local,fedavg", "--seeds", "1", "--rounds", "3", "--out", "c", "--json")
+    refused(*words, "--jobs", "1", "--set", "participation=0.5,0.5")
+    assert fedfuse(*words, "--jobs", "1", "--set", "participation=0.5")[0] == 0
+
+
+def test_a_run_with_a_checkpoint_is_kept(frame, tmp_path):
+    """An error in the middle of a run costs nothing of what was done."""
+
+    class Trouble(ff.Callback):
+        def on_round(self, run, row):
+            if run.k == 3:
+                raise ff.FedfuseError("no more")
+
+    fed = ff.Federation.from_frame(frame, device="site", target="y")
+    for every, kept in ((5, False), (2, True)):
+        with pytest.raises(ff.FedfuseError, match="no more"):
+            ff.fit(fed, ff.FPFC(lam=1.0), out=tmp_path / "q", checkpoint_every=every, callbacks=[Trouble()])
+        assert (tmp_path / "q").exists() == kept

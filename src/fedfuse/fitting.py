@@ -102,7 +102,12 @@ def fit(
     run = Run(federation, model, method, chosen, fleet, store, _recorded(callbacks, store), dataset)
     if store:
         store.create(_config(run, source, place))
-    return _finish(run)
+    try:
+        return _finish(run)
+    except FedfuseError:
+        if store and not (store.under_way or store.finished):  # what resume would only come to again
+            _withdraw(store)
+        raise
 
 
 def resume(
@@ -186,6 +191,14 @@ def _recorded(callbacks: Iterable[Callback], store: Store | None) -> tuple[Callb
     from fedfuse.recorder import Recorder  # which is a callback
 
     return (*([Recorder(store.directory)] if store else []), *callbacks)
+
+
+def _withdraw(store: Store) -> None:
+    """Remove what a run has left that never got under way: the corrected command may have its directory."""
+    from fedfuse import recorder
+
+    recorder.forget(store.directory)
+    store.withdraw()
 
 
 def _tidy(store: Store) -> None:

@@ -136,6 +136,8 @@ class Album:
         for later in self.rounds():
             if later > k:
                 self._path(later).unlink()
+        if self.folder.exists() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
     def bind(self) -> None:
         """Put all pictures of a finished run in one file."""

@@ -28,6 +28,7 @@ class Store:
 
     def __init__(self, directory: str | PathLike[str]) -> None:
         self.directory = Path(directory)
+        self._made: list[Path] = []  # directories that were not there before this run
 
     def check_free(self) -> None:
         """Refuse a directory that holds a run already."""
@@ -42,6 +43,7 @@ class Store:
     def create(self, config: dict[str, Any]) -> None:
         """Begin a run here; refuse to write over another."""
         self.check_free()
+        self._made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_json(self.directory / "config.json", config)
@@ -54,6 +56,20 @@ class Store:
         if not isinstance(config, dict):
             raise FedfuseError(f"{self.directory} holds no run of fedfuse: config.json says something else")
         return config
+
+    def withdraw(self) -> None:
+        """Take back `create`, and remove the directories that were made for the run, if nothing else is in them."""
+        (self.directory / "config.json").unlink(missing_ok=True)
+        self.tidy()
+        for path in self._made:
+            if any(path.iterdir()):
+                break
+            path.rmdir()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self._checkpoint.exists()
 
     @property
     def started(self) -> bool:
