@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import fedfuse as ff
+from fedfuse.data.files import read_table
 from fedfuse.report.charts import Axis
 
 TABLE = ["reg.csv", "--device", "site", "--target", "y"]
@@ -87,3 +88,21 @@ def test_a_run_with_a_checkpoint_is_kept(frame, tmp_path):
         with pytest.raises(ff.FedfuseError, match="no more"):
             ff.fit(fed, ff.FPFC(lam=1.0), out=tmp_path / "q", checkpoint_every=every, callbacks=[Trouble()])
         assert (tmp_path / "q").exists() == kept
+
+
+@pytest.mark.parametrize(("header", "name"), [("site,a,a,c,y", "a"), ('site,a,b,"y","y"', "y"), ("site,b,c,b,y", "b")])
+def test_two_columns_of_one_name(refused, reg, here, header, name):
+    """pandas would call the second a.1, and a second target would become a feature that knows the answer."""
+    body = (here / "reg.csv").read_text().split("\n", 1)[1]
+    (here / "reg.csv").write_text(header + "\n" + body, encoding="utf-8-sig")
+    assert f"reg.csv' are called '{name}': rename or remove one" in refused(*RUN)
+
+
+def test_names_that_pandas_might_have_made(reg, here):
+    """A column may be called a.1 by itself, and several may have no name; gzip is read as well."""
+    names = {"b": "a.1", "c": "x.10"}
+    frame = reg.rename(columns=names).assign(**{"  ": 1, " ": 2})
+    frame.to_csv("reg.csv.gz", index=False)
+    assert list(read_table("reg.csv.gz").columns) == list(frame.columns)
+    (here / "blank.csv").write_text("a,a.1,,\n1,2,3,4\n")
+    assert len(read_table("blank.csv").columns) == 4
