@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
 
 import fedfuse as ff
 from fedfuse.data.files import read_table
+from fedfuse.models._threads import SMALL, spread
 from fedfuse.report.charts import Axis
 
 TABLE = ["reg.csv", "--device", "site", "--target", "y"]
@@ -106,3 +109,53 @@ def test_names_that_pandas_might_have_made(reg, here):
     assert list(read_table("reg.csv.gz").columns) == list(frame.columns)
     (here / "blank.csv").write_text("a,a.1,,\n1,2,3,4\n")
     assert len(read_table("blank.csv").columns) == 4
+
+
+@pytest.mark.parametrize("scale", [1e300, 1e30, -1e30])
+def test_targets_that_are_too_large_to_be_squared(refused, reg, scale):
+    reg.assign(y=scale * reg["y"]).to_csv("reg.csv", index=False)
+    line = refused(*RUN)
+    assert "the target column 'y' holds values up to" in line
+    assert "above 1e+18 are too large to be squared; divide them by a power of ten" in line
+
+
+def test_features_that_are_too_large_to_be_squared():
+    X = np.ones((10, 2))
+    X[3, 1] = -1e150
+    with pytest.raises(ff.FedfuseError, match=r"'b': X\[3, 1\] is -1e\+150 \(column 'x1'\).*too large to be squared"):
+        ff.Federation.from_arrays({"a": (np.ones((10, 2)), np.arange(10)), "b": (X, np.arange(10))})
+
+
+def test_large_targets_that_can_be_squared(reg):
+    """What is allowed works: the models are those of small targets, times the scale."""
+    fed, large = (
+        ff.Federation.from_frame(reg.assign(y=scale * reg["y"]), device="site", target="y") for scale in (1, 8e16)
+    )
+    method = ff.FedAvg(work=ff.Work(solver="exact"))
+    small, great = ff.fit(fed, method, rounds=20), ff.fit(large, method, rounds=20)
+    np.testing.assert_allclose(great.models, 8e16 * small.models, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fpfc", "local", "ifca", "per-fedavg", "cfl"])
+@pytest.mark.parametrize("target", ["y", "group"])
+def test_training_that_diverges_is_silent(fedfuse, reg, recwarn, method, target):
+    """Replies that are not finite are refused; NumPy's warnings would be more lines on standard error."""
+    reg.assign(group=np.where(reg["y"] > 0, "up", "down")).drop(columns="y" if target == "group" else []).to_csv(
+        "reg.csv", index=False
+    )
+    steps = ["--set", "lr=1e30", "--set", "steps=20", "--rounds", "20", "--json"]
+    lam = ["--lam", "1"] if method == "fpfc" else []
+    status, _, err = fedfuse(*RUN[:-1], target, "--method", method, *steps, *lam)
+    assert status in (0, 2), err
+    assert err.count("\n") <= 1, err
+    assert not [str(w.message) for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
+def test_threads_warn_as_their_caller_wishes():
+    def run(jobs):
+        for _ in jobs:
+            np.float64(1e300) * np.array([1e300])
+
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        spread(run, np.full(64, SMALL))
