@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import shutil
 import warnings
 
 import numpy as np
@@ -12,19 +15,25 @@ import fedfuse as ff
 from fedfuse.data.files import read_table
 from fedfuse.models._threads import SMALL, spread
 from fedfuse.report.charts import Axis
+from fedfuse.snapshots import Album
+from fedfuse.store import read_arrays, write_arrays
 
 TABLE = ["reg.csv", "--device", "site", "--target", "y"]
 RUN = ["run", *TABLE]
 
 
-@pytest.fixture
-def frame():
-    """Six devices of 30 rows, two groups with slopes of opposite sign."""
+def table():
+    """Return six devices of 30 rows, two groups with slopes of opposite sign."""
     rng = np.random.default_rng(0)
     X, sign = rng.normal(size=(180, 3)), np.repeat([1, -1] * 3, 30)
     sites = np.repeat([f"h{i}" for i in range(6)], 30)
     target = 3 * sign * X[:, 0] + 0.3 * rng.normal(size=180)
     return pd.DataFrame({"site": sites, **dict(zip("abc", X.T, strict=True)), "y": target})
+
+
+@pytest.fixture
+def frame():
+    return table()
 
 
 @pytest.fixture
@@ -159,3 +168,137 @@ def test_threads_warn_as_their_caller_wishes():
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("error")
         spread(run, np.full(64, SMALL))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory of a finished run on a table, to be copied and damaged."""
+    place = tmp_path_factory.mktemp("finished")
+    made = table()
+    made.to_csv(place / "reg.csv", index=False)
+    source = dict.fromkeys(("device", "target", "goal", "data_dir")) | {"features": "uniform", "seed": 0}
+    source |= {"dataset": str(place / "reg.csv"), "device": "site", "target": "y"}
+    fed = ff.Federation.from_frame(made, device="site", target="y")
+    ff.fit(fed, ff.FPFC(lam=1.0), rounds=30, out=place / "run", source=source)
+    return place / "run"
+
+
+@pytest.fixture
+def damaged(finished, here):
+    """Copy the finished run and put something else in one of its files; returns the copy."""
+
+    def damage(file, *change):
+        shutil.copytree(finished, here / "run", dirs_exist_ok=True)
+        whole = json.loads((finished / file).read_text())
+        *way, last = change[0].split(".") if len(change) == 2 else [""]
+        inner = whole
+        for key in way:
+            inner = inner[key]
+        if last:
+            inner[last] = change[-1]
+        (here / "run" / file).write_text(json.dumps(whole if last else change[-1]))
+        return here / "run"
+
+    return damage
+
+
+def not_as_written(fedfuse, *words):
+    status, _, err = fedfuse(*words)
+    assert status == 2, err
+    assert err.count("\n") == 1, err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", ([],)),
+        ("config.json", (None,)),
+        ("config.json", ("method", "x")),
+        ("summary.json", ([],)),
+        ("summary.json", ("labels", [])),
+        ("summary.json", ("labels", [-1] * 6)),
+        ("summary.json", ("seconds", None)),
+        ("summary.json", ("orders", {"sent": "x"})),
+        ("profile.json", (3,)),
+        ("profile.json", ("counts", [])),
+        ("profile.json", ("features", [])),
+        ("profile.json", ("features", [1, 2, 3])),
+        ("profile.json", ("goal", "x")),
+        ("profile.json", ("method", {})),
+        ("profile.json", ("method.a", -7)),
+        ("profile.json", ("model", "x")),
+        ("profile.json", ("encoder.device", [])),
+        ("profile.json", ("encoder.columns", [])),
+    ],
+)
+def test_files_of_other_types(fedfuse, damaged, file, change):
+    """JSON that somebody has edited ends in one line, whatever it says now."""
+    not_as_written(fedfuse, "report", damaged(file, *change), "--no-yardsticks")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("source", "x"),
+        ("source", {}),
+        ("source.dataset", None),
+        ("source.seed", "x"),
+        ("method", "x"),
+        ("method.lam", []),
+        ("method.method", None),
+        ("settings.rounds", []),
+        ("settings", []),
+        ("engine", {"name": 3}),
+        ("model", {}),
+        ("fingerprint", 3),
+    ],
+)
+def test_a_run_to_go_on_with_of_other_types(fedfuse, damaged, change):
+    place = damaged("config.json", *change)
+    (place / "summary.json").unlink()
+    not_as_written(fedfuse, "resume", place, "--json")
+
+
+def test_files_that_do_not_belong_together(finished, damaged):
+    place = damaged("summary.json", "seed", 0)
+    write_arrays(place / "models.npz", {"models": np.zeros((5, 4))})
+    with pytest.raises(ff.FedfuseError, match=r"has models for 5 devices, profile.json names 6"):
+        ff.Result.load(place)
+    write_arrays(place / "models.npz", {"models": np.zeros((6, 3))})
+    with pytest.raises(ff.FedfuseError, match=r"models of shape \(6, 3\)"):
+        ff.Result.load(place)
+
+
+def test_a_damaged_picture_is_left_out(fedfuse, finished, here):
+    """Pictures are for the page alone: a run with a bad one is a good run."""
+    shutil.copytree(finished, here / "run")
+    (here / "run" / "snapshots.npz").write_bytes((finished / "snapshots.npz").read_bytes()[:100])
+    for words in (("resume", "run", "--json"), ("report", "run", "--no-yardsticks")):
+        status, _, err = fedfuse(*words)
+        assert status == 0, err
+        assert "note: a picture is left out:" in err
+
+
+def test_a_damaged_picture_of_a_run_that_goes_on(frame, here, caplog):
+    class Spoiling(ff.Callback):
+        def on_round(self, run, row):
+            if run.k == 5:
+                (here / "run/snapshots/00000001.npz").write_text("x")
+                write_arrays(here / "run/snapshots/00000002.npz", {"devices": np.arange(3)})
+                write_arrays(here / "run/snapshots/notes.npz", {"devices": np.arange(3)})
+
+    fed = ff.Federation.from_frame(frame, device="site", target="y")
+    ff.fit(fed, ff.FPFC(lam=1.0), rounds=12, tol=0, out="run", callbacks=[Spoiling()])
+    rounds = [page.round for page in Album(here / "run").load()]
+    assert {0, 3, 11} <= set(rounds)
+    assert not {1, 2} & set(rounds)
+    assert caplog.text.count("a picture is left out") == 2
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_files_that_cannot_be_read_are_closed(here):
+    (here / "x.npz").write_bytes(b"PK\x03\x04 and nothing else")
+    with pytest.raises(ff.FedfuseError, match="damaged or cut short"):
+        read_arrays(here / "x.npz")
+    gc.collect()

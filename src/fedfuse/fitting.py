@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from fedfuse import methods
@@ -136,8 +137,10 @@ def resume(
         model, dataset = model_from_config(config["model"], model), config["dataset"]
         source, fingerprint = config["source"], config["fingerprint"]
         place = Engine(**config.get("engine", {}))
-    except (KeyError, TypeError) as gap:
+    except KeyError as gap:
         raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
+    except (TypeError, AttributeError, ValueError) as problem:
+        raise FedfuseError(f"{directory} holds no run that can be resumed: in config.json, {problem}") from None
     if config.get("version") != __version__:
         words = "the run in %s was begun by fedfuse %s, this is %s: the last digits may differ"
         log.warning(words, directory, config.get("version"), __version__)
@@ -160,14 +163,14 @@ def _elsewhere(place: Engine, engine: str | None, workers: int | None) -> Engine
 
 
 def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:
-    from fedfuse.data.sources import load
+    from fedfuse.data.sources import load_again
 
     if source is None:
         raise FedfuseError(
             f"the run in {directory} was started from Python on data without a name: resume it there, with "
             "fedfuse.resume(directory, federation)"
         )
-    return load(**source)
+    return load_again(source, Path(directory) / "config.json")
 
 
 def _finish(run: Run, *, restore: bool = False) -> Result:
