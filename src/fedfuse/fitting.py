@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from fedfuse import methods
@@ -102,7 +103,12 @@ def fit(
     run = Run(federation, model, method, chosen, fleet, store, _recorded(callbacks, store), dataset)
     if store:
         store.create(_config(run, source, place))
-    return _finish(run)
+    try:
+        return _finish(run)
+    except FedfuseError:
+        if store and not (store.under_way or store.finished):  # what resume would only come to again
+            _withdraw(store)
+        raise
 
 
 def resume(
@@ -131,8 +137,10 @@ def resume(
         model, dataset = model_from_config(config["model"], model), config["dataset"]
         source, fingerprint = config["source"], config["fingerprint"]
         place = Engine(**config.get("engine", {}))
-    except (KeyError, TypeError) as gap:
+    except KeyError as gap:
         raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
+    except (TypeError, AttributeError, ValueError) as problem:
+        raise FedfuseError(f"{directory} holds no run that can be resumed: in config.json, {problem}") from None
     if config.get("version") != __version__:
         words = "the run in %s was begun by fedfuse %s, this is %s: the last digits may differ"
         log.warning(words, directory, config.get("version"), __version__)
@@ -155,14 +163,14 @@ def _elsewhere(place: Engine, engine: str | None, workers: int | None) -> Engine
 
 
 def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:
-    from fedfuse.data.sources import load
+    from fedfuse.data.sources import load_again
 
     if source is None:
         raise FedfuseError(
             f"the run in {directory} was started from Python on data without a name: resume it there, with "
             "fedfuse.resume(directory, federation)"
         )
-    return load(**source)
+    return load_again(source, Path(directory) / "config.json")
 
 
 def _finish(run: Run, *, restore: bool = False) -> Result:
@@ -186,6 +194,14 @@ def _recorded(callbacks: Iterable[Callback], store: Store | None) -> tuple[Callb
     from fedfuse.recorder import Recorder  # which is a callback
 
     return (*([Recorder(store.directory)] if store else []), *callbacks)
+
+
+def _withdraw(store: Store) -> None:
+    """Remove what a run has left that never got under way: the corrected command may have its directory."""
+    from fedfuse import recorder
+
+    recorder.forget(store.directory)
+    store.withdraw()
 
 
 def _tidy(store: Store) -> None:

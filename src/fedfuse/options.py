@@ -254,7 +254,7 @@ def parse_options(pairs: Sequence[str]) -> Options:
             getattr(options, key.room)[word] = key.read(text)
         except FedfuseError as problem:
             raise FedfuseError(f"--set {word}: {problem}") from None
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, OverflowError):  # inf is a number, but no whole one
             raise FedfuseError(f"--set {word} takes {key.takes}, got {text!r}") from None
     return options
 

@@ -67,6 +67,12 @@ def tidy(directory: Path) -> None:
     (directory / ROUNDS).unlink(missing_ok=True)
 
 
+def forget(directory: Path) -> None:
+    """Remove what a run has left that never got under way."""
+    Album(directory).forget_after(-1)
+    (directory / ROUNDS).unlink(missing_ok=True)
+
+
 def read_rounds(directory: Path) -> list[Row]:
     """Return the rows of a run that goes on; a line that is being written is left for the next time."""
     try:

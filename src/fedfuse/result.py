@@ -15,10 +15,22 @@ import pandas as pd
 from fedfuse._version import __version__
 from fedfuse.clusters import adjusted_rand, cluster_means
 from fedfuse.data._checks import as_numpy
+from fedfuse.data._targets import GOALS
 from fedfuse.data.federation import Federation, Goal, default_features
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.models import Model, from_config
-from fedfuse.store import read_arrays, read_json, write_arrays, write_json, written_whole
+from fedfuse.store import (
+    NOTHING,
+    NUMBER,
+    Kinds,
+    check_fields,
+    check_list,
+    read_arrays,
+    read_json,
+    write_arrays,
+    write_json,
+    written_whole,
+)
 from fedfuse.tasks import Part
 from fedfuse.types import Floats, Ints
 
@@ -26,6 +38,16 @@ if TYPE_CHECKING:
     from fedfuse.data.tables import Encoder
     from fedfuse.newcomers import Newcomers
 
+SUMMARY: dict[str, Kinds] = {
+    "dataset": str, "method": str, "seed": int, "lam": (*NUMBER, NOTHING), "rounds": int, "metric": str,
+    "cost_floats": int, "seconds": NUMBER, "labels": list, "version": str, "converged": bool, "refit_rounds": int,
+    "chosen": dict, "refused": dict, "orders": dict, "stability": (*NUMBER, NOTHING), "suspects": list,
+}  # fmt: skip
+SAVED_WITH: dict[str, Kinds] = {"model": (dict, str), "method": dict}
+PROFILE: dict[str, Kinds] = {
+    "names": list, "goal": str, "classes": list, "features": list, "counts": list, "truth": (list, NOTHING),
+    "encoder": (dict, NOTHING),
+}  # fmt: skip
 SURE = 0.9  # below this, a grouping or a device's place in it is called uncertain
 
 
@@ -71,6 +93,7 @@ class Profile:
         """Build the profile that `to_json` described."""
         from fedfuse.data.tables import Encoder
 
+        _check_profile(data)
         return cls(
             names=tuple(data["names"]),
             goal=data["goal"],
@@ -447,15 +470,18 @@ class Result:
         path = Path(directory)
         if (path / "config.json").exists() and not (path / "summary.json").exists():
             raise FedfuseError(f"the run in {path} is not finished: go on with it by 'fedfuse resume {path}'")
-        summary, profile = read_json(path / "summary.json"), read_json(path / "profile.json")
+        summary = check_fields(read_json(path / "summary.json"), SUMMARY, path / "summary.json", whole=False)
+        profile = check_fields(read_json(path / "profile.json"), SAVED_WITH, path / "profile.json", whole=False)
         arrays = read_arrays(path / "models.npz")
         kept = read_arrays(path / "kept.npz") if (path / "kept.npz").exists() else {}
         try:
             known, saved = Profile.from_json(profile), profile["model"]
-            used = from_config(saved, model)
+            check_fields(profile["method"], {"method": str}, f"the method in {path / 'profile.json'}")
+            used = from_config(saved, model).sized(len(known.features), len(known.classes), _shape(saved))
+            _check_lengths(known, used, summary, arrays)
             return cls(
                 profile=known,
-                model=used.sized(len(known.features), len(known.classes), _shape(saved)),
+                model=used,
                 method=profile["method"],
                 labels=np.array(summary["labels"], dtype=np.int64),
                 models=arrays.pop("models"),
@@ -476,7 +502,7 @@ class Result:
             )
         except FedfuseError:
             raise
-        except (KeyError, TypeError, OSError, ValueError) as problem:
+        except (KeyError, TypeError, AttributeError, OSError, ValueError) as problem:
             raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from None
 
     def __repr__(self) -> str:
@@ -523,6 +549,38 @@ class Result:
         for c, name in enumerate(self._output_names):
             answer[f"p({name})"] = outputs[:, c]
         return answer
+
+
+def _check_profile(data: dict[str, Any]) -> None:
+    where = "profile.json"
+    check_fields(data, PROFILE, where, whole=False)
+    if data["goal"] not in GOALS:
+        raise FedfuseError(f"{where} is not as fedfuse writes it: 'goal' is {data['goal']!r}")
+    m = len(data["names"])
+    for name, kind, n in (("names", str, None), ("features", str, None), ("counts", int, m), ("truth", int, m)):
+        if data[name] is not None:
+            check_list(data[name], kind, n, name, where)
+
+
+def _check_lengths(
+    profile: Profile, model: Model[Any], summary: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]
+) -> None:
+    """Refuse files that do not belong together."""
+    m = len(profile.names)
+    check_list(summary["labels"], int, m, "labels", "summary.json")
+    if min(summary["labels"], default=-1) < 0:
+        raise FedfuseError("summary.json is not as fedfuse writes it: 'labels' must be numbers from 0 on")
+    for name in ("refused", "orders"):
+        check_list(list(summary[name].values()), int, None, name, "summary.json")
+    for name, array in arrays.items():
+        if array.shape[:1] != (m,):
+            raise FedfuseError(
+                f"models.npz has {name} for {len(array) if array.ndim else 0} devices, profile.json names {m}"
+            )
+    if arrays["models"].shape != (m, model.d):
+        raise FedfuseError(f"models.npz has models of shape {arrays['models'].shape}, which profile.json does not say")
+    if profile.encoder is not None and profile.encoder.features != profile.features:
+        raise FedfuseError("profile.json is not as fedfuse writes it: features are not those of its encoder")
 
 
 def _attack(summary: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ the end they are put together in ``snapshots.npz``.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ import scipy
 from fedfuse.errors import FedfuseError
 from fedfuse.store import read_arrays, written_whole
 from fedfuse.types import Floats, Ints
+
+log = logging.getLogger(__name__)
 
 FILE, FOLDER = "snapshots.npz", "snapshots"
 MOST = 1000  # devices that are looked at, evenly over all
@@ -124,7 +127,7 @@ class Album:
 
     def rounds(self) -> list[int]:
         """Return the rounds that single files are of."""
-        return sorted(int(path.stem) for path in self.folder.glob("*.npz"))
+        return sorted(int(path.stem) for path in self.folder.glob("*.npz") if path.stem.isdigit())
 
     def add(self, snapshot: Snapshot) -> None:
         """Write one picture."""
@@ -136,6 +139,8 @@ class Album:
         for later in self.rounds():
             if later > k:
                 self._path(later).unlink()
+        if self.folder.exists() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
     def bind(self) -> None:
         """Put all pictures of a finished run in one file."""
@@ -144,10 +149,14 @@ class Album:
         shutil.rmtree(self.folder, ignore_errors=True)  # with what a killed process may have left half-written
 
     def load(self) -> list[Snapshot]:
-        """Return all pictures, of a run that goes on or of a finished one; none where none were made."""
+        """Return all pictures, of a run that goes on or of a finished one; none where none were made.
+
+        What cannot be read is left out, with a note: no result depends on it.
+        """
         if not self.folder.exists() and self.file.exists():
-            return _unpacked(self.file)
-        return [page for k in self.rounds() for page in _unpacked(self._path(k))]
+            return _readable(self.file)
+        pages = [page for k in self.rounds() for page in _readable(self._path(k))]
+        return [page for page in pages if np.array_equal(page.devices, pages[-1].devices)]
 
     def _path(self, k: int) -> Path:
         return self.folder / f"{k:08d}.npz"
@@ -163,10 +172,21 @@ def _packed(pages: Sequence[Snapshot]) -> dict[str, npt.NDArray[Any]]:
     return {**columns, "labels": np.stack([page.labels for page in pages]), "devices": pages[0].devices}
 
 
+def _readable(path: Path) -> list[Snapshot]:
+    try:
+        return _unpacked(path)
+    except FedfuseError as problem:
+        log.warning("a picture is left out: %s", problem)
+        return []
+
+
 def _unpacked(path: Path) -> list[Snapshot]:
     arrays = read_arrays(path)
     try:
         devices = arrays["devices"]
+        m = len(devices)
+        if arrays["levels"].shape[1:] != (m * (m - 1) // 2,) or arrays["labels"].shape[1:] != (m,):
+            raise ValueError(f"levels of shape {arrays['levels'].shape} for {m} devices")
         rows = zip(*(arrays[name] for name in ("round", "levels", "largest", "labels")), strict=True)
         return [Snapshot(int(k), levels, float(largest), labels, devices) for k, levels, largest, labels in rows]
     except (KeyError, TypeError, ValueError) as gap:

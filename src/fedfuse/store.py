@@ -8,17 +8,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fedfuse.errors import FedfuseError
 
+Kinds: TypeAlias = type | tuple[type, ...]
+
+NUMBER, NOTHING = (int, float), type(None)
+CONFIG: dict[str, Kinds] = {
+    "dataset": str, "source": (dict, NOTHING), "fingerprint": str, "model": (dict, str), "method": dict,
+    "settings": dict, "engine": dict, "version": str,
+}  # fmt: skip
+_WORDS = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
 _META = "meta"
 _HALF = ".half"
 
@@ -28,6 +43,7 @@ class Store:
 
     def __init__(self, directory: str | PathLike[str]) -> None:
         self.directory = Path(directory)
+        self._made: list[Path] = []  # directories that were not there before this run
 
     def check_free(self) -> None:
         """Refuse a directory that holds a run already."""
@@ -42,6 +58,7 @@ class Store:
     def create(self, config: dict[str, Any]) -> None:
         """Begin a run here; refuse to write over another."""
         self.check_free()
+        self._made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_json(self.directory / "config.json", config)
@@ -50,10 +67,25 @@ class Store:
 
     def config(self) -> dict[str, Any]:
         """Return what the run was asked to do."""
-        config = read_json(self.directory / "config.json")
+        path = self.directory / "config.json"
+        config = read_json(path)
         if not isinstance(config, dict):
             raise FedfuseError(f"{self.directory} holds no run of fedfuse: config.json says something else")
-        return config
+        return check_fields(config, CONFIG, path, whole=False)
+
+    def withdraw(self) -> None:
+        """Take back `create`, and remove the directories that were made for the run, if nothing else is in them."""
+        (self.directory / "config.json").unlink(missing_ok=True)
+        self.tidy()
+        for path in self._made:
+            if any(path.iterdir()):
+                break
+            path.rmdir()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self._checkpoint.exists()
 
     @property
     def started(self) -> bool:
@@ -122,6 +154,42 @@ def read_json(path: Path) -> Any:
     return _read(path, lambda: json.loads(path.read_text(encoding="utf-8")))
 
 
+def check_fields(data: Any, kinds: Mapping[str, Kinds], where: object, *, whole: bool = True) -> dict[str, Any]:
+    """Return an object of a JSON file whose fields are of these kinds, and with ``whole`` all there.
+
+    >>> check_fields({"seed": "x"}, {"seed": int}, "summary.json")
+    Traceback (most recent call last):
+        ...
+    fedfuse.errors.FedfuseError: summary.json is not as fedfuse writes it: 'seed' must be a whole number, got 'x'
+    """
+    wrong = f"{where} is not as fedfuse writes it: "
+    if not isinstance(data, dict):
+        raise FedfuseError(f"{wrong}it must be an object, got {_short(data)}")
+    for name, kind in kinds.items():
+        if name not in data:
+            if whole:
+                raise FedfuseError(f"{wrong}{name!r} is missing")
+        elif not isinstance(data[name], kind):
+            allowed = [_WORDS.get(k, "null") for k in (kind if isinstance(kind, tuple) else (kind,))]
+            raise FedfuseError(f"{wrong}{name!r} must be {' or '.join(allowed)}, got {_short(data[name])}")
+    return data
+
+
+def check_list(data: Sequence[Any], kinds: Kinds, n: int | None, name: str, where: object) -> None:
+    """Refuse a list of a JSON file with values of another kind, or with other than n of them."""
+    wrong = f"{where} is not as fedfuse writes it: {name!r}"
+    if n is not None and len(data) != n:
+        raise FedfuseError(f"{wrong} must have {n} values, got {len(data)}")
+    odd = [value for value in data if not isinstance(value, kinds)]
+    if odd:
+        raise FedfuseError(f"{wrong} holds {_short(odd[0])}")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value) if not isinstance(value, str) else repr(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
 def write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
     """Write named arrays (.npz, no pickles)."""
     with written_whole(path) as file:
@@ -132,8 +200,8 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Read named arrays; refuse anything that would have to be unpickled."""
 
     def read() -> dict[str, npt.NDArray[Any]]:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load leaves bad files open
+            return dict(arrays)
 
     arrays: dict[str, npt.NDArray[Any]] = _read(path, read)
     return arrays

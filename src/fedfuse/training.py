@@ -488,7 +488,8 @@ class Evaluator:
         }
 
     def _score(self, part: str, models: Floats) -> Floats:
-        return self._model.metric(self._parts[part], self._everyone, models)
+        with np.errstate(all="ignore"):  # models that went astray have no score
+            return self._model.metric(self._parts[part], self._everyone, models)
 
 
 @contextmanager

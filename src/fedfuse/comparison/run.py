@@ -38,6 +38,8 @@ from fedfuse.store import Store
 
 log = logging.getLogger(__name__)
 
+RUNS = "runs"
+
 
 def compare(
     data: Federation | str,
@@ -199,9 +201,11 @@ def _run(
     if directory is not None:
         request.save(directory)
     with _room(directory, jobs if federation is None else 1) as (home, processes):
+        if home is not None:
+            (home / RUNS).mkdir(exist_ok=True)
         everything = [
             Job(label, seed, entry.method, entry.settings, request.dataset, request.source, model,
-                None if home is None else home / "runs" / f"{label}-seed{seed}")
+                None if home is None else home / RUNS / f"{label}-seed{seed}")
             for seed in request.seeds for label, entry in request.entries.items()
         ]  # fmt: skip
         finished = [job for job in everything if job.directory is not None and Store(job.directory).finished]
@@ -213,10 +217,24 @@ def _run(
             how = "" if directory is None else f"; go on with: fedfuse resume {shlex.quote(str(directory))}"
             raise FedfuseError(f"a worker process was killed (is memory short?){how}") from None
         outcomes |= {(job.label, job.seed): outcome for job, outcome in zip(rest, found, strict=True)}
-    comparison = Comparison.of(request, outcomes)
+    try:
+        comparison = Comparison.of(request, outcomes)
+    except FedfuseError:
+        _withdraw(directory)
+        raise
     if directory is not None:
         comparison.save(directory)
     return comparison
+
+
+def _withdraw(directory: Path | None) -> None:
+    """Remove a comparison of which no run got under way: the corrected command may have its directory."""
+    if directory is None or any((directory / RUNS).iterdir()):
+        return
+    (directory / RUNS).rmdir()
+    (directory / FILE).unlink(missing_ok=True)
+    if not any(directory.iterdir()):
+        directory.rmdir()
 
 
 def _performed(

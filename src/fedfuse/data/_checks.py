@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.data._targets import LARGEST
 from fedfuse.errors import FedfuseError
 from fedfuse.types import Floats, Ints
 
@@ -128,10 +129,16 @@ def _first_text(array: npt.NDArray[Any]) -> tuple[int, int]:
 
 
 def check_finite(X: Floats, device: str, features: Sequence[str]) -> None:
-    """Refuse NaN and infinity, and say where."""
+    """Refuse NaN, infinity and what is too large to be squared, and say where."""
+    if not X.size or (X.max() <= LARGEST and X.min() >= -LARGEST):  # not so if there is a NaN
+        return
     finite = np.isfinite(X)
     if finite.all():
-        return
+        row, column = np.argwhere(np.abs(X) > LARGEST)[0]
+        raise FedfuseError(
+            f"device {device!r}: X[{row}, {column}] is {X[row, column]:g} (column {features[column]!r}), but values "
+            f"above {LARGEST:g} are too large to be squared; divide the column by a power of ten"
+        )
     row, column = np.argwhere(~finite)[0]
     raise FedfuseError(
         f"device {device!r}: X[{row}, {column}] is {X[row, column]} (column {features[column]!r}), but "

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 GOALS = ("classification", "regression")
 # Whole numbers with more distinct values than this are values, not classes.
 MOST_CLASSES = 20
+# Means of squares are sent as float32, which ends at 3e38.
+LARGEST = 1e18
 
 
 def check_goal(goal: str | None) -> None:
@@ -62,10 +64,22 @@ def values(y: npt.NDArray[Any], where: str) -> Floats:
     text = next((v for v in y if isinstance(v, (str, bytes))), None) if y.dtype.kind in "UO" else None
     if text is None:
         try:
-            return y.astype(np.float64)
+            return _squarable(y.astype(np.float64), where)
+        except FedfuseError:
+            raise
         except (TypeError, ValueError):
             text = y[0]
     raise FedfuseError(f"{where} holds {str(text)!r}, but a regression needs numbers; use goal='classification'")
+
+
+def _squarable(y: Floats, where: str) -> Floats:
+    largest = float(np.abs(y).max(initial=0.0))
+    if largest > LARGEST:
+        raise FedfuseError(
+            f"{where} holds values up to {largest:g}, but values above {LARGEST:g} are too large to be squared; "
+            "divide them by a power of ten"
+        )
+    return y
 
 
 def class_numbers(y: npt.NDArray[Any], where: str) -> tuple[Ints, tuple[Any, ...]]:

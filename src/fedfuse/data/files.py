@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedfuse.errors import FedfuseError
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
+_ENCODING = "utf-8-sig"  # Excel writes a mark at the beginning
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
@@ -38,8 +40,9 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 def _read_csv(path: Path) -> pd.DataFrame:
     try:
-        # one type per column over the whole file; utf-8-sig, as Excel writes a mark at the beginning
-        frame = pd.read_csv(path, low_memory=False, encoding="utf-8-sig")
+        # one type per column over the whole file
+        frame = pd.read_csv(path, low_memory=False, encoding=_ENCODING)
+        _refuse_twice(path, frame)
     except pd.errors.EmptyDataError:
         raise FedfuseError(f"the file {str(path)!r} is empty") from None
     except (pd.errors.ParserError, UnicodeDecodeError, OSError, EOFError) as problem:
@@ -47,6 +50,16 @@ def _read_csv(path: Path) -> pd.DataFrame:
     if len(frame.columns) == 1 and any(mark in str(frame.columns[0]) for mark in ";\t"):
         raise FedfuseError(f"the columns of {str(path)!r} are not separated by commas; save it with commas")
     return _without_saved_index(frame)
+
+
+def _refuse_twice(path: Path, frame: pd.DataFrame) -> None:
+    """Refuse two columns of one name: pandas calls the second a.1, and a second target would become a feature."""
+    if not any(re.fullmatch(r".+\.\d+", str(name)) for name in frame.columns):
+        return
+    header = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, encoding=_ENCODING).iloc[0]
+    twice = header[header.duplicated() & (header != "")]
+    if len(twice):
+        raise FedfuseError(f"two columns of {str(path)!r} are called {twice.iloc[0]!r}: rename or remove one")
 
 
 def _without_saved_index(frame: pd.DataFrame) -> pd.DataFrame:

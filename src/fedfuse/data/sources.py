@@ -16,6 +16,7 @@ from fedfuse.data.images import digits, fashion_mnist, mnist
 from fedfuse.data.synthetic import SCENARIOS, SIZES, FeatureLaw, synthetic
 from fedfuse.data.tables import federation_from_frame
 from fedfuse.errors import FedfuseError, guess
+from fedfuse.store import check_fields
 
 _SYNTHETIC = "synthetic:"
 _HOUSING = "housing-bodyfat"
@@ -127,6 +128,17 @@ def load(
     if dataset.removesuffix(_ROTATED) in _MAKERS:
         return _load_images(dataset, seed, shares, data_dir)
     return synthetic(dataset.removeprefix(_SYNTHETIC), features, seed=seed, **shares)
+
+
+SAVED = {"dataset": str, "features": str, "seed": int} | dict.fromkeys(
+    ("device", "target", "goal", "data_dir"), (str, type(None))
+)
+
+
+def load_again(source: Any, where: object) -> Federation:
+    """Load what a file of a run directory says that the data were."""
+    known = check_fields(source, SAVED, f"the source in {where}")
+    return load(**{name: known[name] for name in SAVED})
 
 
 def absolute(dataset: str) -> str:

@@ -18,6 +18,7 @@ from fedfuse.data._targets import check_goal, encode
 from fedfuse.data.federation import Federation, Goal, cut_points, shuffled_rows
 from fedfuse.data.files import read_table
 from fedfuse.errors import FedfuseError
+from fedfuse.store import Kinds, check_fields
 from fedfuse.types import Floats, Ints
 
 __all__ = ["Encoder", "federation_from_frame", "read_table"]
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 
 # A class in fewer rows than this can be neither learned nor tested.
 RARE_CLASS = 5
+SAVED: dict[str, Kinds] = {
+    "version": int, "device": str, "target": str, "goal": str, "classes": list, "columns": list,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ class Encoder:
     @classmethod
     def from_json(cls, spec: dict[str, Any]) -> Encoder:
         """Return the encoder that `to_json` wrote."""
+        check_fields(spec, SAVED, "the encoder", whole=False)
         try:
             if spec["version"] != 1:
                 raise FedfuseError(f"this encoder is of version {spec['version']}; fedfuse here reads version 1")

@@ -85,7 +85,8 @@ class InProcess(Fleet):
         self._done = unpack_replies(arrays, "inprocess") if "inprocess_heads" in arrays else []
 
     def _perform_all(self) -> None:
-        with one_blas_thread():
+        # training may diverge; what is not finite is refused by whoever gets it, and needs no warning
+        with one_blas_thread(), np.errstate(all="ignore"):
             for alike in _grouped(self._waiting):
                 self._done += self._perform(alike)
         self._waiting = []

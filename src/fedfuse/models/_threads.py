@@ -81,9 +81,12 @@ def spread(run: Callable[[Ints], object], cost: Floats) -> None:
     threads = min(allowed(), cost.size)
     left = iter(bins(cost, threads))
 
+    wishes = np.geterr()
+
     def work() -> None:
-        for jobs in left:
-            run(jobs)
+        with np.errstate(**wishes):  # what NumPy warns of is a matter of each thread, and the caller's to say
+            for jobs in left:
+                run(jobs)
 
     waiting = [_helpers().submit(work) for _ in range(threads - 1)]
     try:

@@ -57,8 +57,21 @@ def render(directory: Path, *, federation: Federation | None = None, yardsticks:
         return page_of("comparison.html.j2", comparison_page(directory))
     from fedfuse.report.run import run_page
 
+    _check_method(directory)
     note = _with_yardsticks(directory, federation, yardsticks)
     return page_of("run.html.j2", run_page(directory, note))
+
+
+def _check_method(directory: Path) -> None:
+    """Refuse a method with settings that it cannot have: the page draws some of them."""
+    from fedfuse.methods import METHODS, from_config
+
+    config = Result.load(directory).method
+    if config["method"] in METHODS:
+        try:
+            from_config(config)
+        except (KeyError, TypeError, AttributeError, ValueError) as problem:
+            raise FedfuseError(f"{directory / 'profile.json'} is not as fedfuse writes it: {problem}") from None
 
 
 def _with_yardsticks(directory: Path, federation: Federation | None, wanted: bool) -> str:
@@ -80,12 +93,12 @@ def _with_yardsticks(directory: Path, federation: Federation | None, wanted: boo
 
 def _data(directory: Path) -> Federation:
     """Load the data of a run again, if they are still the same."""
-    from fedfuse.data.sources import load
+    from fedfuse.data.sources import load_again
 
     config = Store(directory).config()
     if config.get("source") is None:
         raise FedfuseError("the run was started from Python on data without a name")
-    federation = load(**config["source"])
+    federation = load_again(config["source"], directory / "config.json")
     if federation.fingerprint != config.get("fingerprint"):
         raise FedfuseError("the data are not those of the run any more")
     return federation

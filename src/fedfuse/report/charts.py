@@ -44,7 +44,8 @@ class Axis:
         finite = finite[np.isfinite(finite)]
         if how.get("log"):
             finite = finite[finite > 0]
-        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        empty = (1.0, 10.0) if how.get("log") else (0.0, 1.0)
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else empty
         if how.get("log"):
             return cls(low / 1.3, high * 1.3, **how)
         room = margin * (high - low) or 0.05 * abs(high) or 0.5

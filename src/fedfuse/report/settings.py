@@ -10,7 +10,7 @@ from typing import Any
 
 from fedfuse._version import __version__
 from fedfuse.result import Result
-from fedfuse.store import read_json
+from fedfuse.store import Store
 
 LIBRARIES = ("numpy", "scipy", "numba", "scikit-learn", "pandas", "torch", "flwr")
 LEFT_OUT = {"version", "fingerprint"}
@@ -19,13 +19,14 @@ ATTACK = {"attack", "liars", "lies", "scope"}
 
 def settings_of(directory: Path, result: Result) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the settings of a run in groups of (name, value)."""
-    config = read_json(directory / "config.json") if (directory / "config.json").exists() else {}
+    config = Store(directory).config() if (directory / "config.json").exists() else {}
     method = dict(config.get("method") or result.method)
     run = dict(config.get("settings") or {"seed": result.seed})
     if run.get("attack") is None:
         run = {key: value for key, value in run.items() if key not in ATTACK}
     groups = [("method", method), ("run", run)]
-    groups += [("model", config.get("model") or result.model.to_config())]
+    model = config.get("model") or result.model.to_config()
+    groups += [("model", {"name": model} if isinstance(model, str) else model)]
     groups += [("data", {"dataset": result.dataset, **(config.get("source") or {})})]
     if result.chosen:
         groups.append(("chosen on validation rows", dict(result.chosen)))
