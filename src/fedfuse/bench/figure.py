@@ -78,4 +78,4 @@ def readable(value: float, unit: str) -> str:
         return f"{value / power:.3g} {name}"
     if unit == "bytes":
         return f"{value / 1e9:.3g} GB" if value >= 1e9 else f"{value / 1e6:.3g} MB"
-    return f"{value:.3g} {unit}"
+    return f"{value:.3g} {unit}".rstrip()
