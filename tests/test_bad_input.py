@@ -302,3 +302,66 @@ def test_files_that_cannot_be_read_are_closed(here):
     with pytest.raises(ff.FedfuseError, match="damaged or cut short"):
         read_arrays(here / "x.npz")
     gc.collect()
+
+
+@pytest.fixture
+def fed(frame):
+    return ff.Federation.from_frame(frame, device="site", target="y")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "words"),
+    [
+        ((ff.FPFC,), {}, r"got the class FPFC: give an instance, FPFC\(\)"),
+        ((3,), {}, r"method must be one such as FPFC\(\) or a name \(fpfc, .*, got int 3"),
+        (("fpcf",), {}, "unknown method 'fpcf'; did you mean 'fpfc'"),
+        ((None, ff.LinearRegression), {}, r"got the class LinearRegression: give an instance, LinearRegression\(\)"),
+        ((None, 3), {}, "model must be one such as .* or a name .*linear.*, got int 3"),
+        ((), {"participaton": 3}, "no setting 'participaton'; did you mean 'participation'?"),
+        ((), {"lam": 3}, r"no setting 'lam'; .*the method's: FPFC\(lam=0.5\)"),
+    ],
+)
+def test_fit_says_what_it_takes(fed, arguments, settings, words):
+    with pytest.raises(ff.FedfuseError, match=words):
+        ff.fit(fed, *arguments, **settings)
+
+
+@pytest.mark.parametrize("given", [None, {"a": (np.ones((3, 2)), np.arange(3))}])
+@pytest.mark.parametrize("call", [ff.fit, ff.tune])
+def test_only_a_federation_is_one(given, call):
+    with pytest.raises(ff.FedfuseError, match=r"fit needs a Federation, got .*; make one by Federation.from_arrays"):
+        call(given)
+
+
+def test_a_comparison_names_the_closest_setting(fed):
+    with pytest.raises(ff.FedfuseError, match="did you mean 'participation'"):
+        ff.compare(fed, "local", 1, participaton=0.5)
+
+
+@pytest.mark.parametrize("lam", [None, "x", [1.0]])
+def test_lambda_is_a_number_or_auto(lam):
+    with pytest.raises(ff.FedfuseError, match="lam must be a number or 'auto', got "):
+        ff.FPFC(lam=lam)
+
+
+def test_methods_by_name(fed):
+    """A name stands for the method with work that suits the model."""
+    by_name, built = ff.fit(fed, "fpfc"), ff.fit(fed)
+    np.testing.assert_array_equal(by_name.models, built.models)
+    assert ff.fit(fed, "per-fedavg", rounds=3).method["work"]["solver"] == "gd"
+    assert ff.tune(fed, "fpfc", grid=[0, 1], rounds=20).settings.keys() == {"lam"}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ff.FPFC(lam=np.float32(0.5), work=ff.Work(steps=np.int64(5), lr=np.float32(0.1))),
+        ff.IFCA(n_models=np.int64(2), work=ff.Work(solver="exact")),
+    ],
+)
+def test_numbers_of_numpy_are_saved(fed, here, method):
+    """Also in checkpoints and in the middle of a run."""
+    result = ff.fit(fed, method, rounds=np.int64(4), seed=np.int64(3), checkpoint_every=np.int64(2), out=here / "run")
+    assert type(result.summary()["seed"]) is int
+    assert json.loads(json.dumps(result.summary()))["seed"] == 3
+    np.testing.assert_array_equal(ff.Result.load(here / "run").models, result.models)
