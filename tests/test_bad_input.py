@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 
 import fedfuse as ff
 from fedfuse.data.files import read_table
@@ -302,3 +303,114 @@ def test_files_that_cannot_be_read_are_closed(here):
     with pytest.raises(ff.FedfuseError, match="damaged or cut short"):
         read_arrays(here / "x.npz")
     gc.collect()
+
+
+@pytest.fixture
+def fed(frame):
+    return ff.Federation.from_frame(frame, device="site", target="y")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "words"),
+    [
+        ((ff.FPFC,), {}, r"got the class FPFC: give an instance, FPFC\(\)"),
+        ((3,), {}, r"method must be one such as FPFC\(\) or a name \(fpfc, .*, got int 3"),
+        (("fpcf",), {}, "unknown method 'fpcf'; did you mean 'fpfc'"),
+        ((None, ff.LinearRegression), {}, r"got the class LinearRegression: give an instance, LinearRegression\(\)"),
+        ((None, 3), {}, "model must be one such as .* or a name .*linear.*, got int 3"),
+        ((), {"participaton": 3}, "no setting 'participaton'; did you mean 'participation'?"),
+        ((), {"lam": 3}, r"no setting 'lam'; .*the method's: FPFC\(lam=0.5\)"),
+    ],
+)
+def test_fit_says_what_it_takes(fed, arguments, settings, words):
+    with pytest.raises(ff.FedfuseError, match=words):
+        ff.fit(fed, *arguments, **settings)
+
+
+@pytest.mark.parametrize("given", [None, {"a": (np.ones((3, 2)), np.arange(3))}])
+@pytest.mark.parametrize("call", [ff.fit, ff.tune])
+def test_only_a_federation_is_one(given, call):
+    with pytest.raises(ff.FedfuseError, match=r"fit needs a Federation, got .*; make one by Federation.from_arrays"):
+        call(given)
+
+
+def test_a_comparison_names_the_closest_setting(fed):
+    with pytest.raises(ff.FedfuseError, match="did you mean 'participation'"):
+        ff.compare(fed, "local", 1, participaton=0.5)
+
+
+@pytest.mark.parametrize("lam", [None, "x", [1.0]])
+def test_lambda_is_a_number_or_auto(lam):
+    with pytest.raises(ff.FedfuseError, match="lam must be a number or 'auto', got "):
+        ff.FPFC(lam=lam)
+
+
+def test_methods_by_name(fed):
+    """A name stands for the method with work that suits the model."""
+    by_name, built = ff.fit(fed, "fpfc"), ff.fit(fed)
+    np.testing.assert_array_equal(by_name.models, built.models)
+    assert ff.fit(fed, "per-fedavg", rounds=3).method["work"]["solver"] == "gd"
+    assert ff.tune(fed, "fpfc", grid=[0, 1], rounds=20).settings.keys() == {"lam"}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ff.FPFC(lam=np.float32(0.5), work=ff.Work(steps=np.int64(5), lr=np.float32(0.1))),
+        ff.IFCA(n_models=np.int64(2), work=ff.Work(solver="exact")),
+    ],
+)
+def test_numbers_of_numpy_are_saved(fed, here, method):
+    """Also in checkpoints and in the middle of a run."""
+    result = ff.fit(fed, method, rounds=np.int64(4), seed=np.int64(3), checkpoint_every=np.int64(2), out=here / "run")
+    assert type(result.summary()["seed"]) is int
+    assert json.loads(json.dumps(result.summary()))["seed"] == 3
+    np.testing.assert_array_equal(ff.Result.load(here / "run").models, result.models)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*RUN, "--out", ""), "'' is no directory; give a name, or . for this one"),
+        (("compare", *TABLE, "--out", ""), "'' is no directory"),
+        (("run", "folder.csv", "--device", "site", "--target", "y"), "folder.csv' is a directory; give a file"),
+        (("tune", *TABLE, "--method", "cfl", "--grid", "1,2"), "--grid takes candidates such as eps1=0.1"),
+        (("tune", *TABLE, "--method", "cfl", "--grid", "eps1=x"), "--grid eps1 takes a number or auto, got 'x'"),
+        (("compare", *TABLE, "--seeds", "0"), "--seeds takes how many (at least 1)"),
+        (("compare", *TABLE, "--seeds", "-2"), "got '-2'"),
+        ((*RUN, "--rounds", "5", "--set", "rounds=3"), "--set rounds is one limit too many: --rounds 5 is given"),
+        (("compare", *TABLE, "--rounds", "5", "--set", "rounds=3"), "--set rounds is one limit too many"),
+        ((*RUN, "--set", "seed=3"), "--set knows no 'seed', which is an option of its own: --seed"),
+        (("run", "synthetic:5,x"), "or groups of so many devices each: synthetic:5,5"),
+        (("path", "one.csv", "--device", "site", "--target", "y", "--out", "p.png"), "one device has no pairs"),
+        (("resume", "run", "--engine", "nope"), "unknown engine 'nope'; known: inprocess"),
+        (("report", "run", "--out", "folder.csv"), "the page is a file, but folder.csv is a directory"),
+    ],
+)
+def test_messages_speak_of_what_was_typed(refused, reg, finished, here, words, message):
+    (here / "folder.csv").mkdir()
+    reg.assign(site="one").to_csv("one.csv", index=False)
+    shutil.copytree(finished, here / "run")
+    assert message in refused(*words)
+
+
+@pytest.mark.parametrize("goal", [[], ["--task", "regression"]])
+def test_text_among_the_numbers_of_a_target(refused, reg, goal):
+    target = reg["y"].astype(object)
+    target[3] = "oops"
+    reg.assign(y=target).to_csv("reg.csv", index=False)
+    assert "device 'h0', column 'y', row 3 (from 0): the value is 'oops', but numbers are needed" in refused(
+        *RUN, *goal
+    )
+
+
+def test_numbers_as_text_may_be_classes(frame):
+    """Few of them, or classification as it was asked for."""
+    few = np.where(frame["y"] > 0, np.where(frame["a"] > 0, "1", "2"), "none")
+    assert ff.Federation.from_frame(frame.assign(y=few), device="site", target="y").classes == ("1", "2", "none")
+
+
+def test_sparse_matrices_are_named():
+    X = scipy.sparse.eye_array(10).tocsr()
+    with pytest.raises(ff.FedfuseError, match=r"device 'a': X is a sparse matrix; give X.toarray\(\)"):
+        ff.Federation.from_arrays({"a": (X, np.arange(10))})

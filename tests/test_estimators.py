@@ -214,7 +214,7 @@ def test_groups_that_cannot_be_used(groups, words):
         ({"rho": 0.1}, "rho must exceed"),
         ({"participation": 0.0}, "participation must"),
         ({"rounds": 0}, "^rounds must"),
-        ({"random_state": None}, "random_state must be a whole number"),
+        ({"random_state": "x"}, "random_state must be a whole number, None or a numpy.random.RandomState, got 'x'"),
     ],
 )
 def test_parameters_that_cannot_be_used(parameters, words):
@@ -280,6 +280,26 @@ def test_partial_participation_is_drawn_by_random_state(estimator):
     fits = [estimator(participation=0.5, random_state=s, rounds=30, tol=0).fit(X, y, groups=groups) for s in (1, 1, 2)]
     assert_array_equal(fits[0].coef_, fits[1].coef_)
     assert not np.array_equal(fits[0].coef_, fits[2].coef_)
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+def test_random_states_as_scikit_learn_has_them(estimator):
+    """A RandomState is drawn from once for each fit, None from NumPy's own; neither stays in the estimator."""
+    X, y, groups = data(estimator)
+
+    def coef(state):
+        model = estimator(participation=0.5, random_state=state, rounds=30, tol=0)
+        return model.fit(X, y, groups=groups).coef_
+
+    state = np.random.RandomState(0)
+    first, second = coef(state), coef(state)
+    assert not np.array_equal(first, second)
+    assert_array_equal(first, coef(np.random.RandomState(0)))
+    assert_array_equal(first, coef(np.random.RandomState(0).randint(np.iinfo(np.int32).max)))
+    np.random.seed(3)  # noqa: NPY002
+    drawn = coef(None)
+    np.random.seed(3)  # noqa: NPY002
+    assert_array_equal(coef(None), drawn)
 
 
 @pytest.mark.parametrize("estimator", BOTH)

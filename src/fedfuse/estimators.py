@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -42,7 +43,7 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         rounds: int = 500,
         tol: float = 1e-4,
         participation: float = 1.0,
-        random_state: int = 0,
+        random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         self.lam = lam
         self.refit = refit
@@ -64,7 +65,8 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         self.groups_ = distinct.to_numpy()
         scaler = StandardScaler().fit(X)
         counts = np.bincount(codes)
-        order = np.argsort(codes, kind="stable")[shuffled_rows(counts, self._seed())]
+        seed = self._seed()  # once: a RandomState gives another one each time
+        order = np.argsort(codes, kind="stable")[shuffled_rows(counts, seed)]
         self.result_ = self._train(
             Federation(
                 names=_names(self.groups_),
@@ -74,7 +76,8 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
                 goal=goal,
                 classes=tuple(classes),
                 features=tuple(getattr(self, "feature_names_in_", default_features(X.shape[1]))),
-            )
+            ),
+            seed,
         )
         self.labels_ = self.result_.labels
         self.n_clusters_ = self.result_.n_clusters
@@ -83,17 +86,22 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         return _unscaled(np.stack(tables), scaler)
 
     def _seed(self) -> int:
-        if not isinstance(self.random_state, Integral):
-            raise FedfuseError(f"random_state must be a whole number, got {self.random_state!r}")
-        return int(self.random_state)
+        """Return a seed: the number given, or one drawn as scikit-learn draws, from a RandomState or NumPy's own."""
+        if isinstance(self.random_state, Integral):
+            return int(self.random_state)
+        try:
+            return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        except ValueError:
+            allowed = "a whole number, None or a numpy.random.RandomState"
+            raise FedfuseError(f"random_state must be {allowed}, got {self.random_state!r}") from None
 
-    def _train(self, federation: Federation) -> Result:
+    def _train(self, federation: Federation, seed: int) -> Result:
         penalty: dict[str, Any] = {"lam": self.lam, "rho": self.rho, "nu": self.nu, "a": self.a, "xi": self.xi}
         result = train(
             federation,
             FPFC(**penalty, refit=self.refit, work=Work(solver="exact")),
             rounds=self.rounds,
-            seed=self._seed(),
+            seed=seed,
             participation=self.participation,
             tol=self.tol,
             dtype="float64",
@@ -166,8 +174,9 @@ class FPFCClassifier(ClassifierMixin, _FPFCEstimator):  # type: ignore[misc]
     participation
         Share of the devices that is active in a round.
     random_state
-        A whole number that draws the active devices and each device's validation rows, which are every fifth of
-        its rows and choose what has to be chosen.
+        Draws the active devices and each device's validation rows, which are every fifth of its rows and choose
+        what has to be chosen. A whole number, with which every fit is the same; as in scikit-learn, ``None`` and a
+        `numpy.random.RandomState` draw anew for each fit.
 
     Attributes
     ----------
@@ -280,8 +289,9 @@ class FPFCRegressor(RegressorMixin, _FPFCEstimator):  # type: ignore[misc]
     participation
         Share of the devices that is active in a round.
     random_state
-        A whole number that draws the active devices and each device's validation rows, which are every fifth of
-        its rows and choose what has to be chosen.
+        Draws the active devices and each device's validation rows, which are every fifth of its rows and choose
+        what has to be chosen. A whole number, with which every fit is the same; as in scikit-learn, ``None`` and a
+        `numpy.random.RandomState` draw anew for each fit.
 
     Attributes
     ----------

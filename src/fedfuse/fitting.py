@@ -15,9 +15,10 @@ from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.fleet import Byzantine, Engine, Fleet
 from fedfuse.fleet.byzantine import draw_liars, flipped
-from fedfuse.methods import FPFC, Method
-from fedfuse.models import Model, default_model, model_called
+from fedfuse.methods import FPFC, METHODS, Method
+from fedfuse.models import SHORT, Model, default_model, model_called
 from fedfuse.models import from_config as model_from_config
+from fedfuse.options import Options, build_method, preset, setting_names
 from fedfuse.result import Result
 from fedfuse.settings import Settings
 from fedfuse.store import Store
@@ -32,7 +33,7 @@ NETWORK_ROUNDS = 60  # and for how long
 
 def fit(
     federation: Federation,
-    method: Method[Any] | None = None,
+    method: Method[Any] | str | None = None,
     model: Model[Any] | str | None = None,
     *,
     rounds: int | None = None,
@@ -53,7 +54,7 @@ def fit(
     federation
         The devices and their rows.
     method
-        `FPFC` by default.
+        `FPFC` by default; or a name, as on the command line: ``"fedavg"``, with work that suits the model.
     model
         Softmax regression for classes, linear regression for values and the paper's network for images by default; or a
         name: ``"softmax"``, ``"linear"``, ``"cnn"``, ``"mlp"``.
@@ -85,12 +86,13 @@ def fit(
     >>> res.labels.tolist()
     [0, 0, 0, 1, 1, 1]
     """
-    chosen = Settings(seed=seed, **settings)
-    model = _fitting_model(federation, model)
+    check_federation(federation)
+    chosen = Settings.named(seed=seed, **settings)
+    model = fitting_model(federation, model)
     if rounds is None and not model.convex:
         rounds = NETWORK_ROUNDS
     chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
-    method = method or FPFC(work=Work(solver="exact") if model.convex else NETWORK)
+    method = fitting_method(method, model)
     _check_plan(method, model)
     _check_noise(method, model, chosen)
     place = Engine(engine, workers)
@@ -148,7 +150,7 @@ def resume(
         federation = _load_again(source, directory)
     if federation.fingerprint != fingerprint:
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
-    model = _fitting_model(federation, model)
+    model = fitting_model(federation, model)
     place = _elsewhere(place, engine, workers)
     fleet = settings.around(_attacked(fleet, federation, model, settings, place), settings.seed)
     run = Run(federation, model, method, settings, fleet, store, _recorded(callbacks, store), dataset)
@@ -211,9 +213,44 @@ def _tidy(store: Store) -> None:
     store.tidy()
 
 
-def _fitting_model(federation: Federation, model: Model[Any] | str | None) -> Model[Any]:
+def check_federation(given: Any) -> None:
+    """Refuse what is no federation, and say how to make one."""
+    if not isinstance(given, Federation):
+        raise FedfuseError(
+            f"fit needs a Federation, got {_kind(given)}; make one by Federation.from_arrays({{name: (X, y), …}}) or "
+            "Federation.from_frame(frame, device=…, target=…)"
+        )
+
+
+def fitting_method(given: Any, model: Model[Any]) -> Method[Any]:
+    """Return the method that is asked for, by name or as it is; without one, FPFC with work that suits the model."""
+    if given is None:
+        return FPFC(work=Work(solver="exact") if model.convex else NETWORK)
+    if isinstance(given, str):
+        defaults = preset("arrays", given, network=not model.convex)
+        having = {key: value for key, value in defaults.method.items() if key in setting_names(given)}
+        return build_method(given, None, defaults.work, Options(method=having))
+    if not isinstance(given, Method):
+        raise FedfuseError(f"method must be one such as FPFC() or a name ({', '.join(METHODS)}), got {_kind(given)}")
+    return given
+
+
+def _kind(given: Any) -> str:
+    """Say what was given in place of something else."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}: give an instance, {given.__name__}()"
+    short = isinstance(given, (int, float, complex))
+    return "None" if given is None else f"{type(given).__name__}{f' {given!r}' if short else ''}"
+
+
+def fitting_model(federation: Federation, model: Model[Any] | str | None) -> Model[Any]:
+    """Return the model that is asked for, by name or as it is, or that suits the data; with their sizes."""
     if isinstance(model, str):
         model = model_called(model)
+    if model is not None and not isinstance(model, Model):
+        raise FedfuseError(
+            f"model must be one such as SoftmaxRegression() or a name ({', '.join(SHORT)}), got {_kind(model)}"
+        )
     model = model or default_model(federation.goal, federation.shape)
     model.check(federation.goal)
     return model.sized(federation.n_features, federation.n_classes, federation.shape)

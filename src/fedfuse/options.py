@@ -229,6 +229,10 @@ KEYS: dict[str, Key] = {
 }
 
 
+# what people look for in --set, and has an option of its own
+OPTIONS = ("seed", "seeds", "engine", "model", "method", "methods", "features", "device", "target", "task", "out")
+
+
 @dataclass
 class Options:
     """The parsed ``--set`` options, by where they go."""
@@ -315,6 +319,8 @@ def _key_and_text(pair: str) -> tuple[str, str]:
 
 
 def _known_key(word: str) -> Key:
+    if word in OPTIONS:
+        raise FedfuseError(f"--set knows no {word!r}, which is an option of its own: --{word}")
     if word not in KEYS:
         raise FedfuseError(f"--set knows no {word!r}; {guess(word, KEYS)}known: {', '.join(KEYS)}")
     return KEYS[word]
@@ -343,6 +349,8 @@ def read_seeds(text: str) -> list[int]:
     except ValueError:
         words = "--seeds takes how many (3) or which (0,5,7; a single one: 5,)"
         raise FedfuseError(f"{words}, got {text!r}") from None
+    if "," not in text and numbers[0] < 1:
+        raise FedfuseError(f"--seeds takes how many (at least 1) or which (0,5,7; a single one: 5,), got {text!r}")
     return numbers if "," in text else list(range(numbers[0]))
 
 
@@ -357,7 +365,12 @@ def read_candidates(text: str) -> list[dict[str, Any]]:
     >>> read_candidates("eps1=0.1, eps2=0.2; eps1=0.5, eps2=1")
     [{'eps1': 0.1, 'eps2': 0.2}, {'eps1': 0.5, 'eps2': 1.0}]
     """
-    candidates = [parse_options(candidate.split(",")).method for candidate in text.split(";") if candidate.strip()]
+    words = [candidate.split(",") for candidate in text.split(";") if candidate.strip()]
+    named = all("=" in word for candidate in words for word in candidate)
+    try:
+        candidates = [parse_options(candidate).method for candidate in words] if named else []
+    except FedfuseError as problem:
+        raise FedfuseError(str(problem).replace("--set", "--grid", 1)) from None
     if not candidates or not all(candidates):
         raise FedfuseError(f"--grid takes candidates such as eps1=0.1,eps2=0.2;eps1=0.5,eps2=1, got {text!r}")
     return candidates

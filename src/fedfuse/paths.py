@@ -137,6 +137,8 @@ def solution_path(
     """
     kind = check_penalty(penalty)
     start, solve, score, truth = _problem(data, model, rho)
+    if len(start) < 2:
+        raise FedfuseError("a path shows how devices' models meet, and one device has no pairs; give at least two")
     lambdas = _lambdas(grid, start)
     state = FusionState(start, _with(kind, 0.0, shape), rho, warm=True, dtype=np.float64)
     found = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil, floor
 from numbers import Integral, Real
 from typing import Any, TypeAlias
@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedfuse.conditions import Conditions
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 from fedfuse.fleet.byzantine import Attack, Lies, Scope, check_attack
-from fedfuse.methods.base import check_share
+from fedfuse.methods.base import check_share, make_plain
 from fedfuse.privacy import Noise, calibrated
 from fedfuse.randomness import generator
 from fedfuse.types import Floats, Ints
@@ -71,6 +71,7 @@ class Settings(Conditions):
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
+        make_plain(self)
         for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 1), ("checkpoint_every", 1)):
             number = getattr(self, name)
             if not isinstance(number, Integral) or number < least:
@@ -89,6 +90,18 @@ class Settings(Conditions):
             check_attack(self.attack, self.lies, self.scope)
         if not isinstance(self.liars, Real) or not 0 <= self.liars <= 1:
             raise FedfuseError(f"liars must be a share from 0 to 1, got {self.liars!r}")
+
+    @classmethod
+    def named(cls, **given: Any) -> Settings:
+        """Return settings by their names; a name that there is not is an error that says which was meant."""
+        known = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise FedfuseError(
+                    f"there is no setting {name!r}; {guess(name, known)}those of a run are {', '.join(known)}; lam, xi "
+                    "and the like are the method's: FPFC(lam=0.5)"
+                )
+        return cls(**given)
 
     def active(self, k: int, m: int, rows: Ints | None = None) -> Ints:
         """Return the devices that are asked in round k; ``rows`` are those of every device."""

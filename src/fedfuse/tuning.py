@@ -17,8 +17,8 @@ import pandas as pd
 
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit
-from fedfuse.methods import FPFC, from_config
+from fedfuse.fitting import check_federation, fit, fitting_method, fitting_model
+from fedfuse.methods import from_config
 from fedfuse.methods.base import Method
 from fedfuse.methods.search import JUDGING, TRYING, Searched
 from fedfuse.methods.tuned import ONWARDS, Strategy, Tuned
@@ -26,7 +26,6 @@ from fedfuse.models import Model
 from fedfuse.result import Result
 from fedfuse.settings import Settings
 from fedfuse.store import Store, read_json, write_json, written_whole
-from fedfuse.tasks import Work
 
 Grid: TypeAlias = Sequence[float] | Sequence[Mapping[str, Any]]
 PAPER_GRIDS = {
@@ -131,11 +130,11 @@ class Tuning:
 
 def tune(
     federation: Federation,
-    method: Method[Any] | None = None,
+    method: Method[Any] | str | None = None,
     strategy: Strategy | None = None,
     grid: Grid | None = None,
     *,
-    model: Model[Any] | None = None,
+    model: Model[Any] | str | None = None,
     rounds: int | None = None,
     cap: int | None = None,
     out: str | PathLike[str] | None = None,
@@ -177,9 +176,10 @@ def tune(
     >>> found.lam, found.result.labels.tolist()
     (0.2, [0, 0, 0, 1, 1, 1])
     """
+    check_federation(federation)
     if not (federation.rows("validation").counts > 0).any():
         raise FedfuseError("no device has validation rows, and settings are chosen by them; build with validation > 0")
-    inner = method or FPFC(work=Work(solver="exact"))
+    inner = fitting_method(method, fitting_model(federation, model))
     chosen = check_tuning(inner, strategy, grid, rounds=rounds, cap=cap, dataset=dataset)
     tuning = Tuning.of(fit(federation, chosen, model, rounds=rounds, out=out, dataset=dataset, **settings))
     if out is not None:

@@ -31,6 +31,7 @@ def method_and_settings(
     from fedfuse.settings import Settings
 
     options = parse_options(pairs)
+    refuse_rounds_twice(rounds, pairs)
     chosen, settings = build(dataset, method, options, lam, network=model is not None and is_network(model))
     settings["seed"] = seed
     if rounds is not None:
@@ -38,6 +39,14 @@ def method_and_settings(
     check_mode(chosen, Settings(**settings).mode)
     Engine(engine, **options.engine)
     return chosen, {**settings, "engine": engine, **options.engine}
+
+
+def refuse_rounds_twice(rounds: int | None, pairs: list[str]) -> None:
+    """Refuse --rounds beside --set rounds; fedavg.rounds=5 for one of many methods may stand beside it."""
+    from fedfuse.options import common_words
+
+    if rounds is not None and "rounds" in common_words(pairs):
+        raise FedfuseError(f"--set rounds is one limit too many: --rounds {rounds} is given; leave one of them out")
 
 
 def source_of(

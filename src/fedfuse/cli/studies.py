@@ -6,10 +6,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedfuse._console import Answers
-from fedfuse.cli.inputs import goal_of, load_from, next_directory, source_of
+from fedfuse.cli.inputs import goal_of, load_from, next_directory, refuse_rounds_twice, source_of
 from fedfuse.cli.outcomes import compare_and_show
 from fedfuse.cli.saying import INTERRUPTED, console, fail
-from fedfuse.cli.words import Arg, DataDir, Dataset, Device, Features, Jobs, Json, Opt, Rounds, Seed, Set, Target, Task
+from fedfuse.cli.words import (
+    Arg,
+    DataDir,
+    Dataset,
+    Device,
+    Features,
+    Jobs,
+    Json,
+    Opt,
+    Rounds,
+    Seed,
+    Set,
+    Target,
+    Task,
+    place,
+)
 from fedfuse.errors import FedfuseError
 
 if TYPE_CHECKING:
@@ -27,7 +42,9 @@ def compare(
     device: Device = None,
     target: Target = None,
     task: Task = None,
-    out: Annotated[Path | None, Opt(help="A directory; an existing comparison is continued.")] = None,
+    out: Annotated[
+        Path | None, Opt(parser=place, metavar="PATH", help="A directory; an existing comparison is continued.")
+    ] = None,
     set_: Annotated[list[str], Opt("--set", help="key=value or method.key=value, e.g. fpfc.lam=0.6.")] = [],  # noqa: B006
     data_dir: DataDir = None,
     json_: Json = False,
@@ -37,6 +54,7 @@ def compare(
     from fedfuse.options import read_seeds
 
     numbers = read_seeds(seeds)
+    refuse_rounds_twice(rounds, set_)
     directory = out or next_directory(dataset, "compare")
     columns = {"device": device, "target": target, "goal": goal_of(task)}
     source: dict[str, Any] = {"features": features, **columns, "data_dir": data_dir}
@@ -61,7 +79,9 @@ def sweep(
     device: Device = None,
     target: Target = None,
     task: Task = None,
-    out: Annotated[Path | None, Opt(help="A directory; an existing sweep is continued.")] = None,
+    out: Annotated[
+        Path | None, Opt(parser=place, metavar="PATH", help="A directory; an existing sweep is continued.")
+    ] = None,
     plot: Annotated[Path | None, Opt(help="A picture (.png, .svg or .pdf).")] = None,
     set_: Set = [],  # noqa: B006
     data_dir: DataDir = None,
@@ -76,6 +96,7 @@ def sweep(
     if plot:
         check_picture(plot)
     numbers = read_seeds(seeds)
+    refuse_rounds_twice(rounds, set_)
     directory = out or next_directory(dataset, f"sweep-{key}")
     source: dict[str, Any] = {
         "features": features, "device": device, "target": target, "goal": goal_of(task), "data_dir": data_dir,

@@ -129,8 +129,11 @@ def resume(
     """Go on with an interrupted run or comparison; the result is the same as without the interruption."""
     from fedfuse.comparison import is_comparison, resume_comparison
     from fedfuse.fitting import resume as go_on
+    from fedfuse.fleet import Engine
     from fedfuse.tuning import Tuning, is_tuning
 
+    if engine is not None:
+        Engine(engine)  # looks at the name, also where nothing is left to compute
     if is_comparison(directory):
         compare_and_show(lambda watcher: resume_comparison(directory, None, watcher), directory, json_)
         return

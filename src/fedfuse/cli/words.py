@@ -35,6 +35,13 @@ class Command(TyperCommand):
                 parameter.help = next(filter(None, known), None)
 
 
+def place(text: str) -> Path:
+    """Read where to write; nothing at all is no directory, though Python takes it for this one."""
+    if not text:
+        raise typer.BadParameter("'' is no directory; give a name, or . for this one")
+    return Path(text)
+
+
 Json = Annotated[bool, Opt("--json", help="Print the summary as one JSON object, and nothing else.")]
 DataDir = Annotated[Path | None, Opt(help="Where data files are (default: $FEDFUSE_DATA).")]
 _DATA = "A name from 'fedfuse data list', synthetic:5,5,5,5 for group sizes, or a .csv or .parquet file."
@@ -45,7 +52,9 @@ Device = Annotated[str | None, Opt(help="Table: the column that says which devic
 Target = Annotated[str | None, Opt(help="Table: the column to predict.")]
 Task = Annotated[str | None, Opt(help="Table: classification or regression (told from the target).")]
 Place = Annotated[str, Opt("--engine", help="Where devices compute: inprocess, workers (processes) or flower.")]
-Out = Annotated[Path | None, Opt(help="A new directory for the run (default: below runs/).")]
+Out = Annotated[
+    Path | None, Opt(parser=place, metavar="PATH", help="A new directory for the run (default: below runs/).")
+]
 Page = Annotated[bool | None, Opt("--report/--no-report", help="Write report.html (default: unless --json).")]
 Set = Annotated[list[str], Opt("--set", help="key=value, e.g. steps=grow(20), mode=async, delay=uniform(0,20).")]
 Jobs = Annotated[int | None, Opt(parser=whole, metavar="N", help="Runs at a time (default: one per core).")]

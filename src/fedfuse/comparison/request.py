@@ -28,7 +28,7 @@ class Entry:
     settings: dict[str, Any]
 
     def __post_init__(self) -> None:
-        settings = Settings(**self.settings)
+        settings = Settings.named(**self.settings)
         if callable(settings.participation):
             raise FedfuseError("a comparison needs a participation share: a function cannot be saved")
 

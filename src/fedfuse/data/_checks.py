@@ -97,6 +97,8 @@ def as_numpy(values: Any, word: str, device: str) -> npt.NDArray[Any]:
         values = values.detach().cpu()
         if str(getattr(values, "dtype", "")) == "torch.bfloat16":  # numpy has no such numbers
             values = values.float()
+    if hasattr(values, "toarray"):
+        raise FedfuseError(f"device {device!r}: {word} is a sparse matrix; give {word}.toarray()")
     try:
         return np.asarray(values)
     except ValueError:

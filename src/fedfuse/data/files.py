@@ -28,6 +28,8 @@ def read_table(path: str | Path) -> pd.DataFrame:
     path = Path(path).expanduser()
     if not path.name.lower().endswith(SUFFIXES):
         raise FedfuseError(f"cannot read {str(path)!r}: the name must end in {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        raise FedfuseError(f"{str(path)!r} is a directory; give a file that ends in {', '.join(SUFFIXES)}")
     if not path.is_file():
         raise FedfuseError(f"there is no file {str(path)!r}; check the path")
     if path.stat().st_size == 0:

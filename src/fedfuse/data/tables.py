@@ -14,7 +14,7 @@ import pandas as pd
 from fedfuse.data._checks import check_counts, check_splits
 from fedfuse.data._columns import Column, column_from_json, fit_column
 from fedfuse.data._table import Table, as_text, natural, text_array
-from fedfuse.data._targets import check_goal, encode
+from fedfuse.data._targets import MOST_CLASSES, check_goal, encode
 from fedfuse.data.federation import Federation, Goal, cut_points, shuffled_rows
 from fedfuse.data.files import read_table
 from fedfuse.errors import FedfuseError
@@ -244,6 +244,7 @@ def _targets(
 ) -> tuple[Ints, Goal, npt.NDArray[Any], tuple[Any, ...]]:
     """Return the rows that stay, the goal, their target as numbers, and the classes."""
     where = f"the target column {target!r}"
+    _refuse_text_among_numbers(table.at(rows), target, goal)
     raw = _raw_target(table.at(rows), target)
     found, y, classes = encode(raw, goal, where)
     if found == "regression":
@@ -263,6 +264,16 @@ def _targets(
         *(np.sum(~keep), len(y), len(rare), RARE_CLASS, ", ".join(map(str, rare[:6]))),
     )
     return rows[keep], *encode(raw[keep], "classification", where)
+
+
+def _refuse_text_among_numbers(table: Table, target: str, goal: Goal | None) -> None:
+    """Name the value that makes a target of numbers text: as classes it would only be said that there are too many."""
+    series = table.series(target)
+    if goal == "classification" or pd.api.types.infer_dtype(series) not in ("string", "mixed", "mixed-integer"):
+        return
+    numbers = pd.to_numeric(series.astype(object), errors="coerce")
+    if 0 < numbers.isna().mean() < 0.5 and (goal == "regression" or numbers.nunique() > MOST_CLASSES):
+        table.numbers(target)
 
 
 def _raw_target(table: Table, target: str) -> npt.NDArray[Any]:

@@ -129,6 +129,7 @@ class Method(ABC, Generic[State]):
     rows: Part = "train+validation"
 
     def __post_init__(self) -> None:
+        make_plain(self)
         if self.start not in get_args(Start):
             raise FedfuseError(f"start must be 'auto', 'zero' or 'normal', got {self.start!r}")
         if self.rows not in ("train", "train+validation"):
@@ -286,7 +287,17 @@ def moved(old: Floats, new: Floats) -> Residuals:
     return Residuals(0.0, 0.0, float(np.sqrt(np.square(new - old).sum(axis=1).mean())) / size)
 
 
+def make_plain(settings: Any) -> None:
+    """Turn NumPy's numbers among the fields of a dataclass into Python's, which JSON has words for."""
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if isinstance(value, np.generic):
+            object.__setattr__(settings, f.name, value.item())
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, Work):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Method):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -155,7 +156,7 @@ class PairwiseFusion(Method[Fusing]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.lam, str) and self.lam != "auto":
+        if not isinstance(self.lam, Real) and self.lam != "auto":
             raise FedfuseError(f"lam must be a number or 'auto', got {self.lam!r}")
         if self.lam != "auto":
             self.penalty.check(self.rho)

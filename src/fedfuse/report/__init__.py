@@ -42,6 +42,8 @@ def write_report(
     """
     place = Path(directory)
     page = Path(out) if out is not None else place / FILE
+    if page.is_dir():
+        raise FedfuseError(f"the page is a file, but {page} is a directory; give a name such as {page / FILE}")
     text = render(place, federation=federation, yardsticks=yardsticks)
     page.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(page) as file:
