@@ -572,8 +572,11 @@ def _check_lengths(
         raise FedfuseError("summary.json is not as fedfuse writes it: 'labels' must be numbers from 0 on")
     for name in ("refused", "orders"):
         check_list(list(summary[name].values()), int, None, name, "summary.json")
+    unheard = arrays.get("unheard", np.empty(0, np.int64))
+    if unheard.dtype.kind != "i" or unheard.ndim != 1 or not np.isin(unheard, range(m)).all():
+        raise FedfuseError(f"models.npz has {unheard.tolist()} for devices never heard, profile.json names {m}")
     for name, array in arrays.items():
-        if array.shape[:1] != (m,):
+        if name != "unheard" and array.shape[:1] != (m,):
             raise FedfuseError(
                 f"models.npz has {name} for {len(array) if array.ndim else 0} devices, profile.json names {m}"
             )

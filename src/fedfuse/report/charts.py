@@ -103,7 +103,7 @@ def spread_out(spots: Sequence[Label]) -> list[Label]:
     """Move names up and down until no two of them overlap, nor lie on the dot of another; dots stay where they are.
 
     >>> [round(label.y, 1) for label in spread_out([Label(10, 50, "one"), Label(11, 51, "two")])]
-    [50, 57.5]
+    [56.5, 44.5]
     """
     placed: list[Label] = []
     steps = [0.0, *(side * LINE * k for k in range(1, 12) for side in (1, -1))]
