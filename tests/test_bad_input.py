@@ -249,6 +249,8 @@ def test_files_of_other_types(fedfuse, damaged, file, change):
         ("method.lam", []),
         ("method.method", None),
         ("settings.rounds", []),
+        ("settings.minimum", None),
+        ("model", "x"),
         ("settings", []),
         ("engine", {"name": 3}),
         ("model", {}),
@@ -414,3 +416,12 @@ def test_sparse_matrices_are_named():
     X = scipy.sparse.eye_array(10).tocsr()
     with pytest.raises(ff.FedfuseError, match=r"device 'a': X is a sparse matrix; give X.toarray\(\)"):
         ff.Federation.from_arrays({"a": (X, np.arange(10))})
+
+
+@pytest.mark.parametrize(
+    ("file", "text"), [("history.csv", ""), ("history.csv", "a\n1\n2,3,4\n"), ("summary.json", "[]")]
+)
+def test_watching_a_damaged_run(refused, finished, here, file, text):
+    shutil.copytree(finished, here / "run")
+    (here / "run" / file).write_text(text)
+    assert "holds no whole run of fedfuse" in refused("watch", "run")

@@ -186,7 +186,7 @@ def test_settings_of_other_methods_are_tuned(fedfuse, tables, method):
 TUNINGS = {
     "--method fedavg": "lambda can be tuned for fpfc and fpfc-l1, not for fedavg",
     "--method cfl --strategy separate": "strategies are for lambda; cfl tries each candidate",
-    "--method cfl --grid 0.1,0.2": "--set takes key=value, got '0.1'",
+    "--method cfl --grid 0.1,0.2": "--grid takes candidates such as eps1=0.1",
     "--method cfl --grid threshold=3": "method 'cfl' has no such settings to choose from",
     "--method ifca --grid ;": "--grid takes candidates such as eps1=0.1,eps2=0.2;eps1=0.5,eps2=1",
     "--method pacfl --cap 0": "trial must be at least 1 round, got 0",

@@ -72,7 +72,8 @@ class Conditions:
                 raise FedfuseError(f"{name} must be {' or '.join(allowed)}, got {getattr(self, name)!r}")
         for name, least in (("at_once", 1), ("ahead", 1), ("minimum", 0), ("budget", 1)):
             number = getattr(self, name)
-            if number is not None and (not isinstance(number, Integral) or number < least):
+            left_out = number is None and name in ("at_once", "budget")
+            if not left_out and (not isinstance(number, Integral) or number < least):
                 raise FedfuseError(f"{name} must be a whole number of at least {least}, got {number!r}")
         if self.deadline is not None and (not isinstance(self.deadline, Real) or not 0 < self.deadline < np.inf):
             raise FedfuseError(f"deadline must be a positive number of seconds, got {self.deadline!r}")

@@ -75,12 +75,22 @@ def glance(directory: Path) -> Glance:
     method = config.get("method", {}).get("method", "run")
     name = f"{config.get('dataset', directory.name)} · {title(method)}"
     if store.finished:
-        history = pd.read_csv(directory / "history.csv")
-        rows = without_nan(history.astype(object).to_dict("records"))
-        return Glance(name, "finished", read_json(directory / "summary.json")["metric"], rows)
+        return Glance(name, "finished", *_finished(directory))
     rounds = (config.get("settings") or {}).get("rounds")
     automatic = config.get("method", {}).get("lam") == "auto"
     return Glance(name, "running", "score", read_rounds(directory), None if automatic else rounds, _silence(directory))
+
+
+def _finished(directory: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Return the metric and the rows of a finished run; `Result.load` would bring its model, too."""
+    try:
+        history = pd.read_csv(directory / "history.csv")
+        metric = str(read_json(directory / "summary.json")["metric"])
+    except FedfuseError:
+        raise
+    except (KeyError, TypeError, OSError, ValueError) as problem:
+        raise FedfuseError(f"{directory} holds no whole run of fedfuse: {problem}") from None
+    return metric, without_nan(history.astype(object).to_dict("records"))
 
 
 def _silence(directory: Path) -> float:

@@ -73,5 +73,7 @@ def from_config(config: dict[str, Any] | str, own: Model[Any] | None = None) -> 
         own.check_config(config)
         return own
     if config["name"] not in (*MODELS, *NETWORKS) or config.get("loss") == "custom":
+        if "tensors" not in config:
+            raise FedfuseError(f"unknown model {config['name']!r}; known: {', '.join((*MODELS, *NETWORKS))}")
         return Forgotten(config)
     return model_called(config["name"], **{k: v for k, v in config.items() if k not in ("name", "tensors")})
