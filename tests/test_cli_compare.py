@@ -110,7 +110,7 @@ def test_notes_are_shown_once(fedfuse, small):
 BAD = {
     "--methods fedprox": "unknown method 'fedprox'; known: fpfc",
     "--methods fpfc,fpfc": "method 'fpfc' is there twice",
-    "--seeds 0": "seeds must be how many (at least 1)",
+    "--seeds 0": "--seeds takes how many (at least 1)",
     "--seeds two": "--seeds takes how many (3) or which (0,5,7; a single one: 5,), got 'two'",
     "--seeds 1,1": "every seed may be named once",
     "--seeds 1,-2": "seeds must be",
