@@ -383,7 +383,7 @@ def test_numbers_of_numpy_are_saved(fed, here, method):
         ((*RUN, "--rounds", "5", "--set", "rounds=3"), "--set rounds is one limit too many: --rounds 5 is given"),
         (("compare", *TABLE, "--rounds", "5", "--set", "rounds=3"), "--set rounds is one limit too many"),
         ((*RUN, "--set", "seed=3"), "--set knows no 'seed', which is an option of its own: --seed"),
-        (("run", "synthetic:5,x"), "or groups of so many devices each: synthetic:5,5"),
+        (("run", "synthetic:5,x"), "synthetic:5,5 (groups of so many devices)"),
         (("path", "one.csv", "--device", "site", "--target", "y", "--out", "p.png"), "one device has no pairs"),
         (("resume", "run", "--engine", "nope"), "unknown engine 'nope'; known: inprocess"),
         (("report", "run", "--out", "folder.csv"), "the page is a file, but folder.csv is a directory"),

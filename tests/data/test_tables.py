@@ -539,7 +539,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(FedfuseError, match="there is no file"):
         read_table(tmp_path / "nowhere.csv")
     (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(FedfuseError, match="is a directory"):
+    with pytest.raises(FedfuseError, match="is a directory; give a file"):
         read_table(tmp_path / "folder.csv")
 
 

@@ -157,15 +157,10 @@ def check_name(dataset: str) -> None:
     if dataset.startswith(_SYNTHETIC) and SIZES.fullmatch(dataset.removeprefix(_SYNTHETIC)):
         return
     known = [source.name for source in available()]
-    if dataset not in known and dataset.startswith(_SYNTHETIC):
-        raise FedfuseError(
-            f"no data set is called {dataset!r}; synthetic data are {', '.join(known[: len(SCENARIOS)])}, or groups of "
-            "so many devices each: synthetic:5,5"
-        )
     if dataset not in known:
         raise FedfuseError(
-            f"no data set is called {dataset!r}; {guess(dataset, known)}known are {', '.join(known)}, and files ending "
-            f"in {', '.join(SUFFIXES)}"
+            f"no data set is called {dataset!r}; {guess(dataset, known)}known are {', '.join(known)}, synthetic:5,5 "
+            f"(groups of so many devices), and files ending in {', '.join(SUFFIXES)}"
         )
 
 
