@@ -464,7 +464,7 @@ def test_text_where_numbers_are_needed(refused, tables):
 
 
 def test_data_sets_that_are_not_there(refused, here):
-    assert "no data set is called 'synthetic:S9'; synthetic data are" in refused("run", "synthetic:S9")
+    assert "no data set is called 'synthetic:S9'; did you mean" in refused("run", "synthetic:S9")
     assert "there is no file" in refused("run", "gone.csv", *TABLE, "y")
     assert "--device site is for tables only" in refused("run", "synthetic:S1", "--device", "site")
     assert "features must be" in refused("run", "synthetic:S4", "--features", "cauchy")
