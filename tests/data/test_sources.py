@@ -90,7 +90,7 @@ def test_images_without_their_files(tmp_path):
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
-        ("synthetic:S9", {}, "no data set is called 'synthetic:S9'; did you mean .*known are synthetic:S1.*synthetic:5,5"),
+        ("synthetic:S9", {}, "no data set is called 'synthetic:S9'; did you mean .*known are .*synthetic:5,5"),
         ("cats", {}, "no data set is called 'cats'; known are .*housing-bodyfat.*csv"),
         ("synthetic:S1", {"device": "x"}, "device='x' is for tables only, but 'synthetic:S1'"),
         ("housing-bodyfat", {"target": "medv"}, "target='medv' is for tables only"),

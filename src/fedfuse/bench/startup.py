@@ -69,9 +69,7 @@ def _first_and_later(directory: Path, name: str, words: tuple[str, ...]) -> Iter
     later = min(once(run) for _ in range(3))
     what = f"{name}: fedfuse run {' '.join(words)}"
     yield Figure("first call", f"{what}, nothing is compiled yet", "goal", first, 15, "s", first / 15, 1, "at most")
-    yield Figure(
-        "later call", f"{what}, what is compiled is on disk", "goal", later, 2, "s", later / 2, 1, "at most"
-    )
+    yield Figure("later call", f"{what}, what is compiled is on disk", "goal", later, 2, "s", later / 2, 1, "at most")
 
 
 def imports(*words: str, cwd: Path | None = None) -> list[str]:
