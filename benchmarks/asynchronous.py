@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 import fedfuse as ff
-from fedfuse.clusters import adjusted_rand
+from fedfuse.core.partitions import adjusted_rand
 from fedfuse.data.synthetic import synthetic
-from fedfuse.plots import plot_times, save_picture
+from fedfuse.report.plots import plot_times, save_picture
 
 SIZES, ACTIVE, LAM = "5,5,5,5", 5, 0.6
 

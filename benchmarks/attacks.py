@@ -27,9 +27,9 @@ import numpy as np
 import pandas as pd
 
 import fedfuse as ff
-from fedfuse.data.sources import load
-from fedfuse.fleet.byzantine import draw_liars
-from fedfuse.options import preset
+from fedfuse.data.catalog import load
+from fedfuse.engines.attacks import draw_liars
+from fedfuse.training.options import preset
 
 ATTACKS = ("same-value", "sign-flip", "gaussian")
 TODAY = ("label-flip", "little", "inner-product", "replacement")

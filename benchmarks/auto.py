@@ -12,9 +12,9 @@ import sys
 import numpy as np
 
 import fedfuse as ff
-from fedfuse.data.sources import load
-from fedfuse.methods import Oracle
-from fedfuse.yardsticks import yardsticks
+from fedfuse.data.catalog import load
+from fedfuse.grouping.refit import Oracle
+from fedfuse.training.baselines import yardsticks
 
 
 def row(name: str, features: str, seed: int) -> tuple[float, float, float]:

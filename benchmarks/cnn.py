@@ -19,8 +19,8 @@ from collections.abc import Callable
 import numpy as np
 
 from fedfuse.bench.cnn import Case, perform, seconds
-from fedfuse.fleet import InProcess, Workers
-from fedfuse.models._threads import allowed
+from fedfuse.engines import InProcess, Workers
+from fedfuse.utils.threads import allowed
 
 
 def main(m: str = "8", n: str = "1000", repeats: str = "9") -> None:

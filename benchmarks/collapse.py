@@ -14,9 +14,9 @@ import time
 
 import numpy as np
 
-from fedfuse.clusters import adjusted_rand
-from fedfuse.fusion import FusionState
-from fedfuse.penalties import SmoothedSCAD
+from fedfuse.core.partitions import adjusted_rand
+from fedfuse.core.penalties import SmoothedSCAD
+from fedfuse.pairs.state import FusionState
 
 GROUPS, LAM, NU = 4, 6.0, 0.2
 

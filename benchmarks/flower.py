@@ -126,8 +126,8 @@ def in_deployment(rounds: int) -> float:
     """Time a round on a SuperLink with four SuperNodes."""
     from cluster import Cluster, wait_for
 
-    from fedfuse.flower.scaffold import write_app
-    from fedfuse.result import Result
+    from fedfuse.flower.project_template import write_app
+    from fedfuse.results.result import Result
 
     folder = Path(tempfile.mkdtemp(prefix="ffb-"))
     try:

@@ -17,9 +17,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from fedfuse import Result
-from fedfuse.data.sources import load
-from fedfuse.fitting import fit, resume
-from fedfuse.options import build, parse_options
+from fedfuse.data.catalog import load
+from fedfuse.training.fit import fit, resume
+from fedfuse.training.options import build, parse_options
 
 METHODS = ("fpfc", "local", "fedavg")
 DATA = {"mnist": METHODS, "fashion-mnist": METHODS, "mnist:rotated": ("fpfc",)}

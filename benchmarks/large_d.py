@@ -36,9 +36,9 @@ def peak() -> int:
 
 def measured(way: str, m: int, d: int, rounds: int, blocks: int, out: Path) -> dict[str, Any]:
     """Fuse m devices; write their anchors down, and return what it took."""
-    from fedfuse.clusters import adjusted_rand
-    from fedfuse.fusion import FusionState
-    from fedfuse.penalties import SmoothedSCAD
+    from fedfuse.core.partitions import adjusted_rand
+    from fedfuse.core.penalties import SmoothedSCAD
+    from fedfuse.pairs.state import FusionState
 
     rng, truth = np.random.default_rng(0), np.arange(m) % GROUPS
     centres = rng.standard_normal((GROUPS, d), np.float32) * np.float32(12 * LAM / np.sqrt(d))

@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 
 import fedfuse as ff
-from fedfuse.data.sources import load
-from fedfuse.randomness import generator
-from fedfuse.types import Ints
+from fedfuse.data.catalog import load
+from fedfuse.utils.random import generator
+from fedfuse.utils.typing import Ints
 
 WORK = ff.Work(steps=10, lr=0.1)
 METHODS: dict[str, Any] = {

@@ -18,7 +18,7 @@ import numpy as np
 
 import fedfuse as ff
 from fedfuse.data.federation import Federation
-from fedfuse.methods import Oracle
+from fedfuse.grouping.refit import Oracle
 
 
 def draw(seed: int) -> tuple[Federation, str]:

@@ -29,9 +29,9 @@ LAM, NU = 6.0, 0.2  # a tenth of all devices pulls with a tenth of lambda, so no
 
 def measured(m: int, d: int, groups: int, most: int = 60) -> dict[str, Any]:
     """Fuse m devices; return what it took."""
-    from fedfuse.clusters import adjusted_rand
-    from fedfuse.fusion import FusionState
-    from fedfuse.penalties import SmoothedSCAD
+    from fedfuse.core.partitions import adjusted_rand
+    from fedfuse.core.penalties import SmoothedSCAD
+    from fedfuse.pairs.state import FusionState
 
     _compile(d)
     rng, truth = np.random.default_rng(0), np.arange(m) % groups
@@ -62,16 +62,16 @@ def measured(m: int, d: int, groups: int, most: int = 60) -> dict[str, Any]:
 
 def _compile(d: int) -> None:
     """Load the compiled code, that of large rounds too."""
-    from fedfuse import fusion
-    from fedfuse.penalties import SmoothedSCAD
+    from fedfuse.core.penalties import SmoothedSCAD
+    from fedfuse.pairs import state
 
-    large, fusion.LARGE = fusion.LARGE, 0
+    large, state.LARGE = state.LARGE, 0
     omega = np.random.default_rng(0).standard_normal((100, d), np.float32) / np.float32(np.sqrt(d))
-    state = fusion.FusionState(omega, SmoothedSCAD(0.4), warm=True)
+    state = state.FusionState(omega, SmoothedSCAD(0.4), warm=True)
     for scale in (0.5, 3.0, 0.5):
         state.anchors(range(50))
         state.absorb(range(50), omega[:50] * scale)
-    fusion.LARGE = large
+    state.LARGE = large
 
 
 def in_own_process(m: int, d: int, groups: int) -> dict[str, Any]:

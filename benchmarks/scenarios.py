@@ -20,7 +20,8 @@ import pandas as pd
 import fedfuse as ff
 from fedfuse.data import load
 from fedfuse.data.synthetic import SCENARIOS
-from fedfuse.methods import Method, Oracle
+from fedfuse.grouping.refit import Oracle
+from fedfuse.methods.method import Method
 
 ROUNDS = 200
 WORK = ff.Work(steps=10, lr=0.1)

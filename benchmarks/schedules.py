@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 
 from fedfuse import FPFC, Grow, Work
-from fedfuse.data.sources import load
-from fedfuse.fitting import fit
+from fedfuse.data.catalog import load
+from fedfuse.training.fit import fit
 
 STEPS = {"T = 5": (5, 200), "T = 10": (10, 100), "growing": (Grow(2), 63)}
 AT = 62  # rounds after which the paper compares

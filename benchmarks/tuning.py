@@ -70,7 +70,7 @@ def _least(tuning: ff.Tuning) -> float:
 
 
 def _save(tuning: ff.Tuning, directory: Path) -> None:
-    from fedfuse.plots import save_picture
+    from fedfuse.report.plots import save_picture
 
     tuning.save(directory)
     save_picture(tuning.plot(), directory / "tuning.png")

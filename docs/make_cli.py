@@ -1,6 +1,6 @@
 """Write the reference of the command line, from the code: ``python docs/make_cli.py [another file]``.
 
-Commands and options are those of `fedfuse.cli`; what ``--set`` takes is in `options.KEYS`, and what each key means in
+Commands and options are those of `fedfuse.cli`; what ``--set`` takes is in `training.options.KEYS`, and what each key means in
 the docstrings of the classes whose fields they are.
 """
 
@@ -18,13 +18,14 @@ from typing import Any, get_args, get_type_hints
 
 import typer.main
 
-from fedfuse import Settings, Work, laws
+from fedfuse import Settings, Work
 from fedfuse.cli import app
-from fedfuse.fleet.byzantine import Attack
-from fedfuse.fleet.engines import Engine
-from fedfuse.methods import METHODS
-from fedfuse.options import KEYS, setting_names
-from fedfuse.schedules import SCHEDULES
+from fedfuse.engines import distributions
+from fedfuse.engines.attacks import Attack
+from fedfuse.engines.factory import Engine
+from fedfuse.methods.registry import METHODS
+from fedfuse.protocol.local_work import SCHEDULES
+from fedfuse.training.options import KEYS, setting_names
 
 PAGE = Path(__file__).parent / "cli.md"
 # the one key that is no field of anything
@@ -63,7 +64,7 @@ def _values() -> str:
     return (
         "### Schedules\n\nThey may stand for the number in `steps`, the first two also in `lr`.\n\n"
         "| schedule | meaning |\n| --- | --- |\n" + "\n".join(schedules) + "\n\n"
-        f"### Laws of time\n\nFor `delay` and `compute`: {_plain((laws.__doc__ or '').partition(chr(10) * 2)[2])}\n\n"
+        f"### Laws of time\n\nFor `delay` and `compute`: {_plain((distributions.__doc__ or '').partition(chr(10) * 2)[2])}\n\n"
         f"### Attacks\n\n{attacks}.\n"
     )
 

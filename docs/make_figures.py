@@ -14,12 +14,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedfuse as ff
-from fedfuse import plots
-from fedfuse.colours import COLOURS
-from fedfuse.paths import figure_1
-from fedfuse.report import write_report
-from fedfuse.snapshots import Album
-from fedfuse.yardsticks import local_models, measured
+from fedfuse.report import plots, write_report
+from fedfuse.report.palette import COLOURS
+from fedfuse.results.snapshots import Album
+from fedfuse.studies.solution_path import figure_1
+from fedfuse.training.baselines import local_models, measured
 
 
 def idea(directory: Path) -> None:

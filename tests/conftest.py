@@ -77,8 +77,8 @@ def tables(here):
 @pytest.fixture(scope="module", params=["plain", "compiled"])
 def both_ways(request):
     """Small federations are done in plain NumPy; here everything is, and then nothing."""
-    from fedfuse import fusion
+    from fedfuse.pairs import state as pair_state
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fusion, "SMALL", 10**12 if request.param == "plain" else -1)
+        patch.setattr(pair_state, "SMALL", 10**12 if request.param == "plain" else -1)
         yield request.param

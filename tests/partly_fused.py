@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedfuse.models import LinearRegression
-from fedfuse.models.base import plain
+from fedfuse.models.model import plain
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import pandas as pd
 from scipy.special import softmax
 
 from fedfuse.data.federation import Federation
-from fedfuse.fleet import InProcess
+from fedfuse.engines import InProcess
 from fedfuse.models import default_model
-from fedfuse.settings import Settings
-from fedfuse.training import Callback, Run
+from fedfuse.training.loop import Callback, Run
+from fedfuse.training.settings import Settings
 
 
 class Keep(Callback):

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 import fedfuse as ff
+from fedfuse.core.penalties import SmoothedSCAD
 from fedfuse.errors import FedfuseError
-from fedfuse.guest import Guest
-from fedfuse.newcomers import admit
-from fedfuse.penalties import SmoothedSCAD
+from fedfuse.pairs.newcomer_pairs import Guest
+from fedfuse.training.newcomers import admit
 from planted import planted, visits
 from textbook import prox
 
@@ -214,7 +214,7 @@ def test_nobody_to_join(refused, tables):
 
 
 def test_join_a_data_set_with_a_name(fedfuse, tmp_path):
-    from fedfuse.data.sources import load
+    from fedfuse.data.catalog import load
 
     federation = load("synthetic:S4", seed=0)
     ff.fit(federation.only(range(10)), out=tmp_path / "run")

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
+from fedfuse.engines import InProcess
+from fedfuse.engines.distributions import Law
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit, resume
-from fedfuse.fleet import InProcess
-from fedfuse.laws import Law
-from fedfuse.methods import METHODS
-from fedfuse.settings import Settings
-from fedfuse.tasks import Work
-from fedfuse.training import Callback
+from fedfuse.methods.registry import METHODS
+from fedfuse.protocol.tasks import Work
+from fedfuse.training.fit import fit, resume
+from fedfuse.training.loop import Callback
+from fedfuse.training.settings import Settings
 from planted import Keep, planted
 from test_common_checks import StopAt, assert_same
 from textbook import Textbook

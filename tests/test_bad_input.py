@@ -14,10 +14,10 @@ import scipy.sparse
 
 import fedfuse as ff
 from fedfuse.data.files import read_table
-from fedfuse.models._threads import SMALL, spread
 from fedfuse.report.charts import Axis
-from fedfuse.snapshots import Album
-from fedfuse.store import read_arrays, write_arrays
+from fedfuse.results.run_directory import read_arrays, write_arrays
+from fedfuse.results.snapshots import Album
+from fedfuse.utils.threads import SMALL, spread
 
 TABLE = ["reg.csv", "--device", "site", "--target", "y"]
 RUN = ["run", *TABLE]

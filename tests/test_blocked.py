@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfuse as ff
-from fedfuse import _crew
+from fedfuse.core.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import FusionState
-from fedfuse.models import _threads
-from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
+from fedfuse.pairs import ray_blocks
+from fedfuse.pairs.state import FusionState
+from fedfuse.utils import threads as _threads
 from planted import planted
 from test_fusion import assert_equal_anchors, assert_equal_pairs, pull, spread_out, wandering_rounds
 from textbook import Textbook
@@ -133,12 +133,12 @@ def test_long_rows_in_many_tiles_and_threads(monkeypatch):
 
 def test_blocks_by_default_depend_on_the_length_alone():
     assert FusionState(np.zeros((2, 10)), SCAD(0.5), backend="threads").blocks == 1
-    assert FusionState(np.zeros((2, 3 * _crew.WORTH)), SCAD(0.5), backend="threads").blocks == 3
-    assert FusionState(np.zeros((2, 50 * _crew.WORTH)), SCAD(0.5), backend="threads").blocks == _crew.MOST
+    assert FusionState(np.zeros((2, 3 * ray_blocks.WORTH)), SCAD(0.5), backend="threads").blocks == 3
+    assert FusionState(np.zeros((2, 50 * ray_blocks.WORTH)), SCAD(0.5), backend="threads").blocks == ray_blocks.MOST
 
 
 def test_rows_that_are_given_back_and_moved_together(monkeypatch):
-    monkeypatch.setattr("fedfuse._pool.SLACK", 0)
+    monkeypatch.setattr("fedfuse.pairs.memory.SLACK", 0)
     start = spread_out()
     plain, cut = pair_of_states(start, warm=True)
     for turn in wandering_rounds(start):
@@ -253,7 +253,7 @@ def test_ray_is_not_imported_unless_it_is_used():
 @pytest.fixture(scope="module")
 def cluster():
     ray = pytest.importorskip("ray", reason="pip install 'fedfuse[ray]'")
-    _crew.start(ray, num_cpus=2, object_store_memory=100_000_000, include_dashboard=False)
+    ray_blocks.start(ray, num_cpus=2, object_store_memory=100_000_000, include_dashboard=False)
     yield ray
     ray.shutdown()
 

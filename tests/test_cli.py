@@ -17,11 +17,11 @@ import pytest
 import fedfuse as ff
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
-from fedfuse.options import KEYS, build_method, parse_options, preset
-from fedfuse.result import Result
-from fedfuse.store import Store, read_arrays, write_arrays
-from fedfuse.tasks import Work
-from fedfuse.terminal import ProgressBar
+from fedfuse.protocol.tasks import Work
+from fedfuse.report.terminal import ProgressBar
+from fedfuse.results.result import Result
+from fedfuse.results.run_directory import Store, read_arrays, write_arrays
+from fedfuse.training.options import KEYS, build_method, parse_options, preset
 
 CONTRACT = {
     *("dataset", "method", "seed", "lam", "rounds", "metric", "test", "validation", "n_clusters", "ari"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedfuse.terminal import ComparisonBars
+from fedfuse.report.terminal import ComparisonBars
 from planted import visits
 
 COMMAND = [sys.executable, "-m", "fedfuse"]

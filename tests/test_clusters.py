@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
-from fedfuse.clusters import adjusted_rand, canonical, cluster_means, components, joined
+from fedfuse.core.partitions import adjusted_rand, canonical, cluster_means, components, joined
 
 labelings = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 

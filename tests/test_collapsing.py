@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfuse as ff
-from fedfuse.collapsing import CollapsingState, _clique
+from fedfuse.core.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import FusionState
-from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
+from fedfuse.pairs.collapsed import CollapsingState, _clique
+from fedfuse.pairs.state import FusionState
 from planted import planted
 
 pytestmark = pytest.mark.usefixtures("both_ways")

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfuse as ff
-from fedfuse.clusters import canonical
-from fedfuse.fitting import fit, resume
-from fedfuse.fleet import InProcess
-from fedfuse.methods import METHODS, Oracle
+from fedfuse.core.partitions import canonical
+from fedfuse.engines import InProcess
+from fedfuse.grouping.refit import Oracle
+from fedfuse.methods.registry import METHODS
 from fedfuse.models import default_model
-from fedfuse.result import Result
-from fedfuse.tasks import LOOK, Install, Work
-from fedfuse.training import Callback
+from fedfuse.protocol.tasks import LOOK, Install, Work
+from fedfuse.results.result import Result
+from fedfuse.training.fit import fit, resume
+from fedfuse.training.loop import Callback
 from planted import permuted, planted
 
 GOALS = ["regression", "classification"]

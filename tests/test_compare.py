@@ -14,13 +14,14 @@ import pytest
 from scipy.stats import wilcoxon
 
 import fedfuse as ff
-from fedfuse.comparison import Comparison, compare, resume_comparison
-from fedfuse.comparison.jobs import Watcher, alone_in
-from fedfuse.comparison.request import seeds_of
-from fedfuse.comparison.significance import holm, wilcoxon_p
 from fedfuse.errors import FedfuseError
-from fedfuse.options import build, options_by_method, parse_options, preset
-from fedfuse.tasks import Work
+from fedfuse.protocol.tasks import Work
+from fedfuse.studies.compare import compare, resume_comparison
+from fedfuse.studies.comparison import Comparison
+from fedfuse.studies.comparison_request import seeds_of
+from fedfuse.studies.jobs import Watcher, alone_in
+from fedfuse.studies.significance import holm, wilcoxon_p
+from fedfuse.training.options import build, options_by_method, parse_options, preset
 from planted import planted, visits
 
 EXACT = Work(solver="exact")

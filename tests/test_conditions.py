@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
+from fedfuse.engines import Delayed, InProcess
+from fedfuse.engines.distributions import Law
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit, resume
-from fedfuse.fleet import Delayed, InProcess
-from fedfuse.laws import Law
-from fedfuse.methods import METHODS
+from fedfuse.methods.registry import METHODS
 from fedfuse.models import default_model
-from fedfuse.schedules import Grow, Uneven
-from fedfuse.settings import Settings
-from fedfuse.tasks import Train, Work
-from fedfuse.training import FAILURES, Callback
+from fedfuse.protocol.local_work import Grow, Uneven
+from fedfuse.protocol.tasks import Train, Work
+from fedfuse.training.fit import fit, resume
+from fedfuse.training.loop import FAILURES, Callback
+from fedfuse.training.settings import Settings
 from planted import Keep, planted
 from test_common_checks import StopAt, assert_same
 

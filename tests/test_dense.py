@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedfuse import fusion
 from fedfuse.bench.formed import NU, WIDTH, DenseState, form
 from fedfuse.bench.server import APART, PENALTY, grouped
-from fedfuse.fusion import FusionState
+from fedfuse.pairs import state as pair_state
+from fedfuse.pairs.state import FusionState
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-12)], ids=["single", "double"])
@@ -34,7 +34,7 @@ def test_clusters_were_not_there_at_the_start():
 
 @pytest.mark.parametrize("large", [0, np.inf], ids=["several chunks", "one chunk"])
 def test_residuals_are_the_same_whether_far_pairs_are_added_or_the_others_subtracted(large, monkeypatch):
-    monkeypatch.setattr(fusion, "LARGE", large)
+    monkeypatch.setattr(pair_state, "LARGE", large)
     d = 100
     start = grouped(200, d, APART, WIDTH)
     state, dense = (kind(start, PENALTY, warm=True, dtype=np.float64) for kind in (FusionState, DenseState))

@@ -79,7 +79,7 @@ def reference():
 
 
 def test_every_key_has_a_meaning(reference):
-    from fedfuse.options import KEYS
+    from fedfuse.training.options import KEYS
 
     assert [key for key in KEYS if not reference.meaning(key)] == []
 

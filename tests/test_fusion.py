@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfuse import fusion
-from fedfuse.clusters import components
+from fedfuse.core.partitions import components
+from fedfuse.core.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import FusionState
-from fedfuse.models import _threads
-from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
+from fedfuse.pairs import state as pair_state
+from fedfuse.pairs.state import FusionState
+from fedfuse.utils import threads as _threads
 from textbook import Textbook
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -33,7 +33,7 @@ def pull(rng, targets, state, active, strength=0.5):
 @pytest.fixture
 def threads(monkeypatch):
     """Cut even small rounds into chunks, and give them to several threads."""
-    monkeypatch.setattr(fusion, "LARGE", 0)
+    monkeypatch.setattr(pair_state, "LARGE", 0)
     monkeypatch.setattr(_threads, "SMALL", 0)
 
 
@@ -120,7 +120,7 @@ def test_pairs_that_go_out_of_reach_and_come_back_equal_the_textbook(penalty, wa
         assert_equal_anchors(state, book, range(m))
         np.testing.assert_allclose(state.norms(), np.linalg.norm(book.theta, axis=2), atol=1e-10)
         distances = state.distances()[np.tril_indices(m, -1)]
-        lo, hi = fusion.devices_of(np.arange(len(distances)))
+        lo, hi = state.devices_of(np.arange(len(distances)))
         ways = state._watch.way[lo] + state._watch.way[hi]
         assert (state.r - ways <= distances + 1e-12)[state.far].all()
     assert min(left, returned) > 20 or not penalty.lam
@@ -208,7 +208,7 @@ def test_result_does_not_depend_on_threads_or_on_the_order_of_devices(threads, d
 def test_chunks_hold_every_partner_once_and_about_the_same_work(m, share, chunks, seed):
     k = max(1, round(share * m))
     active = np.sort(np.random.default_rng(seed).choice(m, k, replace=False))
-    rank, bounds = fusion._cut(m, active, chunks)
+    rank, bounds = pair_state._cut(m, active, chunks)
     assert bounds[0] == 0
     assert bounds[-1] == m
     assert (np.diff(bounds) >= 0).all()
@@ -410,7 +410,7 @@ def test_moving_rows_together_changes_nothing(monkeypatch):
     plain = FusionState(start, SmoothedSCAD(0.6), warm=True)
     for turn in wandering_rounds(start):
         plain.absorb(*turn)
-    monkeypatch.setattr("fedfuse._pool.SLACK", 0)
+    monkeypatch.setattr("fedfuse.pairs.memory.SLACK", 0)
     tidy, sizes = FusionState(start, SmoothedSCAD(0.6), warm=True), []
     for turn in wandering_rounds(start):
         tidy.absorb(*turn)
@@ -437,7 +437,7 @@ def test_more_pairs_than_memory_go_to_a_file(tmp_path):
 
 @pytest.mark.parametrize("large", [0, np.inf], ids=["several chunks", "one chunk"])
 def test_without_memory_the_round_is_refused_and_undone(large, monkeypatch):
-    monkeypatch.setattr(fusion, "LARGE", large)
+    monkeypatch.setattr(pair_state, "LARGE", large)
     start = spread_out()
     state = FusionState(start, SmoothedSCAD(0.6), warm=True, memory=100_000)
     state.absorb([0], start[:1])
@@ -452,7 +452,7 @@ def test_without_memory_the_round_is_refused_and_undone(large, monkeypatch):
 
 def test_a_chunk_that_has_its_rows_waits_for_one_that_may_not_get_them(monkeypatch):
     """Else its pairs would be ahead of the others when the round is refused."""
-    monkeypatch.setattr(fusion, "LARGE", 0)
+    monkeypatch.setattr(pair_state, "LARGE", 0)
     rng = np.random.default_rng(0)
     start = rng.normal(size=(50, 20))
     start[40:] += 100 * np.arange(1, 11)[:, None]  # in the second of two chunks, and far from all
@@ -485,16 +485,16 @@ def test_labels_are_the_components_of_all_norms(seed, m, nu):
 
 
 def test_devices_of_a_pair():
-    lo, hi = fusion.devices_of(np.arange(30 * 29 // 2))
+    lo, hi = pair_state.devices_of(np.arange(30 * 29 // 2))
     assert [(a, b) for b in range(30) for a in range(b)] == list(zip(lo, hi, strict=True))
     last = np.array([70_000 * 69_999 // 2 - 1])
-    assert [x.item() for x in fusion.devices_of(last)] == [69_998, 69_999]
+    assert [x.item() for x in pair_state.devices_of(last)] == [69_998, 69_999]
 
 
 def two_groups():
     """Six devices here, six there; and which pairs are between them."""
     start = np.repeat([[0.0] * 4, [30.0] * 4], 6, axis=0) + 0.1 * np.random.default_rng(3).normal(size=(12, 4))
-    lo, hi = fusion.devices_of(np.arange(66))
+    lo, hi = pair_state.devices_of(np.arange(66))
     return start, (lo < 6) & (hi >= 6)
 
 
@@ -525,7 +525,7 @@ def test_far_pairs_are_looked_at_again_only_when_they_may_be_near(both_ways, mon
 
 def test_long_ways_are_taken_out_of_bounds(monkeypatch):
     """Devices that go to and fro for ever stay where they are."""
-    monkeypatch.setattr("fedfuse._watch.LONG", 3.0)
+    monkeypatch.setattr("fedfuse.pairs.distance_bounds.LONG", 3.0)
     start, between = two_groups()
     state, book = FusionState(start, SmoothedSCAD(1.0), warm=True), Textbook(start, SmoothedSCAD(1.0), warm=True)
     for k in range(60):
@@ -542,7 +542,7 @@ def test_nothing_is_known_of_a_device_that_sends_no_numbers():
     state = FusionState(start, SmoothedSCAD(1.0), warm=True)
     state.absorb(range(12), start)
     state.absorb([2], np.full((1, 4), np.nan))
-    lo, hi = fusion.devices_of(np.arange(66))
+    lo, hi = state.devices_of(np.arange(66))
     of_it = (lo == 2) | (hi == 2)
     assert not state.far[of_it].any()
     state.absorb(range(6), start[:6] + 0.01)

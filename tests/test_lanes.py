@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from fedfuse._lanes import BYTES, larger, load, splat, store, total, totals, width
+from fedfuse.utils.simd import BYTES, larger, load, splat, store, total, totals, width
 
 
 @njit

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedfuse.engines.distributions import Law
 from fedfuse.errors import FedfuseError
-from fedfuse.laws import Law
 
 
 def draws(text, turns=400, devices=5):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedfuse.lbfgs import LBFGS
+from fedfuse.core.lbfgs import LBFGS
 
 
 def quadratics(n=4, d=7, seed=0):

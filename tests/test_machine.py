@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import fedfuse
-from fedfuse import _machine
-from fedfuse._machine import Kernel, Kernels
+from fedfuse.utils import jit
+from fedfuse.utils.jit import Kernel, Kernels
 
 TRAIN = """
 import json, sys
@@ -39,7 +39,7 @@ def train(cache):
 @pytest.fixture
 def shelf(monkeypatch, tmp_path):
     """Nothing is compiled yet."""
-    monkeypatch.setattr(_machine, "_shelf", lambda: tmp_path / "kernels" / "now")
+    monkeypatch.setattr(jit, "_shelf", lambda: tmp_path / "kernels" / "now")
     return tmp_path / "kernels" / "now"
 
 
@@ -53,7 +53,7 @@ def anchors(kernel, dtype=np.float64):
 
 
 def new_kernel():
-    return Kernel("fedfuse._pairs", "anchors")
+    return Kernel("fedfuse.pairs.pair_kernels", "anchors")
 
 
 def test_a_later_process_needs_no_compiler_and_computes_the_same_bits(tmp_path):
@@ -90,37 +90,37 @@ def test_a_damaged_file_is_compiled_again(shelf, damage):
     anchors(new_kernel())
     (file,) = shelf.iterdir()
     file.write_bytes(damage(file.read_bytes()))
-    assert _machine._read(file) is None
+    assert jit._read(file) is None
     anchors(new_kernel())
-    assert _machine._read(file) is not None
+    assert jit._read(file) is not None
     assert [path.name for path in shelf.iterdir()] == [file.name]  # nothing half-written is left
 
 
 def test_without_a_place_to_keep_code_there_is_still_code(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("no directory")
-    monkeypatch.setattr(_machine, "_shelf", lambda: tmp_path / "file" / "kernels")
+    monkeypatch.setattr(jit, "_shelf", lambda: tmp_path / "file" / "kernels")
     anchors(new_kernel())
 
 
 def test_code_that_needs_numba_is_not_kept(shelf, monkeypatch):
-    from fedfuse import _compiler
+    from fedfuse.utils import compiler
 
-    monkeypatch.setattr(_compiler, "_needs", lambda bitcode: {"__svml_log8"})
+    monkeypatch.setattr(compiler, "_needs", lambda bitcode: {"__svml_log8"})
     anchors(new_kernel())
     assert not shelf.exists()
 
 
 def test_threads_that_come_at_once_have_it_compiled_once(shelf, monkeypatch):
-    from fedfuse import _compiler
+    from fedfuse.utils import compiler
 
-    calls, compiled = [], _compiler.compiled
+    calls, compiled = [], compiler.compiled
 
     def slowly(*arguments):
         calls.append(arguments)
         time.sleep(0.2)
         return compiled(*arguments)
 
-    monkeypatch.setattr(_compiler, "compiled", slowly)
+    monkeypatch.setattr(compiler, "compiled", slowly)
     kernel = new_kernel()
     threads = [threading.Thread(target=anchors, args=[kernel]) for _ in range(4)]
     for each in threads:
@@ -142,7 +142,7 @@ def test_arrays_on_disk_and_arrays_not_to_be_written_are_arrays(shelf, tmp_path)
 
 
 def test_numbers_are_what_they_are(shelf):
-    kernel = Kernel("fedfuse._pairs", "rescale")
+    kernel = Kernel("fedfuse.pairs.pair_kernels", "rescale")
     for ratio in (0.5, np.float64(0.5), np.float32(0.5)):
         delta, s, r = np.ones((1, 3)), np.array([0.5]), np.array([3.0])
         kernel(delta, s, r, np.zeros(1, np.int32), ratio)
@@ -162,7 +162,7 @@ def test_code_of_long_ago_is_removed(shelf):
     for each in (old, recent):
         each.mkdir(parents=True)
         (each / "settle-0").write_bytes(b"")
-    long_ago = time.time() - (_machine.KEPT + 1) * 86400
+    long_ago = time.time() - (jit.KEPT + 1) * 86400
     os.utime(old, (long_ago, long_ago))
     anchors(new_kernel())
     assert sorted(shelf.parent.iterdir()) == [shelf, recent]
@@ -170,8 +170,8 @@ def test_code_of_long_ago_is_removed(shelf):
 
 def test_settings_of_the_compiler_and_sources_tell_code_apart(monkeypatch, tmp_path):
     def shelf():
-        _machine._shelf.cache_clear()
-        return _machine._shelf()
+        jit._shelf.cache_clear()
+        return jit._shelf()
 
     try:
         first = shelf()
@@ -180,21 +180,21 @@ def test_settings_of_the_compiler_and_sources_tell_code_apart(monkeypatch, tmp_p
         monkeypatch.setenv("NUMBA_OPT", "1")
         assert shelf() != first
         monkeypatch.delenv("NUMBA_OPT")
-        monkeypatch.setattr(_machine, "SOURCES", _machine.SOURCES[:-1])
+        monkeypatch.setattr(jit, "SOURCES", jit.SOURCES[:-1])
         assert shelf().name != first.name
         monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
         assert shelf().parent == tmp_path / "fedfuse"
     finally:
-        _machine._shelf.cache_clear()
+        jit._shelf.cache_clear()
 
 
 def test_all_that_loops_are_written_in_is_known():
     """Else a change would go unseen, and old code would be used."""
-    for name in _machine.SOURCES:
+    for name in jit.SOURCES:
         tree = ast.parse((HERE / f"{name}.py").read_text())
         needed = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         ours = {module.removeprefix("fedfuse.").replace(".", "/") for module in needed if module.startswith("fedfuse.")}
-        assert ours - {"types"} <= set(_machine.SOURCES), name  # names for arrays, nothing more
+        assert ours - {"types"} <= set(jit.SOURCES), name  # names for arrays, nothing more
 
 
 def test_all_compiled_functions_belong_to_known_sources():
@@ -204,9 +204,9 @@ def test_all_compiled_functions_belong_to_known_sources():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Kernels":
                 module = node.args[0].value.removeprefix("fedfuse.").replace(".", "/")
-                assert module in _machine.SOURCES
+                assert module in jit.SOURCES
 
 
 def test_private_names_are_no_kernels():
     with pytest.raises(AttributeError):
-        Kernels("fedfuse._pairs")._apart  # noqa: B018
+        Kernels("fedfuse.pairs.pair_kernels")._apart  # noqa: B018

@@ -13,8 +13,8 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.export import export
-from fedfuse.training import Callback
+from fedfuse.results.export import export
+from fedfuse.training.loop import Callback
 
 torch = pytest.importorskip("torch", reason="networks need the extra fedfuse[torch]")
 from safetensors.numpy import load_file  # noqa: E402

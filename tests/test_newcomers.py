@@ -10,12 +10,13 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit
-from fedfuse.methods import METHODS, Oracle
-from fedfuse.methods.base import Known
+from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.fpfc import FEW
-from fedfuse.newcomers import admit
-from fedfuse.schedules import Decay
+from fedfuse.methods.method import Known
+from fedfuse.methods.registry import METHODS
+from fedfuse.protocol.local_work import Decay
+from fedfuse.training.fit import fit
+from fedfuse.training.newcomers import admit
 from planted import begun, descended, gradient, planted
 from textbook import Textbook
 

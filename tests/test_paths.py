@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse import penalties
-from fedfuse.paths import Quadratics, figure_1, solution_path, toy
+from fedfuse.core import penalties
+from fedfuse.studies.solution_path import Quadratics, figure_1, solution_path, toy
 from planted import planted
 
 POINTS = np.array([[-1.2, 0.0], [-1.0, 0.2], [1.0, 0.1], [1.1, -0.1], [1.3, 0.0]])

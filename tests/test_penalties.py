@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedfuse.core.penalties import L1, MCP, PENALTIES, SCAD, SmoothedSCAD, SquaredL2, from_config
 from fedfuse.errors import FedfuseError
-from fedfuse.penalties import L1, MCP, PENALTIES, SCAD, SmoothedSCAD, SquaredL2, from_config
 
 strengths = st.floats(0.05, 5)
 

@@ -7,14 +7,14 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.paths import Quadratics, solution_path
-from fedfuse.plots import plot_times
-from fedfuse.snapshots import Snapshot
-from fedfuse.yardsticks import measured
+from fedfuse.report.plots import plot_times
+from fedfuse.results.snapshots import Snapshot
+from fedfuse.studies.solution_path import Quadratics, solution_path
+from fedfuse.training.baselines import measured
 from planted import planted
 
 plt = pytest.importorskip("matplotlib.pyplot")
-plots = pytest.importorskip("fedfuse.plots")
+plots = pytest.importorskip("fedfuse.report.plots")
 plt.switch_backend("Agg")
 POINTS = np.array([[-1.2], [-1.0], [1.0], [1.1]])
 

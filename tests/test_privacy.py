@@ -10,11 +10,11 @@ pytest.importorskip("dp_accounting", reason="pip install 'fedfuse[privacy]'")
 from scipy.stats import norm
 
 import fedfuse as ff
+from fedfuse.engines import InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet import InProcess
 from fedfuse.models import LinearRegression
-from fedfuse.privacy import Noise, calibrated, spent
-from fedfuse.tasks import Gradient, Judge, Order, Train
+from fedfuse.protocol.privacy import Noise, calibrated, spent
+from fedfuse.protocol.tasks import Gradient, Judge, Order, Train
 from planted import planted
 
 METHOD = ff.FPFC(lam=0.5, work=ff.Work(steps=5, lr=0.05), refit=False)

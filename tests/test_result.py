@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit
-from fedfuse.result import Result, mean_score
-from fedfuse.store import without_nan
-from fedfuse.tasks import Work
+from fedfuse.protocol.tasks import Work
+from fedfuse.results.result import Result, mean_score
+from fedfuse.results.run_directory import without_nan
+from fedfuse.training.fit import fit
 from planted import planted, visits
 
 CONTRACT = [

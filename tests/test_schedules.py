@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from fedfuse.errors import FedfuseError
-from fedfuse.schedules import Decay, Grow, Paced, Uneven, parse, value
-from fedfuse.tasks import Install, MetaTrain, Train, Work, for_device
+from fedfuse.protocol.local_work import Decay, Grow, Paced, Uneven, parse, value
+from fedfuse.protocol.tasks import Install, MetaTrain, Train, Work, for_device
 
 
 def test_growing_work_of_the_paper():

@@ -7,9 +7,9 @@ import pytest
 from scipy.spatial.distance import pdist
 
 import fedfuse as ff
-from fedfuse.fitting import resume
-from fedfuse.recorder import ROUNDS, read_rounds
-from fedfuse.snapshots import MOST, Album, Snapshot, distances, due
+from fedfuse.results.snapshots import MOST, Album, Snapshot, distances, due
+from fedfuse.training.fit import resume
+from fedfuse.training.progress_recorder import ROUNDS, read_rounds
 from planted import planted
 
 

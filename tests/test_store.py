@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfuse.errors import FedfuseError
-from fedfuse.store import Store, read_arrays, read_json, without_nan, write_arrays, write_json, written_whole
+from fedfuse.results.run_directory import (
+    Store,
+    read_arrays,
+    read_json,
+    without_nan,
+    write_arrays,
+    write_json,
+    written_whole,
+)
 
 META = {"round": 3, "history": [{"moved": float("nan"), "round": 2}], "seconds": 0.1}
 ARRAYS = {"omega": np.arange(6, dtype=np.float32).reshape(2, 3), "s": np.array([0.5, 1 / 3])}

@@ -11,8 +11,8 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.sweep import Over, sweep
-from fedfuse.tasks import Work
+from fedfuse.protocol.tasks import Work
+from fedfuse.studies.sweep import Over, sweep
 from planted import planted
 
 mpl.use("Agg")

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedfuse.core.theory import broken, choose, contraction, inexactness
 from fedfuse.errors import FedfuseError
-from fedfuse.theory import broken, choose, contraction, inexactness
 
 positive = st.floats(0.01, 20)
 

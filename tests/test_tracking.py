@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.tracking import MLflow, TensorBoard
+from fedfuse.training.tracking import MLflow, TensorBoard
 from planted import planted
 
 METHOD = ff.FPFC(lam=0.4, refit=False)

@@ -14,14 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfuse as ff
+from fedfuse.engines import Fleet, InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit, resume
-from fedfuse.fleet import Fleet, InProcess
 from fedfuse.models import default_model
-from fedfuse.settings import Settings
-from fedfuse.store import read_arrays, write_arrays
-from fedfuse.tasks import Gradient, Install, Ledger, Losses, Moments, Order, Reply, Train, Work, fault, largest_value
-from fedfuse.training import Callback
+from fedfuse.protocol.tasks import (
+    Gradient,
+    Install,
+    Ledger,
+    Losses,
+    Moments,
+    Order,
+    Reply,
+    Train,
+    Work,
+    fault,
+    largest_value,
+)
+from fedfuse.results.run_directory import read_arrays, write_arrays
+from fedfuse.training.fit import fit, resume
+from fedfuse.training.loop import Callback
+from fedfuse.training.settings import Settings
 from planted import Keep, planted
 
 METHOD = ff.FPFC(lam=0.3, refit=False, work=Work(steps=3, lr=0.1))

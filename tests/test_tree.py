@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfuse.clusters import adjusted_rand, canonical
-from fedfuse.tree import Judgement, Tree
+from fedfuse.core.dendrogram import Judgement, Tree
+from fedfuse.core.partitions import adjusted_rand, canonical
 
 NEVER, ALWAYS = -1e300, 1e300  # standard errors: prune nothing, prune everything
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfuse as ff
+from fedfuse.engines.attacks import FORGE, draw_liars
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet.byzantine import FORGE, draw_liars
-from fedfuse.trust import (
+from fedfuse.protocol.reply_checks import (
     apart,
     central,
     monotone,

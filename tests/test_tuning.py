@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse import training
 from fedfuse.errors import FedfuseError
-from fedfuse.methods import from_config
-from fedfuse.methods.tuned import ONWARDS, Tuned
-from fedfuse.tuning import Tuning, is_tuning, tune
+from fedfuse.grouping.lambda_path import ONWARDS, Tuned
+from fedfuse.grouping.refit import Oracle
+from fedfuse.methods.registry import from_config
+from fedfuse.studies.tune import Tuning, is_tuning, tune
+from fedfuse.training import loop
 from planted import Keep, planted
 
 EXACT = ff.Work(solver="exact")
@@ -142,7 +143,7 @@ def test_resumed_anywhere_equals_uninterrupted(strategy, tmp_path, monkeypatch):
     settings = {"rounds": 30, "cap": 12, "participation": 0.5, "checkpoint_every": 1}
     whole = tune(federation, BARE, strategy, [0, 0.4, 20.0], **settings)
     ends = np.cumsum(whole.table["rounds"])
-    save = training.Run.save
+    save = loop.Run.save
     for stop in (3, *ends[:-1], ends.iloc[-1] - 1):
         out = tmp_path / str(stop)
 
@@ -151,10 +152,10 @@ def test_resumed_anywhere_equals_uninterrupted(strategy, tmp_path, monkeypatch):
             if run.k == stop:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(training.Run, "save", interrupt)
+        monkeypatch.setattr(loop.Run, "save", interrupt)
         with pytest.raises(KeyboardInterrupt):
             tune(federation, BARE, strategy, [0, 0.4, 20.0], out=out, **settings)
-        monkeypatch.setattr(training.Run, "save", save)
+        monkeypatch.setattr(loop.Run, "save", save)
         assert is_tuning(out)
         resumed = Tuning.of(ff.resume(out, federation))
         np.testing.assert_array_equal(resumed.result.models, whole.result.models)
@@ -190,7 +191,7 @@ def test_configuration_is_read_again():
         ({"strategy": "random"}, "warmup"),
         ({"rounds": 0}, "at least 1"),
         ({"cap": 0}, "at least 1"),
-        ({"method": ff.methods.Oracle()}, "fpfc"),
+        ({"method": Oracle()}, "fpfc"),
     ],
 )
 def test_bad_input_is_named(given, words):

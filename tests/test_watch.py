@@ -12,9 +12,9 @@ from rich.console import Console
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.recorder import ROUNDS
-from fedfuse.report.web import HOST, Server, state
-from fedfuse.watch import Glance, facts, glance, glances, line_of, picture, sparkline, watch
+from fedfuse.report.live_page import HOST, Server, state
+from fedfuse.report.watch import Glance, facts, glance, glances, line_of, picture, sparkline, watch
+from fedfuse.training.progress_recorder import ROUNDS
 from planted import planted
 
 
@@ -42,7 +42,7 @@ def finished(place):
 @pytest.fixture
 def all_rounds(monkeypatch):
     """Write every round down at once."""
-    monkeypatch.setattr("fedfuse.recorder.PAUSE", -1.0)
+    monkeypatch.setattr("fedfuse.training.progress_recorder.PAUSE", -1.0)
 
 
 def shown(looks, width=100):

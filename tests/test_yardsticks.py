@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize
 
 from fedfuse.models import default_model
-from fedfuse.yardsticks import RIDGE, local_models, pooled_model, yardsticks
+from fedfuse.training.baselines import RIDGE, local_models, pooled_model, yardsticks
 from planted import planted
 
 

@@ -2,32 +2,33 @@
 
 from typing import TYPE_CHECKING, Any
 
-from fedfuse._later import later
 from fedfuse._version import __version__
+from fedfuse.utils.lazy import later
 
 if TYPE_CHECKING:
     from fedfuse import data as data
-    from fedfuse import fleet as fleet
+    from fedfuse import engines as engines
     from fedfuse import methods as methods
     from fedfuse import models as models
-    from fedfuse.comparison import Comparison, compare
+    from fedfuse.core.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
     from fedfuse.data.federation import Federation
     from fedfuse.errors import FedfuseError
     from fedfuse.estimators import FPFCClassifier, FPFCRegressor
-    from fedfuse.fitting import fit, resume
-    from fedfuse.fusion import FusionState
     from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, FedAsync, FedAvg, LGFedAvg, Local, PerFedAvg
     from fedfuse.models import LinearRegression, SoftmaxRegression
     from fedfuse.models.networks import CNN, MLP
     from fedfuse.models.torch import TorchModel
-    from fedfuse.paths import SolutionPath, solution_path
-    from fedfuse.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
-    from fedfuse.result import Result
-    from fedfuse.schedules import Decay, Grow, Paced, Uneven
-    from fedfuse.settings import Settings
-    from fedfuse.tasks import Work
-    from fedfuse.training import Callback
-    from fedfuse.tuning import Tuning, tune
+    from fedfuse.pairs.state import FusionState
+    from fedfuse.protocol.local_work import Decay, Grow, Paced, Uneven
+    from fedfuse.protocol.tasks import Work
+    from fedfuse.results.result import Result
+    from fedfuse.studies.compare import compare
+    from fedfuse.studies.comparison import Comparison
+    from fedfuse.studies.solution_path import SolutionPath, solution_path
+    from fedfuse.studies.tune import Tuning, tune
+    from fedfuse.training.fit import fit, resume
+    from fedfuse.training.loop import Callback
+    from fedfuse.training.settings import Settings
 
 __all__ = [
     "CFL",
@@ -80,9 +81,9 @@ __all__ = [
 _LATER = {
     "CFL": "methods",
     "CNN": "models",
-    "Callback": "training",
-    "Comparison": "comparison",
-    "Decay": "schedules",
+    "Callback": "training.loop",
+    "Comparison": "studies.comparison",
+    "Decay": "protocol.local_work",
     "FPFC": "methods",
     "FPFCClassifier": "estimators",
     "FPFCL1": "methods",
@@ -91,38 +92,38 @@ _LATER = {
     "FedAvg": "methods",
     "Federation": "data.federation",
     "FedfuseError": "errors",
-    "FusionState": "fusion",
-    "Grow": "schedules",
+    "FusionState": "pairs.state",
+    "Grow": "protocol.local_work",
     "IFCA": "methods",
-    "L1": "penalties",
+    "L1": "core.penalties",
     "LGFedAvg": "methods",
     "LinearRegression": "models",
     "Local": "methods",
-    "MCP": "penalties",
+    "MCP": "core.penalties",
     "MLP": "models",
     "PACFL": "methods",
-    "Paced": "schedules",
+    "Paced": "protocol.local_work",
     "PerFedAvg": "methods",
-    "Result": "result",
-    "SCAD": "penalties",
-    "Settings": "settings",
-    "SmoothedSCAD": "penalties",
+    "Result": "results.result",
+    "SCAD": "core.penalties",
+    "Settings": "training.settings",
+    "SmoothedSCAD": "core.penalties",
     "SoftmaxRegression": "models",
-    "SolutionPath": "paths",
-    "SquaredL2": "penalties",
+    "SolutionPath": "studies.solution_path",
+    "SquaredL2": "core.penalties",
     "TorchModel": "models",
-    "Tuning": "tuning",
-    "Uneven": "schedules",
-    "Work": "tasks",
-    "compare": "comparison",
+    "Tuning": "studies.tune",
+    "Uneven": "protocol.local_work",
+    "Work": "protocol.tasks",
+    "compare": "studies.compare",
     "data": "",
-    "fit": "fitting",
-    "fleet": "",
+    "fit": "training.fit",
+    "engines": "",
     "methods": "",
     "models": "",
-    "resume": "fitting",
-    "solution_path": "paths",
-    "tune": "tuning",
+    "resume": "training.fit",
+    "solution_path": "studies.solution_path",
+    "tune": "studies.tune",
 }
 
 

@@ -21,11 +21,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedfuse.data.federation import Federation, Goal, default_features, shuffled_rows
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit as train
 from fedfuse.methods import FPFC
-from fedfuse.result import Result
-from fedfuse.tasks import Work
-from fedfuse.types import Floats, Ints
+from fedfuse.protocol.tasks import Work
+from fedfuse.results.result import Result
+from fedfuse.training.fit import fit as train
+from fedfuse.utils.typing import Floats, Ints
 
 
 class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from fedfuse.cli import app
 from fedfuse.data import available
-from fedfuse.data.fetch import fetch
+from fedfuse.data.download import fetch
+from fedfuse.data.file_specs import COLLECTIONS, Collection, Known
 from fedfuse.data.images import FILES
-from fedfuse.data.registry import COLLECTIONS, Collection, Known
 from fedfuse.errors import FedfuseError
 
 CONTENT = bytes(range(256)) * 2000

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.fitting import fit, resume
 from fedfuse.models.linear import LinearRegression
-from fedfuse.tasks import Work
-from fedfuse.training import Callback
+from fedfuse.protocol.tasks import Work
+from fedfuse.training.fit import fit, resume
+from fedfuse.training.loop import Callback
 from planted import Keep, planted
 from test_common_checks import StopAt
 

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
+from fedfuse.engines import Byzantine, Fleet, InProcess, Wrapper
+from fedfuse.engines.attacks import FORGE, draw_liars, flipped
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import resume
-from fedfuse.fleet import Byzantine, Fleet, InProcess, Wrapper
-from fedfuse.fleet.byzantine import FORGE, draw_liars, flipped
 from fedfuse.models import default_model
-from fedfuse.tasks import (
+from fedfuse.protocol.tasks import (
     LOOK,
     Choose,
     Gradient,
@@ -30,7 +29,8 @@ from fedfuse.tasks import (
     Work,
     steps_of,
 )
-from fedfuse.training import Callback
+from fedfuse.training.fit import resume
+from fedfuse.training.loop import Callback
 from planted import planted
 
 WHO = [1, 3, 4]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedfuse.fleet import Delayed, InProcess, Lossy
-from fedfuse.laws import Law
+from fedfuse.engines import Delayed, InProcess, Lossy
+from fedfuse.engines.distributions import Law
 from fedfuse.models import default_model
-from fedfuse.tasks import LOOK, Install, Order, Show, Train, Work
+from fedfuse.protocol.tasks import LOOK, Install, Order, Show, Train, Work
 from planted import planted
 
 GD = Train(Work(steps=2, lr=0.1))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from fedfuse.data.federation import Federation
-from fedfuse.fleet import InProcess
+from fedfuse.engines import InProcess
 from fedfuse.models import default_model
-from fedfuse.tasks import Gradient, Install, Losses, Order, Train, Work, largest_value
+from fedfuse.protocol.tasks import Gradient, Install, Losses, Order, Train, Work, largest_value
 from planted import planted
 
 GD = Work(steps=3, lr=0.05)

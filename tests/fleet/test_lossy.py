@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.clusters import adjusted_rand
+from fedfuse.core.partitions import adjusted_rand
 from fedfuse.data.synthetic import synthetic
+from fedfuse.engines import Fleet, InProcess, Lossy
+from fedfuse.engines.faults import Trouble
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit
-from fedfuse.fleet import Fleet, InProcess, Lossy
-from fedfuse.fleet.lossy import Trouble
-from fedfuse.tasks import LOOK, Install, Order, Reply, Show, Train, Work
+from fedfuse.protocol.tasks import LOOK, Install, Order, Reply, Show, Train, Work
+from fedfuse.training.fit import fit
 from planted import planted
 
 GD = Train(Work(steps=2, lr=0.1))

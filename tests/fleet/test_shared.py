@@ -7,8 +7,8 @@ from multiprocessing import Pipe
 import numpy as np
 import pytest
 
+from fedfuse.engines.shared_memory import pack, receive_parcel
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet._shared import pack, receive_parcel
 
 ARRAYS = {
     "a": np.arange(12.0).reshape(3, 4),

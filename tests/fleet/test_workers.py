@@ -21,12 +21,11 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
+from fedfuse.engines import InProcess, Workers, workers
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet import InProcess, Workers, workers
 from fedfuse.models import default_model
 from fedfuse.models.linear import LinearRegression
-from fedfuse.store import without_nan
-from fedfuse.tasks import (
+from fedfuse.protocol.tasks import (
     Alone,
     Gradient,
     Install,
@@ -40,7 +39,8 @@ from fedfuse.tasks import (
     Train,
     Work,
 )
-from fedfuse.training import Callback
+from fedfuse.results.run_directory import without_nan
+from fedfuse.training.loop import Callback
 from planted import planted
 
 GD, SGD, EXACT = Work(steps=3, lr=0.05), Work(steps=2, lr=0.05, batch=8), Work(solver="exact")

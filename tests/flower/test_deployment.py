@@ -17,9 +17,9 @@ pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 from cluster import Cluster, wait_for
 
 import fedfuse as ff
-from fedfuse.flower.scaffold import write_app
-from fedfuse.result import Result
-from fedfuse.store import Store
+from fedfuse.flower.project_template import write_app
+from fedfuse.results.result import Result
+from fedfuse.results.run_directory import Store
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,13 @@ from test_wire import GARBAGE
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.flower import FlowerFleet, client_app, nodes
-from fedfuse.flower import fleet as fleet_module
+from fedfuse.flower import FlowerFleet, client_app
+from fedfuse.flower import engine as fleet_module
+from fedfuse.flower import node_registry as nodes
 from fedfuse.flower.client import fitting_model
-from fedfuse.flower.nodes import Nodes
-from fedfuse.methods import METHODS
-from fedfuse.tasks import Install, Moments, Order, Rescale, Show, Train
+from fedfuse.flower.node_registry import Nodes
+from fedfuse.methods.registry import METHODS
+from fedfuse.protocol.tasks import Install, Moments, Order, Rescale, Show, Train
 from planted import planted
 
 EXACT = ff.Work(solver="exact")
@@ -288,7 +289,7 @@ def without_first():
         def collect(self, patience=None):
             return [r for r in self.inner.collect() if r.device != 0 or r.round < 0]
 
-    from fedfuse.fleet import InProcess
+    from fedfuse.engines import InProcess
 
     model = fitting_model(federation, None)
     return ff.fit(federation, METHOD, fleet=Deaf(InProcess(federation, model)), rounds=4, evaluate_every=100)

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 
-HEAVY = ["torch", "numba", "pandas", "sklearn", "scipy", "matplotlib", "ray", "pooch", "fedfuse.training"]
+HEAVY = ["torch", "numba", "pandas", "sklearn", "scipy", "matplotlib", "ray", "pooch", "fedfuse.training.loop"]
 
 
 def loaded_after(code):
@@ -29,8 +29,8 @@ ORDER = """
 import sys; sys.path.insert(0, {tests!r})
 import numpy as np
 from fedfuse.flower import client_app
-from fedfuse.flower.wire import Letter, Memory, hello, read_answer, write_letter
-from fedfuse.tasks import Moments, Order, Train, Work
+from fedfuse.flower.messages import Letter, Memory, hello, read_answer, write_letter
+from fedfuse.protocol.tasks import Moments, Order, Train, Work
 from local_grid import LocalGrid
 
 X = np.linspace(0, 1, 40).reshape(20, 2)

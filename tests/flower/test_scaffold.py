@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedfuse.flower.scaffold import INSTALL_NOTHING
+from fedfuse.flower.project_template import INSTALL_NOTHING
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,13 +10,13 @@ pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 from local_grid import LocalGrid
 
 import fedfuse as ff
-from fedfuse.data.roster import roster
+from fedfuse.data.remote import roster
 from fedfuse.errors import FedfuseError
 from fedfuse.flower import client_app
 from fedfuse.flower.device import facts_of, with_classes
-from fedfuse.flower.nodes import Nodes
+from fedfuse.flower.node_registry import Nodes
 from fedfuse.flower.server import gather, method_and_settings, serve
-from fedfuse.result import Result
+from fedfuse.results.result import Result
 from planted import planted
 
 CONFIG = {"lam": "0.5", "set": "solver=exact refit=no", "num-server-rounds": 8, "seed": 0}

@@ -12,8 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfuse import tasks
-from fedfuse.flower.wire import (
+from fedfuse.flower.messages import (
     Answer,
     Letter,
     Memory,
@@ -23,7 +22,8 @@ from fedfuse.flower.wire import (
     write_answer,
     write_letter,
 )
-from fedfuse.tasks import Order, Train, Work
+from fedfuse.protocol import tasks
+from fedfuse.protocol.tasks import Order, Train, Work
 
 SETUP = {"seed": 3, "dtype": "float32", "classes": ["a", "b"]}
 W = np.linspace(-1, 1, 4, dtype=np.float32)

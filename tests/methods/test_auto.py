@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse import training
-from fedfuse.clusters import adjusted_rand
+from fedfuse.core.partitions import adjusted_rand
 from fedfuse.errors import FedfuseError
-from fedfuse.methods import Oracle, refit
+from fedfuse.grouping import refit
+from fedfuse.grouping.refit import Oracle
+from fedfuse.training import loop
 from methods.test_refit import Silent
 from planted import Keep, permuted, planted
 
@@ -197,7 +198,7 @@ def test_resumed_in_every_stage_equals_uninterrupted(goal, method, tmp_path, mon
     federation = planted(goal, m=5, groups=2, n=30, seed=3)
     settings = {"participation": 0.5, "checkpoint_every": 1, "rounds": 60}
     whole = ff.fit(federation, method, **settings)
-    save = training.Run.save
+    save = loop.Run.save
     stages = ["moments", *whole.history["stage"].fillna("fpfc")]
     # after the first round of every stage, when some devices have answered, and once between the two methods
     stops = {stages.index(stage) + 1 for stage in stages[:-1]} - {len(whole.history)}
@@ -209,10 +210,10 @@ def test_resumed_in_every_stage_equals_uninterrupted(goal, method, tmp_path, mon
             if run.k == stop:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(training.Run, "save", interrupt)
+        monkeypatch.setattr(loop.Run, "save", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ff.fit(federation, method, out=out, **settings)
-        monkeypatch.setattr(training.Run, "save", save)
+        monkeypatch.setattr(loop.Run, "save", save)
         resumed = ff.resume(out, federation)
         np.testing.assert_array_equal(resumed.models, whole.models, err_msg=f"after round {stop}, {stages[stop]}")
         np.testing.assert_array_equal(resumed.labels, whole.labels)

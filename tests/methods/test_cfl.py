@@ -7,11 +7,11 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit
-from fedfuse.methods.base import Known, World
 from fedfuse.methods.cfl import PATIENCE, bipartition, cosines
+from fedfuse.methods.method import Known, World
 from fedfuse.models import LinearRegression
-from fedfuse.tasks import Install, Show, Train
+from fedfuse.protocol.tasks import Install, Show, Train
+from fedfuse.training.fit import fit
 from planted import begun, line, planted, written_out
 
 WORK = ff.Work(steps=3, lr=0.05)

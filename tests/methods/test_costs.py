@@ -7,9 +7,9 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.data import load
-from fedfuse.fitting import fit
-from fedfuse.fleet import InProcess
-from fedfuse.tasks import Losses, Reply, Subspace
+from fedfuse.engines import InProcess
+from fedfuse.protocol.tasks import Losses, Reply, Subspace
+from fedfuse.training.fit import fit
 
 FPFC = {"lam": 0.6, "refit": False}
 MODELS = [ff.FedAvg(), ff.LGFedAvg(), ff.PerFedAvg(), ff.FPFC(**FPFC), ff.FPFCL1(**FPFC)]

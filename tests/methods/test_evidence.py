@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
-from fedfuse.clusters import adjusted_rand
-from fedfuse.methods.evidence import Evidence
-from fedfuse.tree import Tree
+from fedfuse.core.dendrogram import Tree
+from fedfuse.core.partitions import adjusted_rand
+from fedfuse.grouping.marginal_likelihood import Evidence
 
 
 def moments_of(X, y):

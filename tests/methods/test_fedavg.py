@@ -7,8 +7,9 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit
-from fedfuse.methods import ClusteredFedAvg, Oracle
+from fedfuse.grouping.refit import Oracle
+from fedfuse.methods.fedavg import ClusteredFedAvg
+from fedfuse.training.fit import fit
 from planted import begun, descended, planted
 
 WORK = ff.Work(steps=3, lr=0.05)

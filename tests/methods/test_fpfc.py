@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.clusters import cluster_means
+from fedfuse.core.partitions import cluster_means
+from fedfuse.core.penalties import SmoothedSCAD
 from fedfuse.data import load
+from fedfuse.engines import InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit
-from fedfuse.fleet import InProcess
-from fedfuse.methods import METHODS, World, from_config, method_called
-from fedfuse.methods.base import Found
 from fedfuse.methods.fpfc import Fusing, restless
+from fedfuse.methods.method import Found, World
+from fedfuse.methods.registry import METHODS, from_config, method_called
 from fedfuse.models import default_model
-from fedfuse.penalties import SmoothedSCAD
-from fedfuse.settings import Settings
-from fedfuse.tasks import Install, Order
-from fedfuse.training import Run
+from fedfuse.protocol.tasks import Install, Order
+from fedfuse.training.fit import fit
+from fedfuse.training.loop import Run
+from fedfuse.training.settings import Settings
 from partly_fused import PartlyFused
 from planted import Keep, begun, gradient, planted
 from textbook import Textbook

@@ -10,8 +10,8 @@ import fedfuse as ff
 from fedfuse.data import load
 from fedfuse.data.synthetic import synthetic_truth
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit
-from fedfuse.methods import Oracle
+from fedfuse.grouping.refit import Oracle
+from fedfuse.training.fit import fit
 from partly_fused import PartlyFused
 from planted import Keep, begun, descended, gradient, line, planted, written_out
 

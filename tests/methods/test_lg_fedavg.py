@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.fitting import fit
-from fedfuse.fleet import InProcess
-from fedfuse.tasks import LOOK, Install, Show, Train
+from fedfuse.engines import InProcess
+from fedfuse.protocol.tasks import LOOK, Install, Show, Train
+from fedfuse.training.fit import fit
 from partly_fused import PartlyFused
 from planted import descended, planted
 

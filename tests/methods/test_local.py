@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.fitting import fit
 from fedfuse.models import default_model
+from fedfuse.training.fit import fit
 from planted import Keep, descended, planted
 
 WORK = ff.Work(steps=3, lr=0.05)

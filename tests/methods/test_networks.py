@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.clusters import cluster_means
-from fedfuse.fitting import fit, resume
-from fedfuse.fleet.byzantine import draw_liars
-from fedfuse.methods import Oracle
-from fedfuse.methods.networks import BOUND, LONG, MOST, NetworkRefit
-from fedfuse.methods.staged import SKIPPED
-from fedfuse.tasks import Train
-from fedfuse.training import Callback
+from fedfuse.core.partitions import cluster_means
+from fedfuse.engines.attacks import draw_liars
+from fedfuse.grouping.network_groups import BOUND, LONG, MOST, NetworkRefit
+from fedfuse.grouping.refit import Oracle
+from fedfuse.grouping.steps import SKIPPED
+from fedfuse.protocol.tasks import Train
+from fedfuse.training.fit import fit, resume
+from fedfuse.training.loop import Callback
 from planted import Keep
 
 pytest.importorskip("torch", reason="networks need fedfuse[torch]")

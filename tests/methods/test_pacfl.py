@@ -7,11 +7,11 @@ import pytest
 from scipy.linalg import subspace_angles
 
 import fedfuse as ff
-from fedfuse.clusters import adjusted_rand, canonical
+from fedfuse.core.partitions import adjusted_rand, canonical
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit
 from fedfuse.methods.pacfl import NUMBERS, agglomerated, angle, proximities, thresholds
+from fedfuse.training.fit import fit
 from planted import begun, descended, planted
 
 WORK = ff.Work(steps=3, lr=0.05)

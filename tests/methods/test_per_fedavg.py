@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
+from fedfuse.engines import in_process as inprocess
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet import inprocess
-from fedfuse.options import build, parse_options
-from fedfuse.tasks import MetaTrain, Order
+from fedfuse.protocol.tasks import MetaTrain, Order
+from fedfuse.training.options import build, parse_options
 from planted import begun, gradient, planted
 
 ALPHA, BETA, STEPS = 0.03, 0.05, 4

@@ -7,11 +7,12 @@ import pytest
 from scipy.optimize import minimize
 
 import fedfuse as ff
-from fedfuse import training
-from fedfuse.fleet import Fleet, InProcess
-from fedfuse.methods import Oracle, refit
+from fedfuse.engines import Fleet, InProcess
+from fedfuse.grouping import refit
+from fedfuse.grouping.refit import Oracle
 from fedfuse.models import default_model
-from fedfuse.tasks import Gradient
+from fedfuse.protocol.tasks import Gradient
+from fedfuse.training import loop
 from planted import Keep, planted
 
 EXACT = ff.Work(solver="exact")
@@ -192,7 +193,7 @@ def test_resumed_anywhere_equals_uninterrupted(goal, tmp_path, monkeypatch):
     federation = planted(goal, m=5, groups=2, n=30)
     settings = {"participation": 0.5, "checkpoint_every": 1}
     whole = ff.fit(federation, Oracle(), **settings)
-    save = training.Run.save
+    save = loop.Run.save
     stages = ["moments", *whole.history["stage"]]
     # after the first round of every stage, when some devices have answered, and later in the long ones
     stops = {stages.index(stage) + 1 for stage in stages[:-1]} | {len(stages) // 3, 2 * len(stages) // 3}
@@ -205,10 +206,10 @@ def test_resumed_anywhere_equals_uninterrupted(goal, tmp_path, monkeypatch):
             if run.k == stop:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(training.Run, "save", interrupt)
+        monkeypatch.setattr(loop.Run, "save", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ff.fit(federation, Oracle(), out=out, **settings)
-        monkeypatch.setattr(training.Run, "save", save)
+        monkeypatch.setattr(loop.Run, "save", save)
         resumed = ff.resume(out, federation)
         np.testing.assert_array_equal(resumed.models, whole.models)
         assert resumed.cost_floats == whole.cost_floats

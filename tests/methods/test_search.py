@@ -9,8 +9,8 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit
-from fedfuse.methods.search import Searched
+from fedfuse.training.fit import fit
+from fedfuse.tuning.grid_search import Searched
 from planted import planted
 
 WORK = ff.Work(steps=5, lr=0.1)

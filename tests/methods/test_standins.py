@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfuse as ff
-from fedfuse.clusters import adjusted_rand
-from fedfuse.fleet import InProcess
-from fedfuse.methods.standins import StandIns
+from fedfuse.core.partitions import adjusted_rand
+from fedfuse.engines import InProcess
+from fedfuse.grouping.simulated_replies import StandIns
 from fedfuse.models import LinearRegression
-from fedfuse.summaries import Summary
-from fedfuse.tasks import Alone, Gradient, Moments, Order, Rescale, Residue, Summarise, Train, Work
-from fedfuse.trust import possible_summary
+from fedfuse.protocol.reply_checks import possible_summary
+from fedfuse.protocol.sufficient_statistics import Summary
+from fedfuse.protocol.tasks import Alone, Gradient, Moments, Order, Rescale, Residue, Summarise, Train, Work
 from planted import planted
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import log_softmax, softmax
 
 from fedfuse.data.federation import Rows
-from fedfuse.types import Floats, Ints
+from fedfuse.utils.typing import Floats, Ints
 
 Loss = Callable[[Floats, Floats, Ints], float]
 Gradient = Callable[[Floats, Floats, Ints], Floats]

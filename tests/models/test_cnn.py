@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="networks need the extra fedfuse[torch]")
 
 from fedfuse.data.federation import Rows  # noqa: E402
-from fedfuse.models._cnn import CompiledCNN  # noqa: E402
-from fedfuse.models._flat import Engine  # noqa: E402
+from fedfuse.models.compiled_cnn import CompiledCNN  # noqa: E402
+from fedfuse.models.flat_parameters import Engine  # noqa: E402
 from fedfuse.models.networks import CNN  # noqa: E402
-from fedfuse.tasks import Work  # noqa: E402
+from fedfuse.protocol.tasks import Work  # noqa: E402
 
 PAPER = (1, 28, 28)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from fedfuse._lanes import load, store, width
-from fedfuse.models._exp import exp
+from fedfuse.utils.simd import load, store, width
+from fedfuse.utils.vector_exp import exp
 
 
 @njit

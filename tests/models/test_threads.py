@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfuse.models import _threads
+from fedfuse.utils import threads as _threads
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=40), st.integers(1, 8))

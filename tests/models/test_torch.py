@@ -11,13 +11,14 @@ from scipy.optimize import approx_fprime
 
 from fedfuse.data.federation import Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models import LinearRegression, SoftmaxRegression, _threads
-from fedfuse.tasks import Work
+from fedfuse.models import LinearRegression, SoftmaxRegression
+from fedfuse.protocol.tasks import Work
+from fedfuse.utils import threads as _threads
 
 torch = pytest.importorskip("torch", reason="networks need the extra fedfuse[torch]")
 from torch import nn  # noqa: E402
 
-from fedfuse.models._flat import Engine  # noqa: E402
+from fedfuse.models.flat_parameters import Engine  # noqa: E402
 from fedfuse.models.networks import CNN, MLP  # noqa: E402
 from fedfuse.models.torch import TorchModel  # noqa: E402
 

@@ -8,10 +8,10 @@ import pytest
 
 from fedfuse.errors import FedfuseError
 from fedfuse.methods import FPFC
-from fedfuse.methods.base import work_from_config
+from fedfuse.methods.method import work_from_config
 from fedfuse.models import LinearRegression, SoftmaxRegression
-from fedfuse.options import Options, build_method, parse_options
-from fedfuse.tasks import Work
+from fedfuse.protocol.tasks import Work
+from fedfuse.training.options import Options, build_method, parse_options
 
 MODELS = {"softmax": SoftmaxRegression().sized(3, 4), "linear": LinearRegression().sized(3, 0)}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedfuse.options import GROUPS
 from fedfuse.paper import setup
 from fedfuse.paper.runner import cache
 from fedfuse.paper.setup import SCALES, Scale, Setup
+from fedfuse.training.options import GROUPS
 
 DEVICES = {
     "synthetic:S1": "synthetic:3,3", "synthetic:S2": "synthetic:2,4", "synthetic:S3": "synthetic:4,4",

@@ -151,8 +151,8 @@ def test_what_is_kept_has_the_words_of_today(here):
 def test_how_long_is_left(quick, monkeypatch, capsys):
     from rich.console import Console
 
-    from fedfuse.comparison.jobs import DONE, RUNNING, Board
     from fedfuse.paper import progress
+    from fedfuse.studies.jobs import DONE, RUNNING, Board
 
     trials = items()["tableE4"].experiment.trials(quick)[:4]
     clock = [0.0]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import matplotlib as mpl
 import pytest
 
-from fedfuse.comparison.jobs import Watcher
 from fedfuse.paper import output, runner, setup
 from fedfuse.paper.data import Data, missing_files
 from fedfuse.paper.items import items
 from fedfuse.paper.setup import Setup
+from fedfuse.studies.jobs import Watcher
 
 mpl.use("Agg")
 IMAGES = [name for name, item in items().items() if any(Data(data).kind == "images" for data in item.experiment.data)]

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedfuse.methods.search import Searched
 from fedfuse.paper.items import items
 from fedfuse.paper.items import reasons as reasons_
 from fedfuse.paper.methods_table import grouping, verdict
 from fedfuse.paper.newcomers import ranks
 from fedfuse.paper.setup import PAPER, PRINTED, SCALES, Setup
+from fedfuse.tuning.grid_search import Searched
 
 # sums over the columns of each table: a digit that was mistyped shows
 SUMS: dict[str, dict[str, float]] = {

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedfuse.comparison.jobs import Watcher
 from fedfuse.data.synthetic import synthetic
 from fedfuse.paper import runner
 from fedfuse.paper.data import Data, fewer_rows, late
@@ -19,6 +18,7 @@ from fedfuse.paper.experiment import Experiment, Item, Shown
 from fedfuse.paper.items import items
 from fedfuse.paper.methods_table import _row
 from fedfuse.paper.setup import SCALES, Setup, effort
+from fedfuse.studies.jobs import Watcher
 
 
 class Some(Experiment):
@@ -159,7 +159,7 @@ def test_efforts_are_told_for_all(tmp_path):
 SCRIPT = """
 import sys
 from pathlib import Path
-from fedfuse.comparison.jobs import Watcher
+from fedfuse.studies.jobs import Watcher
 from fedfuse.paper import runner
 from fedfuse.paper.setup import Setup
 from test_runner import Some
@@ -197,7 +197,7 @@ def test_killed_runs_go_on(tmp_path, monkeypatch):
 def test_half_a_run_is_gone_on_with(quick, monkeypatch):
     """As after a kill, without the waiting: a run that was broken off between two rounds."""
     (trial,) = Some(labels=("fpfc",), rounds=6).trials(quick)
-    from fedfuse.training import Callback
+    from fedfuse.training.loop import Callback
 
     class Stop(Callback):
         def on_round(self, run, row):

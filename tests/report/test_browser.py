@@ -218,7 +218,7 @@ def test_a_run_is_watched_until_it_ends(tmp_path, opened):
     from selenium.webdriver.support.ui import WebDriverWait
 
     import fedfuse as ff
-    from fedfuse.report.web import Server
+    from fedfuse.report.live_page import Server
     from planted import planted
 
     class Stop(ff.Callback):

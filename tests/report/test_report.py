@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.colours import ON_DARK, ON_LIGHT, contrast
-from fedfuse.phrases import exposed
 from fedfuse.report import FILE, write_report
 from fedfuse.report.charts import Axis, Chart, Label, spread_out
-from fedfuse.report.frames import FRAMES, Pairs, by_group, chosen, tree_of
-from fedfuse.report.fusion import FusionPath
-from fedfuse.report.words import headline, supporting, tiles
-from fedfuse.snapshots import Snapshot
-from fedfuse.yardsticks import Yardsticks
+from fedfuse.report.distance_frames import FRAMES, Pairs, by_group, chosen, tree_of
+from fedfuse.report.explanations import headline, supporting, tiles
+from fedfuse.report.fusion_chart import FusionPath
+from fedfuse.report.palette import ON_DARK, ON_LIGHT, contrast
+from fedfuse.results.formatting import exposed
+from fedfuse.results.snapshots import Snapshot
+from fedfuse.training.baselines import Yardsticks
 from planted import planted
 
 

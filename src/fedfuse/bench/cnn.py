@@ -12,10 +12,10 @@ from fedfuse.bench.figure import Figure
 from fedfuse.bench.sizes import Sizes
 from fedfuse.bench.timing import once, race
 from fedfuse.data.federation import Federation, Rows
-from fedfuse.fleet import Fleet, InProcess
-from fedfuse.models._threads import allowed, keep_to
-from fedfuse.tasks import Order, Train, Work
-from fedfuse.types import Floats
+from fedfuse.engines import Fleet, InProcess
+from fedfuse.protocol.tasks import Order, Train, Work
+from fedfuse.utils.threads import allowed, keep_to
+from fedfuse.utils.typing import Floats
 
 BATCH, LR = 100, 0.01
 

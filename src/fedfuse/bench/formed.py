@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedfuse._layout import LEFT
 from fedfuse.bench.figure import Figure
 from fedfuse.bench.server import APART, PENALTY, draws, grouped, some_rounds
 from fedfuse.bench.sizes import Sizes
 from fedfuse.bench.timing import race
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import FusionState
-from fedfuse.types import Floats
+from fedfuse.pairs.layout import LEFT
+from fedfuse.pairs.state import FusionState
+from fedfuse.utils.typing import Floats
 
 # Devices of a group are further apart than NU at first, and pulled together by a quarter of all with lambda / 4.
 ROUNDS, WIDTH, NU = 12, 0.1, 0.05

@@ -15,8 +15,8 @@ from fedfuse.bench.server import APART, PENALTY, grouped, some_rounds
 from fedfuse.bench.sizes import Sizes
 from fedfuse.bench.timing import race
 from fedfuse.data.federation import Rows
-from fedfuse.fusion import FusionState
 from fedfuse.models import SoftmaxRegression
+from fedfuse.pairs.state import FusionState
 
 DEVICES, FEATURES, CLASSES = 10, 60, 10
 

@@ -17,13 +17,13 @@ from fedfuse.bench.textbook import TextbookServer, softmax_steps
 from fedfuse.bench.timing import race
 from fedfuse.data.federation import Federation, Rows
 from fedfuse.data.synthetic import synthetic
-from fedfuse.fleet import InProcess
+from fedfuse.engines import InProcess
 from fedfuse.methods import FPFC
 from fedfuse.models import SoftmaxRegression
-from fedfuse.settings import Settings
-from fedfuse.tasks import Work
-from fedfuse.training import Run
-from fedfuse.types import Floats, Ints
+from fedfuse.protocol.tasks import Work
+from fedfuse.training.loop import Run
+from fedfuse.training.settings import Settings
+from fedfuse.utils.typing import Floats, Ints
 
 STEPS, LR = 10, 0.1
 WORK = Work(steps=STEPS, lr=LR)

@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from fedfuse.models._threads import allowed, spread
+from fedfuse.utils.threads import allowed, spread
 
 PASSES = 4
 

@@ -12,9 +12,9 @@ from fedfuse.bench.figure import Figure
 from fedfuse.bench.sizes import Sizes
 from fedfuse.bench.textbook import TextbookServer
 from fedfuse.bench.timing import race
-from fedfuse.fusion import FusionState
-from fedfuse.penalties import SmoothedSCAD
-from fedfuse.types import Floats, Ints
+from fedfuse.core.penalties import SmoothedSCAD
+from fedfuse.pairs.state import FusionState
+from fedfuse.utils.typing import Floats, Ints
 
 PENALTY = SmoothedSCAD(0.6)
 # Distances of four groups: three quarters of all pairs beyond the penalty's reach, or none.

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from fedfuse.core.penalties import Penalty
 from fedfuse.errors import FedfuseError
-from fedfuse.penalties import Penalty
-from fedfuse.types import Floats, Ints
+from fedfuse.utils.typing import Floats, Ints
 
 IN_CHECKOUT = Path(__file__).parents[3] / "tests" / "textbook.py"
 

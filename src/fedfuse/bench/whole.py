@@ -12,10 +12,10 @@ from fedfuse.bench.figure import Figure
 from fedfuse.bench.local import METHOD, STEPS, Problem, TextbookRun
 from fedfuse.bench.sizes import Sizes
 from fedfuse.bench.timing import once
-from fedfuse.clusters import components
+from fedfuse.core.partitions import components
 from fedfuse.data.synthetic import synthetic
-from fedfuse.fitting import fit
-from fedfuse.types import Floats, Ints
+from fedfuse.training.fit import fit
+from fedfuse.utils.typing import Floats, Ints
 
 EVALUATE, NU, TURNS, TIMES = 10, 0.5, 4, 3
 

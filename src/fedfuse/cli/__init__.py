@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from fedfuse._version import __version__
-from fedfuse.cli.afterwards import export, join, predict, report, watch
-from fedfuse.cli.places import data_fetch, data_list, flower_new
-from fedfuse.cli.saying import INTERRUPTED, fail, notes
-from fedfuse.cli.studies import bench, compare, paper, path, sweep
-from fedfuse.cli.training import resume, run, tune
-from fedfuse.cli.words import Command, Opt
+from fedfuse.cli.data_commands import data_fetch, data_list, flower_new
+from fedfuse.cli.notices import INTERRUPTED, fail, notes
+from fedfuse.cli.parameters import Command, Opt
+from fedfuse.cli.result_commands import export, join, predict, report, watch
+from fedfuse.cli.run_commands import resume, run, tune
+from fedfuse.cli.study_commands import bench, compare, paper, path, sweep
 from fedfuse.errors import FedfuseError
 
 __all__ = ["app", "main"]

@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING, Any
 
-from fedfuse._later import later
 from fedfuse.data.federation import Federation, Goal, Rows
 from fedfuse.data.synthetic import SyntheticTruth, synthetic, synthetic_truth
+from fedfuse.utils.lazy import later
 
 if TYPE_CHECKING:
     from fedfuse.data import images, partition
+    from fedfuse.data.catalog import Source, available, load
     from fedfuse.data.datasets import federation_from_datasets
     from fedfuse.data.directory import data_directory
     from fedfuse.data.housing import housing_bodyfat
-    from fedfuse.data.sources import Source, available, load
     from fedfuse.data.tables import Encoder, federation_from_frame, read_table
 
 __all__ = [
@@ -37,14 +37,14 @@ __all__ = [
 # imported when first asked for: tables want pandas, and files what fetches them
 _LATER = {
     "Encoder": "tables",
-    "Source": "sources",
-    "available": "sources",
+    "Source": "catalog",
+    "available": "catalog",
     "data_directory": "directory",
     "federation_from_datasets": "datasets",
     "federation_from_frame": "tables",
     "housing_bodyfat": "housing",
     "images": "",
-    "load": "sources",
+    "load": "catalog",
     "partition": "",
     "read_table": "tables",
 }

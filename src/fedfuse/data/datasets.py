@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.data import _checks as check
-from fedfuse.data._targets import encode
+from fedfuse.data import checks as check
 from fedfuse.data.federation import Federation, Goal, cut_points, cuts_beside, default_features
+from fedfuse.data.targets import encode
 from fedfuse.errors import FedfuseError
-from fedfuse.randomness import generator
-from fedfuse.types import Floats, Ints
+from fedfuse.utils.random import generator
+from fedfuse.utils.typing import Floats, Ints
 
 _WANTED = "a data set (len(), and items that are pairs (x, y)) or a tuple (training set, test set)"
 

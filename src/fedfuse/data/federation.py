@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.data import _checks as check
-from fedfuse.data._targets import encode
+from fedfuse.data import checks as check
+from fedfuse.data.targets import encode
 from fedfuse.errors import FedfuseError
-from fedfuse.randomness import generator
-from fedfuse.tasks import Part
-from fedfuse.types import Floats, Ints
+from fedfuse.protocol.tasks import Part
+from fedfuse.utils.random import generator
+from fedfuse.utils.typing import Floats, Ints
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedfuse.data._checks import check_splits
+from fedfuse.data.checks import check_splits
 from fedfuse.data.federation import Federation, cut_points
 from fedfuse.data.files import read_table
 from fedfuse.errors import FedfuseError
-from fedfuse.randomness import generator
-from fedfuse.types import Floats, Ints
+from fedfuse.utils.random import generator
+from fedfuse.utils.typing import Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.data._checks import check_splits
+from fedfuse.data.checks import check_splits
 from fedfuse.data.directory import directory_with
 from fedfuse.data.federation import Federation, cuts_beside, default_features
 from fedfuse.data.idx import read_idx
@@ -28,8 +28,8 @@ from fedfuse.data.partition import (
     in_groups,
 )
 from fedfuse.errors import FedfuseError
-from fedfuse.randomness import generator
-from fedfuse.types import Floats, Ints
+from fedfuse.utils.random import generator
+from fedfuse.utils.typing import Floats, Ints
 
 Groups: TypeAlias = Literal["swap", "rotate"] | Grouping
 

@@ -13,9 +13,9 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.data._table import natural
+from fedfuse.data.table_columns import natural
 from fedfuse.errors import FedfuseError
-from fedfuse.types import Floats, Ints
+from fedfuse.utils.typing import Floats, Ints
 
 TestPartition: TypeAlias = Literal["independent", "same_shares"]
 Array: TypeAlias = npt.NDArray[Any]

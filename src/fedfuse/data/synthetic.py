@@ -13,10 +13,10 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fedfuse.data._checks import check_splits
+from fedfuse.data.checks import check_splits
 from fedfuse.data.federation import Federation, cut_points, default_features, shuffled_rows
 from fedfuse.errors import FedfuseError
-from fedfuse.types import Floats, Ints
+from fedfuse.utils.typing import Floats, Ints
 
 FeatureLaw: TypeAlias = Literal["uniform", "normal"]
 

@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedfuse.data._checks import check_counts, check_splits
-from fedfuse.data._columns import Column, column_from_json, fit_column
-from fedfuse.data._table import Table, as_text, natural, text_array
-from fedfuse.data._targets import MOST_CLASSES, check_goal, encode
+from fedfuse.data.checks import check_counts, check_splits
+from fedfuse.data.encoders import Column, column_from_json, fit_column
 from fedfuse.data.federation import Federation, Goal, cut_points, shuffled_rows
 from fedfuse.data.files import read_table
+from fedfuse.data.table_columns import Table, as_text, natural, text_array
+from fedfuse.data.targets import MOST_CLASSES, check_goal, encode
 from fedfuse.errors import FedfuseError
-from fedfuse.store import Kinds, check_fields
-from fedfuse.types import Floats, Ints
+from fedfuse.results.run_directory import Kinds, check_fields
+from fedfuse.utils.typing import Floats, Ints
 
 __all__ = ["Encoder", "federation_from_frame", "read_table"]
 

@@ -19,7 +19,7 @@ from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device import Device, facts_of, with_classes
-from fedfuse.flower.wire import (
+from fedfuse.flower.messages import (
     Answer,
     Letter,
     Memory,
@@ -29,8 +29,8 @@ from fedfuse.flower.wire import (
     write_arrays,
     write_hello,
 )
-from fedfuse.models.base import Model
-from fedfuse.privacy import Noise
+from fedfuse.models.model import Model
+from fedfuse.protocol.privacy import Noise
 
 Config: TypeAlias = Mapping[str, Any]
 Load: TypeAlias = Callable[[str, Config], Any]  # (device, configuration) -> (X, y) or Federation

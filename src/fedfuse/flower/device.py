@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data.federation import Federation, default_features
+from fedfuse.engines.in_process import InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet.inprocess import InProcess
-from fedfuse.flower.wire import Answer, Letter, Memory
-from fedfuse.models.base import Model
-from fedfuse.privacy import Noise
-from fedfuse.tasks import Add, Order, Rescale, Train
+from fedfuse.flower.messages import Answer, Letter, Memory
+from fedfuse.models.model import Model
+from fedfuse.protocol.privacy import Noise
+from fedfuse.protocol.tasks import Add, Order, Rescale, Train
 
 
 class Device(InProcess):

@@ -16,17 +16,17 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedfuse.data.federation import Federation
-from fedfuse.data.roster import checked, roster
+from fedfuse.data.remote import checked, roster
 from fedfuse.errors import FedfuseError
-from fedfuse.fitting import fit, resume
 from fedfuse.flower.client import Build, fitting_model
 from fedfuse.flower.device import plain_labels
-from fedfuse.flower.fleet import FlowerFleet
-from fedfuse.flower.nodes import Nodes
-from fedfuse.result import Result
-from fedfuse.settings import Settings
-from fedfuse.store import Store, read_json, write_json
-from fedfuse.training import Callback, Run
+from fedfuse.flower.engine import FlowerFleet
+from fedfuse.flower.node_registry import Nodes
+from fedfuse.results.result import Result
+from fedfuse.results.run_directory import Store, read_json, write_json
+from fedfuse.training.fit import fit, resume
+from fedfuse.training.loop import Callback, Run
+from fedfuse.training.settings import Settings
 
 log = logging.getLogger(__name__)
 DEVICES = "devices.json"  # in a run's directory: what the devices said of themselves
@@ -87,7 +87,7 @@ def serve(
 
 def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the method, and what else `fit` is told by a run's configuration."""
-    from fedfuse.options import build, parse_options, read_lambda
+    from fedfuse.training.options import build, parse_options, read_lambda
 
     lam = str(config.get("lam", ""))
     words = shlex.split(str(config.get("set", "")))

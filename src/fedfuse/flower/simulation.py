@@ -1,7 +1,7 @@
 """Devices on Flower's simulation engine, started and ended by this process: the engine ``flower``.
 
 The rows go to the simulation's processes through a private folder of plain files; what a module of the user's is, only
-pickle can say, as for `fleet.Workers`.
+pickle can say, as for `engines.Workers`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data.federation import Federation
+from fedfuse.engines.base import Fleet
 from fedfuse.errors import FedfuseError
-from fedfuse.fleet.base import Fleet
-from fedfuse.models.base import Model
-from fedfuse.privacy import Noise
-from fedfuse.store import read_arrays, write_arrays
-from fedfuse.tasks import Order, Reply
+from fedfuse.models.model import Model
+from fedfuse.protocol.privacy import Noise
+from fedfuse.protocol.tasks import Order, Reply
+from fedfuse.results.run_directory import read_arrays, write_arrays
 
 log = logging.getLogger(__name__)
 START = 120.0  # seconds that the engine has to come up
@@ -98,7 +98,7 @@ class Simulation(Fleet):
 
     def _running(self) -> Fleet:
         if self._fleet is None:
-            from fedfuse.flower.fleet import FlowerFleet
+            from fedfuse.flower.engine import FlowerFleet
 
             self._engine = engine_of(self._federation, self._model)
             classes = np.array(self._federation.classes).tolist()

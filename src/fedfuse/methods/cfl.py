@@ -23,14 +23,14 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import scipy
 
-from fedfuse.clusters import canonical
+from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import Residuals
-from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Memory, Method, Remembering, World, moved
 from fedfuse.methods.fedavg import averaged
-from fedfuse.methods.search import Searched
-from fedfuse.tasks import Add, Install, Task, Train
-from fedfuse.types import Bools, Floats, Ints
+from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Memory, Method, Remembering, World, moved
+from fedfuse.pairs.state import Residuals
+from fedfuse.protocol.tasks import Add, Install, Task, Train
+from fedfuse.tuning.grid_search import Searched
+from fedfuse.utils.typing import Bools, Floats, Ints
 
 Linkage = Literal["complete", "single"]
 Auto = Literal["auto"]

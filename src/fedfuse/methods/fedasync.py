@@ -18,11 +18,11 @@ from typing import ClassVar
 import numpy as np
 
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import Residuals
-from fedfuse.methods.base import Found, Memory, World, moved
 from fedfuse.methods.fedavg import FedAvg
-from fedfuse.tasks import Task
-from fedfuse.types import Floats, Ints
+from fedfuse.methods.method import Found, Memory, World, moved
+from fedfuse.pairs.state import Residuals
+from fedfuse.protocol.tasks import Task
+from fedfuse.utils.typing import Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedfuse.clusters import canonical
+from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import Residuals
-from fedfuse.methods.base import Admission, Found, Joined, Known, Memory, Remembering, World, moved
-from fedfuse.tasks import Install, Task, Train
-from fedfuse.types import Floats, Ints
+from fedfuse.methods.method import Admission, Found, Joined, Known, Memory, Remembering, World, moved
+from fedfuse.pairs.state import Residuals
+from fedfuse.protocol.tasks import Install, Task, Train
+from fedfuse.utils.typing import Floats, Ints
 
 
 def averaged(models: Floats, clusters: Ints, values: Floats, weights: Floats) -> Floats:

@@ -6,7 +6,7 @@ X. Yu, Z. Liu, W. Wang, Y. Sun: Clustered Federated Learning based on Nonconvex 
     device: omega_i <- T local steps on f_i(w) + rho/2 ||w - zeta_i||^2, from its last omega_i; sends omega_i
     server: for every pair with an active device: delta, theta, v; for all devices: zeta
 
-The pair state and its update are `fusion.FusionState`. Where Algorithm 1 of the paper says "i, j in A_k" and
+The pair state and its update are `pairs.state.FusionState`. Where Algorithm 1 of the paper says "i, j in A_k" and
 Algorithm 2 says "or", we follow the latter. Devices start at zero instead of at one N(0, 1) draw unless told
 otherwise: on convex models far fewer rounds are needed.
 
@@ -23,22 +23,22 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedfuse._crew import check_backend
-from fedfuse.clusters import cluster_means
-from fedfuse.collapsing import check_collapse
+from fedfuse.core.partitions import cluster_means
+from fedfuse.core.penalties import L1, Penalty, SmoothedSCAD
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import FusionState, Residuals
-from fedfuse.guest import Guest
-from fedfuse.methods.auto import AutoFPFC
-from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Method, World
-from fedfuse.methods.networks import NetworkAuto, NetworkRefit
-from fedfuse.methods.refit import Refit
-from fedfuse.methods.welcome import judged
-from fedfuse.models.base import Model
-from fedfuse.penalties import L1, Penalty, SmoothedSCAD
-from fedfuse.tasks import Install, Task, Train
-from fedfuse.trust import Robust
-from fedfuse.types import Floats, Ints
+from fedfuse.grouping.admission import judged
+from fedfuse.grouping.fusion_tree import AutoFPFC
+from fedfuse.grouping.network_groups import NetworkAuto, NetworkRefit
+from fedfuse.grouping.refit import Refit
+from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Method, World
+from fedfuse.models.model import Model
+from fedfuse.pairs.collapsed import check_collapse
+from fedfuse.pairs.newcomer_pairs import Guest
+from fedfuse.pairs.ray_blocks import check_backend
+from fedfuse.pairs.state import FusionState, Residuals
+from fedfuse.protocol.reply_checks import Robust
+from fedfuse.protocol.tasks import Install, Task, Train
+from fedfuse.utils.typing import Floats, Ints
 
 MEETINGS, FEW = 100, 20  # with a newcomer, at the most; few where rows come in batches: then nothing ever rests
 ENOUGH = 5  # devices for a mean; of fewer, as where each reply is taken in by itself, what is shared keeps some
@@ -120,9 +120,9 @@ class PairwiseFusion(Method[Fusing]):
     Parameters
     ----------
     lam
-        Strength of the penalty; 0 is local training. ``"auto"`` finds the groups without it (`methods.auto`).
+        Strength of the penalty; 0 is local training. ``"auto"`` finds the groups without it (`grouping.fusion_tree`).
     refit
-        Train each cluster's model anew once the clusters are found (`methods.refit`), instead of keeping FPFC's own
+        Train each cluster's model anew once the clusters are found (`grouping.refit`), instead of keeping FPFC's own
         estimates, which are biased by the penalty.
     rho
         Weight of the proximal term.
@@ -130,15 +130,15 @@ class PairwiseFusion(Method[Fusing]):
         Devices with ``||theta_ij|| <= nu`` are joined. Default: 0.5, the upper end of the paper's range, or
         three quarters of a smaller lambda, where the penalty still pulls with its full slope.
     robust
-        Whom to believe where clusters are refitted, and how to pool them: see `methods.refit.Refit`.
+        Whom to believe where clusters are refitted, and how to pool them: see `grouping.refit.Refit`.
     memory, spill
-        Bytes that the server may take for pairs, and a directory for what is more: see `fusion.FusionState`.
+        Bytes that the server may take for pairs, and a directory for what is more: see `pairs.state.FusionState`.
     backend, blocks
         Cut the server's state into blocks of coordinates, for long vectors: ``"threads"``, or ``"ray"`` for actors on
-        the machines of a Ray cluster: see `fusion.FusionState`.
+        the machines of a Ray cluster: see `pairs.state.FusionState`.
     collapse
         Represent devices once that have been fused for about so many rounds, where the pairs of large groups take too
-        much memory or time; not always exact: see `collapsing.CollapsingState`.
+        much memory or time; not always exact: see `pairs.collapsed.CollapsingState`.
     """
 
     asynchronous: ClassVar[bool] = True  # Algorithm 3: Algorithm 2 with the devices whose reply has come
@@ -258,7 +258,7 @@ class PairwiseFusion(Method[Fusing]):
 
         First it trains alone; then server and newcomer take turns as in training, until its parameters rest. It is of
         the cluster whose devices it has been fused with, and takes their model. Where clusters were refitted, their
-        models' losses decide (`methods.welcome`).
+        models' losses decide (`grouping.admission`).
         """
         if self.refit:
             return (yield from judged(known, world, self.work, self.rows, device))

@@ -23,16 +23,16 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from fedfuse.clusters import canonical
+from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import Residuals
-from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Memory, Method, Remembering, World, moved
 from fedfuse.methods.fedavg import averaged
-from fedfuse.methods.search import Searched
-from fedfuse.models.base import Start
-from fedfuse.schedules import value
-from fedfuse.tasks import Choose, Losses, Task
-from fedfuse.types import Floats, Ints
+from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Memory, Method, Remembering, World, moved
+from fedfuse.models.model import Start
+from fedfuse.pairs.state import Residuals
+from fedfuse.protocol.local_work import value
+from fedfuse.protocol.tasks import Choose, Losses, Task
+from fedfuse.tuning.grid_search import Searched
+from fedfuse.utils.typing import Floats, Ints
 
 Average = Literal["gradient", "model"]
 NUMBERS = (1, 2, 3, 4, 6, 8, 12)  # of clusters, where none is given

@@ -19,11 +19,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedfuse.fusion import Residuals
-from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Memory, Remembering, World, moved
 from fedfuse.methods.fedavg import averaged
-from fedfuse.tasks import Install, Show, Task, Train
-from fedfuse.types import Floats, Ints
+from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Memory, Remembering, World, moved
+from fedfuse.pairs.state import Residuals
+from fedfuse.protocol.tasks import Install, Show, Task, Train
+from fedfuse.utils.typing import Floats, Ints
 
 
 @dataclass(frozen=True)

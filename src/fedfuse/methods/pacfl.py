@@ -22,14 +22,14 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import scipy
 
-from fedfuse.clusters import canonical
+from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
-from fedfuse.fusion import Residuals
-from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Memory, Method, World
 from fedfuse.methods.fedavg import Averaging
-from fedfuse.methods.search import Searched
-from fedfuse.tasks import Install, Subspace, Task
-from fedfuse.types import Floats, Ints
+from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Memory, Method, World
+from fedfuse.pairs.state import Residuals
+from fedfuse.protocol.tasks import Install, Subspace, Task
+from fedfuse.tuning.grid_search import Searched
+from fedfuse.utils.typing import Floats, Ints
 
 Angle = Literal["column", "principal"]
 Linkage = Literal["average", "complete", "single"]

@@ -20,11 +20,11 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.base import Admission, Arrays, Found, Joined, Known, Memory, World
 from fedfuse.methods.fedavg import FedAvg
-from fedfuse.schedules import value
-from fedfuse.tasks import MetaTrain, Show, Task, Train
-from fedfuse.types import Floats, Ints
+from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Memory, World
+from fedfuse.protocol.local_work import value
+from fedfuse.protocol.tasks import MetaTrain, Show, Task, Train
+from fedfuse.utils.typing import Floats, Ints
 
 Variant = Literal["first-order", "hessian-free"]
 

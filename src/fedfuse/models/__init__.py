@@ -7,8 +7,8 @@ from typing import Any
 
 from fedfuse.data.federation import Goal
 from fedfuse.errors import FedfuseError, guess
-from fedfuse.models.base import Forgotten, Model
 from fedfuse.models.linear import LinearRegression
+from fedfuse.models.model import Forgotten, Model
 from fedfuse.models.softmax import SoftmaxRegression
 
 MODELS: dict[str, type[Model[Any]]] = {kind.__name__: kind for kind in (LinearRegression, SoftmaxRegression)}

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse._machine import Kernels
 from fedfuse.data.federation import Goal, Rows
-from fedfuse.models._spectrum import second_moments, spectrum
-from fedfuse.models._threads import spread
-from fedfuse.models.base import Model, batch_orders, decayed, one_each, plain
-from fedfuse.tasks import Work
-from fedfuse.types import Bools, Floats, Ints
+from fedfuse.models.model import Model, batch_orders, decayed, one_each, plain
+from fedfuse.models.spectrum import second_moments, spectrum
+from fedfuse.protocol.tasks import Work
+from fedfuse.utils.jit import Kernels
+from fedfuse.utils.threads import spread
+from fedfuse.utils.typing import Bools, Floats, Ints
 
-_kernels = Kernels("fedfuse.models._kernels")
+_kernels = Kernels("fedfuse.models.loss_kernels")
 
 
 @dataclass

@@ -18,11 +18,11 @@ from torch import nn
 
 from fedfuse.data.federation import Goal
 from fedfuse.errors import FedfuseError
-from fedfuse.models._cnn import CompiledCNN
-from fedfuse.models._flat import Engine, Form, seeded
-from fedfuse.models.base import Shape, Start
+from fedfuse.models.compiled_cnn import CompiledCNN
+from fedfuse.models.flat_parameters import Engine, Form, seeded
+from fedfuse.models.model import Shape, Start
 from fedfuse.models.torch import Loss, TorchModel, vector
-from fedfuse.types import Floats
+from fedfuse.utils.typing import Floats
 
 N = TypeVar("N", bound="Network")
 SMALL = 16  # images with a side below this get kernels of 3 x 3

@@ -9,18 +9,18 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse import _aligned
-from fedfuse._machine import Kernels
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models._panels import STRIP, Panels, batch_space, space
-from fedfuse.models._spectrum import spectrum
-from fedfuse.models._threads import own, spread
-from fedfuse.models.base import Model, batch_orders, decayed, one_each, plain
-from fedfuse.tasks import Work
-from fedfuse.types import Floats, Ints
+from fedfuse.models.model import Model, batch_orders, decayed, one_each, plain
+from fedfuse.models.panels import STRIP, Panels, batch_space, space
+from fedfuse.models.spectrum import spectrum
+from fedfuse.protocol.tasks import Work
+from fedfuse.utils import alignment
+from fedfuse.utils.jit import Kernels
+from fedfuse.utils.threads import own, spread
+from fedfuse.utils.typing import Floats, Ints
 
-_kernels = Kernels("fedfuse.models._kernels")
+_kernels = Kernels("fedfuse.models.loss_kernels")
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequenc
 
 
 def _solve(job: _Job, A: Floats, rho: float) -> None:
-    from fedfuse.models._newton import minimise
+    from fedfuse.models.newton import minimise
 
     def run(jobs: Ints) -> None:
         for k in jobs:
@@ -211,7 +211,7 @@ def _panels(rows: Rows, classes: int, dtype: np.dtype[Any]) -> Panels:
     q, counts = _filled(p + 1, 4), rows.counts
     room = _filled(counts, STRIP)
     start = np.cumsum(room) - room
-    X, y = _aligned.zeros(int(room.sum()) * q, dtype), np.zeros(room.sum(), np.int64)
+    X, y = alignment.zeros(int(room.sum()) * q, dtype), np.zeros(room.sum(), np.int64)
     for i, (a, b) in enumerate(zip(start, start + room, strict=True)):
         rows_X, rows_y = rows.of(i)
         y[a : a + len(rows_y)] = rows_y

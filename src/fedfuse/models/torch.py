@@ -20,11 +20,11 @@ from torch.nn import functional
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models._flat import Engine, Form, Layout, layout_of, one_thread, seeded
-from fedfuse.models._threads import spread
-from fedfuse.models.base import Model, Shape, Start, batch_orders, one_each, plain
-from fedfuse.tasks import Work
-from fedfuse.types import Floats, Ints
+from fedfuse.models.flat_parameters import Engine, Form, Layout, layout_of, one_thread, seeded
+from fedfuse.models.model import Model, Shape, Start, batch_orders, one_each, plain
+from fedfuse.protocol.tasks import Work
+from fedfuse.utils.threads import spread
+from fedfuse.utils.typing import Floats, Ints
 
 T = TypeVar("T", bound="TorchModel")
 LossName: TypeAlias = Literal["cross_entropy", "mse"]

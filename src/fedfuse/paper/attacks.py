@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedfuse.fleet.byzantine import draw_liars
-from fedfuse.methods import Method
-from fedfuse.methods.search import Searched
+from fedfuse.engines.attacks import draw_liars
+from fedfuse.methods.method import Method
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Shown, both
 from fedfuse.paper.setup import AUTO, PAPER, PRINTED, Setup
 from fedfuse.paper.trial import Trial
-from fedfuse.result import mean_score
+from fedfuse.results.result import mean_score
+from fedfuse.tuning.grid_search import Searched
 
 ATTACKS = ("same-value", "sign-flip", "gaussian")
 FEW = (AUTO, "fpfc", "local", "fedavg", "ifca")

@@ -8,15 +8,15 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from fedfuse._console import Answers, Lines
+from fedfuse.cli.console import Answers, Lines
 from fedfuse.errors import FedfuseError
-from fedfuse.models._threads import usable_cores
 from fedfuse.paper import page, runner
 from fedfuse.paper.experiment import Item, Shown
 from fedfuse.paper.items import chosen, items
 from fedfuse.paper.output import duration, save
 from fedfuse.paper.progress import Remaining
 from fedfuse.paper.setup import Setup, Size, effort
+from fedfuse.utils.threads import usable_cores
 
 SPECIAL = ("list", "page")
 WIDEST = 400

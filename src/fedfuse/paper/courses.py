@@ -10,14 +10,14 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from fedfuse.comparison.layout import NOTHING
-from fedfuse.methods import Method
+from fedfuse.methods.method import Method
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Shown, both, count, floats, printed
 from fedfuse.paper.setup import AUTO, CLUSTERING, PAPER, PRINTED, Setup
 from fedfuse.paper.trial import Trial, evaluated, training_cost
-from fedfuse.schedules import Schedule, value
-from fedfuse.tasks import Work
+from fedfuse.protocol.local_work import Schedule, value
+from fedfuse.protocol.tasks import Work
+from fedfuse.studies.comparison_tables import NOTHING
 
 METHODS = (*PAPER, AUTO)
 _SHORTER = {"synthetic": 20, "images": 4}
@@ -220,7 +220,7 @@ class Strategies(Experiment):
 def _rounds(work: Work, total: int) -> int:
     """Return after how many rounds all steps are spent.
 
-    >>> from fedfuse.schedules import Grow
+    >>> from fedfuse.protocol.local_work import Grow
     >>> _rounds(Work(steps=5), 1000), _rounds(Work(steps=10), 1000), _rounds(Work(steps=Grow(2)), 1000)
     (200, 100, 63)
     """

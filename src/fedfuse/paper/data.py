@@ -7,15 +7,15 @@ from functools import lru_cache
 
 import numpy as np
 
+from fedfuse.data.catalog import load
 from fedfuse.data.directory import absent, data_directory
 from fedfuse.data.federation import Federation
 from fedfuse.data.housing import FILES as TABLES
 from fedfuse.data.images import FILES as IMAGES
 from fedfuse.data.images import image_federation, read_images
 from fedfuse.data.partition import Dirichlet
-from fedfuse.data.sources import load
-from fedfuse.randomness import generator
-from fedfuse.types import Ints
+from fedfuse.utils.random import generator
+from fedfuse.utils.typing import Ints
 
 TEST = 0.4  # test images for each training image, where only some are used: few would say little
 DEVICES = 20

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedfuse.comparison.layout import NOTHING
 from fedfuse.paper.setup import Setup
 from fedfuse.paper.trial import Trial
+from fedfuse.studies.comparison_tables import NOTHING
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Pictures of the paper's figures; colours and manners are those of `fedfuse.plots`."""
+"""Pictures of the paper's figures; colours and manners are those of `fedfuse.report.plots`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedfuse.colours import COLOURS
 from fedfuse.paper.setup import AUTO, PAPER, PRINTED
-from fedfuse.plots import _plain, _pyplot
-from fedfuse.types import Floats, Ints
+from fedfuse.report.palette import COLOURS
+from fedfuse.report.plots import _plain, _pyplot
+from fedfuse.utils.typing import Floats, Ints
 
 # nine methods and ours: colours twice, the second time dashed; ours thick
 _STYLES: dict[str, dict[str, Any]] = {

@@ -9,13 +9,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
+from fedfuse.grouping.lambda_path import Strategy, Tuned
 from fedfuse.methods.fpfc import PairwiseFusion
-from fedfuse.methods.tuned import Strategy, Tuned
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Shown, printed
 from fedfuse.paper.setup import Setup
 from fedfuse.paper.trial import Trial
-from fedfuse.tuning import Tuning
+from fedfuse.studies.tune import Tuning
 
 UNITS = {"s": 1.0, "h": 3600.0}
 ORDER: tuple[Strategy, ...] = get_args(Strategy)
@@ -103,8 +103,8 @@ class Paths(Experiment):
         return []
 
     def show(self, setup: Setup) -> Shown:
-        from fedfuse.paths import figure_1
-        from fedfuse.plots import plot_figure1
+        from fedfuse.report.plots import plot_figure1
+        from fedfuse.studies.solution_path import figure_1
 
         paths = figure_1(points=self.points)
         lines, numbers = [], []

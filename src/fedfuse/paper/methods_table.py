@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedfuse.comparison.layout import NOTHING
 from fedfuse.methods import FPFC
 from fedfuse.paper.experiment import Experiment, Shown, both, count, floats, printed
 from fedfuse.paper.setup import AUTO, CLUSTERING, OURS, PAPER, PRINTED, Setup
 from fedfuse.paper.trial import Trial, training_cost
+from fedfuse.studies.comparison_tables import NOTHING
 
 NUMBERS = ("test", "num", "ari", "cost", "cost_with_tuning", "rounds", "seconds")
 

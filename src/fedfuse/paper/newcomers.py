@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedfuse.comparison.layout import NOTHING
 from fedfuse.paper.experiment import Experiment, Shown, both, printed
 from fedfuse.paper.setup import AUTO, PAPER, PRINTED, Setup
 from fedfuse.paper.trial import Trial
+from fedfuse.studies.comparison_tables import NOTHING
 
 METHODS = (*PAPER, AUTO)
 

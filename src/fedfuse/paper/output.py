@@ -10,8 +10,8 @@ import pandas as pd
 from fedfuse.paper import runner
 from fedfuse.paper.experiment import Item, Shown
 from fedfuse.paper.setup import WORDS, Setup
-from fedfuse.plots import save_picture
-from fedfuse.store import write_json, written_whole
+from fedfuse.report.plots import save_picture
+from fedfuse.results.run_directory import write_json, written_whole
 
 PICTURES = ("figure.svg", "figure.png")
 

@@ -19,7 +19,7 @@ from fedfuse.paper.items import items
 from fedfuse.paper.methods_table import GROUPING, MethodsTable, grouping
 from fedfuse.paper.output import command, draw, text
 from fedfuse.paper.setup import Setup, Size
-from fedfuse.store import written_whole
+from fedfuse.results.run_directory import written_whole
 
 # the tables are wide: the site shows no list of contents beside them
 _HEAD = """---

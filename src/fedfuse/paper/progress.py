@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from fedfuse.comparison.jobs import DONE, FAILED, RUNNING, Job, State
 from fedfuse.paper.output import duration
 from fedfuse.paper.setup import effort
 from fedfuse.paper.trial import Trial
-from fedfuse.terminal import ComparisonBars
+from fedfuse.report.terminal import ComparisonBars
+from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Job, State
 
 EVERY = 60.0  # seconds between two lines where there is no terminal to draw a bar on
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from fedfuse.comparison.jobs import Watcher, alone_in, run_here, run_in_workers
 from fedfuse.errors import FedfuseError
-from fedfuse.models._threads import usable_cores
 from fedfuse.paper.experiment import Item
 from fedfuse.paper.setup import Setup, effort
 from fedfuse.paper.trial import Trial
+from fedfuse.studies.jobs import Watcher, alone_in, run_here, run_in_workers
+from fedfuse.utils.threads import usable_cores
 
 
 def wanted(items: Sequence[Item], setup: Setup) -> list[Trial]:

@@ -13,14 +13,15 @@ from typing import Any, Literal, TypeAlias
 
 from fedfuse.data.synthetic import SCENARIOS
 from fedfuse.errors import FedfuseError
-from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, Method
-from fedfuse.methods.search import TRIAL, Searched
-from fedfuse.methods.tuned import Tuned
-from fedfuse.options import PAPER_LAMBDAS, Style, build, parse_options
+from fedfuse.grouping.lambda_path import Tuned
+from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL
+from fedfuse.methods.method import Method
 from fedfuse.paper.data import DEVICES, Data, missing_files
 from fedfuse.paper.trial import Trial
-from fedfuse.schedules import value
-from fedfuse.tasks import Work
+from fedfuse.protocol.local_work import value
+from fedfuse.protocol.tasks import Work
+from fedfuse.training.options import PAPER_LAMBDAS, Style, build, parse_options
+from fedfuse.tuning.grid_search import TRIAL, Searched
 
 Size: TypeAlias = Literal["full", "middle", "quick"]
 AUTO = "fpfc auto"

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from fedfuse.methods import Method
+from fedfuse.methods.method import Method
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Shown, both
 from fedfuse.paper.setup import Setup
 from fedfuse.paper.trial import Trial
-from fedfuse.schedules import Uneven
+from fedfuse.protocol.local_work import Uneven
 
 ALL = ("synthetic:S1", "housing-bodyfat", "mnist", "fashion-mnist")
 

@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 
 from fedfuse._version import __version__
-from fedfuse.comparison.jobs import Job
 from fedfuse.data.federation import Federation
-from fedfuse.methods.search import JUDGING, TRYING
 from fedfuse.paper.data import Data, late
-from fedfuse.result import Result
-from fedfuse.store import Store, read_arrays, read_json, without_nan, write_arrays, write_json
-from fedfuse.training import Callback, Row, Run
-from fedfuse.types import Floats
+from fedfuse.results.result import Result
+from fedfuse.results.run_directory import Store, read_arrays, read_json, without_nan, write_arrays, write_json
+from fedfuse.studies.jobs import Job
+from fedfuse.training.loop import Callback, Row, Run
+from fedfuse.tuning.grid_search import JUDGING, TRYING
+from fedfuse.utils.typing import Floats
 
 NEWCOMERS = "newcomers.json"
 _NO_MATTER = ("checkpoint_every",)  # settings that a result does not depend on

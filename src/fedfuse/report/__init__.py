@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedfuse._version import __version__
-from fedfuse.colours import ON_DARK, ON_LIGHT
-from fedfuse.comparison import is_comparison
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.result import Result
-from fedfuse.store import Store, written_whole
-from fedfuse.yardsticks import Yardsticks, measured
+from fedfuse.report.palette import ON_DARK, ON_LIGHT
+from fedfuse.results.result import Result
+from fedfuse.results.run_directory import Store, written_whole
+from fedfuse.studies.compare import is_comparison
+from fedfuse.training.baselines import Yardsticks, measured
 
 FILE = "report.html"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -54,10 +54,10 @@ def write_report(
 def render(directory: Path, *, federation: Federation | None = None, yardsticks: bool = True) -> str:
     """Return the page as text."""
     if is_comparison(directory):
-        from fedfuse.report.comparison import comparison_page
+        from fedfuse.report.comparison_page import comparison_page
 
         return page_of("comparison.html.j2", comparison_page(directory))
-    from fedfuse.report.run import run_page
+    from fedfuse.report.run_page import run_page
 
     _check_method(directory)
     note = _with_yardsticks(directory, federation, yardsticks)
@@ -66,7 +66,7 @@ def render(directory: Path, *, federation: Federation | None = None, yardsticks:
 
 def _check_method(directory: Path) -> None:
     """Refuse a method with settings that it cannot have: the page draws some of them."""
-    from fedfuse.methods import METHODS, from_config
+    from fedfuse.methods.registry import METHODS, from_config
 
     config = Result.load(directory).method
     if config["method"] in METHODS:
@@ -95,7 +95,7 @@ def _with_yardsticks(directory: Path, federation: Federation | None, wanted: boo
 
 def _data(directory: Path) -> Federation:
     """Load the data of a run again, if they are still the same."""
-    from fedfuse.data.sources import load_again
+    from fedfuse.data.catalog import load_again
 
     config = Store(directory).config()
     if config.get("source") is None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.types import Floats
+from fedfuse.utils.typing import Floats
 
 SIDE = 1000
 

@@ -3,7 +3,7 @@
 from fedfuse.paper.courses import Plan, Strategies
 from fedfuse.paper.experiment import Item
 from fedfuse.paper.items.reasons import IMAGES, STEPS
-from fedfuse.schedules import Grow
+from fedfuse.protocol.local_work import Grow
 
 CONSTANT = {"T = 5": 5, "T = 10": 10}
 PRINTED = """

@@ -1,0 +1,54 @@
+"""Where data are, and where devices are: data list, data fetch, flower new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedfuse.cli.console import Answers
+from fedfuse.cli.notices import console
+from fedfuse.cli.parameters import Arg, DataDir
+
+
+def data_list(data_dir: DataDir = None) -> None:
+    """Show the data sets that have a name, and whether their files are here."""
+    from rich.table import Table
+
+    from fedfuse.data.catalog import available
+    from fedfuse.data.directory import data_directory
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "what", "here"):
+        table.add_column(heading)
+    for source in available(data_dir):
+        table.add_row(source.name, source.description, "yes" if source.present else "no")
+    Answers().print(table)
+    console.say(f"data directory: {data_directory(data_dir)}")
+
+
+def data_fetch(
+    name: Annotated[str, Arg(help="A data set with files: mnist, fashion-mnist.")], data_dir: DataDir = None
+) -> None:
+    """Download the files of a data set, checked; what is there is not touched, partial downloads are resumed."""
+    from fedfuse.data.download import fetch
+    from fedfuse.report.terminal import Downloads
+
+    with Downloads(console) as downloads:
+        done = fetch(name, data_dir, progress=downloads)
+    if not done.new and not done.present:
+        words = f"{name} needs no files"
+    else:
+        words = f"{name}: {len(done.new)} files fetched, {len(done.present)} already there, in {done.directory}"
+    Answers().say(words)
+
+
+def flower_new(directory: Annotated[Path, Arg(help="A new directory.")]) -> None:
+    """Write a small Flower app: say in its task.py how a device loads its rows and which model it has."""
+    from fedfuse.flower.project_template import INSTALL_NOTHING, write_app
+
+    for path in write_app(directory):
+        typer.echo(str(path))
+    typer.echo(f"next: {INSTALL_NOTHING}")
+    typer.echo(f'      flwr run {directory} --stream --federation-config "num-supernodes=8"')

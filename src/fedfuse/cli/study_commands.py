@@ -1,0 +1,196 @@
+"""Many runs, and what is measured: compare, sweep, path, bench, paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fedfuse.cli.after_run import compare_and_show
+from fedfuse.cli.arguments import goal_of, load_from, next_directory, refuse_rounds_twice, source_of
+from fedfuse.cli.console import Answers
+from fedfuse.cli.notices import INTERRUPTED, console, fail
+from fedfuse.cli.parameters import (
+    Arg,
+    DataDir,
+    Dataset,
+    Device,
+    Features,
+    Jobs,
+    Json,
+    Opt,
+    Rounds,
+    Seed,
+    Set,
+    Target,
+    Task,
+    place,
+)
+from fedfuse.errors import FedfuseError
+
+if TYPE_CHECKING:
+    from fedfuse.studies.comparison import Comparison
+    from fedfuse.studies.jobs import Watcher
+
+
+def compare(
+    dataset: Dataset,
+    methods: Annotated[str, Opt(help="all, or names with commas between them.")] = "all",
+    seeds: Annotated[str, Opt(help="How many (3), or which (0,5,7).")] = "3",
+    rounds: Rounds = None,
+    jobs: Jobs = None,
+    features: Features = "uniform",
+    device: Device = None,
+    target: Target = None,
+    task: Task = None,
+    out: Annotated[
+        Path | None, Opt(parser=place, metavar="PATH", help="A directory; an existing comparison is continued.")
+    ] = None,
+    set_: Annotated[list[str], Opt("--set", help="key=value or method.key=value, e.g. fpfc.lam=0.6.")] = [],  # noqa: B006
+    data_dir: DataDir = None,
+    json_: Json = False,
+) -> None:
+    """Compare methods by mean and spread over seeds, with the same data for all."""
+    from fedfuse.studies.compare import compare
+    from fedfuse.training.options import read_seeds
+
+    numbers = read_seeds(seeds)
+    refuse_rounds_twice(rounds, set_)
+    directory = out or next_directory(dataset, "compare")
+    columns = {"device": device, "target": target, "goal": goal_of(task)}
+    source: dict[str, Any] = {"features": features, **columns, "data_dir": data_dir}
+
+    def work(watcher: Watcher) -> Comparison:
+        return compare(
+            dataset, methods, numbers, out=directory, jobs=jobs, rounds=rounds, words=set_,
+            watcher=watcher, **source,
+        )  # fmt: skip
+
+    compare_and_show(work, directory, json_)
+
+
+def sweep(
+    dataset: Dataset,
+    over: Annotated[str, Opt(help="A setting and its values, e.g. lam=0.1,0.2,0.4; or start=50 for random starts.")],
+    method: Annotated[str, Opt(help="Names with commas between them.")] = "fpfc",
+    seeds: Annotated[str, Opt(help="How many (1), or which (0,5,7).")] = "1",
+    rounds: Rounds = None,
+    jobs: Jobs = None,
+    features: Features = "uniform",
+    device: Device = None,
+    target: Target = None,
+    task: Task = None,
+    out: Annotated[
+        Path | None, Opt(parser=place, metavar="PATH", help="A directory; an existing sweep is continued.")
+    ] = None,
+    plot: Annotated[Path | None, Opt(help="A picture (.png, .svg or .pdf).")] = None,
+    set_: Set = [],  # noqa: B006
+    data_dir: DataDir = None,
+    json_: Json = False,
+) -> None:
+    """Show how much a setting matters: the same runs for each of its values, or from random starts."""
+    from fedfuse.report.plots import check_picture, save_picture
+    from fedfuse.studies.sweep import Over, sweep
+    from fedfuse.training.options import read_seeds
+
+    key = Over.read(over).key
+    if plot:
+        check_picture(plot)
+    numbers = read_seeds(seeds)
+    refuse_rounds_twice(rounds, set_)
+    directory = out or next_directory(dataset, f"sweep-{key}")
+    source: dict[str, Any] = {
+        "features": features, "device": device, "target": target, "goal": goal_of(task), "data_dir": data_dir,
+    }  # fmt: skip
+
+    def work(watcher: Watcher) -> Comparison:
+        found = sweep(
+            dataset, over, method, numbers, words=set_, rounds=rounds, out=directory, jobs=jobs, watcher=watcher,
+            **source,
+        )  # fmt: skip
+        if plot:
+            save_picture(found.plot(), plot)
+        return found.comparison
+
+    compare_and_show(work, directory, json_)
+
+
+def path(
+    out: Annotated[Path, Opt(help="The picture (.png, .svg or .pdf).")],
+    dataset: Annotated[str | None, Arg(help="As for run; without it, the paper's toy example (its Figure 1).")] = None,
+    penalty: Annotated[str, Opt(help="smoothed-scad, scad, mcp, l1 or l2.")] = "smoothed-scad",
+    grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1 (default: from distances).")] = None,
+    seed: Seed = 0,
+    features: Features = "uniform",
+    device: Device = None,
+    target: Target = None,
+    task: Task = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Draw how devices' models meet as lambda grows, each device's problem solved exactly."""
+    from fedfuse.report.plots import check_picture, plot_figure1, save_picture
+    from fedfuse.studies.solution_path import check_penalty, solution_path
+    from fedfuse.training.options import read_grid
+
+    check_picture(out)
+    check_penalty(penalty)
+    lambdas = None if grid is None else read_grid(grid)
+    if dataset is None:
+        with console.status("the toy example under four penalties …"):
+            axes = plot_figure1()
+    else:
+        federation = load_from(source_of(dataset, features, device, target, task, seed, data_dir))
+        with console.status("following the devices' models along lambda …"):
+            found = solution_path(federation, penalty, lambdas)
+        Answers().say(repr(found))
+        axes = found.plot()
+    save_picture(axes, out)
+    Answers().say(f"picture: {out}")
+
+
+def bench(
+    out: Annotated[Path, Opt(help="Where to write the figures.")] = Path("bench.json"),
+    quick: Annotated[bool, Opt(help="Small sizes, for a first look.")] = False,
+    only: Annotated[str, Opt(help="Parts to measure, as server,local (default: all).")] = "",
+    history: Annotated[Path | None, Opt(help="Add the figures to this file, one line of JSON for each time.")] = Path(
+        "bench-history.jsonl"
+    ),
+    page: Annotated[Path | None, Opt(help="Write a page in Markdown, with a picture beside it.")] = None,
+) -> None:
+    """Measure fedfuse against textbook loops, plain NumPy, plain PyTorch and this machine's limits, in one process."""
+    from fedfuse.bench import chosen, run_all
+
+    run_all(out, quick=quick, console=Answers(), only=chosen(only), history=history, page=page)
+
+
+def paper(
+    names: Annotated[list[str], Arg(metavar="NAME", help="list, all, page, or names as list shows them.")],
+    quick: Annotated[bool, Opt("--quick", help="Less data, fewer rounds and seeds: minutes.")] = False,
+    middle: Annotated[bool, Opt("--middle", help="All data, one seed, fewer rounds: an hour or two.")] = False,
+    out: Annotated[Path, Opt(help="Where runs are kept, and tables and figures written.")] = Path("runs/paper"),
+    page: Annotated[Path, Opt(help="Where 'paper page' writes.")] = Path("docs/reproduction.md"),
+    jobs: Jobs = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Reproduce a table or figure of the paper, its numbers beside ours; finished runs are reused."""
+    from fedfuse.paper.command import SPECIAL, make, show_list, write_page
+    from fedfuse.paper.setup import check_size
+    from fedfuse.report.plots import check_picture
+
+    size = check_size(quick, middle)
+    place = str(data_dir.absolute()) if data_dir else None
+    special = [name for name in names if name in (*SPECIAL, "all")]
+    if special and len(names) > 1:
+        raise FedfuseError(f"{special[0]} stands alone, got {' '.join(names)}")
+    if jobs is not None and jobs < 1:
+        raise FedfuseError(f"--jobs must be at least 1, got {jobs}")
+    if names == ["list"]:
+        show_list(out, place, Answers())
+        return
+    check_picture("figure.svg")
+    if names == ["page"]:
+        write_page(page, out, place, Answers())
+        return
+    try:
+        make(names, size, out, place, jobs, console, Answers())
+    except KeyboardInterrupt:
+        fail("interrupted; the same command goes on where it was", INTERRUPTED)

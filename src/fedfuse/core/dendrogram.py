@@ -1,0 +1,207 @@
+"""The fusion tree: devices fuse pair by pair as the penalty's reach grows, and validation says where to stop.
+
+Average linkage on the devices' own estimates gives the order in which groups meet as lambda rises. Every node of the
+tree stands for one group with one model, the weighted mean of its members' estimates. Each device judges the models
+of all the nodes above it on its validation rows (one exchange), and the cut follows from the leaves up: two groups
+stay apart only if a common model is significantly worse than what was best below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+
+from fedfuse.utils.typing import Bools, Floats, Ints
+
+Z = 1.645  # one-sided, 5 %
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A binary tree over ``n`` leaves; nodes n, n + 1, … are merges in the order in which they happen.
+
+    Attributes
+    ----------
+    children
+        The two nodes that each merge joins ((n - 1) x 2).
+    heights
+        The distance at which they meet.
+    """
+
+    children: Ints
+    heights: Floats
+
+    @classmethod
+    def of(cls, points: Floats) -> Tree:
+        """Build the tree of these points (one row per leaf)."""
+        if len(points) == 1:
+            return cls(np.empty((0, 2), np.int64), np.empty(0))
+        merges = scipy.cluster.hierarchy.linkage(
+            scipy.spatial.distance.pdist(np.asarray(points, dtype=np.float64)), "average"
+        )
+        return cls(merges[:, :2].astype(np.int64), merges[:, 2])
+
+    @property
+    def n(self) -> int:
+        return len(self.children) + 1
+
+    def ancestors(self) -> list[Ints]:
+        """Return the merges above every leaf, from the lowest to the root."""
+        parent = np.full(2 * self.n - 1, -1)
+        for k, (a, b) in enumerate(self.children):
+            parent[[a, b]] = self.n + k
+        chains = []
+        for leaf in range(self.n):
+            chain, node = [], int(parent[leaf])
+            while node >= 0:
+                chain.append(node)
+                node = int(parent[node])
+            chains.append(np.array(chain, dtype=np.int64))
+        return chains
+
+    def means(self, points: Floats, weights: Floats) -> Floats:
+        """Return the weighted mean of the leaves below every merge ((n - 1) x d)."""
+        total = np.zeros((2 * self.n - 1, points.shape[1] + 1))
+        total[: self.n, :-1] = points * weights[:, None]
+        total[: self.n, -1] = weights
+        for k, (a, b) in enumerate(self.children):
+            total[self.n + k] = total[a] + total[b]
+        return np.asarray(total[self.n :, :-1] / total[self.n :, -1:])
+
+    def cut(self, judgements: Sequence[Judgement], certain: Bools | None = None, z: float = Z) -> Ints:
+        """Return the label of every leaf.
+
+        First the partition with the least total validation loss; then, as in cost-complexity pruning (Breiman et
+        al., 1984), its weakest splits are taken back one after the other, and the coarsest partition is kept that
+        is not significantly worse: its rise in loss is within ``z`` standard errors, by the paired test over the
+        validation rows of all devices concerned. Splits of ``certain`` nodes are never taken back.
+
+        Where only a share of the devices is then with others, ``z`` shrinks by that share and the cut is made
+        again: where hardly any two devices have a model in common, doubtful pairs have none either.
+        """
+        chains, losses = self.ancestors(), np.zeros(2 * self.n - 1)
+        for judgement in judgements:
+            judgement.stand(chains[judgement.leaf])
+            losses[judgement.nodes] += judgement.n * judgement.means[: len(judgement.nodes)]
+        best = self._least_loss(losses)
+        held = self._held(np.zeros_like(best) if certain is None else certain & best)
+        labels = self._pruned(judgements, losses, best, held, z)
+        members = labels[[j.leaf for j in judgements]]
+        together = sharing(members) if len(members) else 1.0
+        return labels if together == 1 else self._pruned(judgements, losses, best, held, z * together)
+
+    def _pruned(self, judgements: Sequence[Judgement], losses: Floats, best: Bools, held: Bools, z: float) -> Ints:
+        split = best
+        while (split & ~held).any():
+            pruned = self._without_weakest(split, held, losses)
+            if self._rise(judgements, best, pruned) > z:
+                break
+            split = pruned
+        return np.unique(self._groups(split)[: self.n], return_inverse=True)[1]
+
+    def least(self, losses: Floats, price: float = 0.0) -> Ints:
+        """Return the label of every leaf in the partition with the least total loss, where a split has its price."""
+        return np.unique(self._groups(self._least_loss(losses, price))[: self.n], return_inverse=True)[1]
+
+    def _least_loss(self, losses: Floats, price: float = 0.0) -> Bools:
+        """Return which nodes are split in the partition with the least total loss."""
+        total, split = losses.copy(), np.zeros(len(losses), np.bool_)
+        for k, (a, b) in enumerate(self.children):
+            apart = total[a] + total[b] + price
+            split[self.n + k] = apart < total[self.n + k]
+            total[self.n + k] = min(apart, total[self.n + k])
+        return self._connected(split)
+
+    def _connected(self, split: Bools) -> Bools:
+        """Nothing is split below a node that is not."""
+        for node in range(2 * self.n - 2, self.n - 1, -1):
+            split[self.children[node - self.n]] &= split[node]
+        return split
+
+    def _held(self, certain: Bools) -> Bools:
+        """Return the nodes that are certain or have one below."""
+        held: Bools = certain.copy()
+        for k, (a, b) in enumerate(self.children):
+            held[self.n + k] |= held[a] | held[b]
+        return held
+
+    def splits(self, points: Floats, weights: Floats) -> Floats:
+        """Return for every merge the difference of the weighted means of its two sides ((n - 1) x d)."""
+        means = np.concatenate([points, self.means(points, weights)])
+        return np.asarray(means[self.children[:, 0]] - means[self.children[:, 1]])
+
+    def _without_weakest(self, split: Bools, held: Bools, losses: Floats) -> Bools:
+        """Take back the split that gains least per group."""
+        total, groups = losses.copy(), np.ones(len(losses))
+        for node in np.flatnonzero(split):
+            a, b = self.children[node - self.n]
+            total[node], groups[node] = total[a] + total[b], groups[a] + groups[b]
+        nodes = np.flatnonzero(split & ~held)
+        gain = (losses[nodes] - total[nodes]) / (groups[nodes] - 1)
+        fewer = split.copy()
+        fewer[nodes[int(np.argmin(gain))]] = False
+        return self._connected(fewer)
+
+    def _groups(self, split: Bools) -> Ints:
+        """Return the node that stands for the group of every node."""
+        group = np.arange(2 * self.n - 1)
+        for node in range(2 * self.n - 2, self.n - 1, -1):
+            if not split[node]:
+                group[self.children[node - self.n]] = group[node]
+        return group
+
+    def _rise(self, judgements: Sequence[Judgement], best: Bools, other: Bools) -> float:
+        """Return by how many standard errors the other partition is worse than the best."""
+        a, b = self._groups(other), self._groups(best)
+        parts = [j.rise(int(a[j.leaf]), int(b[j.leaf])) for j in judgements if a[j.leaf] != b[j.leaf]]
+        rise, variance = np.sum(np.reshape(parts, (-1, 2)), axis=0)
+        return float(rise / np.sqrt(max(variance, 1e-300)))
+
+
+class Judgement:
+    """What one device says of the models of its leaf and of all nodes above it, on ``n`` validation rows."""
+
+    def __init__(self, leaf: int, n: int, means: Floats, covariance: Floats) -> None:
+        self.leaf, self.n = leaf, n
+        self.means, self.covariance = means, covariance
+        self.nodes = [leaf]
+
+    @classmethod
+    def read(cls, leaf: int, n: int, answer: Floats, models: int) -> Judgement:
+        """Take apart the answer to `protocol.tasks.Judge` for so many models."""
+        covariance = np.zeros((models, models))
+        covariance[np.triu_indices(models)] = answer[models:]
+        covariance = covariance + covariance.T - np.diag(np.diag(covariance))
+        return cls(leaf, n, answer[:models], covariance)
+
+    def stand(self, chain: Ints) -> None:
+        """Say which nodes the first models are of: the leaf, then those above it."""
+        self.nodes = [self.leaf, *chain.tolist()]
+
+    def rise(self, node: int, other: int) -> tuple[float, float]:
+        """Return how much the total loss rises from one node's model to another's, and its variance."""
+        return self.difference(self.nodes.index(node), self.nodes.index(other))
+
+    def difference(self, a: int, b: int) -> tuple[float, float]:
+        """Return the total loss of model a less that of model b, and its variance."""
+        c = self.covariance
+        variance = max(c[a, a] + c[b, b] - 2 * c[a, b], 0.0)
+        return self.n * float(self.means[a] - self.means[b]), self.n**2 * variance
+
+
+def sharing(labels: Ints) -> float:
+    """Return the share of the devices that are not alone in their group.
+
+    >>> sharing(np.array([0, 0, 1, 2]))
+    0.5
+    """
+    return float(np.mean(np.bincount(labels)[labels] > 1))
+
+
+def alike(first: Floats, second: Floats) -> Floats:
+    """Return the cosine of every row of one array with the same row of the other."""
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return np.asarray(np.einsum("kd,kd->k", first, second) / np.maximum(lengths, 1e-300))

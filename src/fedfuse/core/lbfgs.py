@@ -1,0 +1,117 @@
+"""L-BFGS that asks and is told: many independent problems at once, one evaluation each per round.
+
+The federated form of a well-known method (Liu and Nocedal, 1989): the server proposes a point per problem, the
+devices answer with value and gradient, and everything in between is plain arrays, so that a run can be saved after
+any round. scipy's solver calls the function itself and cannot wait for an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedfuse.utils.typing import Bools, Floats, Ints
+
+MEMORY = 10
+SUFFICIENT = 1e-4  # of the decrease that the slope promises
+SHORTER = 0.3  # a step that fails is cut to this
+GIVE_UP = 12  # cuts in a row before a problem counts as done
+
+
+@dataclass
+class LBFGS:
+    """State of ``n`` minimisations over ``d`` numbers each. `ask` returns points, `tell` takes their values."""
+
+    x: Floats  # best points so far
+    f: Floats  # their values
+    g: Floats  # their gradients
+    trial: Floats  # points being evaluated
+    direction: Floats
+    step: Floats
+    cuts: Ints
+    S: Floats  # (n, MEMORY, d) last steps and
+    Y: Floats  # last changes of the gradient, newest first
+    pairs: Ints  # how many of them are filled
+    done: Bools
+
+    @classmethod
+    def start(cls, x: npt.ArrayLike) -> LBFGS:
+        """Begin at these points (n x d)."""
+        point = np.array(x, dtype=np.float64)
+        n, d = point.shape
+        return cls(
+            x=point,
+            f=np.full(n, np.inf),
+            g=np.zeros((n, d)),
+            trial=point.copy(),
+            direction=np.zeros((n, d)),
+            step=np.ones(n),
+            cuts=np.zeros(n, np.int64),
+            S=np.zeros((n, MEMORY, d)),
+            Y=np.zeros((n, MEMORY, d)),
+            pairs=np.zeros(n, np.int64),
+            done=np.zeros(n, np.bool_),
+        )
+
+    def ask(self) -> Floats:
+        """Return the points to evaluate next."""
+        return self.trial
+
+    def tell(self, f: Floats, g: Floats, which: Bools | None = None, tol: float = 1e-4) -> None:
+        """Take the values and gradients at the points asked for, of all problems or of ``which``.
+
+        ``tol`` is on the gradient's largest entry. A problem that is not told anything is asked for the same again.
+        """
+        for i in np.flatnonzero(~self.done if which is None else ~self.done & which):
+            self._tell_one(int(i), float(f[i]), g[i], tol)
+
+    def _tell_one(self, i: int, f: float, g: Floats, tol: float) -> None:
+        slope = float(self.direction[i] @ self.g[i])
+        first = not np.isfinite(self.f[i])
+        if first or f <= self.f[i] + SUFFICIENT * self.step[i] * slope:
+            if not first:
+                self._remember(i, self.trial[i] - self.x[i], g - self.g[i])
+            self.x[i], self.f[i], self.g[i], self.cuts[i] = self.trial[i], f, g, 0
+            self.direction[i] = -self._times_inverse_hessian(i, g)
+            # without a curvature yet, a first step of unit length at the most
+            self.step[i] = 1.0 if self.pairs[i] else min(1.0, 1 / max(float(np.linalg.norm(g)), 1e-300))
+            self.done[i] = np.abs(g).max() <= tol
+        else:
+            self.step[i] *= SHORTER
+            self.cuts[i] += 1
+            self.done[i] = self.cuts[i] >= GIVE_UP
+        self.trial[i] = self.x[i] if self.done[i] else self.x[i] + self.step[i] * self.direction[i]
+
+    def _remember(self, i: int, s: Floats, y: Floats) -> None:
+        if s @ y <= 1e-10 * (y @ y):  # no positive curvature to learn from
+            return
+        self.S[i], self.Y[i] = np.roll(self.S[i], 1, axis=0), np.roll(self.Y[i], 1, axis=0)
+        self.S[i, 0], self.Y[i, 0] = s, y
+        self.pairs[i] = min(self.pairs[i] + 1, MEMORY)
+
+    def _times_inverse_hessian(self, i: int, g: Floats) -> Floats:
+        """The two-loop recursion."""
+        q, k = g.copy(), int(self.pairs[i])
+        S, Y = self.S[i, :k], self.Y[i, :k]
+        curvature = np.einsum("kd,kd->k", S, Y)
+        alpha = np.zeros(k)
+        for j in range(k):
+            alpha[j] = S[j] @ q / curvature[j]
+            q -= alpha[j] * Y[j]
+        if k:
+            q *= curvature[0] / (Y[0] @ Y[0])
+        for j in reversed(range(k)):
+            q += (alpha[j] - Y[j] @ q / curvature[j]) * S[j]
+        return np.asarray(q)
+
+    def pack(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the state as arrays."""
+        return {f"lbfgs_{f.name}": getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def unpack(cls, arrays: dict[str, npt.NDArray[Any]]) -> LBFGS:
+        """Build the state that `pack` took apart."""
+        return cls(**{f.name: arrays[f"lbfgs_{f.name}"] for f in fields(cls)})

@@ -1,0 +1,294 @@
+"""Some devices lie: what they send is replaced after their honest work, before the server sees it.
+
+Where nothing of that work is in the lie (same-value, gaussian), liars do as little of it as they can.
+
+The paper's three attacks (section 6.4.1, after Lin et al., 2022), and four of today:
+
+    same-value     c 1, with c ~ N(0, 100^2)
+    sign-flip      -|c| times what it would have sent, with c ~ N(0, 10^2)
+    gaussian       N(0, 100^2 I)
+    label-flip     honest work on labels that were flipped: class y becomes C - 1 - y, value y becomes -y
+    little         mean - z std of what the liars would have sent (Baruch, Baruch, Goldberg: A Little Is Enough, 2019)
+    inner-product  -1/2 mean of what the liars would have sent (Xie, Koyejo, Gupta: Fall of Empires, 2020)
+    replacement    G + gamma (X - G): a mean with the others becomes X, a target of the liars' own
+                   (Bagdasaryan et al.: How to Backdoor Federated Learning, 2020)
+
+Draws are new for every device and round. Liars know each other, and nothing of what honest devices send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+import scipy
+
+from fedfuse.data.federation import Federation
+from fedfuse.engines.base import Fleet, Wrapper
+from fedfuse.errors import FedfuseError
+from fedfuse.protocol.tasks import (
+    LOOK,
+    Alone,
+    Choose,
+    Gradient,
+    MetaTrain,
+    Order,
+    Reply,
+    Show,
+    Subspace,
+    Task,
+    Train,
+    with_work,
+)
+from fedfuse.utils.random import generator
+from fedfuse.utils.typing import Floats, Ints
+
+Attack: TypeAlias = Literal[
+    "same-value", "sign-flip", "gaussian", "label-flip", "little", "inner-product", "replacement"
+]
+Scope: TypeAlias = Literal["all", "fused"]
+Lies: TypeAlias = Literal["all", "models"]
+COLLUDING = ("little", "inner-product", "replacement")
+INVENTED = ("same-value", "gaussian")  # nothing of what a liar would have sent is in these lies
+SAME, FLIP, NOISE = 100.0, 10.0, 100.0  # the paper's sigma
+EPSILON = 0.5  # of the inner-product attack
+LARGEST = 1e15  # what float32 can still be squared and summed at; larger lies would be refused by everybody
+
+
+def draw_liars(m: int, share: float, seed: int) -> Ints:
+    """Return the devices that lie: ``round(share m)`` of them, drawn once per run.
+
+    >>> len(draw_liars(10, 0.4, seed=0))
+    4
+    """
+    if not 0 <= share <= 1:
+        raise FedfuseError(f"liars must be a share from 0 to 1, got {share!r}")
+    return np.sort(generator(seed, "liars").choice(m, round(share * m), replace=False)).astype(np.int64)
+
+
+def flipped(federation: Federation, who: npt.ArrayLike) -> Federation:
+    """Return the federation with other labels on these devices: y becomes C - 1 - y, or -y for values."""
+    y = federation.y.copy()
+    for i in np.asarray(who, dtype=np.int64):
+        rows = slice(federation.cuts[i, 0], federation.cuts[i, 3])
+        y[rows] = federation.n_classes - 1 - y[rows] if federation.goal == "classification" else -y[rows]
+    return replace(federation, y=y)
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """What was asked of devices in one go."""
+
+    devices: int
+    liars: int
+
+
+class Held(NamedTuple):
+    """A liar's honest reply, which the server never sees."""
+
+    reply: Reply
+    task: Task
+    exchange: Exchange
+
+
+@dataclass(frozen=True)
+class Lie:
+    """One upload as its liar sees it before it is sent."""
+
+    own: Floats  # what an honest device would send,
+    models: int  # of which so many numbers are a model, an update or a gradient
+    crowd: Floats  # what all liars of this exchange would send, where theirs is as long (liars x n)
+    task: Task
+    rng: np.random.Generator
+    boost: float  # devices of this exchange for each liar
+    z: float
+
+
+class Byzantine(Wrapper):
+    """A fleet in which some devices lie.
+
+    Parameters
+    ----------
+    fleet
+        Where devices compute.
+    attack
+        What liars do; ``"label-flip"`` needs a fleet over `flipped` data, and changes nothing here.
+    share, who
+        How many of the ``m`` devices lie, or which.
+    lies
+        ``"all"``: every answer is replaced, numbers too. ``"models"``: models, updates and gradients alone. What names
+        a cluster (IFCA) and the bases of PACFL are honest in both.
+    scope
+        ``"fused"``: the first ``shared`` numbers of a model, which all devices share, are honest.
+    seed
+        Draws the liars and their lies.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        attack: Attack,
+        *,
+        m: int,
+        share: float = 0.2,
+        who: Sequence[int] | npt.ArrayLike | None = None,
+        lies: Lies = "all",
+        scope: Scope = "all",
+        shared: int = 0,
+        seed: int = 0,
+    ) -> None:
+        check_attack(attack, lies, scope)
+        super().__init__(fleet)
+        self.attack, self.m, self.lies, self.seed = attack, m, lies, seed
+        self.who = draw_liars(m, share, seed) if who is None else np.unique(np.asarray(who, dtype=np.int64))
+        if self.who.size and not 0 <= self.who[0] <= self.who[-1] < m:
+            raise FedfuseError(f"liars must be device numbers from 0 to {m - 1}, got {self.who.tolist()}")
+        self._honest = shared if scope == "fused" else 0
+        self._liars = frozenset(self.who.tolist())
+        self._asked: dict[tuple[int, int], tuple[Task, Exchange]] = {}  # of liars, by device and round
+        self._held: list[Held] = []
+
+    def submit(self, orders: Sequence[Order]) -> None:
+        lying = [o for o in orders if o.device in self._liars and self._lies_about(o)]
+        exchange = Exchange(len(orders), len(lying))
+        self._asked |= {(o.device, o.round): (o.task, exchange) for o in lying}
+        who = {o.device for o in lying}  # at most one order each
+        self.inner.submit([replace(o, task=self._spared(o.task)) if o.device in who else o for o in orders])
+
+    def collect(self, patience: float | None = None) -> list[Reply]:
+        while True:
+            arrived = super().collect(patience)
+            ready = [reply for reply in arrived if not self._hold(reply)]
+            ready += self._agreed(everybody=not arrived)
+            if ready or not arrived:
+                return ready
+
+    def _lies_about(self, order: Order) -> bool:
+        """Whether this is a message of the method, and one that liars would change."""
+        untouched = order.round == LOOK or isinstance(order.task, (Show, Subspace))
+        return self.attack != "label-flip" and not untouched
+
+    def _spared(self, task: Task) -> Task:
+        """Return the task with one step in place of its training, where nothing of that would be left in the lie."""
+        if self.attack not in INVENTED or self._honest:
+            return task
+        if not isinstance(task, (Train, MetaTrain, Choose)) or task.work is None:
+            return task
+        if isinstance(task, Train) and (task.send == "nothing" or (task.score and self.lies == "models")):
+            return task
+        return with_work(task, replace(task.work, steps=1, unit="batches" if task.work.batch else "epochs"))
+
+    def _hold(self, reply: Reply) -> bool:
+        """Keep a liar's reply back; False for all others."""
+        asked = self._asked.pop((reply.device, reply.round), None)
+        if asked is None:
+            return False
+        self._held.append(Held(reply, *asked))
+        return True
+
+    def _agreed(self, *, everybody: bool) -> list[Reply]:
+        """Return lies; liars that agree on what to say wait for each other, until ``everybody`` has answered."""
+        wait = self.attack in COLLUDING and not everybody
+        unheard = [exchange for _, exchange in self._asked.values()] if wait else []
+        ready = sorted((h for h in self._held if h.exchange not in unheard), key=lambda h: h.reply.device)
+        self._held = [h for h in self._held if h.exchange in unheard]
+        return [self._forged(h, [o for o in ready if o.exchange is h.exchange]) for h in ready]
+
+    def _forged(self, held: Held, liars: list[Held]) -> Reply:
+        reply, task, exchange = held
+        own = np.asarray(reply.values, dtype=np.float64)
+        models = model_numbers(task, own.size)
+        alike = [h.reply.values for h in liars if type(h.task) is type(task) and np.shape(h.reply.values) == own.shape]
+        crowd = np.array(alike, dtype=np.float64)
+        # a round may be negative, a key may not
+        rng = generator(self.seed, "attack", reply.round + 2, reply.device)
+        lie = Lie(own, models, crowd, task, rng, exchange.devices / exchange.liars, self._z)
+        start = min(self._honest, models)
+        # what names a cluster is true: it is no number
+        stop = models if self.lies == "models" or isinstance(task, Choose) else own.size
+        values = own.copy()
+        values[start:stop] = np.clip(FORGE[self.attack](lie)[start:stop], -LARGEST, LARGEST)
+        return replace(reply, values=values.astype(np.asarray(reply.values).dtype))
+
+    @property
+    def _z(self) -> float:
+        """How far from the mean a little is still not noticed, by the original's rule; 1 where liars are the most."""
+        liars, honest = len(self.who), self.m - len(self.who)
+        supporters = self.m // 2 + 1 - liars
+        if honest <= supporters or supporters <= 0:
+            return 1.0
+        return float(max(scipy.special.ndtri((honest - supporters) / honest), 0.0))
+
+
+def check_attack(attack: str, lies: str = "all", scope: str = "all") -> None:
+    """Raise unless these words are known."""
+    for name, word, known in (
+        ("attack", attack, get_args(Attack)), ("lies", lies, get_args(Lies)), ("scope", scope, get_args(Scope)),
+    ):  # fmt: skip
+        if word not in known:
+            raise FedfuseError(f"{name} must be one of {', '.join(known)}, got {word!r}")
+
+
+def known_attack(fleet: Any) -> Byzantine | None:
+    """Return the liars of a fleet, also where another fleet is around them."""
+    while fleet is not None and not isinstance(fleet, Byzantine):
+        fleet = getattr(fleet, "inner", None)
+    return fleet
+
+
+def model_numbers(task: Task, size: int) -> int:
+    """Return how many numbers of an answer are a model, an update or a gradient; they come first."""
+    match task:
+        case Train(score=score):
+            return size - (score is not None)
+        case Gradient(also=also):
+            return size - len(also)
+        case Choose(heads=heads):
+            return size - len(heads)
+        case MetaTrain() | Alone():
+            return size
+    return 0
+
+
+def _same_value(lie: Lie) -> Floats:
+    return np.full(lie.own.size, lie.rng.normal(0, SAME))
+
+
+def _sign_flip(lie: Lie) -> Floats:
+    return np.asarray(-abs(lie.rng.normal(0, FLIP)) * lie.own)
+
+
+def _gaussian(lie: Lie) -> Floats:
+    return lie.rng.normal(0, NOISE, lie.own.size)
+
+
+def _little(lie: Lie) -> Floats:
+    return np.asarray(lie.crowd.mean(axis=0) - lie.z * lie.crowd.std(axis=0))
+
+
+def _inner_product(lie: Lie) -> Floats:
+    return np.asarray(-EPSILON * lie.crowd.mean(axis=0))
+
+
+def _replacement(lie: Lie) -> Floats:
+    """Aim at minus what the liars would have sent; a mean over all devices of the exchange gets there."""
+    aim: Floats = -lie.crowd.mean(axis=0)
+    values: Floats = lie.own.copy()
+    step = isinstance(lie.task, Gradient) or (isinstance(lie.task, Train) and lie.task.send == "update")
+    given = lie.task.start if isinstance(lie.task, (Train, MetaTrain)) else None
+    origin = given if given is not None and len(given) == lie.models and not step else np.zeros(lie.models)
+    values[: lie.models] = origin + lie.boost * (aim[: lie.models] - origin)
+    return values
+
+
+FORGE: dict[str, Callable[[Lie], Floats]] = {
+    "same-value": _same_value,
+    "sign-flip": _sign_flip,
+    "gaussian": _gaussian,
+    "little": _little,
+    "inner-product": _inner_product,
+    "replacement": _replacement,
+}

@@ -1,0 +1,57 @@
+"""Where devices compute, by name: what ``--engine`` and ``fit(engine=…)`` take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedfuse.data.federation import Federation
+from fedfuse.engines.base import Fleet
+from fedfuse.engines.in_process import InProcess
+from fedfuse.engines.workers import Workers, check_workers
+from fedfuse.errors import FedfuseError
+from fedfuse.models.model import Model
+from fedfuse.protocol.privacy import Noise
+
+ENGINES = ("inprocess", "workers", "flower")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A way to build a fleet.
+
+    Parameters
+    ----------
+    name
+        ``"inprocess"``: many devices in one compiled call, over the threads of this process. ``"workers"``: in
+        processes with one thread each, on shared data, for models that are not compiled. ``"flower"``: on Flower's
+        simulation engine.
+    workers
+        How many processes; one for each usable core by default.
+    """
+
+    name: str = "inprocess"
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in ENGINES:
+            raise FedfuseError(f"unknown engine {self.name!r}; known: {', '.join(ENGINES)}")
+        if self.workers is not None and self.name != "workers":
+            raise FedfuseError(f"engine {self.name!r} has no workers; workers={self.workers} is for engine 'workers'")
+        check_workers(self.workers)
+        if self.name == "flower":
+            from fedfuse.flower.simulation import check_installed
+
+            check_installed()
+
+    def fleet(
+        self, federation: Federation, model: Model[Any], seed: int, dtype: str, noise: Noise | None = None
+    ) -> Fleet:
+        """Return a fleet for these devices."""
+        if self.name == "workers":
+            return Workers(federation, model, workers=self.workers, seed=seed, dtype=dtype, noise=noise)
+        if self.name == "flower":
+            from fedfuse.flower.simulation import Simulation
+
+            return Simulation(federation, model, seed=seed, dtype=dtype, noise=noise)
+        return InProcess(federation, model, seed=seed, dtype=dtype, noise=noise)

@@ -1,0 +1,299 @@
+"""FPFC with its lambda chosen from a grid: the paper's two strategies (section 4.3 and 6.3).
+
+    separate: for each lambda a fresh start, trained until nothing changes any more; the best on validation rows is kept
+    warm-up:  lambda_1 < lambda_2 < …, each from where the last one ended (omega, theta and v); a lambda is done when
+              the validation metric changes by less than tol from one round to the next; as soon as a lambda ends
+              worse than the one before it, go back to that one and train on with it
+
+Where we depart from the paper: it lets a single small change between two rounds end a lambda. With 30 % of the devices
+in a round such a change is an accident (on S1 it ended lambda = 0.5 after 6 rounds, and tuning with 51 clusters), so
+warm-up looks at the mean change per round over ten rounds. A lambda is "worse" when it ends worse than the best so far
+by more than tol; what is gone back to is that best one. Separate tuning has converged when no residual exceeds tol, as
+everywhere in fedfuse; a flat validation curve says little there (on S1 that of lambda = 2 is flat from round 30 to 70
+and rises from 0.66 to 0.75 afterwards).
+
+Devices train on their training rows and send, with each upload, one number more: their accuracy or RMSE on their
+validation rows. After a fresh start or a step back the server sends a device its model again before its next turn. All
+of this is counted. A grid that is not given comes, without a further message, from the distances between the models of
+lambda = 0, from their 5 % quantile to the largest: the penalty reaches as far as a lambda.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from fedfuse.errors import FedfuseError
+from fedfuse.grouping.refit import Refit
+from fedfuse.methods.fpfc import FPFC, FPFCL1, Fusing, PairwiseFusion
+from fedfuse.methods.method import Arrays, Found, Method, World
+from fedfuse.pairs.state import FusionState, Residuals
+from fedfuse.protocol.tasks import Install, Task, Train
+from fedfuse.results.result import mean_score
+from fedfuse.utils.typing import Bools, Floats, Ints
+
+Strategy: TypeAlias = Literal["warmup", "separate"]
+LAMBDAS = 8  # besides 0, in a grid that is not given
+SLOPE = 10  # rounds over which warm-up takes the mean change per round
+ONWARDS = "training on"
+
+
+@dataclass
+class TunedState:
+    """The pairs, and where in the grid we are."""
+
+    world: World
+    fusion: Fusing
+    grid: list[float]
+    place: int = 0  # in the grid
+    age: int = 0  # rounds with this lambda
+    lineage: int = 0  # rounds that have led to these models
+    turns: int = 0  # uploads with this lambda
+    calm: int = 0  # of these, the last ones that moved nothing
+    choosing: bool = True
+    goal: int = 0  # rounds that shall lead to the final models
+    ended: bool = False
+    watched: list[float] = field(default_factory=list)  # validation metric, round by round, with this lambda
+    outcome: list[float] = field(default_factory=list)  # with which each lambda ended
+    row: dict[str, Any] = field(default_factory=dict)  # what the last round was
+    scores: Floats = field(default_factory=lambda: np.empty(0))  # of every device; nan if not known
+    stale: Bools = field(default_factory=lambda: np.empty(0, np.bool_))  # who has another model than the server thinks
+    kept: Arrays = field(default_factory=dict)  # the best so far
+
+    @property
+    def lam(self) -> float:
+        return self.grid[self.place]
+
+
+_PLAIN = [f.name for f in fields(TunedState) if f.name not in ("world", "fusion", "scores", "stale", "kept")]
+
+
+@dataclass(frozen=True)
+class Tuned(Method[TunedState]):
+    """Choose lambda for ``inner`` from ``grid`` by the validation metric; warm-up then trains on with it.
+
+    Parameters
+    ----------
+    inner
+        `FPFC` or `FPFCL1`; its own lambda and rows do not matter.
+    strategy
+        ``"warmup"`` or ``"separate"``.
+    grid
+        Increasing lambdas; none: from the distances between the models of lambda = 0.
+    limit
+        Rounds of one training at the most: of each lambda with ``separate``, of the way from the start to the final
+        models with ``warmup`` (but `cap` rounds of training on there always may be).
+    cap
+        At most so many rounds for one lambda with ``warmup``; default: a quarter of the limit.
+    precision
+        The change in the validation metric that no longer counts.
+    """
+
+    name: ClassVar[str] = "tuned"
+    inner: PairwiseFusion = field(default_factory=FPFC)
+    strategy: Strategy = "warmup"
+    grid: tuple[float, ...] = ()
+    limit: int = 2000
+    cap: int | None = None
+    precision: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.inner, PairwiseFusion):
+            raise FedfuseError(
+                f"lambda can be tuned for fpfc and fpfc-l1, not for {getattr(self.inner, 'name', self.inner)}"
+            )
+        if self.strategy not in get_args(Strategy):
+            raise FedfuseError(f"strategy must be 'warmup' or 'separate', got {self.strategy!r}")
+        object.__setattr__(self, "grid", tuple(float(lam) for lam in self.grid))
+        if any(b <= a for a, b in zip(self.grid, self.grid[1:], strict=False)):
+            raise FedfuseError(f"the grid of lambdas must increase, got {', '.join(f'{g:g}' for g in self.grid)}")
+        for lam in self.grid:
+            self.at(lam)
+        for name, number in (("rounds", self.limit), ("cap", self.cap)):
+            if number is not None and number < 1:
+                raise FedfuseError(f"{name} must be at least 1, got {number}")
+
+    def at(self, lam: float) -> PairwiseFusion:
+        """Return the method that trains with this lambda."""
+        return replace(self.inner, lam=lam, refit=False, rows="train")
+
+    @property
+    def plan(self) -> tuple[Method[Any], ...]:
+        return (self, Refit()) if self.inner.refit else (self,)
+
+    @property
+    def rounds(self) -> int | None:
+        return 10**9  # ends by itself
+
+    # -- one round
+
+    def begin(self, world: World, before: Found | None = None) -> TunedState:
+        state = TunedState(world, self._fresh(world, before), list(self.grid) or [0.0])
+        state.scores, state.stale = np.full(world.m, np.nan), np.zeros(world.m, np.bool_)
+        return state
+
+    def _fresh(self, world: World, before: Found | None = None) -> Fusing:
+        return self.at(self.grid[0] if self.grid else 0.0).begin(world, before)
+
+    def opening(self, state: TunedState) -> dict[int, Task]:
+        return {i: Install(w) for i, w in enumerate(state.fusion.models)}
+
+    def tasks(self, state: TunedState, devices: Ints, k: int) -> list[Task]:
+        work, fusion = self.inner.work.at(state.lineage), state.fusion
+        anchors, models = fusion.pairs.anchors(devices), fusion.models
+        # who is up to date needs the shared part alone, where there is one
+        trunk: dict[str, Any] = {"start": fusion.shared, "into": "shared"} if fusion.shared.size else {}
+        starts = [{"start": models[i].copy()} if state.stale[i] else trunk for i in devices]
+        return [
+            Train(work, anchor=zeta, rho=self.inner.rho, rows="train", score="validation", **start)
+            for start, zeta in zip(starts, anchors, strict=True)
+        ]
+
+    def update(self, state: TunedState, devices: Ints, values: list[Floats]) -> Residuals | None:
+        replies = np.array(values).reshape(len(devices), state.world.d + 1)
+        residuals = state.fusion.absorb(devices, replies[:, :-1])
+        judge = state.world.counts["validation"][devices] > 0
+        state.scores[devices[judge]] = replies[judge, -1]
+        state.stale[devices] = False
+        state.age, state.lineage, state.turns = state.age + 1, state.lineage + 1, state.turns + len(devices)
+        state.calm = state.calm + len(devices) if residuals.largest <= self.precision else 0
+        state.watched.append(mean_score(state.scores))
+        state.row = {"lam": state.lam, "stage": self._stage(state), "watched": state.watched[-1], "groups": np.nan}
+        if not state.choosing:
+            state.ended = state.lineage >= state.goal
+            return residuals
+        if self._done(state):
+            self._next(state)
+        return None  # one lambda may have converged, but not the method
+
+    def _stage(self, state: TunedState) -> str:
+        of = f"{state.place + 1} of {len(state.grid)}" if len(state.grid) > 1 else "1"
+        return f"trying {of}" if state.choosing else ONWARDS
+
+    # -- when a lambda is done, and what comes then
+
+    def _done(self, state: TunedState) -> bool:
+        if state.calm >= 2 * state.world.m:
+            return True
+        if self.strategy == "separate":
+            return state.age >= self.limit
+        return state.age >= self._cap or _change(state.watched, SLOPE) / SLOPE < self.precision
+
+    @property
+    def _cap(self) -> int:
+        return self.cap or -(-self.limit // 4)
+
+    def _next(self, state: TunedState) -> None:
+        state.row["groups"] = int(self.labels(state).max()) + 1
+        state.outcome.append(state.watched[-1])
+        if not self.grid and len(state.grid) == 1:
+            state.grid += self._grid_from(state.fusion.pairs)
+        scores = self._ranked(state)
+        best, here = int(np.argmax(scores)), state.place
+        if best == here:
+            self._keep(state)
+        worse = scores[here] < scores[best] - self.precision
+        if here + 1 == len(state.grid) or (worse and self.strategy == "warmup"):
+            self._go_back(state, best)
+            return
+        state.place += 1
+        if self.strategy == "separate":
+            state.fusion = self._fresh(state.world)
+            state.scores[:], state.stale[:], state.lineage = np.nan, True, 0
+        self._restart(state)
+
+    def _ranked(self, state: TunedState) -> Floats:
+        """Return with what each lambda ended, the more the better."""
+        sign = 1 if state.world.model.goal == "classification" else -1
+        return np.asarray(sign * np.nan_to_num(np.array(state.outcome), nan=-sign * np.inf))
+
+    def _keep(self, state: TunedState) -> None:
+        packed = {name: array.copy() for name, array in state.fusion.pack().items()}
+        state.kept = {**packed, "scores": state.scores.copy(), "lineage": np.array([state.lineage])}
+
+    def _go_back(self, state: TunedState, best: int) -> None:
+        if best != state.place:
+            kept = state.kept
+            state.place, state.lineage, state.scores = best, int(kept["lineage"][0]), kept["scores"]
+            arrays = {name: array for name, array in kept.items() if name not in ("scores", "lineage")}
+            weights = state.world.counts["train"]
+            state.fusion = Fusing.unpack(arrays, self.at(state.lam).penalty, weights, **self.inner.room)
+            state.stale[:] = True
+        state.kept, state.choosing = {}, False
+        state.goal = max(self.limit, state.lineage + self._cap)
+        state.ended = self.strategy == "separate"  # it has been trained to the end
+        self._restart(state)
+
+    def _restart(self, state: TunedState) -> None:
+        state.fusion.pairs.penalty = self.at(state.lam).penalty
+        state.age = state.turns = state.calm = 0
+        state.watched = []
+
+    def _grid_from(self, pairs: FusionState) -> list[float]:
+        distances = pairs.distances()[np.tril_indices(pairs.m, -1)]
+        distances = distances[distances > 0]
+        if not distances.size:
+            return []
+        largest = distances.max() / self.inner.reach
+        # l1 pulls at any distance, and so acts long before it reaches
+        smallest = largest / 50 if isinstance(self.inner, FPFCL1) else np.quantile(distances, 0.05) / self.inner.reach
+        lambdas = np.geomspace(smallest, largest, LAMBDAS)
+        least = 2 * getattr(self.inner, "xi", 0.0)
+        return sorted({float(f"{lam:.3g}") for lam in lambdas if lam > least})
+
+    # -- what there is to see
+
+    def finished(self, state: TunedState) -> bool:
+        return state.ended
+
+    def settled(self, state: TunedState) -> bool:
+        # whether training on has converged, the run can tell
+        return self.strategy == "separate" and state.lineage < self.limit
+
+    def models(self, state: TunedState) -> Floats:
+        return state.fusion.models
+
+    def labels(self, state: TunedState) -> Ints:
+        return self.at(state.lam).labels(state.fusion)
+
+    def final(self, state: TunedState, world: World) -> Found:
+        return self.at(state.lam).final(state.fusion, world)
+
+    def validated(self, state: TunedState, found: Found) -> Floats | None:
+        return found.models
+
+    def describe(self, state: TunedState) -> dict[str, Any]:
+        return state.row
+
+    def pack(self, state: TunedState) -> Arrays:
+        plain = {name: getattr(state, name) for name in _PLAIN}
+        return {
+            "header": np.frombuffer(json.dumps(plain).encode(), np.uint8),
+            "scores": state.scores,
+            "stale": state.stale,
+            **{f"fusion_{name}": array for name, array in state.fusion.pack().items()},
+            **{f"kept_{name}": array for name, array in state.kept.items()},
+        }
+
+    def unpack(self, arrays: Arrays, world: World) -> TunedState:
+        plain = json.loads(arrays["header"].tobytes())
+        lam = plain["grid"][plain["place"]]
+        packed, weights = _under("fusion_", arrays), world.counts["train"]
+        fusion = Fusing.unpack(packed, self.at(lam).penalty, weights, **self.inner.room)
+        kept = _under("kept_", arrays)
+        return TunedState(world, fusion, **plain, scores=arrays["scores"], stale=arrays["stale"], kept=kept)
+
+
+def _change(values: list[float], window: int) -> float:
+    """Return how much the mean of the last ``window`` values differs from that of as many before; inf if too few."""
+    if len(values) < 2 * window:
+        return np.inf
+    return float(abs(np.mean(values[-window:]) - np.mean(values[-2 * window : -window])))
+
+
+def _under(prefix: str, arrays: Arrays) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

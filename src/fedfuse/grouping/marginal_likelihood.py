@@ -1,0 +1,228 @@
+"""Which devices have one linear model in common, told by the evidence for it.
+
+Where the server knows the second moments of all rows, nothing needs to be held back to judge a grouping. All that could
+be said for another one can be weighed exactly: with
+
+    y | x, w ~ N(x'w, s_i^2) on device i,    w ~ N(w0, I / kappa) for every group
+
+the probability of a group's targets, over all w, has a closed form that needs the sums of x x', x y and y^2 alone. It
+is larger for two groups than for one only if two models explain the rows better by more than the second one costs.
+Every device has noise of its own, so that devices are told apart by their models and not by their noise. That, and
+what is usual among models (w0, kappa), is what makes the devices, each for itself, most probable.
+
+References
+----------
+K. Heller, Z. Ghahramani. Bayesian Hierarchical Clustering. ICML 2005.
+A. Gelman et al. Bayesian Data Analysis, chapter 14. 2013.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy
+
+from fedfuse.core.dendrogram import Tree
+from fedfuse.utils.typing import Floats, Ints
+
+MARGIN = 7.0  # a logarithm of odds, 1000 : 1: by so much must more groups be more probable than fewer,
+LOOSE, STRICT = 3.0, 14.0  # and what is found with these shows how sure that is (20 : 1, a million : 1)
+NEAREST = 10  # groups that a device, or another group, is tried with
+SWEEPS = 20  # over all devices, at the most
+ROUNDING = 1e-6  # a gain that is none
+TURNS = 5  # of finding out what is usual
+SHAPE = 2.0  # rows that the noise of all devices counts for on each
+LEAST = 1e-8  # noise, in units of the target's variance: with less, sums lose the digits that matter
+KAPPAS = 10.0 ** np.arange(-2, 5, 0.5)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is usual among models: ``moments`` are sums of the products of (x, 1, y) over rows, in units of noise.
+
+    They are those of devices or of groups (k x (d + 1) x (d + 1)).
+    """
+
+    usual: Floats
+    kappa: float = 1.0
+    margin: float = MARGIN
+
+    def price(self, m: int) -> float:
+        """Return by how much a group must make things more probable: each of m devices might seem to be one."""
+        return self.margin + float(np.log(m))
+
+    @classmethod
+    def learned(cls, moments: Floats, uneven: Floats) -> tuple[Evidence, Floats]:
+        """Find out what is usual from devices, each for itself; return it, and their moments in units of noise.
+
+        ``uneven``: how much larger noise is for rows that matter (`protocol.tasks.Summarise`). Smaller counts as if it were not.
+        """
+        own = cls(np.zeros(moments.shape[1] - 1))
+        noise: Floats = np.ones(len(moments))
+        for _ in range(TURNS):
+            noise = own.noise(moments, noise) * np.maximum(uneven, 1)
+            weighted = moments / noise[:, None, None]
+            own = replace(own, usual=own.models(weighted).mean(axis=0))
+            own = max((replace(own, kappa=float(k)) for k in KAPPAS), key=lambda e: float(e.of(weighted).sum()))
+        return own, moments / noise[:, None, None]
+
+    def models(self, moments: Floats) -> Floats:
+        """Return the most probable model of each."""
+        return self._solved(moments)[1]
+
+    def _solved(self, moments: Floats) -> tuple[Floats, Floats, Floats]:
+        d = len(self.usual)
+        precision = moments[:, :d, :d] + self.kappa * np.eye(d)
+        right = moments[:, :d, d] + self.kappa * self.usual
+        return precision, np.linalg.solve(precision, right[:, :, None])[:, :, 0], right
+
+    def of(self, moments: Floats) -> Floats:
+        """Return the logarithm of the probability of the targets of each, if they have one model.
+
+        Up to what does not depend on how devices are grouped.
+        """
+        d = len(self.usual)
+        precision, w, right = self._solved(moments)
+        rest = moments[:, d, d] + self.kappa * self.usual @ self.usual - np.einsum("kd,kd->k", w, right)
+        volume = d * np.log(self.kappa) - np.linalg.slogdet(precision)[1]
+        return np.asarray(volume - rest) / 2
+
+    def noise(self, moments: Floats, before: Floats) -> Floats:
+        """Return the variance of every device's noise: of few rows, about what it is on all."""
+        d, n = len(self.usual), moments[:, -2, -2]
+        precision, w, _ = self._solved(moments / before[:, None, None])
+        line = np.concatenate([-w, np.ones((len(w), 1))], axis=1)
+        rest = np.maximum(np.einsum("ki,kij,kj->k", line, moments, line), 0)
+        # parameters that the rows have told take as many of them away
+        told = d - self.kappa * np.trace(np.linalg.inv(precision), axis1=1, axis2=2)
+        free = np.maximum(n - told, 0)
+        common = rest.sum() / max(free.sum(), 1.0)
+        return np.asarray(np.maximum((SHAPE * common + rest) / (SHAPE + free), LEAST))
+
+    def cut(self, tree: Tree, moments: Floats) -> Ints:
+        """Return the label of every leaf of the most probable partition that the tree has."""
+        total = np.zeros((2 * tree.n - 1, *moments.shape[1:]))
+        total[: tree.n] = moments
+        for k, (a, b) in enumerate(tree.children):
+            total[tree.n + k] = total[a] + total[b]
+        return tree.least(-self.of(total), self.price(len(moments)))
+
+    def grouped(self, tree: Tree, moments: Floats) -> Ints:
+        """Return the most probable partition that can be had from a tree."""
+        return self.improved(self.cut(tree, moments), moments)
+
+    def improved(self, labels: Ints, moments: Floats) -> Ints:
+        """Merge groups and move devices as long as that makes the grouping more probable."""
+        groups = _Groups(self, labels.copy(), moments)
+        for _ in range(SWEEPS):
+            changed = groups.merge()
+            if not (groups.move() or changed):
+                break
+        return np.unique(groups.labels, return_inverse=True)[1]
+
+    def total(self, labels: Ints, moments: Floats) -> float:
+        """Return how probable a grouping is (a logarithm); every group has its price."""
+        groups = _Groups(self, labels.copy(), moments)
+        return groups.total() - self.price(len(labels)) * int(labels.max() + 1)
+
+    def sureness(self, labels: Ints, moments: Floats) -> Floats:
+        """Return for every device how probable its group is beside the one that comes next."""
+        groups = _Groups(self, labels.copy(), moments)
+        return np.array([scipy.special.expit(-groups.best_move(i)[1]) for i in range(len(labels))])
+
+
+class _Groups:
+    """A grouping that changes, with all sums kept up to date."""
+
+    def __init__(self, evidence: Evidence, labels: Ints, moments: Floats) -> None:
+        self.labels, self._moments, self._evidence = labels, moments, evidence
+        self._sizes, self._price = np.bincount(labels), evidence.price(len(labels))
+        self._total = np.zeros((self._sizes.size, *moments.shape[1:]))
+        np.add.at(self._total, labels, moments)
+        self._value, self._models = evidence.of(self._total), evidence.models(self._total)
+        self._alone = evidence.of(moments)
+        self._own = evidence.models(moments)
+
+    @property
+    def _living(self) -> Ints:
+        return np.flatnonzero(self._sizes)
+
+    def total(self) -> float:
+        return float(self._value[self._living].sum())
+
+    def merge(self) -> bool:
+        """Merge the two groups for which there is most to be said, again and again; False if there are none."""
+        changed = False
+        while self._living.size > 1:
+            pairs = self._neighbours()
+            gains = self._evidence.of(self._total[pairs].sum(axis=1)) - self._value[pairs].sum(axis=1)
+            best = int(np.argmax(gains))
+            if gains[best] <= -self._price:
+                break
+            a, b = pairs[best]
+            self.labels[self.labels == b] = a
+            self._set(int(a), self._total[a] + self._total[b], int(self._sizes[a] + self._sizes[b]))
+            self._sizes[b], changed = 0, True
+        return changed
+
+    def _neighbours(self) -> Ints:
+        """Return pairs of groups whose models are near."""
+        living = self._living
+        models = self._models[living]
+        distances = scipy.spatial.distance.cdist(models, models)
+        np.fill_diagonal(distances, np.inf)
+        near = np.argsort(distances, axis=1, kind="stable")[:, : min(NEAREST, living.size - 1)]
+        pairs = np.column_stack([np.repeat(living, near.shape[1]), living[near.ravel()]])
+        return np.unique(np.sort(pairs, axis=1), axis=0)
+
+    def move(self) -> bool:
+        """Let every device go where it is most probable; False if none goes."""
+        changed = False
+        for i in range(len(self.labels)):
+            target, gain = self.best_move(i)
+            if gain > ROUNDING:
+                self._go(i, target)
+                changed = True
+        return changed
+
+    def best_move(self, i: int) -> tuple[int, float]:
+        """Return the group (-1: a new one) that device i could best go to, and what that would gain.
+
+        Whoever leaves nobody behind saves the price of a group.
+        """
+        own, mine = int(self.labels[i]), self._moments[i : i + 1]
+        left = self._price
+        if self._sizes[own] > 1:
+            left = float(self._evidence.of(self._total[own : own + 1] - mine)[0])
+        others = self._living[self._living != own]
+        if others.size > NEAREST:
+            distances = np.linalg.norm(self._models[others] - self._own[i], axis=1)
+            others = others[np.argsort(distances)[:NEAREST]]
+        joined = self._evidence.of(self._total[others] + mine) - self._value[others]
+        alone = self._alone[i] - self._price if self._sizes[own] > 1 else -np.inf
+        gains = np.append(joined, alone) + left - self._value[own]
+        best = int(np.argmax(gains))
+        return (int(others[best]) if best < others.size else -1), float(gains[best])
+
+    def _go(self, i: int, target: int) -> None:
+        own = int(self.labels[i])
+        self._set(own, self._total[own] - self._moments[i], int(self._sizes[own]) - 1)
+        if target < 0:
+            target = int(np.flatnonzero(self._sizes == 0)[0]) if (self._sizes == 0).any() else self._added()
+            self._total[target] = 0
+        self._set(target, self._total[target] + self._moments[i], int(self._sizes[target]) + 1)
+        self.labels[i] = target
+
+    def _added(self) -> int:
+        """Make room for one more group."""
+        self._sizes = np.append(self._sizes, 0)
+        self._total = np.concatenate([self._total, np.zeros_like(self._total[:1])])
+        self._value = np.append(self._value, 0.0)
+        self._models = np.concatenate([self._models, self._models[:1]])
+        return self._sizes.size - 1
+
+    def _set(self, group: int, total: Floats, size: int) -> None:
+        self._total[group], self._sizes[group] = total, size
+        self._value[group] = float(self._evidence.of(total[None])[0])
+        self._models[group] = self._evidence.models(total[None])[0]

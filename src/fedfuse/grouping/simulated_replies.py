@@ -1,0 +1,71 @@
+"""What stands in for devices on the server, for models whose loss is quadratic: their rows in summary.
+
+A device that has sent its summary once need not be asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedfuse.core.dendrogram import alike
+from fedfuse.protocol.sufficient_statistics import Summary, parts
+from fedfuse.protocol.tasks import SUMMARISED, Alone, Gradient, Moments, Part, Rescale, Residue, Task
+from fedfuse.utils.typing import Floats, Ints
+
+
+class StandIns:
+    """Answers tasks in the place of devices, from what they have sent for `Summarise`.
+
+    Parameters
+    ----------
+    sent
+        One row for each device.
+    counts
+        Rows of every device, by part.
+    """
+
+    def __init__(self, sent: Floats, counts: Mapping[str, Ints]) -> None:
+        self.uneven = np.asarray(sent[:, -1], np.float64)
+        self._sent = {part: Summary.read(piece, counts[part]) for part, piece in parts(sent).items()}
+        self._now = self._sent
+
+    def rescale(self, shift: Floats, scale: Floats) -> None:
+        """Take ``(column - shift) / scale`` in place of every column as it was sent."""
+        self._now = {name: part.rescaled(shift, scale) for name, part in self._sent.items()}
+
+    def part(self, part: Part, devices: Ints) -> Summary:
+        """Return the summary of these devices' rows."""
+        if part == "train+validation":
+            return self.part("train", devices) + self.part("validation", devices)
+        return self._now[part].of(devices)
+
+    def answers(self, tasks: Sequence[Task], devices: Ints) -> list[Floats]:
+        """Return what these devices would answer; all tasks are of one kind."""
+        lot: list[Any] = list(tasks)
+        match lot[0]:
+            case Moments(rows=rows):
+                part = self.part(rows, devices)
+                return list(np.hstack([part.mean, np.einsum("kcc->kc", part.covariance) + part.mean**2]))
+            case Rescale(shift=shift, scale=scale):
+                self.rescale(shift, scale)
+                return [np.empty(0)] * len(tasks)
+            case Gradient(rows=rows, also=also):
+                at = np.stack([t.at for t in lot]).astype(np.float64)
+                losses = [self.part(part, devices).evaluate(at)[0] for part in also]
+                return list(np.column_stack([self.part(rows, devices).evaluate(at)[1], *losses]))
+            case Residue():
+                at, common = np.stack([t.at for t in lot]), np.stack([t.common for t in lot])
+                a, b = (self.part(part, devices).evaluate(at)[1] - common for part in SUMMARISED)
+                return list(alike(a, b)[:, None])
+            case Alone(ridges=ridges):
+                return self._alone(ridges, devices)
+        raise AssertionError(f"nobody can answer {type(tasks[0]).__name__} in the place of a device")
+
+    def _alone(self, ridges: tuple[float, ...], devices: Ints) -> list[Floats]:
+        train, validation, both = (self.part(p, devices) for p in ("train", "validation", "train+validation"))
+        losses = [validation.evaluate(train.fit(ridge))[0] for ridge in ridges]
+        models = np.stack([both.fit(ridge) for ridge in ridges])
+        return list(models[np.argmin(losses, axis=0), np.arange(len(devices))])

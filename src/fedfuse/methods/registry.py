@@ -1,0 +1,89 @@
+"""Names of methods, and where each is.
+
+To add a method is to write its file and a line here. A method is imported when its name is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedfuse.errors import FedfuseError, guess
+from fedfuse.methods.method import Method, work_from_config
+from fedfuse.utils.lazy import load
+
+
+class Registry(Mapping[str, type[Method[Any]]]):
+    """Classes by name, each given as ``"module:Class"`` until it is first asked for, or as itself."""
+
+    def __init__(self, places: Mapping[str, str | type[Method[Any]]]) -> None:
+        self._places = dict(places)
+
+    def __getitem__(self, name: str) -> type[Method[Any]]:
+        place = self._places[name]
+        if isinstance(place, str):
+            place = self._places[name] = load(place)
+        return place
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, method: type[Method[Any]]) -> None:
+        """Add a method of your own, under its name."""
+        self._places[method.name] = method
+
+    def remove(self, name: str) -> None:
+        """Take a method out again."""
+        del self._places[name]
+
+
+METHODS = Registry(
+    {
+        "fpfc": "fedfuse.methods.fpfc:FPFC",
+        "fpfc-l1": "fedfuse.methods.fpfc:FPFCL1",
+        "local": "fedfuse.methods.local:Local",
+        "fedavg": "fedfuse.methods.fedavg:FedAvg",
+        "fedasync": "fedfuse.methods.fedasync:FedAsync",
+        "lg-fedavg": "fedfuse.methods.lg_fedavg:LGFedAvg",
+        "per-fedavg": "fedfuse.methods.per_fedavg:PerFedAvg",
+        "ifca": "fedfuse.methods.ifca:IFCA",
+        "cfl": "fedfuse.methods.cfl:CFL",
+        "pacfl": "fedfuse.methods.pacfl:PACFL",
+        "oracle": "fedfuse.grouping.refit:Oracle",
+    }
+)
+# What only other methods are made of.
+_PARTS = Registry(
+    {
+        "tuned": "fedfuse.grouping.lambda_path:Tuned",
+        "searched": "fedfuse.tuning.grid_search:Searched",
+        "clustered-fedavg": "fedfuse.methods.fedavg:ClusteredFedAvg",
+    }
+)
+
+
+def compared_by_default() -> tuple[str, ...]:
+    """Return the methods of the paper's tables, and the oracle: what a comparison of all compares."""
+    return tuple(name for name in METHODS if name != "fedasync")
+
+
+def method_called(name: str) -> type[Method[Any]]:
+    """Return the method of this name."""
+    if name not in METHODS:
+        raise FedfuseError(f"unknown method {name!r}; {guess(name, METHODS)}known: {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def from_config(config: dict[str, Any]) -> Method[Any]:
+    """Build the method that `Method.to_config` described."""
+    settings = dict(config)
+    name = settings.pop("method")
+    kind = _PARTS[name] if name in _PARTS else method_called(name)
+    if "inner" in settings:
+        settings["inner"] = from_config(settings["inner"])
+    if "work" in settings:
+        settings["work"] = work_from_config(settings["work"])
+    return kind(**settings)

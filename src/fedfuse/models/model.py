@@ -1,0 +1,263 @@
+"""What a model is: the mathematics on a device, for a flat parameter vector."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedfuse.data.federation import Goal, Rows
+from fedfuse.errors import FedfuseError
+from fedfuse.protocol.local_work import value
+from fedfuse.protocol.tasks import Work
+from fedfuse.utils.typing import Floats, Ints
+
+Start: TypeAlias = Literal["auto", "zero", "normal"]
+Shape: TypeAlias = tuple[int, ...]
+Data = TypeVar("Data")
+M = TypeVar("M", bound="Model[Any]")
+_FITTING: dict[Goal, str] = {"classification": "SoftmaxRegression()", "regression": "LinearRegression()"}
+
+
+@dataclass(frozen=True)
+class Model(ABC, Generic[Data]):
+    """A loss over flat parameter vectors of length ``d``, computed for many devices at once.
+
+    A model is written without sizes, ``SoftmaxRegression()``; `sized` fills them in from the federation.
+    Every method below takes ``devices`` (positions, k of them) and one parameter vector per device
+    (k x d), and never looks at another device's rows.
+    """
+
+    n_features: int = field(default=0, kw_only=True)
+    n_classes: int = field(default=0, kw_only=True)
+
+    convex: ClassVar[bool] = True  # what needs exact solvers or rescaled columns asks for this
+    quadratic: ClassVar[bool] = False  # whether means and covariances of its columns tell the loss of every parameter
+
+    def sized(self: M, n_features: int, n_classes: int, shape: Shape | None = None) -> M:
+        """Return this model for data with so many features and classes (0: regression).
+
+        ``shape`` is that of one row where rows are images; only networks look at it.
+        """
+        self.check("classification" if n_classes else "regression")
+        return replace(self, n_features=n_features, n_classes=n_classes)
+
+    @property
+    @abstractmethod
+    def goal(self) -> Goal:
+        """What the model is for."""
+
+    @property
+    @abstractmethod
+    def d(self) -> int:
+        """Number of parameters."""
+
+    def check(self, goal: Goal) -> None:
+        """Raise an error unless the model is for this goal."""
+        if goal != self.goal:
+            raise FedfuseError(
+                f"{type(self).__name__} is for {self.goal}, but the target asks for {goal}; "
+                f"use {_FITTING[goal]} or change the target"
+            )
+
+    @property
+    def fused(self) -> slice:
+        """Which parameters take part in fusion; the others are shared by all devices."""
+        return slice(0, self.d)
+
+    def initial(self, start: Start, rng: np.random.Generator) -> Floats:
+        """Return a first parameter vector: zeros (also for auto), or one draw of N(0, 1)."""
+        if start in ("auto", "zero"):
+            return np.zeros(self.d)
+        if start == "normal":
+            return rng.normal(size=self.d)
+        raise FedfuseError(f"start must be 'auto', 'zero' or 'normal', got {start!r}")
+
+    @abstractmethod
+    def load(self, rows: Rows, dtype: npt.DTypeLike) -> Data:
+        """Bring one part of the federation's rows into the form that the methods below want."""
+
+    @abstractmethod
+    def train(
+        self,
+        data: Data,
+        devices: Ints,
+        start: Floats,
+        anchor: Floats | None,
+        rho: float,
+        work: Work,
+        rngs: list[np.random.Generator] | None = None,
+    ) -> Floats:
+        """Minimise ``f_i(w) + rho/2 ||w - anchor_i||^2`` on every device as ``work`` says; return the new w.
+
+        Only the `fused` parameters have an anchor (k x their number). ``start`` is not changed. ``rngs`` (one per
+        device) shuffle mini-batches; they are needed for these and for models that are not convex.
+        """
+
+    @abstractmethod
+    def losses(self, data: Data, devices: Ints, w: Floats) -> Floats:
+        """Return each device's mean loss (float64)."""
+
+    @abstractmethod
+    def gradients(self, data: Data, devices: Ints, w: Floats) -> Floats:
+        """Return each device's gradient of its mean loss."""
+
+    @abstractmethod
+    def metric(self, data: Data, devices: Ints, w: Floats) -> Floats:
+        """Return each device's accuracy or RMSE (nan for a device without rows)."""
+
+    def losses_and_metric(self, data: Data, devices: Ints, w: Floats) -> tuple[Floats, Floats]:
+        """Return both; a model for which rows are dear looks at them once."""
+        return self.losses(data, devices, w), self.metric(data, devices, w)
+
+    @abstractmethod
+    def smoothness(self, data: Data, devices: Ints) -> Floats:
+        """Return each device's Lipschitz constant of the gradient (an upper bound)."""
+
+    @abstractmethod
+    def outputs(self, w: Floats, X: Floats) -> Floats:
+        """Return what one parameter vector says about rows: values, or class probabilities (n x classes)."""
+
+    @abstractmethod
+    def flat(self, coefficients: Floats) -> Floats:
+        """Return the parameter vector whose `coefficients` these are."""
+
+    def unscaled(self, w: Floats, shift: Floats, scale: Floats) -> Floats:
+        """Return what parameters for rescaled columns (`protocol.tasks.Rescale`) are for the columns as they were."""
+        p = self.n_features
+        given = self.coefficients(np.asarray(w, dtype=np.float64))
+        slopes = given[:, :p] / scale[:p]
+        intercepts = given[:, p] - slopes @ shift[:p]
+        if len(shift) > p:  # the target was rescaled too
+            slopes, intercepts = slopes * scale[p], intercepts * scale[p] + shift[p]
+        return self.flat(np.column_stack([slopes, intercepts]))
+
+    def row_losses(self, models: Floats, X: Floats, y: npt.NDArray[Any]) -> Floats:
+        """Return the loss of every row under every one of these parameter vectors (models x rows)."""
+        outputs = np.stack([self.outputs(w, X) for w in np.asarray(models, dtype=np.float64)])
+        if self.goal == "regression":
+            return np.asarray(np.square(outputs - y))
+        likelihood = outputs[:, np.arange(len(y)), np.asarray(y, dtype=np.int64)]
+        return np.asarray(-np.log(np.maximum(likelihood, 1e-300)))
+
+    @abstractmethod
+    def coefficients(self, w: Floats) -> Floats:
+        """Return one parameter vector as (outputs x (features + 1)), the intercept last."""
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the model as JSON-ready data (see `models.from_config`)."""
+        return {"name": type(self).__name__}
+
+    def check_config(self, config: dict[str, Any]) -> None:
+        """Raise an error unless `to_config` of the model of a run could have been this."""
+        if config["name"] != type(self).__name__:
+            raise FedfuseError(f"the run has the model {config['name']}, got {type(self).__name__}")
+
+    def module_with(self, w: Floats) -> Any:
+        """Return a torch module with these parameters, where the model is one."""
+        raise FedfuseError(f"{type(self).__name__} is no torch module: result.coefficients() has its parameters")
+
+    def tensors(self, w: Floats) -> dict[str, npt.NDArray[Any]]:
+        """Return one parameter vector as named arrays, for other programs."""
+        table = self.coefficients(w)
+        return {"coef": table[:, :-1], "intercept": table[:, -1]}
+
+    def _check_load(self, rows: Rows, dtype: npt.DTypeLike) -> None:
+        """Raise an error unless the model is sized for these rows and can compute in this precision."""
+        if np.dtype(dtype) not in (np.float32, np.float64):
+            raise FedfuseError(f"dtype must be float32 or float64, got {np.dtype(dtype)}")
+        if rows.X.shape[1] != self.n_features:
+            raise FedfuseError(
+                f"the model has {self.n_features} features, the rows have {rows.X.shape[1]}; "
+                "call model.sized(n_features, n_classes) first"
+            )
+
+
+@dataclass(frozen=True)
+class Forgotten(Model[Any]):
+    """Stands for a module that only the user has: what a run directory says of it, and nothing that computes."""
+
+    config: dict[str, Any]
+
+    convex: ClassVar[bool] = False
+
+    @property
+    def goal(self) -> Goal:
+        return "classification" if self.n_classes else "regression"
+
+    @property
+    def d(self) -> int:
+        return sum(prod(shape) for _, shape in self.config["tensors"])
+
+    def check(self, goal: Goal) -> None:
+        """Raise nothing: only the module knows, and it is not here."""
+
+    def tensors(self, w: Floats) -> dict[str, npt.NDArray[Any]]:
+        ends = np.cumsum([prod(shape) for _, shape in self.config["tensors"]])
+        parts = np.split(np.asarray(w), ends[:-1])
+        named = zip(self.config["tensors"], parts, strict=True)
+        return {name: part.reshape(shape).astype(np.float32) for (name, shape), part in named}
+
+    def to_config(self) -> dict[str, Any]:
+        return self.config
+
+    def _missing(self, *args: Any, **kwargs: Any) -> Any:
+        raise FedfuseError(
+            "this run trained a module of your own, which its directory does not hold: give it again, "
+            "model=TorchModel(module, …), to fedfuse.resume or Result.load"
+        )
+
+    load = train = losses = gradients = metric = smoothness = outputs = flat = coefficients = _missing
+    unscaled = row_losses = initial = module_with = _missing
+
+
+def plain(work: Work) -> tuple[int, float]:
+    """Return steps and step size as plain numbers (of a schedule, which rounds fill in, its first)."""
+    return int(value(work.steps, 0)), float(value(work.lr, 0))
+
+
+def one_each(rngs: list[np.random.Generator] | None, devices: Ints) -> list[np.random.Generator]:
+    """Return the generators that shuffle mini-batches, or say that they are missing."""
+    if rngs is None or len(rngs) != len(devices):
+        raise FedfuseError(f"mini-batches need one random generator per device, got {rngs and len(rngs)}")
+    return rngs
+
+
+def decayed(anchor: Floats, rho: float, work: Work) -> tuple[Floats, float]:
+    """Return anchor and weight of the proximal term with weight decay in it, for models without momentum.
+
+    ``rho (w - a) + decay w = (rho + decay) (w - rho / (rho + decay) a)``
+    """
+    if work.momentum:
+        raise FedfuseError(f"momentum is for networks; linear and softmax regression have none, got {work.momentum}")
+    if not work.decay:
+        return anchor, rho
+    return anchor * (rho / (rho + work.decay)), rho + work.decay
+
+
+def batch_orders(n: int, work: Work, rng: np.random.Generator) -> list[Ints]:
+    """Return the order of n rows in each epoch (epochs x rows): whole epochs, then what is gone of the last.
+
+    >>> work = Work(steps=7, batch=2, unit="batches")
+    >>> [order.shape for order in batch_orders(5, work, np.random.default_rng(0))]
+    [(2, 5), (1, 2)]
+    """
+    steps, batch = plain(work)[0], work.batch or max(n, 1)
+    if work.unit == "epochs":
+        return [shuffled(n, steps, rng)]
+    whole, rest = divmod(steps, max(1, -(-n // batch)))
+    orders = shuffled(n, whole + (rest > 0), rng)
+    parts = (orders[:whole], np.ascontiguousarray(orders[whole:, : rest * batch]))
+    return [part for part in parts if len(part)]
+
+
+def shuffled(n: int, epochs: int, rng: np.random.Generator) -> Ints:
+    """Return the order of n rows in each epoch (epochs x n)."""
+    orders = np.empty((epochs, n), np.int64)
+    for order in orders:
+        order[:] = rng.permutation(n)
+    return orders

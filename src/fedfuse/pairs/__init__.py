@@ -1,0 +1,1 @@
+"""The server's pair state, and every way to keep it."""

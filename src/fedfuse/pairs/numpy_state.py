@@ -1,0 +1,107 @@
+"""A round of the pair state in plain NumPy: for federations so small that to compile takes longer than it ever saves.
+
+The arrays are those of `pairs.pair_kernels` (see `pairs.layout`), and so are the formulas, for all pairs of a round at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfuse.pairs.layout import CAUTION, FAR, Pairs, devices_of
+from fedfuse.pairs.memory import Numbers, Pool
+from fedfuse.utils.typing import Bools, Floats, Ints
+
+
+class Outcome(NamedTuple):
+    """What a round has come to."""
+
+    primal: float  # sums of squared residuals
+    dual: float
+    left: Numbers  # rows of pairs that have become far
+
+
+def settle(
+    pairs: Pairs,
+    omega: Floats,
+    before: Floats,
+    active: Ints,
+    shrink: Callable[[Floats], Floats],
+    reach: float,
+    pool: Pool,
+) -> Outcome:
+    """Update every pair of these devices, which have moved from ``before``; ``pool`` has the rows of ``pairs``."""
+    d = omega.shape[1]
+    p, lo, hi = _meetings(len(omega), active)
+    apart, was = omega[lo] - omega[hi], before[lo] - before[hi]
+    stays = _sift(pairs, p, apart, was, reach, pool)
+    pairs = pairs._replace(delta=pool.rows)  # which may have gone to disk
+    dual = _square(apart[stays] - was[stays]).sum()  # theta of a far pair moves as its devices do
+    p, apart = p[~stays], apart[~stays]
+    place, s_old = pairs.where[p], pairs.s[p]
+    old = pairs.delta[place, :d]
+    new = apart + (1 - s_old)[:, None] * old
+    norms = np.sqrt(_square(new))
+    s_new = shrink(np.nan_to_num(norms, nan=0.0)).astype(s_old.dtype)
+    pairs.delta[place, :d], pairs.s[p], pairs.r[p] = new, s_new, norms
+    # omega_i - omega_j - theta is the change of v / rho = (1 - s) delta; theta is s delta
+    primal = _moved(1 - s_new, new, 1 - s_old, old).sum()
+    dual += _moved(s_new, new, s_old, old).sum()
+    far = (s_old == 1) & (s_new == 1)
+    pairs.where[p[far]] = FAR
+    total_sums(pairs, omega)
+    return Outcome(float(primal), float(dual), place[far])
+
+
+def _meetings(m: int, active: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the pairs that have one of these devices, and their devices."""
+    moved = np.zeros(m, bool)
+    moved[active] = True
+    lo, hi = devices_of(np.arange(m * (m - 1) // 2))
+    p = np.flatnonzero(moved[lo] | moved[hi])
+    return p, lo[p], hi[p]
+
+
+def _sift(pairs: Pairs, p: Ints, apart: Floats, was: Floats, reach: float, pool: Pool) -> Bools:
+    """Say which of these pairs stay far; give rows to those that are far no longer: what they were before."""
+    bound = np.sqrt(_square(apart)) * CAUTION
+    far = pairs.where[p] < 0
+    stays = far & (bound > reach)
+    comes = far & ~stays
+    rows = pool.take(int(comes.sum()))
+    pairs.where[p[comes]] = rows
+    pool.rows[rows, : apart.shape[1]] = was[comes]
+    pairs.r[p[stays]] = bound[stays]
+    return stays
+
+
+def total_sums(pairs: Pairs, omega: Floats) -> None:
+    """Build the sums of all devices anew from the stored pairs."""
+    near = np.flatnonzero(pairs.where >= 0)
+    lo, hi = devices_of(near)
+    exact = omega.astype(np.float64)
+    gain = 2 * pairs.s[near].astype(np.float64) - 1
+    part = gain[:, None] * pairs.delta[pairs.where[near], : omega.shape[1]] - (exact[lo] - exact[hi])
+    pairs.sums[:] = 0
+    np.add.at(pairs.sums, lo, part)
+    np.subtract.at(pairs.sums, hi, part)
+
+
+def rescale(pairs: Pairs, ratio: float) -> None:
+    """As `pairs.pair_kernels.rescale`."""
+    stretch = pairs.s + ratio * (1 - pairs.s)
+    p = np.flatnonzero((stretch > 0) & (pairs.s != 1))  # so they are near
+    pairs.delta[pairs.where[p]] *= stretch[p, None]
+    pairs.r[p] *= stretch[p]
+    pairs.s[p] /= stretch[p]
+
+
+def _square(rows: Floats) -> Floats:
+    return np.asarray(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+
+
+def _moved(a: Floats, new: Floats, b: Floats, old: Floats) -> Floats:
+    """Return ||a new - b old||^2 of each pair."""
+    return _square(a[:, None].astype(np.float64) * new - b[:, None].astype(np.float64) * old)

@@ -1,0 +1,1 @@
+"""What server and devices say to each other, and what it costs."""

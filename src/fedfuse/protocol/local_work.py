@@ -1,0 +1,142 @@
+"""Numbers that change from round to round; a schedule may stand wherever a number stands.
+
+On the command line they are written as they are printed: ``--set steps=grow(20)``,
+``--set lr=decay(0.01,0.9,5)``, ``--set steps=uneven(10)``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from math import ceil, inf
+from typing import ClassVar, TypeAlias
+
+from fedfuse.errors import FedfuseError
+from fedfuse.utils.random import generator
+
+
+@dataclass(frozen=True)
+class Grow:
+    """``ceil(k / every)`` in round k = 1, 2, …: little local work at first, more later (paper, 6.4.4)."""
+
+    word: ClassVar[str] = "grow"
+    every: float = 20
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+    def __call__(self, k: int) -> float:
+        return ceil((k + 1) / self.every)
+
+    def __str__(self) -> str:
+        return _written(self)
+
+
+@dataclass(frozen=True)
+class Decay:
+    """``first * factor ** (k // every)`` in round k = 0, 1, …"""
+
+    word: ClassVar[str] = "decay"
+    first: float
+    factor: float = 0.9
+    every: float = 5
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+    def __call__(self, k: int) -> float:
+        return float(self.first * self.factor ** (k // self.every))
+
+    def __str__(self) -> str:
+        return _written(self)
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """A whole number from 1 to ``most``, drawn for every device and round: not all can do the same (paper, E.2)."""
+
+    word: ClassVar[str] = "uneven"
+    most: float
+
+    def __post_init__(self) -> None:
+        _check_whole(self)
+
+    def drawn(self, seed: int, k: int, device: int) -> int:
+        """Return the number of a device in round k."""
+        return int(generator(seed, "uneven", k, device).integers(1, int(self.most) + 1))
+
+    def __str__(self) -> str:
+        return _written(self)
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A whole number from 1 to ``most``, drawn once for every device: some are slow, others fast, for the whole run."""
+
+    word: ClassVar[str] = "paced"
+    most: float
+
+    def __post_init__(self) -> None:
+        _check_whole(self)
+
+    def drawn(self, seed: int, k: int, device: int) -> int:
+        """Return the number of a device, the same in all rounds."""
+        return int(generator(seed, "paced", device).integers(1, int(self.most) + 1))
+
+    def __str__(self) -> str:
+        return _written(self)
+
+
+Schedule: TypeAlias = "float | Grow | Decay | Uneven | Paced"
+PER_DEVICE = (Uneven, Paced)
+SCHEDULES = (Grow, Decay, Uneven, Paced)
+_KINDS: dict[str, Callable[..., Schedule]] = {kind.word: kind for kind in SCHEDULES}
+
+
+def value(schedule: Schedule, k: int) -> float:
+    """Return the schedule's number in round ``k`` (counted from 0); of one that is drawn for each device, the largest.
+
+    >>> value(0.1, 7), value(Grow(20), 0), value(Grow(20), 20), value(Decay(0.01, 0.9, 5), 5)
+    (0.1, 1, 2, 0.009000000000000001)
+    """
+    if isinstance(schedule, PER_DEVICE):
+        return schedule.most
+    return schedule(k) if isinstance(schedule, (Grow, Decay)) else schedule
+
+
+def parse(text: str | float) -> Schedule:
+    """Read a number or a schedule as it is written on the command line; a number stays what it is.
+
+    >>> parse("0.1"), parse("grow(20)"), str(parse("decay(0.01, 0.9, 5)"))
+    (0.1, Grow(every=20.0), 'decay(0.01,0.9,5)')
+    """
+    if not isinstance(text, str):
+        return text
+    call = re.fullmatch(r"\s*(\w+)\s*\(([^)]*)\)\s*", text)
+    try:
+        if not call:
+            return float(text)
+        numbers = [float(n) for n in call[2].split(",") if n.strip()]
+        return _KINDS[call[1]](*numbers)
+    except FedfuseError:
+        raise
+    except (KeyError, TypeError, ValueError):
+        known = ", ".join(f"{word}(…)" for word in _KINDS)
+        raise FedfuseError(f"{text!r} is neither a number nor a schedule ({known})") from None
+
+
+def _check_whole(schedule: Uneven | Paced) -> None:
+    if not 1 <= schedule.most < inf or schedule.most != int(schedule.most):
+        raise FedfuseError(f"{schedule.word} takes a whole number of at least 1, got {schedule}")
+
+
+def _check_positive(schedule: Grow | Decay) -> None:
+    if not all(0 < n < inf for n in astuple(schedule)):
+        raise FedfuseError(f"the numbers of a schedule must be positive, got {schedule}")
+
+
+def _written(schedule: Grow | Decay | Uneven | Paced) -> str:
+    # short where that is exact: what is written must be read again to the bit
+    numbers = (f"{n:g}" if float(f"{n:g}") == n else repr(float(n)) for n in astuple(schedule))
+    return f"{schedule.word}({','.join(numbers)})"

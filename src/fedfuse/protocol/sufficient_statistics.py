@@ -1,0 +1,122 @@
+"""Rows in summary: what a device sends for `protocol.tasks.Summarise`, and what the server reads in it.
+
+With mean mu and covariance matrix S of the columns (x, y), the squared error of a linear model is
+
+    mean (y - x'w - b)^2 = v'S v + (v'mu - b)^2,    v = (-w, 1)
+
+and so are its gradient and its minimum told by mu and S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedfuse.protocol.tasks import SUMMARISED
+from fedfuse.utils.typing import Floats, Ints
+
+RIDGE = 1e-2  # of the fit whose residuals say how uneven noise is; a row of more than this
+MOST_LEVERAGE = 0.9  # leverage tells nothing of it
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Means (k x c) and covariances (k x c x c) of the columns of one part of k devices, over ``n`` rows each."""
+
+    n: Ints
+    mean: Floats
+    covariance: Floats
+
+    @classmethod
+    def read(cls, sent: Floats, n: Ints) -> Summary:
+        """Take apart what devices have sent of one part (one row each)."""
+        columns = int((np.sqrt(9 + 8 * sent.shape[1]) - 3) / 2 + 0.5)
+        covariance = np.zeros((len(sent), columns, columns))
+        upper = np.triu_indices(columns)
+        covariance[:, upper[0], upper[1]] = covariance[:, upper[1], upper[0]] = sent[:, columns:]
+        return cls(n, np.asarray(sent[:, :columns], np.float64), covariance)
+
+    def of(self, devices: Ints) -> Summary:
+        """Return those of these devices."""
+        return Summary(self.n[devices], self.mean[devices], self.covariance[devices])
+
+    def rescaled(self, shift: Floats, scale: Floats) -> Summary:
+        """Return what they are of ``(column - shift) / scale``."""
+        return Summary(self.n, (self.mean - shift) / scale, self.covariance / np.outer(scale, scale))
+
+    def __add__(self, other: Summary) -> Summary:
+        """Return the summary of both parts together."""
+        n = self.n + other.n
+        share = (other.n / np.maximum(n, 1))[:, None]
+        gap = other.mean - self.mean
+        between = (share * (1 - share))[:, :, None] * gap[:, :, None] * gap[:, None, :]
+        within = (1 - share)[:, :, None] * self.covariance + share[:, :, None] * other.covariance
+        return Summary(n, self.mean + share * gap, within + between)
+
+    @property
+    def moments(self) -> Floats:
+        """Return sums over rows of the products of (x, 1, y)."""
+        line = np.insert(self.mean, -1, 1.0, axis=1)
+        second = line[:, :, None] * line[:, None, :]
+        columns = np.delete(np.arange(line.shape[1]), -2)
+        second[:, columns[:, None], columns] += self.covariance
+        return np.asarray(self.n[:, None, None] * second)
+
+    def evaluate(self, w: Floats) -> tuple[Floats, Floats]:
+        """Return the mean squared error of one model each (k x d), and its gradient."""
+        v = np.column_stack([-w[:, :-1], np.ones(len(w))])
+        away = np.einsum("kc,kc->k", v, self.mean) - w[:, -1]
+        slopes = np.einsum("kij,kj->ki", self.covariance, v)
+        loss = np.einsum("kc,kc->k", v, slopes) + away**2
+        gradient = -2 * np.column_stack([slopes[:, :-1] + away[:, None] * self.mean[:, :-1], away])
+        return np.where(self.n > 0, loss, 0.0), np.where(self.n[:, None] > 0, gradient, 0.0)
+
+    def fit(self, ridge: float) -> Floats:
+        """Return the minimum of the squared error and ``ridge / 2`` times that of the parameters, one model each."""
+        second = 2 * self.moments / np.maximum(self.n, 1)[:, None, None]
+        H = second[:, :-1, :-1] + ridge * np.eye(second.shape[1] - 1)
+        return np.asarray(np.linalg.solve(H, second[:, :-1, -1:])[:, :, 0])
+
+
+def parts(sent: Floats) -> dict[str, Floats]:
+    """Return what was sent of every part (one row for each device)."""
+    pieces = np.split(np.asarray(sent[:, :-1], np.float64), len(SUMMARISED), axis=1)
+    return dict(zip(SUMMARISED, pieces, strict=True))
+
+
+# -- on the device
+
+
+def written(tables: Sequence[Floats]) -> Floats:
+    """Return the summary of a device's rows: one table for each part, the target in the last column."""
+    return np.concatenate([*map(_covariances, tables), [_unevenness(np.concatenate(tables))]])
+
+
+def _covariances(table: Floats) -> Floats:
+    """Return means and the upper triangle of the covariance matrix; zeros if there are no rows."""
+    columns = table.shape[1]
+    if not len(table):
+        return np.zeros(columns * (columns + 3) // 2)
+    mean = table.mean(axis=0)
+    away = table - mean
+    covariance = away.T @ away / len(table)
+    return np.concatenate([mean, covariance[np.triu_indices(columns)]])
+
+
+def _unevenness(table: Floats) -> float:
+    """Return the mean of the squared residuals of a ridge fit, weighted by their leverage, against the plain mean.
+
+    Either is divided by what is left of the noise in a residual (White, 1980; the HC2 of MacKinnon and White, 1985).
+    """
+    if not len(table):
+        return 1.0
+    away = table - table.mean(axis=0)
+    scale = away.std(axis=0)
+    X = np.column_stack([away / np.where(scale > 0, scale, 1.0), np.ones(len(away))])
+    X, y = np.delete(X, -2, axis=1), X[:, -2]
+    inverse = np.linalg.inv(X.T @ X + RIDGE * len(X) * np.eye(X.shape[1]))
+    leverage = np.minimum(np.einsum("ij,jk,ik->i", X, inverse, X), MOST_LEVERAGE)
+    squares = np.square(y - X @ (inverse @ (X.T @ y))) / (1 - leverage)
+    return float((leverage @ squares) / leverage.sum() / max(squares.mean(), 1e-300)) if squares.any() else 1.0

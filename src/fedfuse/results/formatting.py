@@ -1,0 +1,56 @@
+"""Sentences on the outcome of a run that terminal and report have in common."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedfuse.results.result import Result
+
+# what the ledger calls them, and what a reader does
+REFUSED = {
+    "late": "came after its round was over",
+    "not asked for, or too late": "answer to an order no longer open",
+}
+
+
+def counted(n: int, word: str) -> str:
+    """Write how many there are.
+
+    >>> counted(1, "group"), counted(1200, "device")
+    ('1 group', '1,200 devices')
+    """
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
+
+
+def cut_short(rounds: int) -> str:
+    """Say that groups are not final because there were too few rounds."""
+    return f"stopped at --rounds {rounds:,} before its groups were found"
+
+
+def exposed(result: Result) -> str:
+    """Say how many liars are among the suspects, and who else is, where it is known who lied.
+
+    Nothing where nobody was made to lie.
+    """
+    if not result.attack or not result.attack["who"]:
+        return ""
+    liars, found = len(result.attack["who"]), len(np.intersect1d(result.attack["who"], result.suspects))
+    wrong = len(result.suspects) - found
+    caught = f"all {liars} liars found" if found == liars else f"{found} of {counted(liars, 'liar')} found"
+    if liars == found == 1:
+        caught = "the one liar found"
+    return f"{caught}, nobody else accused" if not wrong else f"{caught}; {counted(wrong, 'honest device')} accused"
+
+
+def refusals(result: Result) -> list[tuple[str, int]]:
+    """Return why uploads were refused, and how many."""
+    return [(REFUSED.get(reason, reason), n) for reason, n in result.refused.items()]
+
+
+def silence(result: Result) -> str:
+    """Say what is known of devices that were never heard in time: nothing."""
+    who, one = counted(len(result.unheard), "device"), len(result.unheard) == 1
+    others = np.setdiff1d(np.arange(len(result.labels)), result.unheard)
+    if np.isin(result.labels[result.unheard], result.labels[others]).any():
+        return f"{who} never answered in time: nothing is known of {'it' if one else 'them'}"
+    return f"{who} never answered in time and {'has no model of its own' if one else 'have no model of their own'}"

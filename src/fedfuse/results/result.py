@@ -1,0 +1,608 @@
+"""What a run has found: groups, models, scores, and the record of how it got there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fedfuse._version import __version__
+from fedfuse.core.partitions import adjusted_rand, cluster_means
+from fedfuse.data.checks import as_numpy
+from fedfuse.data.federation import Federation, Goal, default_features
+from fedfuse.data.targets import GOALS
+from fedfuse.errors import FedfuseError, guess
+from fedfuse.models import Model, from_config
+from fedfuse.protocol.tasks import Part
+from fedfuse.results.run_directory import (
+    NOTHING,
+    NUMBER,
+    Kinds,
+    check_fields,
+    check_list,
+    read_arrays,
+    read_json,
+    write_arrays,
+    write_json,
+    written_whole,
+)
+from fedfuse.utils.typing import Floats, Ints
+
+if TYPE_CHECKING:
+    from fedfuse.data.tables import Encoder
+    from fedfuse.training.newcomers import Newcomers
+
+SUMMARY: dict[str, Kinds] = {
+    "dataset": str, "method": str, "seed": int, "lam": (*NUMBER, NOTHING), "rounds": int, "metric": str,
+    "cost_floats": int, "seconds": NUMBER, "labels": list, "version": str, "converged": bool, "refit_rounds": int,
+    "chosen": dict, "refused": dict, "orders": dict, "stability": (*NUMBER, NOTHING), "suspects": list,
+}  # fmt: skip
+SAVED_WITH: dict[str, Kinds] = {"model": (dict, str), "method": dict}
+PROFILE: dict[str, Kinds] = {
+    "names": list, "goal": str, "classes": list, "features": list, "counts": list, "truth": (list, NOTHING),
+    "encoder": (dict, NOTHING),
+}  # fmt: skip
+SURE = 0.9  # below this, a grouping or a device's place in it is called uncertain
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is known of a federation besides its rows."""
+
+    names: tuple[str, ...]
+    goal: Goal
+    classes: tuple[Any, ...]
+    features: tuple[str, ...]
+    counts: Ints
+    truth: Ints | None = None
+    encoder: Encoder | None = None
+    shape: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, federation: Federation) -> Profile:
+        """Return the profile of a federation; ``counts`` are all rows of a device."""
+        f = federation
+        features = f.features or default_features(f.n_features)
+        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, f.truth, f.encoder, f.shape)
+
+    @property
+    def metric(self) -> str:
+        return "accuracy" if self.goal == "classification" else "rmse"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the profile as JSON-ready data."""
+        return {
+            "names": list(self.names),
+            "goal": self.goal,
+            "classes": np.array(self.classes).tolist(),
+            "features": list(self.features),
+            "counts": self.counts.tolist(),
+            "truth": None if self.truth is None else self.truth.tolist(),
+            "encoder": None if self.encoder is None else self.encoder.to_json(),
+            "shape": None if self.shape is None else list(self.shape),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Profile:
+        """Build the profile that `to_json` described."""
+        from fedfuse.data.tables import Encoder
+
+        _check_profile(data)
+        return cls(
+            names=tuple(data["names"]),
+            goal=data["goal"],
+            classes=tuple(data["classes"]),
+            features=tuple(data["features"]),
+            counts=np.array(data["counts"], dtype=np.int64),
+            truth=None if data["truth"] is None else np.array(data["truth"], dtype=np.int64),
+            encoder=None if data["encoder"] is None else Encoder.from_json(data["encoder"]),
+            shape=tuple(data["shape"]) if data.get("shape") else None,
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    Attributes
+    ----------
+    labels
+        The cluster of every device, numbered by first appearance, in the order of ``profile.names``.
+    models
+        The parameters of every device (m x d); devices of one cluster share theirs.
+    scores
+        Every device's accuracy or RMSE on the parts ``"validation"`` and ``"test"``.
+    history
+        One row per round.
+    cost_floats
+        Floats sent in both directions.
+    refused
+        Uploads that were not used, by reason.
+    orders
+        What became of the orders: ``sent = used + refused + unanswered``. ``uncalled`` are replies that answer no open
+        order (second answers, answers to old rounds), and are among `refused` too.
+    trouble
+        What else went wrong on the way to devices and back, and how often, where the fleet counts it.
+    privacy
+        Where devices add noise to what they send: the ``"epsilon"`` that they have spent at the most, with which
+        ``"delta"``, the ``"clip"``, the standard deviation of the ``"noise"`` and the number of ``"uploads"``.
+    rounds, refit_rounds
+        Rounds until the groups were found, and further rounds of the refit, where it is a step of its own.
+    lam
+        The strength of the penalty that was given. With ``"auto"`` and a refit no penalty was used: then it is the
+        largest lambda that would keep the groups apart, and training with it need not find them (see `penalised`).
+    stability
+        How sure the grouping is as a whole (0 to 1), where the method can tell.
+    confidence
+        For every device the chance that no other group's model suits it better, where the method can tell.
+    kept
+        What the method needs besides to take in newcomers.
+    chosen
+        Settings that were left open and have been chosen on validation rows.
+    attack
+        Where devices were made to lie: how (``"attack"``, ``"lies"``) and ``"who"``, by position.
+    suspects
+        Positions of the devices that seem to lie: they contradict themselves, often sent what had to be refused (late
+        is not a lie), or stand alone far from every cluster and never come to rest.
+    unheard
+        Positions of the devices that were asked, and never answered in time: nothing is known of them, and the model
+        and the group that they have are those they began with.
+    """
+
+    profile: Profile
+    model: Model[Any]
+    method: dict[str, Any]
+    dataset: str
+    seed: int
+    rounds: int
+    converged: bool
+    labels: Ints
+    models: Floats
+    scores: dict[str, Floats]
+    history: pd.DataFrame
+    cost_floats: int
+    refused: dict[str, int]
+    seconds: float
+    orders: dict[str, int] = field(default_factory=dict)
+    trouble: dict[str, int] = field(default_factory=dict)
+    privacy: dict[str, float] | None = None
+    refit_rounds: int = 0
+    lam: float | None = None
+    stability: float | None = None
+    confidence: Floats | None = None
+    kept: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    chosen: dict[str, Any] = field(default_factory=dict)
+    attack: dict[str, Any] | None = None
+    suspects: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    unheard: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @property
+    def n_clusters(self) -> int:
+        return int(self.labels.max()) + 1
+
+    @property
+    def groups(self) -> Ints:
+        """The clusters without those that have suspects or devices never heard only; the largest first."""
+        doubtful = np.union1d(self.suspects, self.unheard)
+        known = np.unique(np.delete(self.labels, doubtful)) if doubtful.size else np.arange(self.n_clusters)
+        sizes = np.bincount(self.labels)
+        order: Ints = known[np.argsort(-sizes[known], kind="stable")]
+        return order
+
+    @property
+    def apart(self) -> Ints:
+        """The devices of none of the `groups`: suspects and devices never heard."""
+        return np.flatnonzero(~np.isin(self.labels, self.groups))
+
+    @property
+    def penalised(self) -> bool:
+        """Whether `lam` is the strength of a penalty that was used."""
+        return self.lam is not None and not self._automatic
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether rounds were over before ``lam="auto"`` had found its groups."""
+        return self._automatic and not self.converged
+
+    @property
+    def _automatic(self) -> bool:
+        return self.method.get("lam") == "auto" and bool(self.method.get("refit"))
+
+    @property
+    def ari(self) -> float | None:
+        """Agreement with the true groups (adjusted Rand index), or None where they are unknown; of honest devices."""
+        truth, honest = self.profile.truth, self.honest
+        return adjusted_rand(None if truth is None else truth[honest], self.labels[honest])
+
+    @property
+    def honest(self) -> Ints:
+        """The devices that were not made to lie."""
+        return np.setdiff1d(np.arange(len(self.labels)), self.attack["who"] if self.attack else [])
+
+    @cached_property
+    def clusters(self) -> list[list[str]]:
+        """The names of the devices in each cluster."""
+        members = (np.flatnonzero(self.labels == c) for c in range(self.n_clusters))
+        return [[self.profile.names[i] for i in inside] for inside in members]
+
+    @property
+    def cluster_models(self) -> Floats:
+        """The parameters of each cluster (n_clusters x d); where devices have their own, the mean."""
+        _, first = np.unique(self.labels, return_index=True)
+        if (self.models == self.models[first][self.labels]).all():
+            return self.models[first]
+        return cluster_means(self.models, self.labels, self.profile.counts)
+
+    def score(self, part: str = "test") -> float:
+        """Return the mean over (honest) devices of accuracy or RMSE on ``"validation"`` or ``"test"``."""
+        if part not in self.scores:
+            raise FedfuseError(f"no scores for {part!r}; known: {', '.join(self.scores)}")
+        scores = self.scores[part]
+        return mean_score(scores if self.attack is None else scores[self.honest])
+
+    def index(self, device: str | int) -> int:
+        """Return the position of a device given by name or position."""
+        if isinstance(device, str):
+            if device not in self._positions:
+                question = guess(device, self._positions).rstrip()
+                raise FedfuseError(f"no device of this run is called {device!r}{question and '; ' + question}")
+            return self._positions[device]
+        if not 0 <= device < len(self.profile.names):
+            raise FedfuseError(f"device {device} is outside 0 … {len(self.profile.names) - 1}")
+        return device
+
+    def outputs(self, device: str | int, X: npt.ArrayLike) -> Floats:
+        """Return values, or class probabilities (n x classes), for rows by a device's model."""
+        try:
+            rows = np.asarray(as_numpy(X, "X", str(device)), dtype=np.float64)
+        except (TypeError, ValueError) as problem:
+            raise FedfuseError(f"features must be numbers: {problem}") from None
+        need, shape = self.model.n_features, self.profile.shape
+        if shape is not None and rows.shape[1:] == shape:
+            rows = rows.reshape(len(rows), -1)
+        if rows.ndim != 2 or rows.shape[1] != need:
+            raise FedfuseError(f"X must be rows x {need} features, got an array of shape {rows.shape}")
+        if not np.isfinite(rows).all():
+            raise FedfuseError(f"X must be finite, got {rows[~np.isfinite(rows)][0]}; fill missing values first")
+        return self.model.outputs(self.models[self.index(device)], rows)
+
+    def predict(self, device: str | int, X: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Return the predicted classes or values for rows by a device's model."""
+        outputs = self.outputs(device, X)
+        if self.profile.goal == "regression":
+            return outputs
+        return np.asarray(np.array(self.profile.classes)[outputs.argmax(axis=1)])
+
+    def predict_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return a prediction for every row of a table with the device column of the training table.
+
+        The answer has columns ``device``, ``cluster`` and ``prediction``, and for classes one column of
+        probabilities each. Rows of unknown devices are left empty: the model to use would be a guess.
+        """
+        encoder = self.profile.encoder
+        if encoder is None:
+            raise FedfuseError("this run was not trained on a table, so the columns to use are not known")
+        devices, X = encoder.devices(frame), encoder.transform(frame)
+        position = np.array([self._positions.get(name, -1) for name in devices], dtype=np.int64)
+        outputs = np.full((len(frame), len(self._output_names)), np.nan)
+        order = np.argsort(position, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(position[order])) + 1):
+            if position[rows[0]] >= 0:
+                outputs[rows] = self.outputs(int(position[rows[0]]), X[rows]).reshape(len(rows), -1)
+        return self._answer(frame.index, devices, position, outputs)
+
+    def confusion(self, federation: Federation, cluster: int | None = None, part: Part = "test") -> pd.DataFrame:
+        """Count the rows of one cluster (or of all) by true class and, in the columns, by predicted class.
+
+        The result itself holds no rows, so the federation that it was trained on is needed.
+        """
+        if self.profile.goal != "classification":
+            raise FedfuseError("a confusion table is for classes, and these are values")
+        if federation.names != self.profile.names:
+            raise FedfuseError("this is not the federation of the run: its devices have other names")
+        n, rows = len(self.profile.classes), federation.rows(part)
+        counts = np.zeros((n, n), np.int64)
+        for i in np.arange(len(self.labels)) if cluster is None else self._members(cluster):
+            X, y = rows.of(i)
+            if len(y):
+                np.add.at(counts, (np.asarray(y, np.int64), self.outputs(int(i), X).argmax(axis=1)), 1)
+        index, columns = (pd.Index(self.profile.classes, name=name) for name in ("true", "predicted"))
+        table: pd.DataFrame = pd.DataFrame(counts, index=index, columns=columns)
+        return table
+
+    def module(self, device: str | int | None = None, *, cluster: int | None = None) -> Any:
+        """Return a copy of the torch module with the weights of a device, or of a cluster, ready for use."""
+        if (device is None) == (cluster is None):
+            raise FedfuseError("module takes a device or cluster=number")
+        i = int(self._members(cluster)[0]) if device is None else self.index(device)
+        return self.model.module_with(self.models[i])
+
+    def _members(self, cluster: int | None) -> Ints:
+        inside = np.flatnonzero(self.labels == cluster)
+        if not inside.size:
+            raise FedfuseError(f"there is no cluster {cluster}; there are 0 … {self.n_clusters - 1}")
+        return inside
+
+    def admit(self, X: Any, y: Any = None, *, test: float = 0.2, validation: float = 0.2) -> Newcomers:
+        """Take in newcomers: each gets a cluster and a model by the method's own rule, and nobody is retrained.
+
+        Parameters
+        ----------
+        X, y
+            The rows of one newcomer. Or, without ``y``: ``{name: (X, y)}``, a list of (X, y), or a `Federation`.
+        test, validation
+            Shares of a newcomer's rows as in `Federation.from_arrays`; with few rows there are fewer parts.
+        """
+        from fedfuse.training.newcomer_rows import gathered
+        from fedfuse.training.newcomers import admit
+
+        given = (
+            X if isinstance(X, Federation) else gathered(self, X, y, test=test, validation=validation, seed=self.seed)
+        )
+        return admit(self, given)
+
+    def coefficients(self) -> pd.DataFrame:
+        """Return the models of the clusters with feature names, in the units of the table.
+
+        One row per cluster (and class), one column per feature, ``intercept`` last.
+        """
+        encoder = self.profile.encoder
+        rows = {}
+        for c, w in enumerate(self.cluster_models):
+            coefficients = self.model.coefficients(w.astype(np.float64))
+            if encoder is not None:
+                coefficients = encoder.unscale(coefficients)
+            for output, row in zip(self._output_names, coefficients, strict=True):
+                rows[(c, output)] = row
+        columns = [*self.profile.features, "intercept"]
+        index = pd.MultiIndex.from_tuples(rows, names=["cluster", "output"])
+        table: pd.DataFrame = pd.DataFrame(list(rows.values()), index=index, columns=columns)
+        return table
+
+    def contrasts(self) -> pd.Series[float]:
+        """Return how much each feature tells the clusters apart, largest first.
+
+        The root mean square difference between the coefficients of two devices of different clusters, in the
+        scale that was trained on (for tables: per standard deviation of the feature), over all classes.
+        """
+        slopes = np.stack([self.model.coefficients(w.astype(np.float64))[:, :-1] for w in self.cluster_models])
+        if slopes.shape[1] > 1:
+            slopes -= slopes.mean(axis=1, keepdims=True)  # adding the same to all classes says nothing
+        sizes = np.bincount(self.labels).astype(np.float64)
+        m, pairs = sizes.sum(), sizes.sum() ** 2 - np.square(sizes).sum()
+        # sum_ab n_a n_b |w_a - w_b|^2 = 2 m sum_a n_a |w_a - mean|^2
+        away = np.square(slopes - np.average(slopes, axis=0, weights=sizes)).sum(axis=1)
+        spread = np.sqrt(2 * m * (sizes @ away) / max(pairs, 1.0))
+        contrasts: pd.Series[float] = pd.Series(spread, index=list(self.profile.features), name="contrast")
+        return contrasts.sort_values(ascending=False, kind="stable")
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run in a few numbers: what ``summary.json`` holds."""
+        return {
+            "dataset": self.dataset,
+            "method": self.method["method"],
+            "seed": self.seed,
+            "lam": self.lam,
+            "rounds": self.rounds,
+            "metric": self.profile.metric,
+            "test": self.score("test"),
+            "validation": self.score("validation"),
+            "n_clusters": self.n_clusters,
+            "ari": self.ari,
+            "cost_floats": self.cost_floats,
+            "seconds": round(self.seconds, 3),
+            "labels": self.labels.tolist(),
+            "version": __version__,
+            "converged": self.converged,
+            "refit_rounds": self.refit_rounds,
+            "chosen": self.chosen,
+            "refused": self.refused,
+            "orders": self.orders,
+            "stability": self.stability,
+            "uncertain": self.uncertain,
+            "unsure_devices": [self.profile.names[i] for i in self.unsure],
+            "suspects": [self.profile.names[i] for i in self.suspects],
+            **({"trouble": self.trouble} if self.trouble else {}),
+            **({"privacy": self.privacy} if self.privacy else {}),
+            **self._exposed(),
+        }
+
+    def _exposed(self) -> dict[str, Any]:
+        """Return who lied, where that is known, and how well the suspects are these."""
+        if self.attack is None:
+            return {}
+        who, found = self.attack["who"], len(np.intersect1d(self.attack["who"], self.suspects))
+        return {
+            "attack": self.attack["attack"],
+            "lies": self.attack["lies"],
+            "liars": len(who) / len(self.labels),
+            "who": [self.profile.names[i] for i in who],
+            "precision": found / len(self.suspects) if len(self.suspects) else None,
+            "recall": found / len(who) if who else None,
+        }
+
+    @property
+    def uncertain(self) -> bool | None:
+        """Whether the grouping should not be relied on as it is; None where the method cannot tell."""
+        if self.stability is None or self.confidence is None:
+            return None
+        return bool(self.stability < SURE or len(self.unsure) > 0.1 * len(self.labels))
+
+    @property
+    def unsure(self) -> Ints:
+        """The devices that another group's model suits about as well, or that were never judged."""
+        return np.flatnonzero(self.confidence < SURE) if self.confidence is not None else np.empty(0, np.int64)
+
+    def save(self, directory: str | PathLike[str]) -> None:
+        """Write the result as plain files; ``summary.json`` comes last and marks a finished run."""
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        _write_table(path / "history.csv", self.history, index=False)
+        _write_table(path / "labels.csv", self.devices(), index=False)
+        if self.model.convex:
+            _write_table(path / "coefficients.csv", self.coefficients(), index=True)
+            _write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
+        arrays: dict[str, npt.NDArray[Any]] = {"models": self.models, **self.scores}
+        if self.confidence is not None:
+            arrays["confidence"] = self.confidence
+        if self.unheard.size:
+            arrays["unheard"] = self.unheard
+        write_arrays(path / "models.npz", arrays)
+        if self.kept:
+            write_arrays(path / "kept.npz", self.kept)
+        profile = {"model": self.model.to_config(), "method": self.method, **self.profile.to_json()}
+        write_json(path / "profile.json", profile)
+        write_json(path / "summary.json", self.summary())
+
+    @classmethod
+    def load(cls, directory: str | PathLike[str], model: Model[Any] | None = None) -> Result:
+        """Read what `save` wrote.
+
+        A run that trained a module of your own needs it again as ``model`` to predict; labels, scores and parameters
+        are there without it.
+        """
+        path = Path(directory)
+        if (path / "config.json").exists() and not (path / "summary.json").exists():
+            raise FedfuseError(f"the run in {path} is not finished: go on with it by 'fedfuse resume {path}'")
+        summary = check_fields(read_json(path / "summary.json"), SUMMARY, path / "summary.json", whole=False)
+        profile = check_fields(read_json(path / "profile.json"), SAVED_WITH, path / "profile.json", whole=False)
+        arrays = read_arrays(path / "models.npz")
+        kept = read_arrays(path / "kept.npz") if (path / "kept.npz").exists() else {}
+        try:
+            known, saved = Profile.from_json(profile), profile["model"]
+            check_fields(profile["method"], {"method": str}, f"the method in {path / 'profile.json'}")
+            used = from_config(saved, model).sized(len(known.features), len(known.classes), _shape(saved))
+            _check_lengths(known, used, summary, arrays)
+            return cls(
+                profile=known,
+                model=used,
+                method=profile["method"],
+                labels=np.array(summary["labels"], dtype=np.int64),
+                models=arrays.pop("models"),
+                confidence=arrays.pop("confidence", None),
+                unheard=arrays.pop("unheard", np.empty(0, np.int64)),
+                scores=arrays,
+                kept=kept,
+                history=pd.read_csv(path / "history.csv"),
+                attack=_attack(summary, known.names),
+                trouble=summary.get("trouble", {}),
+                privacy=summary.get("privacy"),
+                suspects=np.array([known.names.index(name) for name in summary["suspects"]], dtype=np.int64),
+                **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged", "orders")},
+                **{
+                    k: summary[k]
+                    for k in ("cost_floats", "refused", "seconds", "lam", "stability", "refit_rounds", "chosen")
+                },
+            )
+        except FedfuseError:
+            raise
+        except (KeyError, TypeError, AttributeError, OSError, ValueError) as problem:
+            raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from None
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(str(n) for n in sorted(np.bincount(self.labels), reverse=True)[:8])
+        more = ", …" if self.n_clusters > 8 else ""
+        ari = "" if self.ari is None else f", ARI {self.ari:.3f}"
+        clusters = f"{self.n_clusters} cluster{'s' if self.n_clusters > 1 else ''} of {sizes}{more} devices"
+        return (
+            f"Result({self.dataset}, {self.method['method']}: {clusters}, test {self.profile.metric} "
+            f"{self.score('test'):.4f}{ari}, {self.rounds} rounds, {self.cost_floats:,} floats sent)"
+        )
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.profile.names)}
+
+    @property
+    def _output_names(self) -> list[str]:
+        return [str(c) for c in self.profile.classes] or ["value"]
+
+    def devices(self) -> pd.DataFrame:
+        """Return one row per device: cluster, rows and scores; where known, how sure that is, and the true group."""
+        columns = {"device": self.profile.names, "cluster": self.labels, "rows": self.profile.counts}
+        table: pd.DataFrame = pd.DataFrame(columns)
+        for part, scores in self.scores.items():
+            table[part] = scores
+        if self.confidence is not None:
+            table["confidence"] = self.confidence
+        if self.profile.truth is not None:
+            table["truth"] = self.profile.truth
+        return table
+
+    def _answer(self, index: pd.Index[Any], devices: npt.NDArray[Any], position: Ints, outputs: Floats) -> pd.DataFrame:
+        """Put predictions in a table; where a device has no position, leave the row empty."""
+        known = position >= 0
+        cluster = pd.array(np.where(known, self.labels[position], 0), dtype="Int64")
+        cluster[~known] = pd.NA
+        answer: pd.DataFrame = pd.DataFrame({"device": devices, "cluster": cluster}, index=index)
+        if self.profile.goal == "regression":
+            answer["prediction"] = outputs[:, 0]
+            return answer
+        best = np.where(known, outputs.argmax(axis=1), len(self.profile.classes))
+        answer["prediction"] = np.array([*self.profile.classes, None], dtype=object)[best]
+        for c, name in enumerate(self._output_names):
+            answer[f"p({name})"] = outputs[:, c]
+        return answer
+
+
+def _check_profile(data: dict[str, Any]) -> None:
+    where = "profile.json"
+    check_fields(data, PROFILE, where, whole=False)
+    if data["goal"] not in GOALS:
+        raise FedfuseError(f"{where} is not as fedfuse writes it: 'goal' is {data['goal']!r}")
+    m = len(data["names"])
+    for name, kind, n in (("names", str, None), ("features", str, None), ("counts", int, m), ("truth", int, m)):
+        if data[name] is not None:
+            check_list(data[name], kind, n, name, where)
+
+
+def _check_lengths(
+    profile: Profile, model: Model[Any], summary: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]
+) -> None:
+    """Refuse files that do not belong together."""
+    m = len(profile.names)
+    check_list(summary["labels"], int, m, "labels", "summary.json")
+    if min(summary["labels"], default=-1) < 0:
+        raise FedfuseError("summary.json is not as fedfuse writes it: 'labels' must be numbers from 0 on")
+    for name in ("refused", "orders"):
+        check_list(list(summary[name].values()), int, None, name, "summary.json")
+    unheard = arrays.get("unheard", np.empty(0, np.int64))
+    if unheard.dtype.kind != "i" or unheard.ndim != 1 or not np.isin(unheard, range(m)).all():
+        raise FedfuseError(f"models.npz has {unheard.tolist()} for devices never heard, profile.json names {m}")
+    for name, array in arrays.items():
+        if name != "unheard" and array.shape[:1] != (m,):
+            raise FedfuseError(
+                f"models.npz has {name} for {len(array) if array.ndim else 0} devices, profile.json names {m}"
+            )
+    if arrays["models"].shape != (m, model.d):
+        raise FedfuseError(f"models.npz has models of shape {arrays['models'].shape}, which profile.json does not say")
+    if profile.encoder is not None and profile.encoder.features != profile.features:
+        raise FedfuseError("profile.json is not as fedfuse writes it: features are not those of its encoder")
+
+
+def _attack(summary: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any] | None:
+    if "attack" not in summary:
+        return None
+    who = [names.index(name) for name in summary["who"]]
+    return {"attack": summary["attack"], "lies": summary["lies"], "who": who}
+
+
+def mean_score(scores: Floats) -> float:
+    """Return the plain mean over the devices that have rows to be scored on."""
+    return float(np.nanmean(scores)) if np.isfinite(scores).any() else float("nan")
+
+
+def _shape(model: Any) -> tuple[int, ...] | None:
+    shape = model.get("shape") if isinstance(model, dict) else None
+    return tuple(shape) if shape else None
+
+
+def _write_table(path: Path, table: pd.DataFrame, *, index: bool) -> None:
+    with written_whole(path) as file:
+        file.write(table.to_csv(index=index, lineterminator="\n").encode())

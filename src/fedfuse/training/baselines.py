@@ -1,0 +1,95 @@
+"""Two plain answers to compare groups with: a model for every device alone, and one model for all.
+
+Both are fitted directly to the training rows (no federation, no communication) with a touch of ridge, so that
+they are what a data scientist would try first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedfuse.data.federation import Federation, Rows
+from fedfuse.errors import FedfuseError
+from fedfuse.models import Model
+from fedfuse.protocol.tasks import Part, Work
+from fedfuse.results.run_directory import read_arrays, write_arrays
+from fedfuse.results.snapshots import Snapshot
+from fedfuse.utils.typing import Floats
+
+RIDGE = 1e-3
+FILE = "yardsticks.npz"
+NAMES = ("local", "pooled")
+
+
+def local_models(federation: Federation, model: Model[Any], rows: Part = "train+validation") -> Floats:
+    """Return each device's model fitted to its own rows alone (m x d)."""
+    return _fitted(federation.rows(rows), model)
+
+
+def pooled_model(federation: Federation, model: Model[Any], rows: Part = "train+validation") -> Floats:
+    """Return one model fitted to all devices' rows together (1 x d)."""
+    part = federation.rows(rows)
+    chosen = np.concatenate([np.arange(a, b) for a, b in zip(part.start, part.stop, strict=True)])
+    together = Rows(part.X[chosen], part.y[chosen], np.array([0]), np.array([chosen.size]))
+    return _fitted(together, model)
+
+
+@dataclass(frozen=True)
+class Yardsticks:
+    """What a run is measured by.
+
+    Attributes
+    ----------
+    scores
+        Every device's test score with its ``"local"`` and with the ``"pooled"`` model.
+    alone
+        How far the local models are from each other.
+    """
+
+    scores: dict[str, Floats]
+    alone: Snapshot
+
+    def save(self, directory: str | PathLike[str]) -> None:
+        """Write them beside a run."""
+        alone = {"levels": self.alone.levels, "largest": np.array(self.alone.largest), "devices": self.alone.devices}
+        write_arrays(Path(directory) / FILE, {**self.scores, **alone})
+
+    @classmethod
+    def load(cls, directory: str | PathLike[str]) -> Yardsticks | None:
+        """Read what `save` wrote; None if there is nothing."""
+        path = Path(directory) / FILE
+        if not path.exists():
+            return None
+        arrays = read_arrays(path)
+        try:
+            devices, scores = arrays["devices"], {name: arrays[name] for name in NAMES}
+            alone = Snapshot(0, arrays["levels"], float(arrays["largest"]), np.arange(len(devices)), devices)
+        except (KeyError, TypeError) as gap:
+            raise FedfuseError(f"{path} holds no yardsticks of fedfuse: {gap} is missing; remove it") from None
+        return cls(scores, alone)
+
+
+def measured(federation: Federation, model: Model[Any]) -> Yardsticks:
+    """Fit local and pooled models, and score every device with them."""
+    local = local_models(federation, model)
+    pooled = np.repeat(pooled_model(federation, model), federation.m, axis=0)
+    everyone = np.arange(federation.m)
+    data = model.load(federation.rows("test"), np.float32)
+    scores = {name: model.metric(data, everyone, w) for name, w in zip(NAMES, (local, pooled), strict=True)}
+    return Yardsticks(scores, Snapshot.of(0, local[:, model.fused], everyone))
+
+
+def yardsticks(federation: Federation, model: Model[Any]) -> dict[str, Floats]:
+    """Return every device's test score with its local and with the pooled model."""
+    return measured(federation, model).scores
+
+
+def _fitted(rows: Rows, model: Model[Any]) -> Floats:
+    data = model.load(rows, np.float32)
+    zero = np.zeros((len(rows.start), model.d), np.float32)
+    return model.train(data, np.arange(len(rows.start)), zero, zero, RIDGE, Work(solver="exact"))

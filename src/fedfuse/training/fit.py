@@ -1,0 +1,311 @@
+"""Begin a run, or go on with one: `fit` and `resume` put together what the loop of `training` needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from fedfuse import methods
+from fedfuse._version import __version__
+from fedfuse.data.federation import Federation
+from fedfuse.engines import Byzantine, Engine, Fleet
+from fedfuse.engines.attacks import draw_liars, flipped
+from fedfuse.errors import FedfuseError
+from fedfuse.methods import FPFC
+from fedfuse.methods.method import Method
+from fedfuse.methods.registry import METHODS
+from fedfuse.methods.registry import from_config as method_from_config
+from fedfuse.models import SHORT, Model, default_model, model_called
+from fedfuse.models import from_config as model_from_config
+from fedfuse.protocol.tasks import Work
+from fedfuse.results.result import Result
+from fedfuse.results.run_directory import Store
+from fedfuse.training.loop import Callback, Run
+from fedfuse.training.options import Options, build_method, preset, setting_names
+from fedfuse.training.settings import Settings
+
+log = logging.getLogger(__name__)
+
+NETWORK = Work(steps=5, lr=0.05, batch=10, momentum=0.9)  # of a device with a network, where none is given,
+NETWORK_ROUNDS = 60  # and for how long
+
+
+def fit(
+    federation: Federation,
+    method: Method[Any] | str | None = None,
+    model: Model[Any] | str | None = None,
+    *,
+    rounds: int | None = None,
+    seed: int = 0,
+    out: str | PathLike[str] | None = None,
+    engine: str = "inprocess",
+    workers: int | None = None,
+    fleet: Fleet | None = None,
+    callbacks: Iterable[Callback] = (),
+    dataset: str = "arrays",
+    source: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Result:
+    """Find which devices share a model, and train one per group.
+
+    Parameters
+    ----------
+    federation
+        The devices and their rows.
+    method
+        `FPFC` by default; or a name, as on the command line: ``"fedavg"``, with work that suits the model.
+    model
+        Softmax regression for classes, linear regression for values and the paper's network for images by default; or a
+        name: ``"softmax"``, ``"linear"``, ``"cnn"``, ``"mlp"``.
+    rounds, seed
+        At most so many rounds (500; networks: 60); every random draw depends on the seed.
+    out
+        A new directory for checkpoints and results.
+    engine, workers
+        Where devices compute: ``"inprocess"``, ``"workers"`` for so many processes beside this one (by default
+        one for each core), or ``"flower"`` for Flower's simulation engine. The result is the same to the bit.
+    fleet
+        A fleet of your own in place of an engine's; it is closed at the end.
+    callbacks
+        Hooks into the run.
+    dataset, source
+        How the data are called in the summary, and how `resume` finds them again.
+    **settings
+        The other fields of `Settings`.
+
+    Examples
+    --------
+    >>> import fedfuse as ff
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(6, 50, 2))
+    >>> y = [x @ ([1, 2] if i < 3 else [-2, 1]) + 0.1 * rng.normal(size=50) for i, x in enumerate(X)]
+    >>> fed = ff.Federation.from_arrays(list(zip(X, y)))
+    >>> res = ff.fit(fed, ff.FPFC(lam=0.5, work=ff.Work(solver="exact")))
+    >>> res.labels.tolist()
+    [0, 0, 0, 1, 1, 1]
+    """
+    check_federation(federation)
+    chosen = Settings.named(seed=seed, **settings)
+    model = fitting_model(federation, model)
+    if rounds is None and not model.convex:
+        rounds = NETWORK_ROUNDS
+    chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
+    method = fitting_method(method, model)
+    _check_plan(method, model)
+    _check_noise(method, model, chosen)
+    place = Engine(engine, workers)
+    if fleet and place != Engine():
+        raise FedfuseError(f"give a fleet or an engine, not both: engine={engine!r}, fleet={fleet!r}")
+    store = Store(out) if out is not None else None
+    if store:
+        store.check_free()
+    fleet = chosen.around(_attacked(fleet, federation, model, chosen, place), chosen.seed)
+    run = Run(federation, model, method, chosen, fleet, store, _recorded(callbacks, store), dataset)
+    if store:
+        store.create(_config(run, source, place))
+    try:
+        return _finish(run)
+    except FedfuseError:
+        if store and not (store.under_way or store.finished):  # what resume would only come to again
+            _withdraw(store)
+        raise
+
+
+def resume(
+    directory: str | PathLike[str],
+    federation: Federation | None = None,
+    callbacks: Iterable[Callback] = (),
+    model: Model[Any] | None = None,
+    *,
+    engine: str | None = None,
+    workers: int | None = None,
+    fleet: Fleet | None = None,
+) -> Result:
+    """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
+
+    ``federation`` is needed only where the run was started from Python on data without a name, ``model`` only where
+    it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen. ``engine``
+    and ``workers`` are needed only to compute elsewhere than before, ``fleet`` only where the run had one of its own.
+    """
+    store = Store(directory)
+    config = store.config()
+    if store.finished:
+        _tidy(store)
+        return Result.load(directory, model)
+    try:
+        settings, method = Settings(**config["settings"]), method_from_config(config["method"])
+        model, dataset = model_from_config(config["model"], model), config["dataset"]
+        source, fingerprint = config["source"], config["fingerprint"]
+        place = Engine(**config.get("engine", {}))
+    except KeyError as gap:
+        raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
+    except (TypeError, AttributeError, ValueError) as problem:
+        raise FedfuseError(f"{directory} holds no run that can be resumed: in config.json, {problem}") from None
+    if config.get("version") != __version__:
+        words = "the run in %s was begun by fedfuse %s, this is %s: the last digits may differ"
+        log.warning(words, directory, config.get("version"), __version__)
+    if federation is None:
+        federation = _load_again(source, directory)
+    if federation.fingerprint != fingerprint:
+        raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
+    model = fitting_model(federation, model)
+    place = _elsewhere(place, engine, workers)
+    fleet = settings.around(_attacked(fleet, federation, model, settings, place), settings.seed)
+    run = Run(federation, model, method, settings, fleet, store, _recorded(callbacks, store), dataset)
+    return _finish(run, restore=True)
+
+
+def _elsewhere(place: Engine, engine: str | None, workers: int | None) -> Engine:
+    """Return the engine that a run goes on with: its own, unless another is asked for."""
+    if engine is not None and engine != place.name:
+        return Engine(engine, workers)
+    return place if workers is None else replace(place, workers=workers)
+
+
+def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:
+    from fedfuse.data.catalog import load_again
+
+    if source is None:
+        raise FedfuseError(
+            f"the run in {directory} was started from Python on data without a name: resume it there, with "
+            "fedfuse.resume(directory, federation)"
+        )
+    return load_again(source, Path(directory) / "config.json")
+
+
+def _finish(run: Run, *, restore: bool = False) -> Result:
+    try:
+        if not (restore and run.restore()):
+            run.begin()
+        result = run.go()
+    except KeyboardInterrupt:
+        run.save()
+        raise
+    finally:
+        run.fleet.close()
+    if run.store:
+        result.save(run.store.directory)
+        _tidy(run.store)
+    return result
+
+
+def _recorded(callbacks: Iterable[Callback], store: Store | None) -> tuple[Callback, ...]:
+    """Add to the callbacks the one that leaves in a run's directory how it gets on."""
+    from fedfuse.training.progress_recorder import Recorder  # which is a callback
+
+    return (*([Recorder(store.directory)] if store else []), *callbacks)
+
+
+def _withdraw(store: Store) -> None:
+    """Remove what a run has left that never got under way: the corrected command may have its directory."""
+    from fedfuse.training import progress_recorder
+
+    progress_recorder.forget(store.directory)
+    store.withdraw()
+
+
+def _tidy(store: Store) -> None:
+    from fedfuse.training import progress_recorder
+
+    progress_recorder.tidy(store.directory)
+    store.tidy()
+
+
+def check_federation(given: Any) -> None:
+    """Refuse what is no federation, and say how to make one."""
+    if not isinstance(given, Federation):
+        raise FedfuseError(
+            f"fit needs a Federation, got {_kind(given)}; make one by Federation.from_arrays({{name: (X, y), …}}) or "
+            "Federation.from_frame(frame, device=…, target=…)"
+        )
+
+
+def fitting_method(given: Any, model: Model[Any]) -> Method[Any]:
+    """Return the method that is asked for, by name or as it is; without one, FPFC with work that suits the model."""
+    if given is None:
+        return FPFC(work=Work(solver="exact") if model.convex else NETWORK)
+    if isinstance(given, str):
+        defaults = preset("arrays", given, network=not model.convex)
+        having = {key: value for key, value in defaults.method.items() if key in setting_names(given)}
+        return build_method(given, None, defaults.work, Options(method=having))
+    if not isinstance(given, Method):
+        raise FedfuseError(f"method must be one such as FPFC() or a name ({', '.join(METHODS)}), got {_kind(given)}")
+    return given
+
+
+def _kind(given: Any) -> str:
+    """Say what was given in place of something else."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}: give an instance, {given.__name__}()"
+    short = isinstance(given, (int, float, complex))
+    return "None" if given is None else f"{type(given).__name__}{f' {given!r}' if short else ''}"
+
+
+def fitting_model(federation: Federation, model: Model[Any] | str | None) -> Model[Any]:
+    """Return the model that is asked for, by name or as it is, or that suits the data; with their sizes."""
+    if isinstance(model, str):
+        model = model_called(model)
+    if model is not None and not isinstance(model, Model):
+        raise FedfuseError(
+            f"model must be one such as SoftmaxRegression() or a name ({', '.join(SHORT)}), got {_kind(model)}"
+        )
+    model = model or default_model(federation.goal, federation.shape)
+    model.check(federation.goal)
+    return model.sized(federation.n_features, federation.n_classes, federation.shape)
+
+
+def _check_plan(method: Method[Any], model: Model[Any]) -> None:
+    """Refuse what a network cannot do before anything is trained."""
+    if model.convex:
+        return
+    for part in method.plan_for(model):
+        if part.work.solver == "exact":
+            raise FedfuseError(
+                "a network has no exact solver: give work=Work(steps=5, lr=0.05, batch=10) or the like; on the command "
+                "line, --set steps=5 --set lr=0.05 --set batch=10"
+            )
+
+
+def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> None:
+    """Refuse a method that asks devices for more than changes of models, if these are to be protected."""
+    protected = (FPFC, methods.FedAvg, methods.FedAsync, methods.PerFedAvg, methods.Local, methods.LGFedAvg)
+    plan = method.plan_for(model)
+    if settings.epsilon and not all(isinstance(part, protected) for part in plan):
+        raise FedfuseError(
+            f"epsilon: {method.name} asks devices for more than changes of models ({plan[-1].name}), which noise does "
+            "not protect: use fpfc with a lambda and refit=no, or fedavg"
+        )
+
+
+def _attacked(
+    fleet: Fleet | None, federation: Federation, model: Model[Any], settings: Settings, place: Engine
+) -> Fleet:
+    """Return the devices, some of which lie where the settings say so."""
+    attack, share, seed = settings.attack, settings.liars, settings.seed
+    if attack == "label-flip":
+        federation = flipped(federation, draw_liars(federation.m, share, seed))
+    fleet = fleet or place.fleet(federation, model, seed, settings.dtype, settings.noise())
+    if attack is None:
+        return fleet
+    how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}
+    return Byzantine(fleet, attack, m=federation.m, share=share, seed=seed, **how)
+
+
+def _config(run: Run, source: dict[str, Any] | None, place: Engine) -> dict[str, Any]:
+    if callable(run.settings.participation):
+        raise FedfuseError("a run directory needs a participation share: a function cannot be saved")
+    return {
+        "version": __version__,
+        "dataset": run.dataset,
+        "source": source,
+        "fingerprint": run.federation.fingerprint,
+        "model": run.model.to_config(),
+        "method": run.method.to_config(),
+        "settings": asdict(run.settings),
+        "engine": asdict(place),
+    }

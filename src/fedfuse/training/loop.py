@@ -1,0 +1,566 @@
+"""The one training loop, synchronous or not.
+
+Draw the active devices, ask the method for one task each, let the fleet perform them, look every reply over,
+give the good ones to the method, record, save, stop when nothing moves any more. A synchronous round waits for all that
+were asked, an asynchronous one takes the first reply and lets the others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from fedfuse.core.partitions import adjusted_rand
+from fedfuse.data.federation import Federation
+from fedfuse.engines import Fleet
+from fedfuse.engines.attacks import known_attack
+from fedfuse.errors import FedfuseError
+from fedfuse.grouping.network_groups import NetworkRefit
+from fedfuse.grouping.refit import Refit
+from fedfuse.methods.method import Arrays, Found, Method, World
+from fedfuse.models import Model
+from fedfuse.pairs.state import Residuals
+from fedfuse.protocol.privacy import spent
+from fedfuse.protocol.reply_checks import overlong
+from fedfuse.protocol.tasks import (
+    LOOK,
+    Install,
+    Ledger,
+    MetaTrain,
+    Order,
+    Part,
+    Score,
+    Show,
+    Task,
+    Train,
+    for_device,
+    steps_of,
+)
+from fedfuse.results.result import Profile, Result, mean_score
+from fedfuse.results.run_directory import Store
+from fedfuse.training.conditions import check_mode
+from fedfuse.training.settings import Settings
+from fedfuse.training.transport import Heard, Post
+from fedfuse.utils.random import generator
+from fedfuse.utils.typing import Floats, Ints
+
+log = logging.getLogger(__name__)
+
+Row: TypeAlias = dict[str, Any]
+RESIDUALS = ("primal", "dual", "moved")
+TRIES = 3  # to send what comes before the first round
+FAILURES = 10  # rounds in a row that may be given up
+
+
+class Callback:
+    """Three hooks into a run."""
+
+    def on_start(self, run: Run) -> None:
+        """Before the first round (or the first after a resume)."""
+
+    def on_round(self, run: Run, row: Row) -> None:
+        """After every round, with its row of the history."""
+
+    def on_end(self, run: Run, result: Result) -> None:
+        """After the last."""
+
+
+@dataclass
+class Run:
+    """One training run: what is fixed, and everything that changes."""
+
+    federation: Federation
+    model: Model[Any]
+    method: Method[Any]
+    settings: Settings
+    fleet: Fleet
+    store: Store | None = None
+    callbacks: Sequence[Callback] = ()
+    dataset: str = "arrays"
+
+    k: int = 0
+    stage: int = 0  # which method of the plan is at work,
+    stage_start: int = 0  # and since which round
+    before: Found | None = None  # what the last one has found,
+    cut_short: bool = False  # and whether one ran out of rounds
+    state: Any = None
+    turns: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # orders that each device has had
+    failures: int = 0  # rounds in a row that were given up
+    spent: int = 0  # of the budget
+    history: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
+    trouble: dict[str, int] = field(default_factory=dict)  # of the fleets before a resume
+    whole: bool = False  # whether the state is that between two rounds, and so may be saved
+
+    def __post_init__(self) -> None:
+        self.plan = tuple(part.within(self.settings.rounds) for part in self.method.plan_for(self.model))
+        self.world = _world(self.federation, self.model, self.settings)
+        self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype) if self.federation.here else None
+        check_mode(self.method, self.settings.mode, self.plan)
+        self.post = Post(self.fleet, self.world.m, self.world.d, self.world.dtype)
+        lying = known_attack(self.fleet)
+        self.liars: Ints = lying.who if lying else np.empty(0, np.int64)
+        self.honest = np.setdiff1d(np.arange(self.world.m), self.liars)
+
+    @property
+    def now(self) -> Method[Any]:
+        """The method of the plan that is at work."""
+        method = self.plan[self.stage].given(self.before)
+        return method.one_at_a_time() if self.asynchronous else method
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the method at work takes replies one at a time."""
+        return self.settings.mode == "async" and self.plan[self.stage].asynchronous
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was sent and received."""
+        return self.post.ledger
+
+    def begin(self) -> None:
+        """Set up the state of the method at work and send what it sends before its first round."""
+        self.state = self.now.begin(self.world, self.before)
+        self.turns = np.zeros(self.world.m, np.int64)
+        self._open(self.now.opening(self.state))
+        self.whole = True
+
+    def _open(self, tasks: dict[int, Task]) -> None:
+        """Send what comes before the first round, to those who do not answer a few times."""
+        answers: dict[int, Floats] = {}
+        for _ in range(TRIES):
+            missing = {i: task for i, task in tasks.items() if i not in answers}
+            answers |= {r.device: r.values for r in self.post.exchange(self._orders(missing, -1))}
+        devices = np.array(sorted(answers), dtype=np.int64)
+        self.now.opened(self.state, devices, [answers[i] for i in sorted(answers)])
+
+    def go(self) -> Result:
+        """Train to the end."""
+        clock, before = time.perf_counter(), self.seconds
+        self._tell("on_start")
+        while not self.over or self._next_method():
+            with _interrupts_wait():
+                self.whole = False
+                row = self.round()
+                self.seconds = before + time.perf_counter() - clock
+                moment = self.seconds if self.fleet.time is None else self.fleet.time
+                self.history.append({**row, "seconds": self.seconds, "time": moment})
+                self.whole = True
+            self._tell("on_round", self.history[-1])
+            if self.store and self.k % self.settings.checkpoint_every == 0:
+                self.save()
+        result = self.result()
+        self._tell("on_end", result)
+        return result
+
+    def round(self) -> Row:
+        """One round of the method: of all devices drawn, or asynchronously of the next one that answers."""
+        k, method = self.k, self.now
+        active = self._free() if self.asynchronous else self._drawn(k)
+        tasks = method.tasks(self.state, active, self._scheduled(k)) if active.size else []
+        self.post.send(self._orders(dict(zip(active.tolist(), tasks, strict=True)), k))
+        self.turns[active] += 1
+        heard = self._replies(len(active))
+        residuals = self._take_in(heard)
+        self.post.exchange(self._orders(method.broadcast(self.state), k))
+        self.k = k + 1
+        row: Row = {"round": k, "active": len(heard) if self.asynchronous else len(active), "replies": len(heard)}
+        row["staleness"] = max((h.staleness for h in heard), default=0)
+        row["cost_floats"] = self.ledger.floats
+        row |= asdict(residuals) if residuals else dict.fromkeys(RESIDUALS, np.nan)
+        row |= method.describe(self.state)
+        if self.k % self.settings.evaluate_every == 0:
+            row |= self._evaluation()
+        return row
+
+    def _scheduled(self, k: int) -> int:
+        """Return the round that schedules of step sizes and steps are at: single updates of everybody are one."""
+        turn = k - self.stage_start
+        return turn // self.world.m if self.asynchronous else turn
+
+    def _drawn(self, k: int) -> Ints:
+        """Return who is asked in a synchronous round: nobody who is still at work on an older order."""
+        drawn = self.settings.active(k, self.world.m, self.world.counts["train"])
+        chosen = self.now.devices(self.state, drawn)
+        return chosen[~np.isin(chosen, list(self.fleet.busy))] if self.fleet.busy else chosen
+
+    def _free(self) -> Ints:
+        """Return who is asked next in asynchronous training: those without an order, the fewest turns first.
+
+        A device that is far ahead of the slowest waits, so that fast devices do not outvote the others.
+        """
+        free = np.ones(self.world.m, np.bool_)
+        free[[*self.post.open, *self.fleet.busy]] = False
+        free &= self.turns - self.turns.min() < self.settings.ahead
+        room = (self.settings.at_once or self.world.m) - len(self.post.open)
+        first = np.argsort(self.turns, kind="stable")
+        return first[free[first]][: max(0, room)]
+
+    def _orders(self, tasks: dict[int, Task], k: int) -> list[Order]:
+        """Return the orders of a round, each with the work of its own device, within what is left of the budget."""
+        left = np.inf if self.settings.budget is None else self.settings.budget - self.spent
+        seed = self.settings.seed
+        orders = [Order(i, k, for_device(task, seed, k, i, left)) for i, task in tasks.items()]
+        self.spent += max((steps_of(order.task) for order in orders), default=0) if k >= 0 else 0
+        return orders
+
+    def _replies(self, asked: int) -> list[Heard]:
+        """Wait for the replies of a round, and return those that may be used, by device."""
+        settings, late = self.settings, self.settings.late == "use" and self.now.asynchronous
+        if self.asynchronous:
+            heard = self.post.gather(1, self.post.left(settings.deadline), late=late)
+            if not heard:
+                self.post.give_up(settings.deadline)
+        else:
+            first = settings.wanted(self.world.m) if settings.overselect and not self.now.gathers else asked
+            heard = self.post.gather(max(first, 1), settings.deadline, late=late)
+            self.post.close()
+        return self._screened(sorted(heard, key=lambda h: h.reply.device))
+
+    def _screened(self, heard: list[Heard]) -> list[Heard]:
+        """Refuse models that are absurdly long beside the others of the round."""
+        if not self.settings.screen:
+            return heard
+        models = {h.reply.device: h.reply.values for h in heard if isinstance(h.task, (Train, MetaTrain))}
+        wrong = overlong(models)
+        self.post.drop([h for h in heard if h.reply.device in wrong], "far too long")
+        return [h for h in heard if h.reply.device not in wrong]
+
+    def _take_in(self, heard: list[Heard]) -> Residuals | None:
+        """Give replies to the method, unless they are too few."""
+        if len(heard) < self.settings.minimum and not self.now.gathers:
+            self._fail()
+            self.post.drop(heard, "too few in the round")
+            return None
+        self.failures = 0
+        self.post.use(heard)
+        self.post.updates += bool(heard)
+        devices = np.array([h.reply.device for h in heard], dtype=np.int64)
+        return self.now.update(self.state, devices, [h.reply.values for h in heard])
+
+    def _fail(self) -> None:
+        self.failures += 1
+        if self.failures == FAILURES:
+            raise FedfuseError(
+                f"in {FAILURES} rounds in a row fewer than minimum={self.settings.minimum} devices answered: lower it, "
+                "raise participation or overselect, or give them more time (deadline)"
+            )
+
+    def _next_method(self) -> bool:
+        """Go on with the next method of the plan, from what this one has found; False if this was the last."""
+        if self.stage + 1 == len(self.plan):
+            return False
+        if self.asynchronous or self.fleet.busy:
+            self.post.drain()
+        self.post.exchange(self._orders(self.now.closing(self.state), -1))
+        self.cut_short |= not self.settled
+        self.before = self.now.final(self.state, self.world)
+        self.stage, self.stage_start = self.stage + 1, self.k
+        self.begin()
+        return not self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether the method at work has come to its end."""
+        limit = self.now.rounds or self.settings.rounds
+        spent = self.settings.budget is not None and self.spent >= self.settings.budget and not self.now.gathers
+        return self.now.finished(self.state) or self.k - self.stage_start >= limit or spent or self.converged
+
+    @property
+    def converged(self) -> bool:
+        """Whether the last rounds, enough for two turns of most devices, moved nothing by more than tol."""
+        turns = 0
+        for row in reversed(self.history[self.stage_start :]):
+            if not (self.settings.tol and all(row[r] <= self.settings.tol for r in RESIDUALS)):
+                return False
+            turns += row["active"]
+            if turns >= 2 * self.world.m:
+                return True
+        return False
+
+    @property
+    def settled(self) -> bool:
+        """Whether the methods so far came to their end before their rounds did."""
+        return not self.cut_short and (self.converged or self.now.settled(self.state))
+
+    def save(self) -> None:
+        """Write a checkpoint from which `resume` goes on as if nothing had happened."""
+        if self.store and self.whole:
+            meta = {
+                "fingerprint": self.federation.fingerprint,
+                "round": self.k,
+                "stage": self.stage,
+                "stage_start": self.stage_start,
+                "cut_short": self.cut_short,
+                "seconds": self.seconds,
+                "failures": self.failures,
+                "spent": self.spent,
+                "updates": self.post.updates,
+                "ledger": asdict(self.ledger),
+                "trouble": self._all_trouble(),
+                "history": self.history,
+            }
+            try:
+                hidden = self._hidden()  # before what is under way: a look may bring in some of it
+            except FedfuseError as problem:  # what there was before is still whole
+                log.warning("no checkpoint after round %d: %s", self.k, problem)
+                return
+            under_way = self.fleet.pack()
+            post = {"turns": self.turns, **self.post.pack(), **_under("fleet_", under_way or {})}
+            post["kept"] = np.array([under_way is not None])
+            state = self.now.pack(self.state) | _under("before_", _packed(self.before)) | hidden
+            self.store.save_checkpoint(meta, state | _under("run_", post))
+
+    def _hidden(self) -> Arrays:
+        """Return devices' own models where the server may not have them: private, late, under way or lied about."""
+        ahead = self.post.unsettled and self.fleet.pack() is not None
+        hidden = self.now.private or ahead or self.liars.size > 0
+        return {"own": np.stack(self.post.look([Show()] * self.world.m))} if hidden else {}
+
+    def restore(self) -> bool:
+        """Go back to the last checkpoint; False if there is none."""
+        saved = self.store.load_checkpoint() if self.store else None
+        if saved is None:
+            return False
+        meta, arrays = saved
+        try:
+            if meta["fingerprint"] != self.federation.fingerprint:
+                raise FedfuseError("the checkpoint belongs to another federation: its data are not these")
+            self.stage, self.stage_start, self.before = meta["stage"], meta["stage_start"], _unpacked(arrays)
+            self.cut_short = meta["cut_short"]
+            own = arrays.pop("own", None)
+            post, arrays = _within("run_", arrays), _without(("run_", "before_"), arrays)
+            scratch = {name: array.copy() for name, array in arrays.items()}
+            self.state = self.now.unpack(arrays, self.world)
+            self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
+            self.failures, self.spent, self.post.updates = meta["failures"], meta["spent"], meta["updates"]
+            self.turns, self.post.ledger = post["turns"], Ledger(**meta["ledger"])
+            self.trouble = meta.get("trouble", {})
+        except (KeyError, TypeError) as gap:
+            raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
+        if self.now.models(self.state).shape != (self.world.m, self.world.d):
+            raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
+        lost = self.now.recovery(self.state)  # devices of this process have forgotten everything
+        if own is not None:
+            lost.append({i: Install(w) for i, w in enumerate(own)})
+        for tasks in lost:
+            self.fleet.submit([Order(device, -1, task) for device, task in tasks.items()])
+            while self.fleet.collect():
+                pass
+        self._restore_post(post, scratch)
+        self.whole = True
+        return True
+
+    def _restore_post(self, post: Arrays, state: Arrays) -> None:
+        """Take back what was under way; where a fleet cannot, devices are asked again in the next round."""
+        kept = bool(post["kept"][0])
+        if kept:
+            self.fleet.unpack(_within("fleet_", post))
+        tasks: Sequence[Task] = [Show()] * self.world.m
+        if self.now.asynchronous:  # on a copy: to ask is an event for some
+            everyone = np.arange(self.world.m)
+            tasks = self.now.tasks(self.now.unpack(state, self.world), everyone, self.k - self.stage_start)
+        self.post.unpack(post, tasks, kept=kept)
+
+    def result(self) -> Result:
+        """Return what the run has found so far."""
+        found = self._in_use(self.now.final(self.state, self.world))
+        sure = self.now.sureness(self.state)
+        refitting = self.stage > 0 and isinstance(self.now, (Refit, NetworkRefit))
+        return Result(
+            profile=Profile.of(self.federation),
+            model=self.model,
+            method=self.method.to_config(),
+            dataset=self.dataset,
+            seed=self.settings.seed,
+            rounds=self.stage_start if refitting else self.k,
+            refit_rounds=self.k - self.stage_start if refitting else 0,
+            converged=self.settled,
+            lam=found.lam,
+            chosen=dict(self.before.settings) if self.before else {},
+            labels=found.labels,
+            models=np.asarray(found.models),
+            scores=self._scores(found),
+            stability=None if sure is None else sure[0],
+            confidence=None if sure is None else sure[1],
+            kept=self.now.keep(self.state),
+            history=pd.DataFrame(self.history),
+            cost_floats=self.ledger.floats,
+            refused=dict(self.ledger.refused),
+            orders=self.post.outcome,
+            trouble=self._all_trouble(),
+            privacy=self._privacy(),
+            seconds=self.seconds,
+            attack=self._attack(),
+            suspects=np.union1d(found.suspects, self.ledger.often_refused(self.world.m)).astype(np.int64),
+            unheard=np.setdiff1d(self.post.unheard, found.suspects).astype(np.int64),
+        )
+
+    def _privacy(self) -> dict[str, float] | None:
+        """Return what devices have spent of their budget at the most."""
+        noise = self.settings.noise()
+        if noise is None:
+            return None
+        uploads = int(self.turns.max(initial=0))
+        budget = {"epsilon": spent(noise, self.settings.delta, uploads), "delta": self.settings.delta}
+        return budget | {"clip": noise.clip, "noise": noise.std, "uploads": uploads}
+
+    def _attack(self) -> dict[str, Any] | None:
+        lying = known_attack(self.fleet)
+        return None if lying is None else {"attack": lying.attack, "lies": lying.lies, "who": lying.who.tolist()}
+
+    def in_use(self) -> Found:
+        """Return the models that devices have now, and their clusters."""
+        return self._in_use(Found(self.now.models(self.state), self.now.labels(self.state)))
+
+    def _in_use(self, found: Found) -> Found:
+        """Return what devices really use: what they make of it at home, where they do."""
+        tasks = self.now.at_home(self.state)
+        if tasks is None:
+            return found
+        own = [for_device(task, self.settings.seed, LOOK, i) for i, task in enumerate(tasks)]
+        return self.now.deployed(self.state, found, self.post.look(own, list(found.models)))
+
+    def _scores(self, found: Found) -> dict[str, Floats]:
+        """Return every device's score on each held-out part; devices whose rows are elsewhere are asked for it."""
+        validated = self.now.validated(self.state, found)
+        if self._evaluator is not None:  # rows are here
+            return self._evaluator.all_parts(found.models, validated)
+        unknown = np.full(self.world.m, np.nan)
+        if self.settings.epsilon:  # a score would not be protected
+            return {"validation": unknown, "test": unknown}
+        seen = {"validation": validated, "test": found.models}
+        return {part: unknown if w is None else self._asked_for_scores(part, w) for part, w in seen.items()}
+
+    def _asked_for_scores(self, part: Any, models: Floats) -> Floats:
+        nothing = [np.array([np.nan])] * self.world.m
+        seen = self.post.look([Score(np.asarray(w), part, raw=True) for w in models], nothing)
+        known = self.federation.rows(part).counts > 0
+        return np.where(known, np.array([float(values[0]) for values in seen]), np.nan)
+
+    def _all_trouble(self) -> dict[str, int]:
+        now = self.fleet.trouble
+        return {what: self.trouble.get(what, 0) + now.get(what, 0) for what in {**self.trouble, **now}}
+
+    def _evaluation(self) -> Row:
+        found = self.in_use()
+        scores = self._scores(found)
+        means = {part: mean_score(score[self.honest]) for part, score in scores.items()}
+        truth = self.federation.truth
+        ari = adjusted_rand(None if truth is None else truth[self.honest], found.labels[self.honest])
+        return {"n_clusters": int(found.labels.max()) + 1, "ari": ari, **means}
+
+    def _tell(self, hook: str, *args: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, *args)
+
+
+class Evaluator:
+    """Scores on held-out rows, for the record only: nothing is ever chosen by what it says of the test part."""
+
+    def __init__(self, federation: Federation, model: Model[Any], dtype: str) -> None:
+        self._model = model
+        self._everyone = np.arange(federation.m)
+        parts: tuple[Part, ...] = ("validation", "test")
+        self._parts: dict[str, Any] = {part: model.load(federation.rows(part), np.dtype(dtype)) for part in parts}
+
+    def all_parts(self, models: Floats, validated: Floats | None) -> dict[str, Floats]:
+        """Return every device's score on each held-out part.
+
+        On validation rows it is that of ``validated``, models that were not trained on them: the score of others
+        would not mean anything.
+        """
+        unknown = np.full(len(self._everyone), np.nan)
+        return {
+            "validation": unknown if validated is None else self._score("validation", validated),
+            "test": self._score("test", models),
+        }
+
+    def _score(self, part: str, models: Floats) -> Floats:
+        with np.errstate(all="ignore"):  # models that went astray have no score
+            return self._model.metric(self._parts[part], self._everyone, models)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of a round, so that what is saved is whole; a second one does not wait."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    asked: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked:
+        raise KeyboardInterrupt
+
+
+def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> Floats:
+    """Return the first parameters of a run; draws of other numbers differ from the first, whatever the model."""
+    rng = generator(seed, "initial", *([number] if number else []))
+    w = model.initial(start, rng)
+    if number and not model.convex and (w == model.initial(start, generator(seed, "initial"))).all():
+        w = w + w.std() * rng.normal(size=w.shape)  # a module that was given has but one start
+    return w
+
+
+def _world(federation: Federation, model: Model[Any], settings: Settings) -> World:
+    def initial(start: Any, number: int = 0) -> Floats:
+        return draw_initial(model, start, settings.seed, number)
+
+    parts: tuple[Part, ...] = ("train", "validation", "train+validation")
+    counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
+    return World(federation.m, model, counts, initial, np.dtype(settings.dtype), federation.truth)
+
+
+def _packed(found: Found | None) -> Arrays:
+    if found is None:
+        return {}
+    lam = np.nan if found.lam is None else found.lam
+    settings = np.frombuffer(json.dumps(dict(found.settings)).encode(), np.uint8)
+    plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam]), "settings": settings}
+    plain["suspects"] = np.asarray(found.suspects, np.int64)
+    kept = {f"kept_{name}": array for name, array in found.kept.items()}
+    return plain | kept
+
+
+def _under(prefix: str, arrays: Arrays) -> Arrays:
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def _within(prefix: str, arrays: Arrays) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _without(prefixes: tuple[str, ...], arrays: Arrays) -> Arrays:
+    return {name: array for name, array in arrays.items() if not name.startswith(prefixes)}
+
+
+def _unpacked(arrays: Arrays) -> Found | None:
+    if "before_models" not in arrays:
+        return None
+    lam = float(arrays["before_lam"][0])
+    settings = json.loads(arrays["before_settings"].tobytes())
+    prefix = "before_kept_"
+    kept = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    known = lam if np.isfinite(lam) else None
+    return Found(arrays["before_models"], arrays["before_labels"], known, settings, kept, arrays["before_suspects"])

@@ -1,0 +1,91 @@
+"""What a run leaves in its directory while it goes on, for `fedfuse watch` and `fedfuse report`.
+
+``rounds.jsonl`` has the rows of the history so far, a few times a second; pictures of all pairs are in `snapshots`.
+Nothing here is needed to go on with a run, and nothing that a run computes depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedfuse.results.run_directory import without_nan
+from fedfuse.results.snapshots import Album, Snapshot, due
+from fedfuse.training.loop import Callback, Row, Run
+
+if TYPE_CHECKING:
+    from fedfuse.results.result import Result
+
+ROUNDS = "rounds.jsonl"
+PAUSE = 0.2  # seconds between two writes: a round may take a thousandth of that
+
+
+class Recorder(Callback):
+    """A callback that writes down how a run gets on."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path, self._album = directory / ROUNDS, Album(directory)
+        self._waiting: list[Row] = []
+        self._written = -float("inf")
+        self._last: int | None = None
+
+    def on_start(self, run: Run) -> None:
+        """Take up where the checkpoint is."""
+        self._path.write_text("".join(map(_line, run.history)), encoding="utf-8")
+        self._album.forget_after(run.k)
+        self._last = max(self._album.rounds(), default=None)
+        self._look(run)
+
+    def on_round(self, run: Run, row: Row) -> None:
+        """Note a round."""
+        self._look(run)
+        self._waiting.append(row)
+        if time.monotonic() - self._written > PAUSE:
+            self._flush()
+
+    def on_end(self, run: Run, result: Result) -> None:
+        """Add what was found in the end."""
+        self._album.add(Snapshot.of(run.k, result.models[:, run.model.fused], result.labels))
+
+    def _look(self, run: Run) -> None:
+        if due(run.k, self._last, _new_stage(run.history)):
+            models = run.now.models(run.state)[:, run.model.fused]
+            self._album.add(Snapshot.of(run.k, models, run.now.labels(run.state)))
+            self._last = run.k
+
+    def _flush(self) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("".join(map(_line, self._waiting)))
+        self._waiting, self._written = [], time.monotonic()
+
+
+def tidy(directory: Path) -> None:
+    """Put the pictures of a finished run in one file; the rows are in its history."""
+    Album(directory).bind()
+    (directory / ROUNDS).unlink(missing_ok=True)
+
+
+def forget(directory: Path) -> None:
+    """Remove what a run has left that never got under way."""
+    Album(directory).forget_after(-1)
+    (directory / ROUNDS).unlink(missing_ok=True)
+
+
+def read_rounds(directory: Path) -> list[Row]:
+    """Return the rows of a run that goes on; a line that is being written is left for the next time."""
+    try:
+        text = (directory / ROUNDS).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def _line(row: Row) -> str:
+    return json.dumps(without_nan(row)) + "\n"
+
+
+def _new_stage(history: list[Row]) -> bool:
+    """Whether the method has just come to another of its stages, where it has some."""
+    return len(history) > 1 and history[-1].get("stage") != history[-2].get("stage")

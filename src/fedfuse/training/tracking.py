@@ -1,0 +1,179 @@
+"""Callbacks for experiment trackers: TensorBoard and MLflow (``pip install "fedfuse[tracking]"``).
+
+>>> import fedfuse as ff
+>>> from fedfuse.training.tracking import MLflow, TensorBoard
+>>> res = ff.fit(fed, callbacks=[TensorBoard("logs/first"), MLflow("hospitals")])  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedfuse.errors import FedfuseError
+from fedfuse.results.run_directory import read_json, write_json
+from fedfuse.training.loop import Callback, Row, Run
+
+if TYPE_CHECKING:
+    from fedfuse.results.result import Result
+
+LEFT_OUT = {"round", "stage"}
+BATCH = 20  # rounds that are sent to MLflow at once
+LONGEST = 500  # characters of a parameter that every MLflow store takes
+
+
+class TensorBoard(Callback):
+    """Write every number of the history as a scalar, and the outcome as text.
+
+    Parameters
+    ----------
+    directory
+        Where the event files go: what ``tensorboard --logdir`` is given, or a directory below it.
+    """
+
+    def __init__(self, directory: str | PathLike[str]) -> None:
+        self._directory = Path(directory)
+        self._open = _tensorboard_writer()
+        self._writer: Any = None
+
+    def on_start(self, run: Run) -> None:
+        self._writer = self._open(str(self._directory))
+
+    def on_round(self, run: Run, row: Row) -> None:
+        for name, value in numbers(row):
+            self._writer.add_scalar(_tag(name), value, row["round"] + 1)
+
+    def on_end(self, run: Run, result: Result) -> None:
+        for name, value in numbers(_outcome(result)):
+            self._writer.add_scalar(f"result/{name}", value, run.k)
+        self._writer.flush()
+        self._writer.close()
+
+
+class MLflow(Callback):
+    """Log a run: settings as parameters, every number of the history as a metric, the outcome and its labels.
+
+    A run that is resumed from its directory goes on in the same MLflow run.
+
+    Parameters
+    ----------
+    experiment
+        Its name; it is created where there is none.
+    tracking_uri
+        Where the store is (default: what MLflow uses, ``$MLFLOW_TRACKING_URI``).
+    name
+        Of the MLflow run (default: data set and method).
+    """
+
+    FILE = "mlflow.json"
+
+    def __init__(
+        self, experiment: str = "fedfuse", *, tracking_uri: str | None = None, name: str | None = None
+    ) -> None:
+        self._client = _mlflow_client(tracking_uri)
+        self._experiment, self._name = experiment, name
+        self.run_id = ""
+        self._waiting: list[Any] = []
+
+    def on_start(self, run: Run) -> None:
+        self.run_id = self._earlier(run) or self._begun(run)
+
+    def on_round(self, run: Run, row: Row) -> None:
+        self._note(row, row["round"] + 1)
+        if run.k % BATCH == 0:
+            self._send()
+
+    def on_end(self, run: Run, result: Result) -> None:
+        self._note({f"result_{name}": value for name, value in numbers(_outcome(result))}, run.k)
+        self._send()
+        self._client.log_dict(self.run_id, result.summary(), "summary.json")
+        self._client.set_terminated(self.run_id)
+
+    def _begun(self, run: Run) -> str:
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        name = self._name or f"{run.dataset} {run.method.name}"
+        run_id: str = self._client.create_run(experiment, run_name=name).info.run_id
+        for key, value in _parameters(run):
+            self._client.log_param(run_id, key, value[:LONGEST])
+        if run.store:
+            write_json(run.store.directory / self.FILE, {"run_id": run_id})
+        return run_id
+
+    def _earlier(self, run: Run) -> str | None:
+        """Return the MLflow run of a run that is gone on with."""
+        path = run.store.directory / self.FILE if run.store and run.k else None
+        return str(read_json(path)["run_id"]) if path and path.exists() else None
+
+    def _note(self, row: Row, step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._waiting += [Metric(name, value, now, step) for name, value in numbers(row)]
+
+    def _send(self) -> None:
+        for start in range(0, len(self._waiting), 1000):  # the most that MLflow takes at once
+            self._client.log_batch(self.run_id, metrics=self._waiting[start : start + 1000])
+        self._waiting = []
+
+
+def numbers(row: Row) -> Iterator[tuple[str, float]]:
+    """Yield what is a finite number.
+
+    >>> list(numbers({"round": 3, "moved": 0.5, "test": float("nan"), "ari": None, "stage": "fit", "n_clusters": 4}))
+    [('moved', 0.5), ('n_clusters', 4.0)]
+    """
+    for name, value in row.items():
+        number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if number and name not in LEFT_OUT and np.isfinite(value):
+            yield name, float(value)
+
+
+def _outcome(result: Result) -> Row:
+    names = ("test", "validation", "n_clusters", "ari", "cost_floats", "rounds", "refit_rounds", "seconds", "lam")
+    summary = result.summary()
+    return {name: summary[name] for name in (*names, "stability")}
+
+
+def _parameters(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield data set, method and settings, with dots between the names of parts."""
+    yield "dataset", run.dataset
+    yield "devices", str(run.world.m)
+    yield "model", str(run.model.to_config().get("name", type(run.model).__name__))
+    for key, value in run.method.to_config().items():
+        yield (key if key == "method" else f"method.{key}"), value if isinstance(value, str) else json.dumps(value)
+    for key, value in vars(run.settings).items():
+        if value is not None:
+            yield key, str(value)
+
+
+def _tag(name: str) -> str:
+    """Group scalars as TensorBoard shows them.
+
+    >>> _tag("test"), _tag("moved")
+    ('score/test', 'training/moved')
+    """
+    part = "score" if name in ("test", "validation", "ari") else "training"
+    return f"{part}/{name}"
+
+
+def _tensorboard_writer() -> Any:
+    try:
+        from tensorboard.summary import Writer
+    except ImportError:
+        raise FedfuseError('this callback needs TensorBoard: pip install "fedfuse[tracking]"') from None
+    return Writer
+
+
+def _mlflow_client(uri: str | None) -> Any:
+    try:
+        from mlflow import MlflowClient
+    except ImportError:
+        raise FedfuseError('this callback needs MLflow: pip install "fedfuse[tracking]"') from None
+    return MlflowClient(uri)

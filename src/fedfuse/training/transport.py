@@ -1,0 +1,257 @@
+"""Between server and fleet: orders go out, replies come in, each is looked over, and all are counted.
+
+An order is open until its reply has come or its round is over; then it is overdue. A reply to an open order is used if
+it passes the gate (`protocol.tasks.fault`). One to an overdue order is late: refused, unless late ones are welcome and it is the
+newest that its device was asked for. Any other reply was not called for, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedfuse.engines import Fleet
+from fedfuse.engines.base import clock, pack_replies, unpack_replies
+from fedfuse.errors import FedfuseError
+from fedfuse.protocol.tasks import LOOK, Ledger, Order, Reply, Task, fault
+from fedfuse.utils.typing import Floats, Ints
+
+LOOKS = 2  # times that a device is asked to be looked at
+_TICK = 1e-9  # relative: what a sum of times may be off by
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An order, when it was sent, and how often the server had updated by then."""
+
+    order: Order
+    time: float
+    updates: int
+
+
+class Heard(NamedTuple):
+    """A reply that may be used, the number of server updates since its order was sent, and what that was."""
+
+    reply: Reply
+    staleness: int
+    task: Task
+
+
+class Post:
+    """The orders of a run that are under way, and the fleet that they go to."""
+
+    def __init__(self, fleet: Fleet, m: int, d: int, dtype: npt.DTypeLike) -> None:
+        self.fleet, self.ledger = fleet, Ledger()
+        self.open: dict[int, Sent] = {}
+        self.updates = 0
+        self._overdue: dict[tuple[int, int], Sent] = {}  # by device and round
+        self._last = np.full(m, -1, np.int64)  # the round that each device was last asked in
+        self._asked, self._heard = np.zeros(m, np.bool_), np.zeros(m, np.bool_)  # for floats, and with some
+        self._arrived: deque[Reply] = deque()
+        self._gate: dict[str, Any] = {"m": m, "d": d, "dtype": dtype}
+
+    # -- out and in
+
+    def send(self, orders: Sequence[Order]) -> None:
+        """Send orders, and count them."""
+        self._wait_for(o.device for o in orders)
+        now = clock(self.fleet)
+        for order in orders:
+            self.ledger.sent(order)
+            self.open[order.device] = Sent(order, now, self.updates)
+            self._last[order.device] = order.round
+            self._asked[order.device] |= order.task.floats_up(self._gate["d"]) > 0
+        self.fleet.submit(orders)
+
+    def gather(self, wanted: int, patience: float | None = None, *, late: bool = False) -> list[Heard]:
+        """Wait for so many replies to open orders, or as many as come, and return all that may be used.
+
+        Where no order is open, but devices are still at work on overdue ones, wait for one of these.
+        """
+        end = None if patience is None else clock(self.fleet) + patience
+        heard: list[Heard] = []
+        alone, answers = not self.open, 0
+        while answers < wanted and (self.open or (alone and self.fleet.busy)):
+            reply = self._next(end)
+            if reply is None:
+                break
+            awaited = self._is_awaited(reply)
+            good = self._judge(reply, late)
+            heard += [good] if good else []
+            answers += alone or (awaited and good is not None)
+        return heard
+
+    def exchange(self, orders: Sequence[Order]) -> list[Reply]:
+        """Send orders, wait for all replies, and return the good ones by device."""
+        if not orders:
+            return []
+        self.send(orders)
+        heard = self.gather(len(orders))
+        self.close()
+        self.use(heard)
+        return sorted((h.reply for h in heard), key=lambda reply: reply.device)
+
+    def look(self, tasks: Sequence[Task], instead: Sequence[Floats] | None = None) -> list[Floats]:
+        """Ask every device for what only an experiment may see; not a message of the method, and not counted.
+
+        ``instead`` has what to take for a device that does not answer; without it, that is an error.
+        """
+        seen: dict[int, Floats] = {}
+        for _ in range(LOOKS):
+            missing = [i for i in range(len(tasks)) if i not in seen]
+            if missing:
+                seen |= self._seen({i: tasks[i] for i in missing})
+        missing = [i for i in range(len(tasks)) if i not in seen]
+        if missing and instead is None:
+            raise FedfuseError(f"device {missing[0]} does not let its model be seen (it does not answer)")
+        return [seen[i] if i in seen else instead[i] for i in range(len(tasks))]  # type: ignore[index]
+
+    def _seen(self, tasks: dict[int, Task]) -> dict[int, Floats]:
+        self._wait_for(tasks)
+        self.fleet.submit([Order(i, LOOK, task) for i, task in tasks.items()])
+        seen: dict[int, Floats] = {}
+        while len(seen) < len(tasks) and (arrived := self.fleet.collect()):
+            looks = [reply for reply in arrived if reply.round == LOOK and reply.device in tasks]
+            seen |= {r.device: r.values for r in looks if r.values.dtype.kind in "fiu" and self._fits(r, tasks)}
+            self._arrived.extend(reply for reply in arrived if reply.round != LOOK)
+        return seen
+
+    def _fits(self, reply: Reply, tasks: dict[int, Task]) -> bool:
+        expected = (tasks[reply.device].floats_up(self._gate["d"]),)
+        return reply.values.shape == expected and bool(np.isfinite(reply.values).all())  # training may have diverged
+
+    # -- what becomes of orders and replies
+
+    def use(self, heard: Sequence[Heard]) -> None:
+        """Count replies as used."""
+        self.ledger.used += len(heard)
+        self._heard[[h.reply.device for h in heard if h.reply.floats_up]] = True
+
+    def drop(self, heard: Sequence[Heard], reason: str) -> None:
+        """Count replies as refused."""
+        for h in heard:
+            self.ledger.refuse(reason, h.reply.device)
+
+    def close(self) -> None:
+        """End a round: what has not been answered is overdue, what has come besides is looked at."""
+        self._expire(list(self.open.values()))
+        while self._arrived:
+            self._judge(self._arrived.popleft(), late=False)
+
+    def give_up(self, deadline: float | None) -> None:
+        """Give up the orders that are past their deadline; without such ones all, as nobody answers any more."""
+        now = clock(self.fleet)
+        sent = list(self.open.values())
+        past = [s for s in sent if deadline is not None and now - s.time >= deadline - _TICK * (1 + abs(now))]
+        self._expire(past or sent)
+
+    def left(self, deadline: float | None) -> float | None:
+        """Return the seconds to the first deadline of an open order."""
+        if deadline is None or not self.open:
+            return deadline
+        return max(0.0, min(s.time for s in self.open.values()) + deadline - clock(self.fleet))
+
+    def drain(self) -> None:
+        """Wait until no device is at work any more; what comes is too late."""
+        self.close()
+        while arrived := self.fleet.collect():
+            self._arrived.extend(arrived)
+            self.close()
+
+    @property
+    def outcome(self) -> dict[str, int]:
+        """Return what has become of the orders so far; those without an answer are among the unanswered."""
+        counts = self.ledger.outcome
+        counts["unanswered"] += len(self.open) + len(self._overdue)
+        return counts
+
+    @property
+    def unheard(self) -> Ints:
+        """The devices that were asked for something and never sent an answer in time, good or bad."""
+        blamed = np.array([int(i) for i in self.ledger.blamed], np.int64)
+        return np.setdiff1d(np.flatnonzero(self._asked & ~self._heard), blamed)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether devices may have done work that the server has not used."""
+        return bool(self.open or self._overdue or self.ledger.refused or self.ledger.unanswered)
+
+    def _expire(self, sent: Sequence[Sent]) -> None:
+        for s in sent:
+            del self.open[s.order.device]
+            self._overdue[s.order.device, s.order.round] = s
+
+    def _next(self, end: float | None) -> Reply | None:
+        if not self._arrived:
+            left = None if end is None else max(0.0, end - clock(self.fleet))
+            self._arrived.extend(self.fleet.collect() if left is None else self.fleet.collect(left))
+        return self._arrived.popleft() if self._arrived else None
+
+    def _is_awaited(self, reply: Reply) -> bool:
+        sent = self.open.get(reply.device)
+        return sent is not None and sent.order.round == reply.round
+
+    def _judge(self, reply: Reply, late: bool) -> Heard | None:
+        """Return the reply if it may be used; else count why not."""
+        self.ledger.received(reply)
+        sent = self.open.get(reply.device)
+        if sent is not None and self._is_awaited(reply):
+            del self.open[reply.device]
+            wrong = self._fault(reply, sent)
+        elif (sent := self._overdue.pop((reply.device, reply.round), None)) is not None:
+            newest = self._last[reply.device] == reply.round
+            wrong = self._fault(reply, sent) if late and newest else "late"
+        else:
+            self.ledger.uncalled += 1
+            wrong = fault(reply, {}, **self._gate)
+        if wrong or sent is None:
+            self.ledger.refuse(wrong or "late", reply.device)
+            return None
+        return Heard(reply, self.updates - sent.updates, sent.order.task)
+
+    def _fault(self, reply: Reply, sent: Sent) -> str | None:
+        return fault(reply, {reply.device: sent.order}, **self._gate)
+
+    def _wait_for(self, devices: Iterable[int]) -> None:
+        """Let devices finish what they are at, where only one order at a time can be taken (not in virtual time)."""
+        asked = set(devices)
+        while self.fleet.time is None and asked & self.fleet.busy and (arrived := self.fleet.collect()):
+            self._arrived.extend(arrived)
+
+    # -- for a checkpoint
+
+    def pack(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what is under way as arrays."""
+        rows = {
+            "post_open": [(s.order.device, s.order.round, s.time, s.updates) for s in self.open.values()],
+            "post_overdue": [(i, k, s.time, s.updates) for (i, k), s in self._overdue.items()],
+        }
+        tables = {name: np.array(table, np.float64).reshape(-1, 4) for name, table in rows.items()}
+        seen = {"post_last": self._last, "post_asked": self._asked, "post_heard": self._heard}
+        return {**tables, **seen, **pack_replies(list(self._arrived), "post")}
+
+    def unpack(self, arrays: dict[str, npt.NDArray[Any]], tasks: Sequence[Task], *, kept: bool) -> None:
+        """Take back what `pack` returned.
+
+        ``tasks`` has one like that of its open order for each device, to know an answer by its length. If what was
+        under way is not ``kept``, it will never come, and devices are asked again.
+        """
+        self._last = arrays["post_last"]
+        self._asked, self._heard = arrays["post_asked"], arrays["post_heard"]
+        self._overdue = _table(arrays["post_overdue"], tasks)
+        under_way = _table(arrays["post_open"], tasks)
+        if kept:
+            self.open = {i: sent for (i, _), sent in under_way.items()}
+            self._arrived = deque(unpack_replies(arrays, "post"))
+        else:
+            self.ledger.unanswered += len(under_way)
+
+
+def _table(rows: npt.NDArray[Any], tasks: Sequence[Task]) -> dict[tuple[int, int], Sent]:
+    whole = ((int(i), int(k), float(then), int(updates)) for i, k, then, updates in rows)
+    return {(i, k): Sent(Order(i, k, tasks[i]), then, updates) for i, k, then, updates in whole}

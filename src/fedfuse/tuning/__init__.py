@@ -1,0 +1,1 @@
+"""Settings of other methods, chosen on validation rows."""

@@ -1,0 +1,43 @@
+"""Arrays that begin where a cache line does, in rows of whole lines: vectors that lie across two lines are slow."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedfuse.utils.typing import Floats
+
+# Bytes of a cache line.
+LINE = 64
+
+
+def zeros(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return so many zeros.
+
+    >>> zeros(5, np.float32).ctypes.data % LINE
+    0
+    """
+    kind = np.dtype(dtype)
+    space = np.empty(size * kind.itemsize + LINE, np.uint8)
+    space[:] = 0  # not np.zeros: numpy asks for huge pages only here, and rows are visited far apart
+    first = -space.ctypes.data % LINE
+    return space[first : first + size * kind.itemsize].view(kind)
+
+
+def rows(shape: tuple[int, ...], d: int, dtype: npt.DTypeLike) -> Floats:
+    """Return zeros with room for ``d`` numbers along the last axis, in rows of whole lines.
+
+    >>> rows((2, 3), 17, np.float64).shape
+    (2, 3, 24)
+    """
+    each = whole(d, dtype)
+    return zeros(prod(shape) * each, dtype).reshape(*shape, each)
+
+
+def whole(d: int, dtype: npt.DTypeLike) -> int:
+    """Return how many numbers whole lines have that hold ``d`` of them."""
+    unit = LINE // np.dtype(dtype).itemsize
+    return -(-d // unit) * unit
