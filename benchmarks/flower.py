@@ -24,11 +24,11 @@ import numpy as np
 
 import fedfuse as ff
 from fedfuse.data.federation import Federation
-from fedfuse.flower import FlowerFleet, client_app
+from fedfuse.flower import FlowerEngine, client_app
 from fedfuse.flower.simulation import Engine, engine_of
 from fedfuse.models import SoftmaxRegression
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 METHOD = ff.FedAvg(work=ff.Work(steps=1, lr=0.1))
 CLASSES = list(range(10))
 
@@ -56,7 +56,7 @@ def on_simulation(federation: Federation, rounds: int) -> float:
     engine = engine_of(federation, model)
     try:
         names = [str(i) for i in range(federation.m)]
-        fleet = FlowerFleet(engine.grid, names, model, setup={"classes": CLASSES})
+        fleet = FlowerEngine(engine.grid, names, model, setup={"classes": CLASSES})
         return seconds_per_round(
             ff.fit(federation, METHOD, rounds=rounds, tol=0, evaluate_every=10**6, fleet=fleet).history
         )
@@ -101,12 +101,12 @@ def no_op_round(m: int, rounds: int) -> float:
 
 def bytes_on_the_wire() -> tuple[float, float]:
     """Return bytes of arrays per 4 cost_floats, and bytes besides per message, for FPFC on S1-like devices."""
-    from local_grid import LocalGrid
+    from support.local_grid import LocalGrid
 
     federation = devices(20)
     model = SoftmaxRegression().sized(60, 10)
     grid = LocalGrid(client_app(lambda name, config: federation.only([int(name)])), federation.m)
-    fleet = FlowerFleet(grid, [str(i) for i in range(20)], model, setup={"classes": CLASSES})
+    fleet = FlowerEngine(grid, [str(i) for i in range(20)], model, setup={"classes": CLASSES})
     method = ff.FPFC(lam=0.6, work=ff.Work(steps=1, lr=0.1), refit=False)
     result = ff.fit(federation, method, rounds=20, tol=0, evaluate_every=10**6, fleet=fleet)
     messages = [*grid.sent, *grid.answers]
@@ -124,10 +124,9 @@ def size(message: Any) -> int:
 
 def in_deployment(rounds: int) -> float:
     """Time a round on a SuperLink with four SuperNodes."""
-    from cluster import Cluster, wait_for
-
     from fedfuse.flower.project_template import write_app
     from fedfuse.results.result import Result
+    from support.flower_cluster import Cluster, wait_for
 
     folder = Path(tempfile.mkdtemp(prefix="ffb-"))
     try:

@@ -16,7 +16,7 @@ import numpy as np
 import fedfuse as ff
 from fedfuse.report import plots, write_report
 from fedfuse.report.palette import COLOURS
-from fedfuse.results.snapshots import Album
+from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.solution_path import figure_1
 from fedfuse.training.baselines import local_models, measured
 
@@ -83,7 +83,7 @@ def pairs(directory: Path) -> None:
     with TemporaryDirectory() as place:
         run = Path(place) / "run"
         ff.fit(federation, method, rounds=400, out=run, dataset="example", evaluate_every=5)
-        pages = Album(run).load()
+        pages = SnapshotFile(run).load()
         ff.fit(federation, out=Path(place) / "auto", dataset="Thirty clinics", evaluate_every=2)
         page = write_report(Path(place) / "auto", federation=federation)
         (directory / "report.html").write_bytes(page.read_bytes())

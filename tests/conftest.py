@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 import fedfuse as ff
 from fedfuse import cli
-from planted import visits
+from support.planted import visits
 
 # how long an example takes says more about the machine than about the code
 settings.register_profile("fedfuse", deadline=None, suppress_health_check=[HealthCheck.too_slow])

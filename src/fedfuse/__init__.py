@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from fedfuse.models.networks import CNN, MLP
     from fedfuse.models.torch import TorchModel
     from fedfuse.pairs.state import FusionState
-    from fedfuse.protocol.local_work import Decay, Grow, Paced, Uneven
-    from fedfuse.protocol.tasks import Work
+    from fedfuse.protocol.local_work import Decay, Grow, Paced, Uneven, Work
     from fedfuse.results.result import Result
     from fedfuse.studies.compare import compare
     from fedfuse.studies.comparison import Comparison
@@ -114,7 +113,7 @@ _LATER = {
     "TorchModel": "models",
     "Tuning": "studies.tune",
     "Uneven": "protocol.local_work",
-    "Work": "protocol.tasks",
+    "Work": "protocol.local_work",
     "compare": "studies.compare",
     "data": "",
     "fit": "training.fit",

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from fedfuse.data.federation import Federation, Goal, default_features, shuffled_rows
 from fedfuse.errors import FedfuseError
 from fedfuse.methods import FPFC
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import Result
 from fedfuse.training.fit import fit as train
 from fedfuse.utils.typing import Floats, Ints

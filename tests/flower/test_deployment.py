@@ -14,12 +14,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 
-from cluster import Cluster, wait_for
-
 import fedfuse as ff
 from fedfuse.flower.project_template import write_app
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import Store
+from support.flower_cluster import Cluster, wait_for
 
 pytestmark = pytest.mark.slow
 

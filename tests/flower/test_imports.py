@@ -31,7 +31,7 @@ import numpy as np
 from fedfuse.flower import client_app
 from fedfuse.flower.messages import Letter, Memory, hello, read_answer, write_letter
 from fedfuse.protocol.tasks import Moments, Order, Train, Work
-from local_grid import LocalGrid
+from support.local_grid import LocalGrid
 
 X = np.linspace(0, 1, 40).reshape(20, 2)
 grid = LocalGrid(client_app(lambda name, config: (X, X[:, 0])), 1)

@@ -7,17 +7,16 @@ import pytest
 
 pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 
-from local_grid import LocalGrid
-
 import fedfuse as ff
 from fedfuse.data.remote import roster
 from fedfuse.errors import FedfuseError
 from fedfuse.flower import client_app
 from fedfuse.flower.device import facts_of, with_classes
-from fedfuse.flower.node_registry import Nodes
+from fedfuse.flower.node_registry import NodeRegistry
 from fedfuse.flower.server import gather, method_and_settings, serve
 from fedfuse.results.result import Result
-from planted import planted
+from support.local_grid import LocalGrid
+from support.planted import planted
 
 CONFIG = {"lam": "0.5", "set": "solver=exact refit=no", "num-server-rounds": 8, "seed": 0}
 
@@ -89,7 +88,7 @@ def test_other_rows_are_another_federation(tmp_path):
 
 def test_too_few_devices():
     with pytest.raises(FedfuseError, match=r"2 of 3 devices said hello within 0.3 seconds: 0, 1; start the others"):
-        gather(Nodes(LocalGrid(split(planted(m=2)), 2)), 3, 0.3)
+        gather(NodeRegistry(LocalGrid(split(planted(m=2)), 2)), 3, 0.3)
 
 
 def test_devices_that_disagree():
@@ -121,7 +120,7 @@ def test_device_that_lies_about_its_rows_is_left_out():
         return answer
 
     grid.forge = forge
-    assert gather(Nodes(grid), 0, 5).names == ("0", "2")
+    assert gather(NodeRegistry(grid), 0, 5).names == ("0", "2")
 
 
 def test_numbers_come_in_their_order():

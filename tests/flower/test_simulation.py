@@ -13,7 +13,7 @@ pytest.importorskip("ray", reason="pip install 'fedfuse[flower]'")
 import fedfuse as ff
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
-from fedfuse.flower import FlowerFleet
+from fedfuse.flower import FlowerEngine
 from fedfuse.flower.simulation import engine_of
 from fedfuse.models import SoftmaxRegression
 
@@ -39,7 +39,7 @@ def engine(federation):
 def on(engine, federation):
     model = SoftmaxRegression().sized(federation.n_features, federation.n_classes)
     names, setup = [str(i) for i in range(federation.m)], {"classes": list(range(10))}
-    return FlowerFleet(engine.grid, names, model, setup=setup)
+    return FlowerEngine(engine.grid, names, model, setup=setup)
 
 
 # one method every time; that all of them are the same to the bit is tested without the engine

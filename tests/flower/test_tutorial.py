@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 pytest.importorskip("torch", reason="pip install 'fedfuse[torch]'")
 
-from cluster import BIN, free_ports
+from support.flower_cluster import BIN, free_ports
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "flower-tutorial.md"
 BLOCK = re.compile(r"^```(sh|python) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -8,11 +8,11 @@ import pytest
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.cfl import PATIENCE, bipartition, cosines
-from fedfuse.methods.method import Known, World
+from fedfuse.methods.method import FederationInfo, RunSummary
 from fedfuse.models import LinearRegression
-from fedfuse.protocol.tasks import Install, Show, Train
+from fedfuse.protocol.tasks import Install, PeekModel, Train
 from fedfuse.training.fit import fit
-from planted import begun, line, planted, written_out
+from support.planted import begun, line, planted, written_out
 
 WORK = ff.Work(steps=3, lr=0.05)
 # in the plane: to the right, up to the right, left, almost left
@@ -44,9 +44,11 @@ def test_single_linkage_makes_the_largest_cosine_across_the_cut_least():
 def state_of(m, d=2, rounds=PATIENCE, **settings):
     """The state of a federation of equal devices, so many rounds old."""
     counts = {"train+validation": np.ones(m, np.int64)}
-    world = World(m, LinearRegression().sized(d - 1, 0), counts, lambda start, number=0: np.zeros(d), np.dtype("f8"))
+    info = FederationInfo(
+        m, LinearRegression().sized(d - 1, 0), counts, lambda start, number=0: np.zeros(d), np.dtype("f8")
+    )
     method = ff.CFL(**{"eps1": 0.4, "eps2": 0.5, **settings})
-    state = method.begin(world)
+    state = method.begin(info)
     state["age"] = np.array([rounds])
     return method, state
 
@@ -124,7 +126,7 @@ def test_nobody_is_cut_of_whom_nothing_is_known():
 
 def test_means_are_by_rows():
     method, state = state_of(3)
-    state.world.counts["train+validation"][:] = [1, 2, 3]
+    state.info.counts["train+validation"][:] = [1, 2, 3]
     told(method, state, {0: E1, 2: E2})
     np.testing.assert_allclose(state["models"], [[0.25, 0.75]])
 
@@ -149,7 +151,7 @@ def test_groups_of_lines_are_told_apart_and_devices_know_what_the_server_knows()
     )
     for k in range(33):
         run.round()
-        np.testing.assert_array_equal(run.post.look([Show()] * 6), run.now.models(run.state))
+        np.testing.assert_array_equal(run.post.look([PeekModel()] * 6), run.now.models(run.state))
         assert len(run.state["models"]) == 1 or k >= PATIENCE
     result = run.result()
     assert result.labels.tolist() == [0, 1, 1, 0, 0, 1]
@@ -165,9 +167,9 @@ def test_a_newcomer_goes_down_the_tree():
     told(method, state, side)
     told(method, state, {i: side[i] if i in (1, 2, 4, 7) else (E2 if i in (0, 6) else -E2) for i in range(8)})
     labels = method.labels(state)
-    known = Known(method.models(state), labels, np.ones(8, np.int64), None, method.keep(state))
+    known = RunSummary(method.models(state), labels, np.ones(8, np.int64), None, method.keep(state))
 
-    talk = method.admit(known, state.world, 0)
+    talk = method.admit(known, state.info, 0)
     root = next(talk)
     assert isinstance(root, Train)
     np.testing.assert_array_equal(root.start, [0.0, 0.0])  # the model of all, when it was cut
@@ -180,7 +182,7 @@ def test_a_newcomer_goes_down_the_tree():
         talk.send(np.empty(0))
     assert end.value.value.cluster == labels[3]
 
-    talk = method.admit(known, state.world, 0)
+    talk = method.admit(known, state.info, 0)
     next(talk)
     assert (talk.send(-E1).model == -2 * E1).all()  # the other part was never cut again
 
@@ -188,8 +190,8 @@ def test_a_newcomer_goes_down_the_tree():
 def test_a_newcomer_where_nothing_was_cut():
     method, state = state_of(3, eps1=0.0)
     told(method, state, {0: E1, 1: E2})
-    known = Known(method.models(state), method.labels(state), np.ones(3, np.int64), None, method.keep(state))
-    task = next(method.admit(known, state.world, 0))
+    known = RunSummary(method.models(state), method.labels(state), np.ones(3, np.int64), None, method.keep(state))
+    task = next(method.admit(known, state.info, 0))
     assert isinstance(task, Install)
     np.testing.assert_array_equal(task.model, [0.5, 0.5])
 

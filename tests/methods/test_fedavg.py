@@ -10,7 +10,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.fedavg import ClusteredFedAvg
 from fedfuse.training.fit import fit
-from planted import begun, descended, planted
+from support.planted import begun, descended, planted
 
 WORK = ff.Work(steps=3, lr=0.05)
 

@@ -14,17 +14,17 @@ from fedfuse.core.penalties import SmoothedSCAD
 from fedfuse.data import load
 from fedfuse.engines import InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.fpfc import Fusing, restless
-from fedfuse.methods.method import Found, World
+from fedfuse.methods.fpfc import FPFCState, restless
+from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.methods.registry import METHODS, from_config, method_called
 from fedfuse.models import default_model
 from fedfuse.protocol.tasks import Install, Order
 from fedfuse.training.fit import fit
 from fedfuse.training.loop import Run
 from fedfuse.training.settings import Settings
-from partly_fused import PartlyFused
-from planted import Keep, begun, gradient, planted
-from textbook import Textbook
+from support.partly_fused import PartlyFused
+from support.planted import Keep, begun, gradient, planted
+from support.textbook import Textbook
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -160,9 +160,9 @@ def test_threshold_follows_lambda_unless_given(lam, threshold):
 def test_all_devices_start_alike(start):
     drawn = np.random.default_rng(0).normal(size=4)
     model, counts = default_model("regression").sized(3, 0), {"train+validation": np.ones(5, np.int64)}
-    world = World(5, model, counts, {"zero": np.zeros(4), "normal": drawn}.get, np.dtype("f4"))
+    info = FederationInfo(5, model, counts, {"zero": np.zeros(4), "normal": drawn}.get, np.dtype("f4"))
     method = ff.FPFC(lam=0.6, start=start)
-    state = method.begin(world)
+    state = method.begin(info)
     assert (state.models == (drawn.astype("f4") if start == "normal" else 0)).all()
     opening = method.opening(state)
     assert sorted(opening) == list(range(5))
@@ -223,7 +223,7 @@ def test_plans():
         assert [m.name for m in method.plan] == plan
         assert from_config(method.to_config()) == method
     last = ff.FPFC(refit=False, xi=0.1).plan[-1]
-    found = Found(np.zeros((1, 1)), np.zeros(1, np.int64), lam=0.5)
+    found = Outcome(np.zeros((1, 1)), np.zeros(1, np.int64), lam=0.5)
     assert last.given(found) == ff.FPFC(lam=0.5, refit=False, xi=0.05)  # a lambda of any size fits its smoothing
     assert last.given(None) == ff.FPFC(lam=0.0, refit=False, xi=0.1)
 
@@ -297,6 +297,6 @@ def test_pairs_may_go_to_a_file(tmp_path):
     ],
 )
 def test_to_be_slow_is_not_to_lie(heard, accused):
-    state = Fusing.start(np.ones((4, 2)), np.ones(4, int), 0, SmoothedSCAD(0.5), 1.0, dtype="float64")
+    state = FPFCState.start(np.ones((4, 2)), np.ones(4, int), 0, SmoothedSCAD(0.5), 1.0, dtype="float64")
     state.heard[:], state.moves[:] = heard, [0.01, 0.01, 0.01, 5.0]
     assert restless(state, np.array([0, 0, 0, 1])).tolist() == accused

@@ -12,8 +12,8 @@ from fedfuse.data.synthetic import synthetic_truth
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.training.fit import fit
-from partly_fused import PartlyFused
-from planted import Keep, begun, descended, gradient, line, planted, written_out
+from support.partly_fused import PartlyFused
+from support.planted import Keep, begun, descended, gradient, line, planted, written_out
 
 WORK = ff.Work(steps=3, lr=0.05)
 

@@ -7,10 +7,10 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.engines import InProcess
-from fedfuse.protocol.tasks import LOOK, Install, Show, Train
+from fedfuse.protocol.tasks import EVALUATION_ROUND, Install, PeekModel, Train
 from fedfuse.training.fit import fit
-from partly_fused import PartlyFused
-from planted import descended, planted
+from support.partly_fused import PartlyFused
+from support.planted import descended, planted
 
 WORK = ff.Work(steps=3, lr=0.05)
 TURNS = [[0, 3], [4, 1, 3]]
@@ -49,7 +49,7 @@ class Border(InProcess):
 
     def collect(self):
         replies = super().collect()
-        self.passed += [r.values for r in replies if r.round != LOOK]
+        self.passed += [r.values for r in replies if r.round != EVALUATION_ROUND]
         return replies
 
 
@@ -82,4 +82,4 @@ def test_a_look_is_no_message():
     border = Border(federation, PartlyFused(cut=2).sized(3, 0))
     run = fit(federation, ff.LGFedAvg(work=WORK), PartlyFused(cut=2), rounds=3, fleet=border, evaluate_every=1)
     assert run.cost_floats == 4 * 2 + 3 * 4 * 2 * 2
-    assert Show().floats_down == 0
+    assert PeekModel().floats_down == 0

@@ -8,7 +8,7 @@ import pytest
 import fedfuse as ff
 from fedfuse.models import default_model
 from fedfuse.training.fit import fit
-from planted import Keep, descended, planted
+from support.planted import Keep, descended, planted
 
 WORK = ff.Work(steps=3, lr=0.05)
 

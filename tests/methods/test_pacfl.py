@@ -12,7 +12,7 @@ from fedfuse.data import load
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.pacfl import NUMBERS, agglomerated, angle, proximities, thresholds
 from fedfuse.training.fit import fit
-from planted import begun, descended, planted
+from support.planted import begun, descended, planted
 
 WORK = ff.Work(steps=3, lr=0.05)
 

@@ -10,7 +10,7 @@ from fedfuse.engines import in_process as inprocess
 from fedfuse.errors import FedfuseError
 from fedfuse.protocol.tasks import MetaTrain, Order
 from fedfuse.training.options import build, parse_options
-from planted import begun, gradient, planted
+from support.planted import begun, gradient, planted
 
 ALPHA, BETA, STEPS = 0.03, 0.05, 4
 WORK = ff.Work(steps=STEPS, lr=BETA)

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch", reason="networks need the extra fedfuse[tor
 
 from fedfuse.data.federation import Rows  # noqa: E402
 from fedfuse.models.compiled_cnn import CompiledCNN  # noqa: E402
-from fedfuse.models.flat_parameters import Engine  # noqa: E402
+from fedfuse.models.flat_parameters import ParameterBackend  # noqa: E402
 from fedfuse.models.networks import CNN  # noqa: E402
-from fedfuse.protocol.tasks import Work  # noqa: E402
+from fedfuse.protocol.local_work import Work  # noqa: E402
 
 PAPER = (1, 28, 28)
 
@@ -27,9 +27,9 @@ def engines(model, dtype):
     form = model._habits.form
     found = [
         model._new_engine(form, dtype),
-        Engine(model.module, model.layout, form, model._mean_loss, dtype, model._place),
+        ParameterBackend(model.module, model.layout, form, model._mean_loss, dtype, model._place),
     ]
-    assert [type(e) for e in found] == [CompiledCNN, Engine]
+    assert [type(e) for e in found] == [CompiledCNN, ParameterBackend]
     w = 0.3 * torch.randn(model.d, dtype=dtype, generator=torch.Generator().manual_seed(5))
     for engine in found:
         engine.set(w)
@@ -97,7 +97,7 @@ def test_training_is_that_of_torch(monkeypatch):
         return fresh.train(data, devices, start, anchor, 0.5, work, rngs), fresh.losses(data, devices, start)
 
     ours, losses = trained()
-    monkeypatch.setattr("fedfuse.models.networks.CompiledCNN", Engine)
+    monkeypatch.setattr("fedfuse.models.networks.CompiledCNN", ParameterBackend)
     theirs, expected = trained()
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-12)
@@ -119,4 +119,4 @@ def test_what_is_not_a_number_is_not_hidden():
 )
 def test_other_networks_are_torchs(options, classes):
     model = sized((1, 8, 8), classes, **options)
-    assert type(model._new_engine(model._habits.form, torch.float64)) is Engine
+    assert type(model._new_engine(model._habits.form, torch.float64)) is ParameterBackend

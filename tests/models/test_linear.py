@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import plain
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,8 +9,9 @@ from scipy.optimize import approx_fprime
 from fedfuse.data.federation import Rows
 from fedfuse.errors import FedfuseError
 from fedfuse.models import LinearRegression
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work
 from fedfuse.utils import threads as _threads
+from support import plain_models as plain
 
 WORKS = {"gd": Work(5, 0.05), "batches": Work(2, 0.02, batch=7), "exact": Work(solver="exact")}
 COUNTS = [1, 3, 6, 7, 8, 0, 100, 256, 300]  # fewer and more rows than parameters

@@ -5,20 +5,20 @@ import pickle
 import threading
 
 import numpy as np
-import plain
 import pytest
 from scipy.optimize import approx_fprime
 
 from fedfuse.data.federation import Rows
 from fedfuse.errors import FedfuseError
 from fedfuse.models import LinearRegression, SoftmaxRegression
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work
 from fedfuse.utils import threads as _threads
+from support import plain_models as plain
 
 torch = pytest.importorskip("torch", reason="networks need the extra fedfuse[torch]")
 from torch import nn  # noqa: E402
 
-from fedfuse.models.flat_parameters import Engine  # noqa: E402
+from fedfuse.models.flat_parameters import ParameterBackend  # noqa: E402
 from fedfuse.models.networks import CNN, MLP  # noqa: E402
 from fedfuse.models.torch import TorchModel  # noqa: E402
 
@@ -316,7 +316,7 @@ def test_every_thread_is_told_to_compute_alone(monkeypatch):
     monkeypatch.setattr(_threads, "SMALL", 0.0)
     told, worked = set(), set()
     model, _, data, devices, w, _ = setup(counts=[40] * 12)
-    tell, descend = torch.set_num_threads, Engine.descend
+    tell, descend = torch.set_num_threads, ParameterBackend.descend
     both = threading.Barrier(2)
 
     def listen(n):
@@ -333,7 +333,7 @@ def test_every_thread_is_told_to_compute_alone(monkeypatch):
         return descend(self, *args)
 
     monkeypatch.setattr(torch, "set_num_threads", listen)
-    monkeypatch.setattr(Engine, "descend", work)
+    monkeypatch.setattr(ParameterBackend, "descend", work)
     monkeypatch.setattr(_threads, "_most", 2)
     model.train(data, devices, w, None, 0.0, BATCHES, generators(devices))
     assert len(worked) == 2

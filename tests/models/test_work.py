@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import plain
 import pytest
 
 from fedfuse.errors import FedfuseError
 from fedfuse.methods import FPFC
 from fedfuse.methods.method import work_from_config
 from fedfuse.models import LinearRegression, SoftmaxRegression
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work
 from fedfuse.training.options import Options, build_method, parse_options
+from support import plain_models as plain
 
 MODELS = {"softmax": SoftmaxRegression().sized(3, 4), "linear": LinearRegression().sized(3, 0)}
 

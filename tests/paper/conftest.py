@@ -6,7 +6,7 @@ import pytest
 
 from fedfuse.paper import setup
 from fedfuse.paper.runner import cache
-from fedfuse.paper.setup import SCALES, Scale, Setup
+from fedfuse.paper.setup import SCALES, PaperSetup, Scale
 from fedfuse.training.options import GROUPS
 
 DEVICES = {
@@ -28,14 +28,14 @@ def tiny(monkeypatch):
         monkeypatch.setitem(SCALES, "quick", setup.replace(TINY, **fields))
 
     change()
-    whole = Setup.recipe
+    whole = PaperSetup.recipe
 
     def few_devices(self, name):
         data = whole(self, name)
         data = setup.replace(data, name=DEVICES.get(data.name, data.name))
         return setup.replace(data, rows=10) if data.name == "digits" else data
 
-    monkeypatch.setattr(Setup, "recipe", few_devices)
+    monkeypatch.setattr(PaperSetup, "recipe", few_devices)
     for name in ("S1", "S2", "S3", "S4", "S5"):
         monkeypatch.setitem(GROUPS, DEVICES[f"synthetic:{name}"], 2)
     return change
@@ -43,4 +43,4 @@ def tiny(monkeypatch):
 
 @pytest.fixture
 def quick(tiny, tmp_path):
-    return Setup("quick", cache(tmp_path / "paper"))
+    return PaperSetup("quick", cache(tmp_path / "paper"))

@@ -11,7 +11,7 @@ import pytest
 from fedfuse.paper import page, setup
 from fedfuse.paper.items import chosen, items
 from fedfuse.paper.progress import Remaining
-from fedfuse.paper.setup import Setup
+from fedfuse.paper.setup import PaperSetup
 
 NAMES = (
     "table1 table2 table3 tableE1 tableE2 tableE3 tableE4 figure1 distances tsne mnist fmnist cost tuning "
@@ -42,7 +42,7 @@ def test_capitals_do_not_matter_and_nothing_is_done_twice():
 
 
 def test_to_choose_among_more_models_takes_longer(tmp_path):
-    place = Setup("full", tmp_path)
+    place = PaperSetup("full", tmp_path)
     one, fifty = (place.trial(name, "ifca", *place.entry(name, "ifca")) for name in ("synthetic:S4", "synthetic:S5"))
     assert setup.effort(fifty) > 5 * setup.effort(one)
 
@@ -86,7 +86,7 @@ def test_a_table(fedfuse, tiny, monkeypatch):
 
 def test_the_page(fedfuse, tiny, monkeypatch):
     monkeypatch.setattr(setup, "missing_files", lambda name, data_dir: [name] if name[0] != "s" else [])
-    monkeypatch.setattr(Setup, "substitutes", lambda self, name: False)
+    monkeypatch.setattr(PaperSetup, "substitutes", lambda self, name: False)
     assert fedfuse("paper", "tableE4", "figure1", "--quick", "--jobs", "1")[0] == 0
     status, out, _ = fedfuse("paper", "page")
     assert status == 0

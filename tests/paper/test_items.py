@@ -8,7 +8,7 @@ import pytest
 from fedfuse.paper import output, runner, setup
 from fedfuse.paper.data import Data, missing_files
 from fedfuse.paper.items import items
-from fedfuse.paper.setup import Setup
+from fedfuse.paper.setup import PaperSetup
 from fedfuse.studies.jobs import Watcher
 
 mpl.use("Agg")
@@ -28,7 +28,7 @@ def _images_missing(name, data_dir):
 
 
 def _works(name, home):
-    item, quick = items()[name], Setup("quick", runner.cache(home))
+    item, quick = items()[name], PaperSetup("quick", runner.cache(home))
     assert runner.run([item], quick, Watcher(), jobs=1) == {}
     assert runner.complete(item, quick)
     shown = item.experiment.show(quick)
@@ -44,7 +44,7 @@ def _works(name, home):
 def test_an_item(name, tiny, home, monkeypatch):
     monkeypatch.setattr(output, "PICTURES", ("figure.png",))
     monkeypatch.setattr(setup, "missing_files", _images_missing)
-    monkeypatch.setattr(Setup, "substitutes", lambda self, name: False)
+    monkeypatch.setattr(PaperSetup, "substitutes", lambda self, name: False)
     _works(name, home)
 
 

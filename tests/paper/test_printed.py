@@ -10,8 +10,8 @@ from fedfuse.paper.items import items
 from fedfuse.paper.items import reasons as reasons_
 from fedfuse.paper.methods_table import grouping, verdict
 from fedfuse.paper.newcomers import ranks
-from fedfuse.paper.setup import PAPER, PRINTED, SCALES, Setup
-from fedfuse.tuning.grid_search import Searched
+from fedfuse.paper.setup import PAPER, PRINTED, SCALES, PaperSetup
+from fedfuse.tuning.grid_search import GridSearch
 
 # sums over the columns of each table: a digit that was mistyped shows
 SUMS: dict[str, dict[str, float]] = {
@@ -73,11 +73,11 @@ def test_printed_costs_follow_from_formulas(data):
 
 @pytest.mark.parametrize(("data", "rounds"), [("syn", "synthetic:S1"), ("hbf", "housing-bodyfat")])
 def test_the_full_size_is_the_papers(data, rounds, tmp_path):
-    c, full = COSTS[data], Setup("full", tmp_path)
+    c, full = COSTS[data], PaperSetup("full", tmp_path)
     assert SCALES["full"].seeds == (0, 1, 2)
     for label in PAPER:
         method, settings = full.entry(rounds, label)
-        inner = method.inner if isinstance(method, Searched) else method
+        inner = method.inner if isinstance(method, GridSearch) else method
         if label == "local":
             continue
         assert settings["rounds"] == c.get(label, c["K"]), label

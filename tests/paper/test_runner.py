@@ -17,7 +17,7 @@ from fedfuse.paper.data import Data, fewer_rows, late
 from fedfuse.paper.experiment import Experiment, Item, Shown
 from fedfuse.paper.items import items
 from fedfuse.paper.methods_table import _row
-from fedfuse.paper.setup import SCALES, Setup, effort
+from fedfuse.paper.setup import SCALES, PaperSetup, effort
 from fedfuse.studies.jobs import Watcher
 
 
@@ -150,7 +150,7 @@ def test_costs_are_the_formulas_of_training_alone(quick, tiny):
 
 def test_efforts_are_told_for_all(tmp_path):
     for size in SCALES:
-        setup = Setup(size, tmp_path)
+        setup = PaperSetup(size, tmp_path)
         for item in items().values():
             for trial in item.experiment.trials(setup):
                 assert 0 < effort(trial) < 10 * 3600, trial.label
@@ -187,7 +187,7 @@ def test_killed_runs_go_on(tmp_path, monkeypatch):
         running.send_signal(signal.SIGKILL)
     words[3] = str(tmp_path / "killed")
     assert subprocess.run(words, env=env, check=True, capture_output=True, text=True).stdout == "{}\n"
-    setup = Setup("quick", tmp_path / "whole")
+    setup = PaperSetup("quick", tmp_path / "whole")
     assert runner.run([Item("some", "", "", Some(rounds=400, labels=("fpfc",)))], setup, Watcher(), jobs=1) == {}
     (trial,) = Some(rounds=400, labels=("fpfc",)).trials(setup)
     for name in ("models.npz", "labels.csv"):

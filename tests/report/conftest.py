@@ -10,7 +10,7 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.report import write_report
-from planted import planted, visits
+from support.planted import planted, visits
 
 HOSTILE = (
     "<script>document.title = 'taken'</script>",

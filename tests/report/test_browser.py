@@ -219,7 +219,7 @@ def test_a_run_is_watched_until_it_ends(tmp_path, opened):
 
     import fedfuse as ff
     from fedfuse.report.live_page import Server
-    from planted import planted
+    from support.planted import planted
 
     class Stop(ff.Callback):
         def on_round(self, run, row):

@@ -12,14 +12,14 @@ import pytest
 import fedfuse as ff
 from fedfuse.report import FILE, write_report
 from fedfuse.report.charts import Axis, Chart, Label, spread_out
-from fedfuse.report.distance_frames import FRAMES, Pairs, by_group, chosen, tree_of
+from fedfuse.report.distance_frames import FRAMES, PairFrame, by_group, chosen, tree_of
 from fedfuse.report.explanations import headline, supporting, tiles
 from fedfuse.report.fusion_chart import FusionPath
 from fedfuse.report.palette import ON_DARK, ON_LIGHT, contrast
 from fedfuse.results.formatting import exposed
-from fedfuse.results.snapshots import Snapshot
-from fedfuse.training.baselines import Yardsticks
-from planted import planted
+from fedfuse.results.snapshots import DistanceSnapshot
+from fedfuse.training.baselines import Baselines
+from support.planted import planted
 
 
 class Links(HTMLParser):
@@ -155,7 +155,7 @@ def test_liars_are_no_groups(tmp_path):
     assert ">honest devices</th>" in page
     assert "all 3 liars found, nobody else accused" in page
     assert json.loads(re.search(r'"groups": ?(\[[\d, ]+\])', page)[1])[-1] == len(result.groups)  # of the slider
-    local = Yardsticks.load(tmp_path / "run").scores["local"]
+    local = Baselines.load(tmp_path / "run").scores["local"]
     assert f"{local[result.honest].mean():.4g} with every device alone" in page
 
 
@@ -279,11 +279,11 @@ def test_colours_stand_out():
 
 def test_pictures_are_few_and_the_last_is_among_them():
     rng = np.random.default_rng(0)
-    many = [Snapshot.of(k, rng.normal(size=(9, 2)), np.arange(9)) for k in range(40)]
+    many = [DistanceSnapshot.of(k, rng.normal(size=(9, 2)), np.arange(9)) for k in range(40)]
     few = chosen(many)
     assert len(few) <= FRAMES
     assert (few[0], few[-1]) == (many[0], many[-1])
-    still = [Snapshot(k, many[0].levels, 1.0, many[0].labels, many[0].devices) for k in range(5)]
+    still = [DistanceSnapshot(k, many[0].levels, 1.0, many[0].labels, many[0].devices) for k in range(5)]
     assert [s.round for s in chosen(still)] == [4]
 
 
@@ -291,7 +291,9 @@ def test_heat_maps_keep_groups_together_and_maps_keep_distances():
     rng = np.random.default_rng(1)
     labels = rng.integers(0, 3, 60)
     points = np.array([[0.0, 0.0, 0.0], [10.0, 0.0, 0.0], [0.0, 7.0, 0.0]])[labels]
-    pairs = Pairs.of([Snapshot.of(0, np.zeros((60, 3)), labels), Snapshot.of(9, points, labels)], labels)
+    pairs = PairFrame.of(
+        [DistanceSnapshot.of(0, np.zeros((60, 3)), labels), DistanceSnapshot.of(9, points, labels)], labels
+    )
     shown = labels[pairs.devices]
     assert len(np.flatnonzero(np.diff(shown))) == 2
     sizes = np.bincount(labels)[shown]
@@ -306,7 +308,7 @@ def test_heat_maps_keep_groups_together_and_maps_keep_distances():
 
 def test_many_devices_share_cells():
     labels = np.repeat([0, 1], 500)
-    pairs = Pairs.of([Snapshot.of(0, np.where(labels, 1.0, -1.0)[:, None], labels)], labels)
+    pairs = PairFrame.of([DistanceSnapshot.of(0, np.where(labels, 1.0, -1.0)[:, None], labels)], labels)
     n = len(pairs.cells)
     assert n == 300
     heat = np.zeros((n, n))
@@ -318,19 +320,19 @@ def test_many_devices_share_cells():
 def test_the_tree_has_the_groups_where_it_is_cut():
     points = np.array([0.0, 0.1, 0.2, 5.0, 5.1, 11.0])[:, None]
     labels = np.array([0, 0, 0, 1, 1, 2])
-    path = FusionPath.of(Snapshot.of(0, points, np.arange(6)), labels, a=3.7)
+    path = FusionPath.of(DistanceSnapshot.of(0, points, np.arange(6)), labels, a=3.7)
     assert path.groups_at_cut == 3
     assert path.exact
     assert 0.2 / 3.7 < path.cut < 5.0 / 3.7
     assert {tone for tone, _ in path.paths} == {"g0", "g1", "g2", "between"}
-    assert FusionPath.of(Snapshot.of(0, np.zeros((4, 2)), np.arange(4)), np.zeros(4, int), None) is None
+    assert FusionPath.of(DistanceSnapshot.of(0, np.zeros((4, 2)), np.arange(4)), np.zeros(4, int), None) is None
 
 
 def test_a_tree_that_has_the_groups_at_no_height():
     """It is cut where it agrees best, not where their number is the same: here that would tear the first group."""
     points = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 50.1, 50.2, 50.3, 50.4])[:, None]
     labels = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])
-    path = FusionPath.of(Snapshot.of(0, points, np.arange(10)), labels, a=None)
+    path = FusionPath.of(DistanceSnapshot.of(0, points, np.arange(10)), labels, a=None)
     assert path.groups_at_cut == 2
     assert not path.exact
 
@@ -396,7 +398,7 @@ def test_names_of_dots_do_not_overlap():
 
 def test_order_by_group():
     labels = np.array([0, 1, 1, 0, 1])
-    order = by_group(labels, tree_of(Snapshot.of(0, np.arange(5.0)[:, None], labels)))
+    order = by_group(labels, tree_of(DistanceSnapshot.of(0, np.arange(5.0)[:, None], labels)))
     assert labels[order].tolist() == [1, 1, 1, 0, 0]
 
 

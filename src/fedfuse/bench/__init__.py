@@ -13,12 +13,12 @@ from rich.console import Console
 from fedfuse.bench import cnn, formed, growth, local, machine, server, startup, whole
 from fedfuse.bench.figure import Figure, readable, table
 from fedfuse.bench.growth import Curve
-from fedfuse.bench.sizes import FULL, QUICK, Sizes
+from fedfuse.bench.sizes import FULL, QUICK, BenchSizes
 from fedfuse.errors import FedfuseError, guess
 
-__all__ = ["Curve", "Figure", "Sizes", "chosen", "run_all"]
+__all__ = ["BenchSizes", "Curve", "Figure", "chosen", "run_all"]
 
-Part = Callable[[Sizes], Iterator[Figure | Curve]]
+Part = Callable[[BenchSizes], Iterator[Figure | Curve]]
 PARTS: dict[str, Part] = {
     "server": server.figures,
     "formed": formed.figures,
@@ -48,7 +48,7 @@ def run_all(
     *,
     quick: bool,
     console: Console,
-    sizes: Sizes | None = None,
+    sizes: BenchSizes | None = None,
     only: Sequence[str] = tuple(PARTS),
     history: Path | None = None,
     page: Path | None = None,
@@ -85,7 +85,7 @@ def run_all(
     return figures
 
 
-def _measured(only: Iterable[str], sizes: Sizes, console: Console) -> Iterator[Figure | Curve]:
+def _measured(only: Iterable[str], sizes: BenchSizes, console: Console) -> Iterator[Figure | Curve]:
     for name in only:
         with console.status(f"measuring {name} …"):
             yield from PARTS[name](sizes)

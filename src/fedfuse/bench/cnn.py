@@ -9,11 +9,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from fedfuse.bench.figure import Figure
-from fedfuse.bench.sizes import Sizes
+from fedfuse.bench.sizes import BenchSizes
 from fedfuse.bench.timing import once, race
 from fedfuse.data.federation import Federation, Rows
-from fedfuse.engines import Fleet, InProcess
-from fedfuse.protocol.tasks import Order, Train, Work
+from fedfuse.engines import Engine, InProcess
+from fedfuse.protocol.local_work import Work
+from fedfuse.protocol.tasks import Order, Train
 from fedfuse.utils.threads import allowed, keep_to
 from fedfuse.utils.typing import Floats
 
@@ -97,7 +98,7 @@ def seconds(work: Callable[[], object], n: int) -> float:
         return once(work)
 
 
-def perform(fleet: Fleet, orders: list[Order]) -> None:
+def perform(fleet: Engine, orders: list[Order]) -> None:
     """Send these orders and wait for all replies."""
     fleet.submit(orders)
     missing = len(orders)
@@ -105,7 +106,7 @@ def perform(fleet: Fleet, orders: list[Order]) -> None:
         missing -= len(fleet.collect())
 
 
-def figures(sizes: Sizes) -> Iterator[Figure]:
+def figures(sizes: BenchSizes) -> Iterator[Figure]:
     """Measure a round of four devices, from orders to replies; nothing where there is no PyTorch."""
     if importlib.util.find_spec("torch") is None:
         return

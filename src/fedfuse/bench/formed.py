@@ -11,7 +11,7 @@ from numba import njit
 
 from fedfuse.bench.figure import Figure
 from fedfuse.bench.server import APART, PENALTY, draws, grouped, some_rounds
-from fedfuse.bench.sizes import Sizes
+from fedfuse.bench.sizes import BenchSizes
 from fedfuse.bench.timing import race
 from fedfuse.errors import FedfuseError
 from fedfuse.pairs.layout import LEFT
@@ -44,7 +44,7 @@ def _keep(where: Any) -> None:
             where[p] = LEFT - where[p]
 
 
-def figures(sizes: Sizes) -> Iterator[Figure]:
+def figures(sizes: BenchSizes) -> Iterator[Figure]:
     """Bring both states to where clusters have formed; compare what they are, how large, and how fast."""
     start = grouped(sizes.large, sizes.d, APART, WIDTH)
     state, dense = FusionState(start, PENALTY, warm=True), DenseState(start, PENALTY, warm=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedfuse.bench.local import WORK
 from fedfuse.bench.server import APART, PENALTY, grouped, some_rounds
-from fedfuse.bench.sizes import Sizes
+from fedfuse.bench.sizes import BenchSizes
 from fedfuse.bench.timing import race
 from fedfuse.data.federation import Rows
 from fedfuse.models import SoftmaxRegression
@@ -55,7 +55,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes[-3:]), np.log(values[-3:]), 1)[0])
 
 
-def curves(sizes: Sizes) -> Iterator[Curve]:
+def curves(sizes: BenchSizes) -> Iterator[Curve]:
     """Measure everything."""
     for over, values in (("devices", sizes.over_m), ("parameters", sizes.over_d)):
         points = [_server(n, sizes.d, sizes) if over == "devices" else _server(sizes.m, n, sizes) for n in values]
@@ -67,14 +67,14 @@ def curves(sizes: Sizes) -> Iterator[Curve]:
     yield Curve(what, "rows of a device", sizes.over_rows, seconds)
 
 
-def _server(m: int, d: int, sizes: Sizes) -> tuple[float, int]:
+def _server(m: int, d: int, sizes: BenchSizes) -> tuple[float, int]:
     start = grouped(m, d, APART)
     state, rounds = FusionState(start, PENALTY, warm=True), cycle(some_rounds(start, sizes.share))
     (took,) = race(lambda: state.absorb(*next(rounds)), seconds=sizes.seconds / 4, burst=8)
     return took, state.nbytes
 
 
-def _local(n: int, sizes: Sizes) -> float:
+def _local(n: int, sizes: BenchSizes) -> float:
     rng, start = np.random.default_rng(0), n * np.arange(DEVICES)
     X = rng.normal(size=(DEVICES * n, FEATURES)).astype(np.float32)
     model = SoftmaxRegression().sized(FEATURES, CLASSES)

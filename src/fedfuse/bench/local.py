@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedfuse.bench import machine
 from fedfuse.bench.figure import Figure
-from fedfuse.bench.sizes import Sizes
+from fedfuse.bench.sizes import BenchSizes
 from fedfuse.bench.textbook import TextbookServer, softmax_steps
 from fedfuse.bench.timing import race
 from fedfuse.data.federation import Federation, Rows
@@ -20,7 +20,7 @@ from fedfuse.data.synthetic import synthetic
 from fedfuse.engines import InProcess
 from fedfuse.methods import FPFC
 from fedfuse.models import SoftmaxRegression
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work
 from fedfuse.training.loop import Run
 from fedfuse.training.settings import Settings
 from fedfuse.utils.typing import Floats, Ints
@@ -31,7 +31,7 @@ METHOD = FPFC(lam=0.6, work=WORK)
 SETTINGS = Settings(rounds=10**9, participation=0.3, tol=0.0, evaluate_every=10**9)
 
 
-def figures(sizes: Sizes) -> Iterator[Figure]:
+def figures(sizes: BenchSizes) -> Iterator[Figure]:
     """Measure everything that devices do."""
     problem = Problem(synthetic("S1", seed=0))
     yield _whole_round(problem, sizes)
@@ -108,14 +108,14 @@ class TextbookRun:
         self._k += 1
 
 
-def _whole_round(problem: Problem, sizes: Sizes) -> Figure:
+def _whole_round(problem: Problem, sizes: BenchSizes) -> Figure:
     run, book = problem.run(), TextbookRun(problem)
     fast, slow = race(run.round, book.round, seconds=sizes.seconds)
     what = "S1, 30 of 100 active, 10 local steps, float32"
     return Figure("whole round", what, "textbook loops, NumPy gradients", fast, slow, "s", slow / fast, 8)
 
 
-def _local_steps(problem: Problem, sizes: Sizes) -> Iterator[Figure]:
+def _local_steps(problem: Problem, sizes: BenchSizes) -> Iterator[Figure]:
     model, devices = problem.model, SETTINGS.active(0, problem.federation.m)
     data = model.load(problem.rows, np.float32)
     start = np.zeros((devices.size, model.d), np.float32)

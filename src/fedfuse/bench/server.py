@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfuse.bench import machine
 from fedfuse.bench.figure import Figure
-from fedfuse.bench.sizes import Sizes
+from fedfuse.bench.sizes import BenchSizes
 from fedfuse.bench.textbook import TextbookServer
 from fedfuse.bench.timing import race
 from fedfuse.core.penalties import SmoothedSCAD
@@ -21,7 +21,7 @@ PENALTY = SmoothedSCAD(0.6)
 APART, TOGETHER = 6 * PENALTY.reach, 0.0
 
 
-def figures(sizes: Sizes) -> Iterator[Figure]:
+def figures(sizes: BenchSizes) -> Iterator[Figure]:
     """Measure everything about the server."""
     yield _against_textbook("server step", "groups apart", APART, sizes, goal=300)
     yield _against_textbook("server step, at first", "all pairs near", TOGETHER, sizes)
@@ -29,7 +29,9 @@ def figures(sizes: Sizes) -> Iterator[Figure]:
     yield _memory(sizes)
 
 
-def _against_textbook(name: str, state_of: str, distance: float, sizes: Sizes, goal: float | None = None) -> Figure:
+def _against_textbook(
+    name: str, state_of: str, distance: float, sizes: BenchSizes, goal: float | None = None
+) -> Figure:
     """One server step, from uploads to the zeta of all devices."""
     start = grouped(sizes.m, sizes.d, distance)
     state, book = FusionState(start, PENALTY, warm=True), TextbookServer(start, PENALTY, warm=True)
@@ -46,7 +48,7 @@ def _against_textbook(name: str, state_of: str, distance: float, sizes: Sizes, g
     return Figure(name, what, "textbook loops", fast, slow, "s", slow / fast, goal)
 
 
-def _against_bandwidth(sizes: Sizes) -> Figure:
+def _against_bandwidth(sizes: BenchSizes) -> Figure:
     """One server step as bytes per second: the vectors of all touched pairs are read and written once.
 
     Those of far pairs are not, so there should be none; if there are, they are not counted.
@@ -62,7 +64,7 @@ def _against_bandwidth(sizes: Sizes) -> Figure:
     return Figure("memory bandwidth", what, "triad", rate / 1e9, limit / 1e9, "GB/s", rate / limit, 0.6)
 
 
-def _memory(sizes: Sizes) -> Figure:
+def _memory(sizes: BenchSizes) -> Figure:
     """Bytes of the pair state, against two vectors for every ordered pair."""
     state = FusionState(grouped(sizes.m, sizes.d, APART), PENALTY)
     book = 2 * sizes.m * (sizes.m - 1) * sizes.d * state.omega.itemsize

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BenchSizes:
     """Sizes of all measurements; ``seconds`` is about how long each contestant runs.
 
     Parameters
@@ -41,7 +41,7 @@ class Sizes:
     images: int = 500
 
 
-FULL = Sizes()
-QUICK = Sizes(
+FULL = BenchSizes()
+QUICK = BenchSizes(
     m=40, d=210, large=200, triad=8_000_000, sgemm=512, seconds=0.3, rounds=20, over_m=(20, 40, 80),
     over_d=(50, 100, 200), over_rows=(20, 40, 80), images=100)  # fmt: skip

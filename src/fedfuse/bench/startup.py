@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from fedfuse.bench.figure import Figure
-from fedfuse.bench.sizes import Sizes
+from fedfuse.bench.sizes import BenchSizes
 from fedfuse.bench.timing import once, race
 
 # What a table needs none of.
@@ -28,7 +28,7 @@ RUNS = {
 }
 
 
-def figures(sizes: Sizes) -> Iterator[Figure]:
+def figures(sizes: BenchSizes) -> Iterator[Figure]:
     """Measure starts with everything cached, against those of the packages that fedfuse stands on; and a first one."""
     base = "import numpy, numba, pandas"
     imported, version, below = race(

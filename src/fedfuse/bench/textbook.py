@@ -14,7 +14,7 @@ from fedfuse.core.penalties import Penalty
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.typing import Floats, Ints
 
-IN_CHECKOUT = Path(__file__).parents[3] / "tests" / "textbook.py"
+IN_CHECKOUT = Path(__file__).parents[3] / "tests" / "support" / "textbook.py"
 
 
 def transcription() -> Any:

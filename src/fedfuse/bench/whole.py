@@ -10,7 +10,7 @@ import numpy as np
 
 from fedfuse.bench.figure import Figure
 from fedfuse.bench.local import METHOD, STEPS, Problem, TextbookRun
-from fedfuse.bench.sizes import Sizes
+from fedfuse.bench.sizes import BenchSizes
 from fedfuse.bench.timing import once
 from fedfuse.core.partitions import components
 from fedfuse.data.synthetic import synthetic
@@ -20,7 +20,7 @@ from fedfuse.utils.typing import Floats, Ints
 EVALUATE, NU, TURNS, TIMES = 10, 0.5, 4, 3
 
 
-def figures(sizes: Sizes) -> Iterator[Figure]:
+def figures(sizes: BenchSizes) -> Iterator[Figure]:
     """Time runs from data to result; of the textbook ten rounds and an evaluation at a time.
 
     Which devices are active, and so how many rows a round has, differs from round to round. So everything is done

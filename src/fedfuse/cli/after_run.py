@@ -12,7 +12,8 @@ import typer
 
 from fedfuse.cli.console import Answers
 from fedfuse.cli.notices import INTERRUPTED, console, fail
-from fedfuse.results.run_directory import Store, without_nan
+from fedfuse.results.run_directory import Store
+from fedfuse.utils.files import without_nan
 
 if TYPE_CHECKING:
     from fedfuse.data.federation import Federation
@@ -115,8 +116,8 @@ def show_tuned(tuning: Tuning, directory: Path, as_json: bool, plot: Path | None
         answers.say(line)
 
 
-def write_page(directory: Path, yardsticks: bool = True, out: Path | None = None) -> Path:
+def write_page(directory: Path, baselines: bool = True, out: Path | None = None) -> Path:
     from fedfuse.report import write_report
 
     with console.status("writing the report …"):
-        return write_report(directory, out, yardsticks=yardsticks)
+        return write_report(directory, out, baselines=baselines)

@@ -24,7 +24,7 @@ def method_and_settings(
     model: str | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Return the method, and what else `fit` is told by the options; all of it looked at."""
-    from fedfuse.engines import Engine
+    from fedfuse.engines import EngineSpec
     from fedfuse.models import is_network
     from fedfuse.training.conditions import check_mode
     from fedfuse.training.options import build, parse_options
@@ -37,7 +37,7 @@ def method_and_settings(
     if rounds is not None:
         settings["rounds"] = rounds
     check_mode(chosen, Settings(**settings).mode)
-    Engine(engine, **options.engine)
+    EngineSpec(engine, **options.engine)
     return chosen, {**settings, "engine": engine, **options.engine}
 
 

@@ -15,7 +15,7 @@ from fedfuse.cli.console import Answers
 from fedfuse.cli.notices import console
 from fedfuse.cli.parameters import Arg, DataDir, Features, Json, Opt, whole
 from fedfuse.errors import FedfuseError
-from fedfuse.results.run_directory import without_nan, written_whole
+from fedfuse.utils.files import atomic_write, without_nan
 
 if TYPE_CHECKING:
     from fedfuse.training.newcomer_rows import Arrivals
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def report(
     directory: Annotated[Path, Arg(help="The directory of a finished run, or of a comparison.")],
     out: Annotated[Path | None, Opt(help="The page (default: report.html in the directory).")] = None,
-    yardsticks: Annotated[bool, Opt(help="Fit local and pooled models to compare with, if it was not done.")] = True,
+    baselines: Annotated[bool, Opt(help="Fit local and pooled models to compare with, if it was not done.")] = True,
     runs: Annotated[bool, Opt(help="Comparison: write the page of each of its runs, too.")] = False,
 ) -> None:
     """Write one page that shows what was found: it opens from disk, without a network."""
@@ -33,8 +33,8 @@ def report(
 
     if runs and is_comparison(directory):
         for place in sorted(directory.glob("runs/*/summary.json")):
-            write_page(place.parent, yardsticks)
-    page = write_page(directory, yardsticks, out)
+            write_page(place.parent, baselines)
+    page = write_page(directory, baselines, out)
     Answers().say(str(page))
 
 
@@ -72,7 +72,7 @@ def predict(
     answer = result.predict_frame(read_table(table))
     text = answer.to_csv(index_label="row", lineterminator="\n")
     if out:
-        with written_whole(out) as file:
+        with atomic_write(out) as file:
             file.write(text.encode())
     else:
         sys.stdout.write(text)
@@ -156,7 +156,7 @@ def _predict_waiting(arrived: Arrivals, joined: Newcomers, out: Path | None) -> 
     if not len(rows):
         console.say("no rows without a target: nothing to predict", "yellow")
     text = joined.predict_rows(arrived.devices[rows], arrived.X[rows], rows).to_csv(index=False, lineterminator="\n")
-    with written_whole(out) as file:
+    with atomic_write(out) as file:
         file.write(text.encode())
 
 

@@ -50,7 +50,7 @@ def run(
     engine: Place = "inprocess",
     out: Out = None,
     set_: Set = [],  # noqa: B006
-    yardsticks: Annotated[bool, Opt(help="Compare with local and pooled models.")] = True,
+    baselines: Annotated[bool, Opt(help="Compare with local and pooled models.")] = True,
     report: Page = None,
     data_dir: DataDir = None,
     json_: Json = False,
@@ -70,7 +70,7 @@ def run(
         named: dict[str, Any] = {"dataset": dataset, "source": source}
         return fit(federation, chosen, model, out=directory, callbacks=callbacks, **named, **settings)
 
-    train_and_show(train, directory, json_, federation if yardsticks else None, report)
+    train_and_show(train, directory, json_, federation if baselines else None, report)
 
 
 def tune(
@@ -127,13 +127,13 @@ def resume(
     json_: Json = False,
 ) -> None:
     """Go on with an interrupted run or comparison; the result is the same as without the interruption."""
-    from fedfuse.engines import Engine
+    from fedfuse.engines import EngineSpec
     from fedfuse.studies.compare import is_comparison, resume_comparison
     from fedfuse.studies.tune import Tuning, is_tuning
     from fedfuse.training.fit import resume as go_on
 
     if engine is not None:
-        Engine(engine)  # looks at the name, also where nothing is left to compute
+        EngineSpec(engine)  # looks at the name, also where nothing is left to compute
     if is_comparison(directory):
         compare_and_show(lambda watcher: resume_comparison(directory, None, watcher), directory, json_)
         return

@@ -71,7 +71,7 @@ class Tree:
             total[self.n + k] = total[a] + total[b]
         return np.asarray(total[self.n :, :-1] / total[self.n :, -1:])
 
-    def cut(self, judgements: Sequence[Judgement], certain: Bools | None = None, z: float = Z) -> Ints:
+    def cut(self, judgements: Sequence[PairedLosses], certain: Bools | None = None, z: float = Z) -> Ints:
         """Return the label of every leaf.
 
         First the partition with the least total validation loss; then, as in cost-complexity pruning (Breiman et
@@ -93,7 +93,7 @@ class Tree:
         together = sharing(members) if len(members) else 1.0
         return labels if together == 1 else self._pruned(judgements, losses, best, held, z * together)
 
-    def _pruned(self, judgements: Sequence[Judgement], losses: Floats, best: Bools, held: Bools, z: float) -> Ints:
+    def _pruned(self, judgements: Sequence[PairedLosses], losses: Floats, best: Bools, held: Bools, z: float) -> Ints:
         split = best
         while (split & ~held).any():
             pruned = self._without_weakest(split, held, losses)
@@ -153,7 +153,7 @@ class Tree:
                 group[self.children[node - self.n]] = group[node]
         return group
 
-    def _rise(self, judgements: Sequence[Judgement], best: Bools, other: Bools) -> float:
+    def _rise(self, judgements: Sequence[PairedLosses], best: Bools, other: Bools) -> float:
         """Return by how many standard errors the other partition is worse than the best."""
         a, b = self._groups(other), self._groups(best)
         parts = [j.rise(int(a[j.leaf]), int(b[j.leaf])) for j in judgements if a[j.leaf] != b[j.leaf]]
@@ -161,7 +161,7 @@ class Tree:
         return float(rise / np.sqrt(max(variance, 1e-300)))
 
 
-class Judgement:
+class PairedLosses:
     """What one device says of the models of its leaf and of all nodes above it, on ``n`` validation rows."""
 
     def __init__(self, leaf: int, n: int, means: Floats, covariance: Floats) -> None:
@@ -170,8 +170,8 @@ class Judgement:
         self.nodes = [leaf]
 
     @classmethod
-    def read(cls, leaf: int, n: int, answer: Floats, models: int) -> Judgement:
-        """Take apart the answer to `protocol.tasks.Judge` for so many models."""
+    def read(cls, leaf: int, n: int, answer: Floats, models: int) -> PairedLosses:
+        """Take apart the answer to `protocol.tasks.EvaluateModels` for so many models."""
         covariance = np.zeros((models, models))
         covariance[np.triu_indices(models)] = answer[models:]
         covariance = covariance + covariance.T - np.diag(np.diag(covariance))

@@ -16,7 +16,7 @@ from fedfuse.data.images import digits, fashion_mnist, mnist
 from fedfuse.data.synthetic import SCENARIOS, SIZES, FeatureLaw, synthetic
 from fedfuse.data.tables import federation_from_frame
 from fedfuse.errors import FedfuseError, guess
-from fedfuse.results.run_directory import check_fields
+from fedfuse.utils.files import check_fields
 
 _SYNTHETIC = "synthetic:"
 _HOUSING = "housing-bodyfat"

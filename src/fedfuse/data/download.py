@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedfuse.data.directory import data_directory
-from fedfuse.data.file_specs import COLLECTIONS, Collection, Known
+from fedfuse.data.file_specs import COLLECTIONS, Collection, FileSpec
 from fedfuse.errors import FedfuseError
 
 # the file, bytes so far, and bytes in all where the server says
@@ -90,7 +90,7 @@ def _collection(name: str) -> Collection:
     return COLLECTIONS.get(fetchable(name), Collection(()))
 
 
-def _check_present(known: Known, path: Path, name: str, mirrors: Sequence[str]) -> None:
+def _check_present(known: FileSpec, path: Path, name: str, mirrors: Sequence[str]) -> None:
     import pooch
 
     found = pooch.file_hash(str(path), alg="sha256")
@@ -102,7 +102,7 @@ def _check_present(known: Known, path: Path, name: str, mirrors: Sequence[str]) 
         )
 
 
-def _by_hand(name: str, lacking: Sequence[Known], directory: Path) -> FedfuseError:
+def _by_hand(name: str, lacking: Sequence[FileSpec], directory: Path) -> FedfuseError:
     files = " and ".join(repr(str(directory / known.file)) for known in lacking)
     return FedfuseError(
         f"{name} cannot be downloaded: no lasting address is known that has its tables in this form; put {files} "
@@ -110,7 +110,9 @@ def _by_hand(name: str, lacking: Sequence[Known], directory: Path) -> FedfuseErr
     )
 
 
-def _from_mirrors(known: Known, path: Path, mirrors: Sequence[str], timeout: float, progress: Progress | None) -> None:
+def _from_mirrors(
+    known: FileSpec, path: Path, mirrors: Sequence[str], timeout: float, progress: Progress | None
+) -> None:
     downloader = Resuming(path.with_name(path.name + ".part"), timeout, progress)
     reasons = []
     for mirror in mirrors:
@@ -124,7 +126,7 @@ def _from_mirrors(known: Known, path: Path, mirrors: Sequence[str], timeout: flo
     )
 
 
-def _from_mirror(known: Known, path: Path, mirror: str, downloader: Resuming) -> str | None:
+def _from_mirror(known: FileSpec, path: Path, mirror: str, downloader: Resuming) -> str | None:
     """Try one mirror; return why it failed, None if it did not."""
     address = mirror.rstrip("/") + "/" + known.name
     resumed = downloader.part.exists()
@@ -137,7 +139,7 @@ def _from_mirror(known: Known, path: Path, mirror: str, downloader: Resuming) ->
     return "sent other bytes than expected (the checksum is wrong)"
 
 
-def _placed(known: Known, path: Path, address: str, downloader: Resuming) -> bool:
+def _placed(known: FileSpec, path: Path, address: str, downloader: Resuming) -> bool:
     """Download to a temporary file, check it, and only then put it into its place."""
     import pooch
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from fedfuse.data import checks as check
 from fedfuse.data.targets import encode
 from fedfuse.errors import FedfuseError
-from fedfuse.protocol.tasks import Part
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from fedfuse.data.tables import Encoder
 
 Goal: TypeAlias = Literal["classification", "regression"]
+Part: TypeAlias = Literal["train", "train/1", "train/2", "validation", "train+validation", "test", "all"]
 
 # A device's rows lie in the order train, validation, test; a part is a span of cut points.
 _SPANS: dict[str, tuple[int, int]] = {

@@ -19,7 +19,7 @@ MOST_ROWS = 10**12
 
 
 @dataclass(frozen=True, repr=False)
-class Roster(Federation):
+class RemoteFederation(Federation):
     """Devices with their numbers of rows, columns and classes, and no rows. Build one with `roster`.
 
     ``digests`` are the devices' own hashes of their rows.
@@ -39,7 +39,7 @@ class Roster(Federation):
         return digest.hexdigest()
 
 
-def roster(facts: Mapping[str, Mapping[str, Any]]) -> Roster:
+def roster(facts: Mapping[str, Mapping[str, Any]]) -> RemoteFederation:
     """Return the federation of devices that say this of themselves (see `flower.device.facts_of`).
 
     >>> said = {"goal": "regression", "columns": 2, "classes": [], "rows": [6, 2, 2], "digest": "0"}
@@ -59,7 +59,7 @@ def roster(facts: Mapping[str, Mapping[str, Any]]) -> Roster:
     cuts = np.array([[0, *np.cumsum(s["rows"])] for s in said], np.int64)
     ends = np.cumsum(cuts[:, 3])
     p = int(first["columns"])
-    return Roster(
+    return RemoteFederation(
         names=names,
         X=np.empty((0, p)),
         y=np.empty(0, np.int64 if first["goal"] == "classification" else np.float64),

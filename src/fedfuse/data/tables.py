@@ -18,7 +18,7 @@ from fedfuse.data.files import read_table
 from fedfuse.data.table_columns import Table, as_text, natural, text_array
 from fedfuse.data.targets import MOST_CLASSES, check_goal, encode
 from fedfuse.errors import FedfuseError
-from fedfuse.results.run_directory import Kinds, check_fields
+from fedfuse.utils.files import Kinds, check_fields
 from fedfuse.utils.typing import Floats, Ints
 
 __all__ = ["Encoder", "federation_from_frame", "read_table"]

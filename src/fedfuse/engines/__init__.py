@@ -5,26 +5,26 @@ from typing import TYPE_CHECKING, Any
 from fedfuse.utils.lazy import later
 
 if TYPE_CHECKING:
-    from fedfuse.engines.attacks import Byzantine
-    from fedfuse.engines.base import Fleet, Wrapper
-    from fedfuse.engines.factory import Engine
-    from fedfuse.engines.faults import Lossy
+    from fedfuse.engines.attacks import Attacks
+    from fedfuse.engines.base import Engine, EngineWrapper
+    from fedfuse.engines.factory import EngineSpec
+    from fedfuse.engines.faults import Faults
     from fedfuse.engines.in_process import InProcess
-    from fedfuse.engines.latency import Delayed
+    from fedfuse.engines.latency import Latency
     from fedfuse.engines.workers import Workers
 
-__all__ = ["Byzantine", "Delayed", "Engine", "Fleet", "InProcess", "Lossy", "Workers", "Wrapper"]
+__all__ = ["Attacks", "Engine", "EngineSpec", "EngineWrapper", "Faults", "InProcess", "Latency", "Workers"]
 
 # imported when first asked for: a device needs one of these, and its process may live for one message only
 _LATER = {
-    "Byzantine": "attacks",
-    "Delayed": "latency",
-    "Engine": "factory",
-    "Fleet": "base",
+    "Attacks": "attacks",
+    "Latency": "latency",
+    "EngineSpec": "factory",
+    "Engine": "base",
     "InProcess": "in_process",
-    "Lossy": "faults",
+    "Faults": "faults",
     "Workers": "workers",
-    "Wrapper": "base",
+    "EngineWrapper": "base",
 }
 
 

@@ -27,17 +27,17 @@ import numpy.typing as npt
 import scipy
 
 from fedfuse.data.federation import Federation
-from fedfuse.engines.base import Fleet, Wrapper
+from fedfuse.engines.base import Engine, EngineWrapper
 from fedfuse.errors import FedfuseError
 from fedfuse.protocol.tasks import (
-    LOOK,
-    Alone,
+    EVALUATION_ROUND,
     Choose,
+    FitLocally,
     Gradient,
     MetaTrain,
     Order,
+    PeekModel,
     Reply,
-    Show,
     Subspace,
     Task,
     Train,
@@ -107,7 +107,7 @@ class Lie:
     z: float
 
 
-class Byzantine(Wrapper):
+class Attacks(EngineWrapper):
     """A fleet in which some devices lie.
 
     Parameters
@@ -129,7 +129,7 @@ class Byzantine(Wrapper):
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: Engine,
         attack: Attack,
         *,
         m: int,
@@ -168,7 +168,7 @@ class Byzantine(Wrapper):
 
     def _lies_about(self, order: Order) -> bool:
         """Whether this is a message of the method, and one that liars would change."""
-        untouched = order.round == LOOK or isinstance(order.task, (Show, Subspace))
+        untouched = order.round == EVALUATION_ROUND or isinstance(order.task, (PeekModel, Subspace))
         return self.attack != "label-flip" and not untouched
 
     def _spared(self, task: Task) -> Task:
@@ -232,9 +232,9 @@ def check_attack(attack: str, lies: str = "all", scope: str = "all") -> None:
             raise FedfuseError(f"{name} must be one of {', '.join(known)}, got {word!r}")
 
 
-def known_attack(fleet: Any) -> Byzantine | None:
+def known_attack(fleet: Any) -> Attacks | None:
     """Return the liars of a fleet, also where another fleet is around them."""
-    while fleet is not None and not isinstance(fleet, Byzantine):
+    while fleet is not None and not isinstance(fleet, Attacks):
         fleet = getattr(fleet, "inner", None)
     return fleet
 
@@ -248,7 +248,7 @@ def model_numbers(task: Task, size: int) -> int:
             return size - len(also)
         case Choose(heads=heads):
             return size - len(heads)
-        case MetaTrain() | Alone():
+        case MetaTrain() | FitLocally():
             return size
     return 0
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedfuse.protocol.tasks import Order, Reply
 
 
-class Fleet(ABC):
+class Engine(ABC):
     """Takes orders to devices and brings back their replies; knows nothing of methods.
 
     A device keeps its own last model between orders: `Train` without a start goes on from there.
@@ -56,10 +56,10 @@ class Fleet(ABC):
         """End whatever the fleet has started."""
 
 
-class Wrapper(Fleet):
+class EngineWrapper(Engine):
     """A fleet around another one: it changes what it overrides, and nothing else."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Engine) -> None:
         self.inner = fleet
 
     def submit(self, orders: Sequence[Order]) -> None:
@@ -90,7 +90,7 @@ class Wrapper(Fleet):
         self.inner.close()
 
 
-def clock(fleet: Fleet) -> float:
+def clock(fleet: Engine) -> float:
     """Return the seconds on the fleet's clock, or on the wall."""
     return time.monotonic() if fleet.time is None else fleet.time
 

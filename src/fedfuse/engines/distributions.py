@@ -25,7 +25,7 @@ class Factor:
 
     word: str
     numbers: tuple[float, ...]
-    per_node: bool = False
+    per_device: bool = False
 
     def __post_init__(self) -> None:
         if len(self.numbers) != _NUMBERS[self.word]:
@@ -41,13 +41,13 @@ class Factor:
     def __str__(self) -> str:
         inside = ",".join(f"{n:g}" if float(f"{n:g}") == n else repr(n) for n in self.numbers)
         text = inside if self.word == "constant" else f"{self.word}({inside})"
-        return f"{_PER_NODE}({text})" if self.per_node else text
+        return f"{_PER_NODE}({text})" if self.per_device else text
 
     def draw(self, seed: int, purpose: str, turn: int, device: int) -> float:
         """Return the number that belongs to this turn of this device."""
         if self.word == "constant":
             return self.numbers[0]
-        key = (f"{purpose} of a node", device) if self.per_node else (purpose, turn, device)
+        key = (f"{purpose} of a node", device) if self.per_device else (purpose, turn, device)
         rng = generator(seed, *key)
         if self.word == "exponential":
             return float(rng.exponential(self.numbers[0]))
@@ -56,22 +56,22 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Law:
-    """A product of factors; `Law.of` reads one.
+class Distribution:
+    """A product of factors; `Distribution.of` reads one.
 
-    >>> law = Law.of("per_node(uniform(1,2)) * exponential(5)")
+    >>> law = Distribution.of("per_node(uniform(1,2)) * exponential(5)")
     >>> str(law), law.draw(0, "delay", 3, 1) == law.draw(0, "delay", 3, 1)
     ('per_node(uniform(1,2))*exponential(5)', True)
-    >>> Law.of(3).draw(0, "delay", 3, 1)
+    >>> Distribution.of(3).draw(0, "delay", 3, 1)
     3.0
     """
 
     factors: tuple[Factor, ...]
 
     @classmethod
-    def of(cls, given: LawLike) -> Law:
+    def of(cls, given: LawLike) -> Distribution:
         """Read a law; one that is read already stays what it is."""
-        if isinstance(given, Law):
+        if isinstance(given, Distribution):
             return given
         return cls(tuple(_read(part, given) for part in str(given).split("*")))
 
@@ -86,7 +86,7 @@ class Law:
         return product
 
 
-LawLike: TypeAlias = "float | str | Law"
+LawLike: TypeAlias = "float | str | Distribution"
 
 
 def _read(text: str, whole: LawLike) -> Factor:

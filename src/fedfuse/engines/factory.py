@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedfuse.data.federation import Federation
-from fedfuse.engines.base import Fleet
+from fedfuse.engines.base import Engine
 from fedfuse.engines.in_process import InProcess
 from fedfuse.engines.workers import Workers, check_workers
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
+from fedfuse.utils.lazy import load
 
 ENGINES = ("inprocess", "workers", "flower")
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineSpec:
     """A way to build a fleet.
 
     Parameters
@@ -40,18 +41,16 @@ class Engine:
             raise FedfuseError(f"engine {self.name!r} has no workers; workers={self.workers} is for engine 'workers'")
         check_workers(self.workers)
         if self.name == "flower":
-            from fedfuse.flower.simulation import check_installed
-
-            check_installed()
+            load("fedfuse.flower.simulation:check_installed")()
 
     def fleet(
         self, federation: Federation, model: Model[Any], seed: int, dtype: str, noise: Noise | None = None
-    ) -> Fleet:
+    ) -> Engine:
         """Return a fleet for these devices."""
         if self.name == "workers":
             return Workers(federation, model, workers=self.workers, seed=seed, dtype=dtype, noise=noise)
         if self.name == "flower":
-            from fedfuse.flower.simulation import Simulation
-
-            return Simulation(federation, model, seed=seed, dtype=dtype, noise=noise)
+            simulation = load("fedfuse.flower.simulation:Simulation")
+            engine: Engine = simulation(federation, model, seed=seed, dtype=dtype, noise=noise)
+            return engine
         return InProcess(federation, model, seed=seed, dtype=dtype, noise=noise)

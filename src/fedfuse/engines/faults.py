@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.engines.base import Fleet, Wrapper, clock, pack_replies, unpack_replies
+from fedfuse.engines.base import Engine, EngineWrapper, clock, pack_replies, unpack_replies
 from fedfuse.errors import FedfuseError
 from fedfuse.protocol.tasks import Order, Reply
 from fedfuse.utils.random import generator
@@ -68,10 +68,10 @@ class Trouble:
             raise FedfuseError(f"lossy takes name:probability with commas ({known}), got {text!r}") from None
 
 
-class Lossy(Wrapper):
+class Faults(EngineWrapper):
     """A fleet whose replies get into trouble (see `Trouble` for the probabilities)."""
 
-    def __init__(self, fleet: Fleet, *, seed: int = 0, **trouble: float) -> None:
+    def __init__(self, fleet: Engine, *, seed: int = 0, **trouble: float) -> None:
         super().__init__(fleet)
         self._trouble, self._seed = Trouble(**trouble), seed
         self._counts: Counter[str] = Counter()

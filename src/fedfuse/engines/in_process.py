@@ -8,36 +8,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.data.federation import Federation, Rows
-from fedfuse.engines.base import Fleet, pack_replies, unpack_replies
+from fedfuse.data.federation import Federation, Part, Rows
+from fedfuse.engines.base import Engine, pack_replies, unpack_replies
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model, plain
+from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.privacy import Noise
+from fedfuse.protocol.reply_checks import largest_value
 from fedfuse.protocol.sufficient_statistics import written
 from fedfuse.protocol.tasks import (
     SUMMARISED,
     Add,
-    Alone,
     Choose,
+    EvaluateModels,
+    FitLocally,
     Gradient,
+    GradientCosine,
     Install,
     Into,
-    Judge,
     Losses,
     MetaTrain,
-    Moments,
     Order,
-    Part,
+    PeekModel,
     Reply,
     Rescale,
-    Residue,
     Score,
-    Show,
+    SendMoments,
+    SendSufficientStatistics,
     Subspace,
-    Summarise,
     Train,
-    Work,
-    largest_value,
 )
 from fedfuse.utils.random import generator
 from fedfuse.utils.threads import one_blas_thread
@@ -46,7 +45,7 @@ from fedfuse.utils.typing import Floats, Ints
 EPSILON = 1e-3  # step of the difference that stands for a Hessian
 
 
-class InProcess(Fleet):
+class InProcess(Engine):
     """Devices as slices of one federation's arrays."""
 
     def __init__(
@@ -119,7 +118,7 @@ class InProcess(Fleet):
             case Add():
                 self._own[devices] += np.stack([t.update for t in tasks])
                 values = [np.empty(0)] * len(tasks)
-            case Show():
+            case PeekModel():
                 values = list(self._own[devices])
             case Train():
                 values = self._train(orders, devices)
@@ -133,19 +132,19 @@ class InProcess(Fleet):
                 data = self._load_raw(rows) if raw else self.load(rows)
                 scores = self._model.metric(data, devices, np.stack([t.model for t in tasks]))
                 values = list(np.nan_to_num(scores)[:, None])
-            case Alone(ridges=ridges):
+            case FitLocally(ridges=ridges):
                 values = self._alone(ridges, devices)
             case Gradient():
                 values = self._gradients(tasks, devices)
             case Losses():
                 values = self._losses(tasks, devices)
-            case Judge():
+            case EvaluateModels():
                 values = [self._judgement(t, i) for t, i in zip(tasks, devices, strict=True)]
-            case Residue():
+            case GradientCosine():
                 values = self._residues(np.stack([t.at for t in tasks]), np.stack([t.common for t in tasks]), devices)
-            case Moments():
+            case SendMoments():
                 values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(tasks, devices, strict=True)]
-            case Summarise():
+            case SendSufficientStatistics():
                 values = [written([_table(self._rows(part), i) for part in SUMMARISED]) for i in devices]
             case Rescale(shift=shift, scale=scale):
                 # every device gets the same: the copies are made once
@@ -180,7 +179,7 @@ class InProcess(Fleet):
         lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         return list((np.einsum("kd,kd->k", a, b) / np.maximum(lengths, 1e-30))[:, None])
 
-    def _judgement(self, task: Judge, device: int) -> Floats:
+    def _judgement(self, task: EvaluateModels, device: int) -> Floats:
         models = np.vstack([self._own[device], task.models]) if task.own else task.models
         X, y = self._rows(task.rows).of(device)
         losses = self._model.row_losses(models, X, y)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.engines.base import Fleet, Wrapper, pack_replies, unpack_replies
-from fedfuse.engines.distributions import Law, LawLike
+from fedfuse.engines.base import Engine, EngineWrapper, pack_replies, unpack_replies
+from fedfuse.engines.distributions import Distribution, LawLike
 from fedfuse.protocol.tasks import Add, Install, Order, Reply, Rescale
 
 
@@ -32,7 +32,7 @@ class Arrival:
     round: int
 
 
-class Delayed(Wrapper):
+class Latency(EngineWrapper):
     """A fleet on a virtual clock.
 
     Parameters
@@ -40,14 +40,14 @@ class Delayed(Wrapper):
     fleet
         Where devices really compute.
     delay, compute
-        Laws of the seconds on the way and at work, as text (`engines.distributions.Law`) or numbers.
+        Laws of the seconds on the way and at work, as text (`engines.distributions.Distribution`) or numbers.
     seed
         Every draw depends on it.
     """
 
-    def __init__(self, fleet: Fleet, delay: LawLike = 0.0, compute: LawLike = 0.0, *, seed: int = 0) -> None:
+    def __init__(self, fleet: Engine, delay: LawLike = 0.0, compute: LawLike = 0.0, *, seed: int = 0) -> None:
         super().__init__(fleet)
-        self._delay, self._compute, self._seed = Law.of(delay), Law.of(compute), seed
+        self._delay, self._compute, self._seed = Distribution.of(delay), Distribution.of(compute), seed
         self._clock = 0.0
         self._number = 0
         self._queue: list[Arrival] = []

@@ -27,7 +27,7 @@ from fedfuse.errors import FedfuseError
 _ALIGNED = 64  # bytes: no array shares a line of the cache with its neighbour
 
 
-class Block:
+class SharedBlock:
     """Zeros to write into, seen by every process that maps them."""
 
     def __init__(self, size: int) -> None:
@@ -68,7 +68,7 @@ class Place(NamedTuple):
 class Parcel:
     """An object whose arrays lie in blocks: packed once, opened by many processes."""
 
-    def __init__(self, content: bytes, places: Sequence[Place], blocks: Sequence[Block]) -> None:
+    def __init__(self, content: bytes, places: Sequence[Place], blocks: Sequence[SharedBlock]) -> None:
         self._content, self._places = content, list(places)
         self.blocks = tuple(blocks)
 
@@ -93,7 +93,7 @@ def receive_parcel(connection: Connection) -> Any:
     return _opened(content, places, [memoryview(m) for m in maps])
 
 
-def pack(thing: Any, *known: Block) -> Parcel:
+def pack(thing: Any, *known: SharedBlock) -> Parcel:
     """Put an object into a parcel; arrays that lie in known blocks already are not copied again."""
     buffers: list[memoryview] = []
     content = _pickled(thing, buffers)
@@ -104,14 +104,14 @@ def pack(thing: Any, *known: Block) -> Parcel:
         places.append(place)
         if place.block == len(known):
             size += -(-buffer.nbytes // _ALIGNED) * _ALIGNED
-    new = Block(size)
+    new = SharedBlock(size)
     for buffer, (block, offset, length) in zip(buffers, places, strict=True):
         if block == len(known):
             new.memory[offset : offset + length] = buffer
     return Parcel(content, places, (*known, new))
 
 
-def _place(buffer: memoryview, blocks: Sequence[Block]) -> Place | None:
+def _place(buffer: memoryview, blocks: Sequence[SharedBlock]) -> Place | None:
     for k, block in enumerate(blocks):
         offset = block.offset(buffer)
         if offset is not None:

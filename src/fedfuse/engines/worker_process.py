@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from fedfuse.data.federation import Federation, Rows
+from fedfuse.data.federation import Federation, Part, Rows
 from fedfuse.engines.in_process import InProcess
 from fedfuse.engines.shared_memory import receive_block, receive_parcel
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
-from fedfuse.protocol.tasks import Order, Part, Reply
+from fedfuse.protocol.tasks import Order, Reply
 from fedfuse.utils.threads import keep_to
 from fedfuse.utils.typing import Ints
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 SETUP, ROWS = "setup", "rows"
 
 
-class Setup(NamedTuple):
+class WorkerSetup(NamedTuple):
     """Who the devices are; their memory follows as a block."""
 
     federation: Federation
@@ -95,7 +95,7 @@ def main(connection: Connection) -> None:
 def _devices(connection: Connection) -> Devices | None:
     connection.send(Wanted(SETUP))
     try:
-        setup: Setup = receive_parcel(connection)
+        setup: WorkerSetup = receive_parcel(connection)
     except Exception as problem:  # whatever a user's class does when it is imported here
         connection.send(Failed(None, _one_line(problem), traceback.format_exc()))
         return None
@@ -114,7 +114,7 @@ class Devices(InProcess):
     next one, and counts only when the parent has heard that the lot is done. So a lot can be performed again.
     """
 
-    def __init__(self, setup: Setup, memory: npt.NDArray[Any], connection: Connection) -> None:
+    def __init__(self, setup: WorkerSetup, memory: npt.NDArray[Any], connection: Connection) -> None:
         super().__init__(setup.federation, setup.model, seed=setup.seed, dtype=setup.dtype, noise=setup.noise)
         self._memory = memory
         self._connection = connection

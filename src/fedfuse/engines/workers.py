@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.data.federation import Federation
-from fedfuse.engines.base import Fleet
+from fedfuse.data.federation import Federation, Part
+from fedfuse.engines.base import Engine
 from fedfuse.engines.in_process import _grouped, _rescaled
-from fedfuse.engines.shared_memory import Block, Parcel, pack
-from fedfuse.engines.worker_process import ROWS, SETUP, Done, Failed, Lot, Ready, Setup, Wanted, main
+from fedfuse.engines.shared_memory import Parcel, SharedBlock, pack
+from fedfuse.engines.worker_process import ROWS, SETUP, Done, Failed, Lot, Ready, Wanted, WorkerSetup, main
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
-from fedfuse.protocol.tasks import Order, Part, Reply, Rescale
+from fedfuse.protocol.tasks import Order, Reply, Rescale
 from fedfuse.utils.threads import usable_cores
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def check_workers(workers: int | None) -> int:
     return int(workers)
 
 
-class Workers(Fleet):
+class Workers(Engine):
     """Devices whose orders are performed by processes beside this one.
 
     Processes start with the first orders and end with `close`, or with this process. In a script, the call that leads
@@ -82,7 +82,7 @@ class Workers(Fleet):
         self._edition = Edition(0, self._federation, model, np.dtype(dtype))
         self._setup = self._edition.setup(seed, noise)
         shape = (federation.m, 2, model.d)
-        self._memory = Block(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        self._memory = SharedBlock(int(np.prod(shape)) * np.dtype(dtype).itemsize)
         self._turns = np.zeros(federation.m, np.int64)  # which row of memory holds a device's own model
         self._crew: list[_Worker] = []
         self._queue: list[_Job] = []
@@ -275,7 +275,7 @@ class Edition:
 
     def setup(self, seed: int, noise: Noise | None = None) -> Parcel:
         """Return what a worker needs to begin."""
-        return pack(Setup(self._federation, self._model, seed, self._dtype, noise), *self._rows.blocks)
+        return pack(WorkerSetup(self._federation, self._model, seed, self._dtype, noise), *self._rows.blocks)
 
     def parcel(self, what: Part | str) -> Parcel:
         """Return all rows, or one part in the model's own form."""

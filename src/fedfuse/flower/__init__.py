@@ -6,13 +6,13 @@ from fedfuse.utils.lazy import later
 
 if TYPE_CHECKING:
     from fedfuse.flower.client import client_app
-    from fedfuse.flower.engine import FlowerFleet
+    from fedfuse.flower.engine import FlowerEngine
     from fedfuse.flower.server import server_app
 
-__all__ = ["FlowerFleet", "client_app", "server_app"]
+__all__ = ["FlowerEngine", "client_app", "server_app"]
 
 # imported when first asked for: a device's process must not import the server, nor the server what devices need
-_LATER = {"FlowerFleet": "engine", "client_app": "client", "server_app": "server"}
+_LATER = {"FlowerEngine": "engine", "client_app": "client", "server_app": "server"}
 
 
 def __getattr__(name: str) -> Any:

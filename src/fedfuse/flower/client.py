@@ -21,8 +21,8 @@ from fedfuse.errors import FedfuseError
 from fedfuse.flower.device import Device, facts_of, with_classes
 from fedfuse.flower.messages import (
     Answer,
+    DeviceMemory,
     Letter,
-    Memory,
     read_arrays,
     read_letter,
     write_answer,
@@ -139,17 +139,17 @@ def fitting_model(federation: Federation, build: Build | None) -> Model[Any]:
     return given.sized(federation.n_features, federation.n_classes, federation.shape)
 
 
-def _memory(letter: Letter, context: Context) -> Memory | None:
+def _memory(letter: Letter, context: Context) -> DeviceMemory | None:
     """Return what the device remembers: what the server says, or what it has itself if that is up to date."""
     if letter.memory is not None:
         return letter.memory
     state = context.state
     if _STATE not in state or state[f"{_STATE}.version"]["version"] != letter.version:
         return None
-    return Memory(**read_arrays(state[_STATE]))
+    return DeviceMemory(**read_arrays(state[_STATE]))
 
 
-def _remember(context: Context, version: str, memory: Memory) -> None:
+def _remember(context: Context, version: str, memory: DeviceMemory) -> None:
     context.state[_STATE] = write_arrays(memory.arrays())
     context.state[f"{_STATE}.version"] = ConfigRecord({"version": version})
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedfuse.data.federation import Federation, default_features
 from fedfuse.engines.in_process import InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.flower.messages import Answer, Letter, Memory
+from fedfuse.flower.messages import Answer, DeviceMemory, Letter
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.tasks import Add, Order, Rescale, Train
@@ -33,9 +33,9 @@ class Device(InProcess):
     ) -> None:
         super().__init__(federation, model, seed=seed, dtype=dtype, noise=noise)
         self._number = number
-        self._memory = Memory(self._own[0])
+        self._memory = DeviceMemory(self._own[0])
 
-    def answer(self, letter: Letter, memory: Memory) -> tuple[Answer, Memory]:
+    def answer(self, letter: Letter, memory: DeviceMemory) -> tuple[Answer, DeviceMemory]:
         """Carry out an order with this memory; return the answer, and what is to be remembered."""
         self._recall(memory)
         self.submit([replace(letter.order, device=0)])
@@ -46,7 +46,7 @@ class Device(InProcess):
         self._memory = replace(memory, own=self._own[0].copy())
         return Answer(np.asarray(reply.values), version), self._memory
 
-    def _recall(self, memory: Memory) -> None:
+    def _recall(self, memory: DeviceMemory) -> None:
         if memory.own.shape != self._own[0].shape:
             words = f"the server's model has {memory.own.size} parameters, this device's {self._own[0].size}"
             raise FedfuseError(f"{words}: both sides must build the same")
@@ -107,7 +107,7 @@ def with_classes(federation: Federation, classes: Sequence[Any]) -> Federation:
     return replace(federation, y=number[federation.y], classes=tuple(classes))
 
 
-def _same(a: Memory, b: Memory) -> bool:
+def _same(a: DeviceMemory, b: DeviceMemory) -> bool:
     """Whether both memories have the columns on the same scale."""
     pairs = ((a.shift, b.shift), (a.scale, b.scale))
     return all(x is y if x is None or y is None else np.array_equal(x, y) for x, y in pairs)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.flower.messages import Memory
+from fedfuse.flower.messages import DeviceMemory
 from fedfuse.models.model import Model
-from fedfuse.protocol.tasks import Add, Install, Rescale, Task, Train, largest_value
+from fedfuse.protocol.reply_checks import largest_value
+from fedfuse.protocol.tasks import Add, Install, Rescale, Task, Train
 from fedfuse.utils.typing import Floats
 
 
@@ -24,7 +25,7 @@ class Shadow:
     def __init__(self, model: Model[Any], dtype: npt.DTypeLike, token: str) -> None:
         self._model, self._dtype, self._token = model, np.dtype(dtype), token
         self._changes = 0
-        self.memory = Memory(np.zeros(model.d, dtype))
+        self.memory = DeviceMemory(np.zeros(model.d, dtype))
         self.whole = True
         self.fresh = False  # whether the device is known to have this version
 

@@ -20,11 +20,11 @@ import numpy.typing as npt
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedfuse.engines.base import Fleet
+from fedfuse.engines.base import Engine
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device_state import Shadow
 from fedfuse.flower.messages import Letter, UnreadableError, read_answer, write_letter
-from fedfuse.flower.node_registry import RESCAN, Nodes
+from fedfuse.flower.node_registry import RESCAN, NodeRegistry
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.tasks import Order, Reply
@@ -49,7 +49,7 @@ class _Job:
     letters: int = 0
 
 
-class FlowerFleet(Fleet):
+class FlowerEngine(Engine):
     """Devices on the nodes of a Flower run.
 
     Parameters
@@ -80,7 +80,7 @@ class FlowerFleet(Fleet):
         dtype: npt.DTypeLike = np.float32,
         noise: Noise | None = None,
         setup: Mapping[str, Any] | None = None,
-        nodes: Nodes | None = None,
+        nodes: NodeRegistry | None = None,
         ttl: float = 600.0,
         grace: float = 15.0,
     ) -> None:
@@ -90,7 +90,7 @@ class FlowerFleet(Fleet):
         self._grid, self._names, self._model = grid, tuple(names), model
         self._setup = {"seed": seed, "dtype": np.dtype(dtype).name, **(setup or {})}
         self._setup |= {"noise": [noise.clip, noise.multiplier]} if noise else {}
-        self._nodes = nodes or Nodes(grid)
+        self._nodes = nodes or NodeRegistry(grid)
         self._nodes.moved = self._moved
         self._ttl, self._grace = ttl, grace
         token = secrets.token_hex(4)  # memories of another run are not of this one

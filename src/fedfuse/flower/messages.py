@@ -20,13 +20,24 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedfuse.errors import FedfuseError
-from fedfuse.protocol.tasks import Judge, Losses, Moments, Order, Rescale, Residue, Score, Summarise, Task, Work
+from fedfuse.protocol.local_work import Work
+from fedfuse.protocol.tasks import (
+    EvaluateModels,
+    GradientCosine,
+    Losses,
+    Order,
+    Rescale,
+    Score,
+    SendMoments,
+    SendSufficientStatistics,
+    Task,
+)
 from fedfuse.utils.typing import Floats
 
 HELLO = f"{MessageType.QUERY}.hello"
 LONGEST_LINE = 1_000_000  # characters of JSON that a device may send
 _TASKS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Task)}
-_EXACT = (Score, Losses, Judge, Residue, Moments, Summarise)
+_EXACT = (Score, Losses, EvaluateModels, GradientCosine, SendMoments, SendSufficientStatistics)
 _HEADER = 128  # bytes before the numbers of an array in NumPy's format; longer ones are not of this world
 _SLACK = 4096
 _NUMPY = "numpy.ndarray"  # how Flower calls arrays in NumPy's format
@@ -38,7 +49,7 @@ class UnreadableError(FedfuseError):
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """What a device remembers from one order to the next: its own model, and the scale of its columns."""
 
     own: Floats
@@ -68,7 +79,7 @@ class Letter:
     order: Order
     version: str
     setup: Mapping[str, Any]
-    memory: Memory | None = None
+    memory: DeviceMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +117,7 @@ def read_letter(message: Message) -> Letter:
     if "zeros" in line:
         own = arrays["memory.own"]
         own = np.concatenate([np.zeros(line["zeros"], own.dtype), own])
-        memory = Memory(own, arrays.get("memory.shift"), arrays.get("memory.scale"))
+        memory = DeviceMemory(own, arrays.get("memory.shift"), arrays.get("memory.scale"))
     order = Order(line["device"], line["round"], _put_together(line, arrays))
     setup = {key: value for key, value in line.items() if key not in ("device", "round", "version", "zeros", "task")}
     return Letter(order, line["version"], setup, memory)

@@ -25,7 +25,7 @@ Identities: TypeAlias = Literal["declared", "registered"]
 RESCAN = 3.0  # seconds between two looks at who is there; 0 nodes cost nothing, but each look is a request
 
 
-class Nodes:
+class NodeRegistry:
     """The nodes of a run, and the devices that they are.
 
     Parameters

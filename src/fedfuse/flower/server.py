@@ -20,13 +20,14 @@ from fedfuse.data.remote import checked, roster
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.client import Build, fitting_model
 from fedfuse.flower.device import plain_labels
-from fedfuse.flower.engine import FlowerFleet
-from fedfuse.flower.node_registry import Nodes
+from fedfuse.flower.engine import FlowerEngine
+from fedfuse.flower.node_registry import NodeRegistry
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store, read_json, write_json
+from fedfuse.results.run_directory import Store
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.loop import Callback, Run
 from fedfuse.training.settings import Settings
+from fedfuse.utils.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 DEVICES = "devices.json"  # in a run's directory: what the devices said of themselves
@@ -59,7 +60,7 @@ def serve(
 ) -> Result:
     """Wait for devices, train, and write what was found."""
     chosen, settings = method_and_settings(config)
-    nodes = Nodes(grid, str(config.get("identities", "declared")))  # type: ignore[arg-type]
+    nodes = NodeRegistry(grid, str(config.get("identities", "declared")))  # type: ignore[arg-type]
     out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
     store = Store(out)
     if store.started:
@@ -71,11 +72,11 @@ def serve(
     fitting = fitting_model(federation, model)
     setup = {"classes": plain_labels(federation.classes)}
     conditions = Settings(**settings)
-    fleet = FlowerFleet(
+    fleet = FlowerEngine(
         grid, federation.names, fitting, seed=conditions.seed, dtype=conditions.dtype, noise=conditions.noise(),
         setup=setup, nodes=nodes, ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
     )  # fmt: skip
-    hooks = (*callbacks, Report())
+    hooks = (*callbacks, ReportCallback())
     if store.started:
         log.info("going on with the run in %s", out)
         result = resume(out, federation, hooks, fitting, fleet=fleet)
@@ -104,7 +105,7 @@ def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
     return chosen, settings
 
 
-def gather(nodes: Nodes, wanted: int, wait: float) -> Federation:
+def gather(nodes: NodeRegistry, wanted: int, wait: float) -> Federation:
     """Wait until so many devices have said hello (0: all that are online now), and return what they are."""
     end = time.monotonic() + wait
     log.info("waiting for devices")
@@ -124,14 +125,14 @@ def gather(nodes: Nodes, wanted: int, wait: float) -> Federation:
     return roster(good)
 
 
-def _refuse_if_impossible(nodes: Nodes, name: str) -> None:
+def _refuse_if_impossible(nodes: NodeRegistry, name: str) -> None:
     try:
         checked(name, nodes.facts[name])
     except FedfuseError as problem:
         nodes.refuse(name, str(problem))
 
 
-def gather_again(nodes: Nodes, out: Path) -> Federation:
+def gather_again(nodes: NodeRegistry, out: Path) -> Federation:
     """Return the federation of a run that goes on: of the same devices, also if some are not there now."""
     known: dict[str, Any] = read_json(out / DEVICES)
     end = time.monotonic() + REUNION
@@ -148,7 +149,7 @@ def gather_again(nodes: Nodes, out: Path) -> Federation:
     return roster(known)
 
 
-class Report(Callback):
+class ReportCallback(Callback):
     """One line in Flower's log for every round."""
 
     def on_round(self, run: Run, row: dict[str, Any]) -> None:

@@ -25,12 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data.federation import Federation
-from fedfuse.engines.base import Fleet
+from fedfuse.engines.base import Engine
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.tasks import Order, Reply
-from fedfuse.results.run_directory import read_arrays, write_arrays
+from fedfuse.utils.files import read_arrays, write_arrays
 
 log = logging.getLogger(__name__)
 START = 120.0  # seconds that the engine has to come up
@@ -50,7 +50,7 @@ def check_installed() -> None:
             raise FedfuseError(f"engine 'flower' needs {name}, which is not installed: pip install 'fedfuse[flower]'")
 
 
-class Simulation(Fleet):
+class Simulation(Engine):
     """Devices on virtual nodes of Flower's simulation engine, in processes of this machine.
 
     The engine comes up with the first orders (ten seconds or so) and ends with `close`.
@@ -73,8 +73,8 @@ class Simulation(Fleet):
         check_installed()
         self._federation = replace(federation, truth=None, encoder=None)
         self._model, self._seed, self._dtype, self._noise = model, seed, np.dtype(dtype), noise
-        self._fleet: Fleet | None = None
-        self._engine: Engine | None = None
+        self._fleet: Engine | None = None
+        self._engine: SimulationProcess | None = None
 
     def submit(self, orders: Sequence[Order]) -> None:
         self._running().submit(orders)
@@ -96,20 +96,20 @@ class Simulation(Fleet):
             self._engine.close()
         self._fleet = self._engine = None
 
-    def _running(self) -> Fleet:
+    def _running(self) -> Engine:
         if self._fleet is None:
-            from fedfuse.flower.engine import FlowerFleet
+            from fedfuse.flower.engine import FlowerEngine
 
             self._engine = engine_of(self._federation, self._model)
             classes = np.array(self._federation.classes).tolist()
             # names are places here: what a simulation calls its nodes
             names = [str(i) for i in range(self._federation.m)]
             how: dict[str, Any] = {"seed": self._seed, "dtype": self._dtype, "noise": self._noise}
-            self._fleet = FlowerFleet(self._engine.grid, names, self._model, setup={"classes": classes}, **how)
+            self._fleet = FlowerEngine(self._engine.grid, names, self._model, setup={"classes": classes}, **how)
         return self._fleet
 
 
-class Engine:
+class SimulationProcess:
     """Flower's simulation, in a thread beside this one: its ServerApp hands over the grid and waits for the end.
 
     Parameters
@@ -130,7 +130,7 @@ class Engine:
     _only = threading.Lock()
 
     def __init__(self, device: Callable[[str], Any], m: int, fill: Callable[[Path], None] | None = None) -> None:
-        if not Engine._only.acquire(blocking=False):
+        if not SimulationProcess._only.acquire(blocking=False):
             raise FedfuseError("another simulation of Flower's runs in this process: close it first")
         os.environ.update({key: os.environ.get(key, value) for key, value in _QUIET.items()})
         self._open = True
@@ -156,7 +156,7 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join(START)
         shutil.rmtree(self._folder, ignore_errors=True)
-        Engine._only.release()
+        SimulationProcess._only.release()
 
     def _run(self, device: Callable[[str], Any], m: int) -> None:
         from flwr.serverapp import ServerApp
@@ -195,7 +195,7 @@ class Engine:
         return grid
 
 
-def engine_of(federation: Federation, model: Model[Any]) -> Engine:
+def engine_of(federation: Federation, model: Model[Any]) -> SimulationProcess:
     """Return an engine whose nodes are the devices of a federation."""
 
     def device(folder: str) -> Any:
@@ -203,7 +203,7 @@ def engine_of(federation: Federation, model: Model[Any]) -> Engine:
 
         return client_app(partial(_device, folder), partial(_model, folder))
 
-    return Engine(device, federation.m, lambda folder: _write(folder, federation, model))
+    return SimulationProcess(device, federation.m, lambda folder: _write(folder, federation, model))
 
 
 # -- what the simulation's processes read

@@ -17,31 +17,33 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from fedfuse.methods.method import Admission, Joined, Known, World
-from fedfuse.protocol.tasks import Judge, Part, Task, Train, Work
+from fedfuse.data.federation import Part
+from fedfuse.methods.method import AdmissionDialogue, AdmissionResult, FederationInfo, RunSummary
+from fedfuse.protocol.local_work import Work
+from fedfuse.protocol.tasks import EvaluateModels, Task, Train
 from fedfuse.utils.typing import Floats
 
 RIDGE = 0.01  # of the newcomer's own model
 CERTAIN = 0.995  # chance that a device's own model is better, from which on it is said to fit no cluster
 
 
-def judged(known: Known, world: World, work: Work, rows: Part, device: int) -> Admission:
+def judged(known: RunSummary, info: FederationInfo, work: Work, rows: Part, device: int) -> AdmissionDialogue:
     """Find the cluster of a newcomer by how well the clusters' models predict its rows."""
-    models = known.cluster_models.astype(world.dtype)
-    means, covariance = _read((yield Judge(models, rows)), len(models))
+    models = known.cluster_models.astype(info.dtype)
+    means, covariance = _read((yield EvaluateModels(models, rows)), len(models))
     best = int(means.argmin())
     sure = 1.0
     if len(models) > 1:
         next_best = int(np.where(np.arange(len(models)) == best, np.inf, means).argmin())
-        sure = _chance(_z(means, covariance, best, next_best), int(world.counts[rows][device]))
-    first = yield from _against(models[best], world, work, "train/1", "train/2")
-    second = yield from _against(models[best], world, work, "train/2", "train/1")
-    whole = yield from _against(models[best], world, work, "train", "validation")
-    train, validation = (int(world.counts[part][device]) for part in ("train", "validation"))
+        sure = _chance(_z(means, covariance, best, next_best), int(info.counts[rows][device]))
+    first = yield from _against(models[best], info, work, "train/1", "train/2")
+    second = yield from _against(models[best], info, work, "train/2", "train/1")
+    whole = yield from _against(models[best], info, work, "train", "validation")
+    train, validation = (int(info.counts[part][device]) for part in ("train", "validation"))
     better = max(_sum((first, train - train // 2), (second, train // 2)), _sum((whole, validation)))
     if better > CERTAIN:
-        return Joined(whole.own, None, sure)
-    return Joined(models[best], int(known.clusters[best]), sure)
+        return AdmissionResult(whole.own, None, sure)
+    return AdmissionResult(models[best], int(known.clusters[best]), sure)
 
 
 class Compared(NamedTuple):
@@ -52,10 +54,12 @@ class Compared(NamedTuple):
     variance: float
 
 
-def _against(model: Floats, world: World, work: Work, rows: Part, others: Part) -> Generator[Task, Floats, Compared]:
+def _against(
+    model: Floats, info: FederationInfo, work: Work, rows: Part, others: Part
+) -> Generator[Task, Floats, Compared]:
     """Train alone on some rows, and compare with a cluster's model on others."""
-    own = yield _alone(world, work, rows)
-    means, covariance = _read((yield Judge(model[None], others, own=True)), 2)
+    own = yield _alone(info, work, rows)
+    means, covariance = _read((yield EvaluateModels(model[None], others, own=True)), 2)
     variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
     return Compared(own, float(means[1] - means[0]), float(variance))
 
@@ -72,14 +76,14 @@ def _chance(z: float, rows: int) -> float:
     return float(scipy.special.stdtr(rows - 1, z)) if rows > 1 else 0.5
 
 
-def _alone(world: World, work: Work, rows: Part) -> Train:
-    if world.model.convex:
-        return Train(Work(solver="exact"), start=np.zeros(world.d, world.dtype), rho=RIDGE, rows=rows)
-    return Train(work, start=world.initial("auto").astype(world.dtype), rows=rows)
+def _alone(info: FederationInfo, work: Work, rows: Part) -> Train:
+    if info.model.convex:
+        return Train(Work(solver="exact"), start=np.zeros(info.d, info.dtype), rho=RIDGE, rows=rows)
+    return Train(work, start=info.initial("auto").astype(info.dtype), rows=rows)
 
 
 def _read(answer: Floats, n: int) -> tuple[Floats, Floats]:
-    """Return means and covariance matrix from the answer to `Judge`."""
+    """Return means and covariance matrix from the answer to `EvaluateModels`."""
     covariance = np.zeros((n, n))
     covariance[np.triu_indices(n)] = answer[n:]
     return answer[:n], covariance + np.triu(covariance, 1).T

@@ -9,7 +9,7 @@
    and groups that lose nothing by a common model merge. Then the final fit.
 
 Linear regression with a few dozen columns needs none of these exchanges. Every device sends its rows in summary
-(`protocol.tasks.Summarise`), and the server cuts the trees where that is most probable (`evidence`).
+(`protocol.tasks.SendSufficientStatistics`), and the server cuts the trees where that is most probable (`evidence`).
 
 Only validation rows choose, or training and validation rows together. Everything that is sent is counted. The lambda
 that is reported is the largest that keeps the found groups apart, 0.9 b / a with b the smallest distance between two
@@ -25,15 +25,17 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
-from fedfuse.core.dendrogram import Judgement, Tree, Z, alike, sharing
+from fedfuse.core.dendrogram import PairedLosses, Tree, Z, alike, sharing
 from fedfuse.core.partitions import adjusted_rand, canonical, cluster_means
+from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.marginal_likelihood import LOOSE, STRICT, Evidence
 from fedfuse.grouping.refit import Refit
 from fedfuse.grouping.steps import END, StagedState
-from fedfuse.methods.method import Found
+from fedfuse.methods.method import Outcome
+from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.reply_checks import SLACK, apart, judged_models, possible_judgement
-from fedfuse.protocol.tasks import Install, Judge, Part, Rescale, Residue, Task, Train, Work
+from fedfuse.protocol.tasks import EvaluateModels, GradientCosine, Install, Rescale, Task, Train
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 RIDGES = (0.1, 0.03, 0.01)
@@ -59,22 +61,22 @@ class AutoFPFC(Refit):
     def rounds(self) -> int | None:
         return None
 
-    def _prepare(self, state: StagedState, before: Found | None) -> None:
-        m = state.world.m
-        if self._first(state.world) != "summaries" and not state.world.counts["validation"].any():
+    def _prepare(self, state: StagedState, before: Outcome | None) -> None:
+        m = state.info.m
+        if self._first(state.info) != "summaries" and not state.info.counts["validation"].any():
             raise FedfuseError(
                 "groups without a lambda are told by validation rows, and no device has any: build the federation with "
                 "validation > 0, or give a lambda"
             )
-        super()._prepare(state, Found(np.empty(0), np.arange(m)))
+        super()._prepare(state, Outcome(np.empty(0), np.arange(m)))
         state.put("ridge", 0)
         state.put("checks", 0)
         state.put("splits", 0)
         state.put("half", 0)
-        state.memory["halves"] = np.zeros((2, m, state.world.d))
+        state.memory["halves"] = np.zeros((2, m, state.info.d))
         state.put("residue", 0.0)
         state.memory["halved"] = np.empty((0, m), np.int64)
-        state.memory["estimates"] = np.zeros((len(RIDGES), m, state.world.d))
+        state.memory["estimates"] = np.zeros((len(RIDGES), m, state.info.d))
         state.memory["groupings"] = np.zeros((len(RIDGES), m), np.int64)
         state.put("confidence", np.ones(m))
 
@@ -88,21 +90,21 @@ class AutoFPFC(Refit):
 
         In place of what other ridges come to, `stability` then compares what other odds do.
         """
-        stand_ins, labels = self._stand_ins(state), np.arange(state.world.m)
+        simulated, labels = self._simulated(state), np.arange(state.info.m)
         who = np.flatnonzero(self._summed_up(state) & ~state.memory["suspects"])
         if not who.size:
             return self._group(state, labels)
-        known = stand_ins.part("train+validation", who).moments
-        evidence, moments = Evidence.learned(known, stand_ins.uneven[who])
+        known = simulated.part("train+validation", who).moments
+        evidence, moments = Evidence.learned(known, simulated.uneven[who])
         estimates = state.memory["estimates"]
         for k, ridge in enumerate(RIDGES):
-            estimates[k, who] = stand_ins.part("train", who).fit(ridge)
+            estimates[k, who] = simulated.part("train", who).fit(ridge)
         trees = [Tree.of(each[who]) for each in estimates]
         found = [evidence.grouped(tree, moments) for tree in trees]
         best = max(range(len(found)), key=lambda k: evidence.total(found[k], moments))
         others = [replace(evidence, margin=margin).grouped(trees[best], moments) for margin in (LOOSE, STRICT)]
         for k, grouping in enumerate((found[best], *others)):
-            labels[who] = state.world.m + grouping  # who was not heard is alone
+            labels[who] = state.info.m + grouping  # who was not heard is alone
             state.memory["groupings"][k] = apart(labels, state.memory["suspects"])
         state.memory["confidence"][:] = 0.5  # of those who do not answer nothing is known
         state.memory["confidence"][state.memory["suspects"]] = 1.0  # nobody is to be put with them
@@ -129,7 +131,7 @@ class AutoFPFC(Refit):
         independent noise, and their cosine varies as that of two devices' own noise (half 1 less half 2) does.
         """
         who = self._trusted(state)
-        weights, leaves = state.world.counts["train"][who].astype(np.float64), leaves[who]
+        weights, leaves = state.info.counts["train"][who].astype(np.float64), leaves[who]
         first, second = (cluster_means(half[who], leaves, weights) for half in state.memory["halves"])
         sizes = np.bincount(leaves, weights).astype(np.float64)
         noise = state.memory["halves"][0] - state.memory["halves"][1]
@@ -165,7 +167,7 @@ class AutoFPFC(Refit):
         state.memory["models"] = estimates.copy()
         who = self._trusted(state)
         if not who.size:
-            return self._group(state, np.arange(state.world.m))
+            return self._group(state, np.arange(state.info.m))
         tree = Tree.of(estimates[who])
         state.memory |= {"children": tree.children, "heights": tree.heights, "leaves": who}
         return "tree"
@@ -175,15 +177,15 @@ class AutoFPFC(Refit):
     def _ask_tree(self, state: StagedState, devices: Ints) -> list[Task]:
         tree, who = self._tree(state), state.memory["leaves"]
         estimates = state.memory["estimates"][state.number("ridge")][who]
-        means = tree.means(estimates, state.world.counts["train"][who].astype(np.float64))
-        nodes, above = means.astype(state.world.dtype), tree.ancestors()
-        return [Judge(nodes[above[leaf] - tree.n], own=True) for leaf in np.searchsorted(who, devices)]
+        means = tree.means(estimates, state.info.counts["train"][who].astype(np.float64))
+        nodes, above = means.astype(state.info.dtype), tree.ancestors()
+        return [EvaluateModels(nodes[above[leaf] - tree.n], own=True) for leaf in np.searchsorted(who, devices)]
 
     def _take_tree(self, state: StagedState) -> str:
-        tree, rows, who = self._tree(state), state.world.counts["validation"], state.memory["leaves"]
+        tree, rows, who = self._tree(state), state.info.counts["validation"], state.memory["leaves"]
         above, place = tree.ancestors(), {int(i): leaf for leaf, i in enumerate(who)}
-        judged = [Judgement.read(place[i], rows[i], v, 1 + len(above[place[i]])) for i, v in state.answers.items()]
-        ridge, leaves = state.number("ridge"), np.zeros(state.world.m, np.int64)
+        judged = [PairedLosses.read(place[i], rows[i], v, 1 + len(above[place[i]])) for i, v in state.answers.items()]
+        ridge, leaves = state.number("ridge"), np.zeros(state.info.m, np.int64)
         leaves[who] = np.arange(tree.n)
         labels = leaves.copy()
         labels[who] = tree.cut(judged, self._certain(state, tree, leaves))
@@ -210,17 +212,17 @@ class AutoFPFC(Refit):
 
     def _ask_candidates(self, state: StagedState, devices: Ints) -> list[Task]:
         models = self._candidate_models(state)
-        return [Judge(models[:, i]) for i in devices]
+        return [EvaluateModels(models[:, i]) for i in devices]
 
     def _candidate_models(self, state: StagedState) -> Floats:
-        estimates, weights = state.memory["estimates"][COMMON], state.world.counts["train"]
+        estimates, weights = state.memory["estimates"][COMMON], state.info.counts["train"]
         models = [cluster_means(estimates, labels, weights)[labels] for labels in self._candidates(state)]
-        return np.stack(models).astype(state.world.dtype)
+        return np.stack(models).astype(state.info.dtype)
 
     def _take_candidates(self, state: StagedState) -> str:
         """Take the grouping with the fewest groups that is not significantly worse than the best."""
-        candidates, rows = self._candidates(state), state.world.counts["validation"]
-        judged = [Judgement.read(i, rows[i], v, len(candidates)) for i, v in state.answers.items()]
+        candidates, rows = self._candidates(state), state.info.counts["validation"]
+        judged = [PairedLosses.read(i, rows[i], v, len(candidates)) for i, v in state.answers.items()]
         if not judged:
             return self._group(state, candidates[0])
         best = int(np.argmin(sum(j.n * j.means for j in judged)))
@@ -231,7 +233,7 @@ class AutoFPFC(Refit):
 
     def _group(self, state: StagedState, labels: Ints) -> str:
         state.put("labels", apart(labels, state.memory["suspects"]))
-        estimates, weights = state.memory["estimates"][COMMON], state.world.counts["train"]
+        estimates, weights = state.memory["estimates"][COMMON], state.info.counts["train"]
         state.memory["models"] = cluster_means(estimates, state.memory["labels"], weights)
         return self._fit_from(state, state.memory["models"].copy())
 
@@ -250,11 +252,11 @@ class AutoFPFC(Refit):
         """Send the model of the device's group, of the nearest others, and of the merges above its group."""
         tree, near = self._tree(state), self._near(state)
         models = state.memory["models"][: tree.n]
-        sizes = np.bincount(state.memory["labels"], state.world.counts["train"])[: tree.n].astype(np.float64)
+        sizes = np.bincount(state.memory["labels"], state.info.counts["train"])[: tree.n].astype(np.float64)
         merged, above = tree.means(models, sizes), tree.ancestors()
         # in this order: its own, those above it, those near it
         sent = [np.concatenate([models[c : c + 1], merged[above[c] - tree.n], models[near[c]]]) for c in range(tree.n)]
-        return [Judge(sent[c].astype(state.world.dtype)) for c in state.memory["labels"][devices]]
+        return [EvaluateModels(sent[c].astype(state.info.dtype)) for c in state.memory["labels"][devices]]
 
     def _near(self, state: StagedState) -> Ints:
         """Return for every group those whose models are nearest."""
@@ -268,9 +270,9 @@ class AutoFPFC(Refit):
         above, moved, judged = tree.ancestors(), state.memory["labels"].copy(), []
         state.memory["confidence"][:] = 0.5  # of those who do not answer nothing is known
         for i, answer in state.answers.items():
-            c, rows = int(labels[i]), int(state.world.counts["validation"][i])
+            c, rows = int(labels[i]), int(state.info.counts["validation"][i])
             own = 1 + len(above[c])
-            judgement = Judgement.read(c, rows, answer, own + near.shape[1])
+            judgement = PairedLosses.read(c, rows, answer, own + near.shape[1])
             judged.append(judgement)
             others = np.array([judgement.difference(own + k, 0) for k in range(near.shape[1])])
             z = others[:, 0] / np.sqrt(np.maximum(others[:, 1], 1e-300))
@@ -289,21 +291,21 @@ class AutoFPFC(Refit):
         """Go on with other groups, from the mean of what their members had."""
         old = state.memory["models"][state.memory["labels"]]
         state.put("labels", new)
-        state.memory["models"] = cluster_means(old, new, state.world.counts["train"])
+        state.memory["models"] = cluster_means(old, new, state.info.counts["train"])
         return self._fit_from(state, state.memory["models"].copy())
 
     # -- 6: is there structure left inside the groups?
 
     def _ask_residue(self, state: StagedState, devices: Ints) -> list[Task]:
-        models, slopes = (state.memory[n].astype(state.world.dtype) for n in ("models", "slopes"))
-        return [Residue(models[c], slopes[c]) for c in state.memory["labels"][devices]]
+        models, slopes = (state.memory[n].astype(state.info.dtype) for n in ("models", "slopes"))
+        return [GradientCosine(models[c], slopes[c]) for c in state.memory["labels"][devices]]
 
     def _skip_residue(self, state: StagedState) -> Bools:
         sizes = np.bincount(state.memory["labels"])
         return np.asarray(sizes[state.memory["labels"]] == 1)  # nothing can be left inside one device
 
     def _take_residue(self, state: StagedState) -> str:
-        cosines = np.zeros(state.world.m)
+        cosines = np.zeros(state.info.m)
         for i, answer in state.answers.items():
             cosines[i] = answer[0]
         labels = state.memory["labels"]
@@ -345,7 +347,7 @@ class AutoFPFC(Refit):
         if self._in_summary(state):
             return {}
         columns = len(state.memory["shift"])
-        return dict.fromkeys(range(state.world.m), Rescale(np.zeros(columns), np.ones(columns)))
+        return dict.fromkeys(range(state.info.m), Rescale(np.zeros(columns), np.ones(columns)))
 
     def _lambda(self, state: StagedState) -> float:
         who = self._trusted(state)
@@ -368,7 +370,7 @@ class AutoFPFC(Refit):
         agreement = [adjusted_rand(x, y) or 0.0 for x, y in combinations(groupings, 2)]
         left = max(0.0, float(state.memory["residue"][0]) - DOUBT)
         judges = "train+validation" if self._in_summary(state) else "validation"
-        enough = min(1.0, state.world.counts[judges][who].sum() / (ENOUGH * state.world.d))
+        enough = min(1.0, state.info.counts[judges][who].sum() / (ENOUGH * state.info.d))
         return float(enough * np.clip(np.mean(agreement), 0, 1) / (1 + left))
 
     def sureness(self, state: StagedState) -> tuple[float, Floats]:
@@ -377,12 +379,12 @@ class AutoFPFC(Refit):
     def recovery(self, state: StagedState) -> list[dict[int, Task]]:
         tasks = super().recovery(state)
         if tasks:  # every device also gets its own last estimate back
-            tasks.append({i: Install(w.astype(state.world.dtype)) for i, w in enumerate(self._own(state))})
+            tasks.append({i: Install(w.astype(state.info.dtype)) for i, w in enumerate(self._own(state))})
         return tasks
 
     def _own(self, state: StagedState) -> Floats:
         """Return the vectors that devices hold: what each trained last."""
-        trained = [np.zeros((state.world.m, state.world.d)), *state.memory["halves"], *state.memory["estimates"]]
+        trained = [np.zeros((state.info.m, state.info.d)), *state.memory["halves"], *state.memory["estimates"]]
         last = trained[state.number("half") + state.number("ridge") + (state.stage == "tree")]
         own: Floats = last.copy()
         if state.stage in ("local", "half"):

@@ -28,8 +28,8 @@ import numpy as np
 
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Refit
-from fedfuse.methods.fpfc import FPFC, FPFCL1, Fusing, PairwiseFusion
-from fedfuse.methods.method import Arrays, Found, Method, World
+from fedfuse.methods.fpfc import FPFC, FPFCL1, BaseFPFC, FPFCState
+from fedfuse.methods.method import Arrays, FederationInfo, Method, Outcome
 from fedfuse.pairs.state import FusionState, Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.results.result import mean_score
@@ -42,11 +42,11 @@ ONWARDS = "training on"
 
 
 @dataclass
-class TunedState:
+class LambdaPathState:
     """The pairs, and where in the grid we are."""
 
-    world: World
-    fusion: Fusing
+    info: FederationInfo
+    fusion: FPFCState
     grid: list[float]
     place: int = 0  # in the grid
     age: int = 0  # rounds with this lambda
@@ -68,11 +68,11 @@ class TunedState:
         return self.grid[self.place]
 
 
-_PLAIN = [f.name for f in fields(TunedState) if f.name not in ("world", "fusion", "scores", "stale", "kept")]
+_PLAIN = [f.name for f in fields(LambdaPathState) if f.name not in ("world", "fusion", "scores", "stale", "kept")]
 
 
 @dataclass(frozen=True)
-class Tuned(Method[TunedState]):
+class LambdaPath(Method[LambdaPathState]):
     """Choose lambda for ``inner`` from ``grid`` by the validation metric; warm-up then trains on with it.
 
     Parameters
@@ -93,7 +93,7 @@ class Tuned(Method[TunedState]):
     """
 
     name: ClassVar[str] = "tuned"
-    inner: PairwiseFusion = field(default_factory=FPFC)
+    inner: BaseFPFC = field(default_factory=FPFC)
     strategy: Strategy = "warmup"
     grid: tuple[float, ...] = ()
     limit: int = 2000
@@ -102,7 +102,7 @@ class Tuned(Method[TunedState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.inner, PairwiseFusion):
+        if not isinstance(self.inner, BaseFPFC):
             raise FedfuseError(
                 f"lambda can be tuned for fpfc and fpfc-l1, not for {getattr(self.inner, 'name', self.inner)}"
             )
@@ -117,7 +117,7 @@ class Tuned(Method[TunedState]):
             if number is not None and number < 1:
                 raise FedfuseError(f"{name} must be at least 1, got {number}")
 
-    def at(self, lam: float) -> PairwiseFusion:
+    def at(self, lam: float) -> BaseFPFC:
         """Return the method that trains with this lambda."""
         return replace(self.inner, lam=lam, refit=False, rows="train")
 
@@ -131,18 +131,18 @@ class Tuned(Method[TunedState]):
 
     # -- one round
 
-    def begin(self, world: World, before: Found | None = None) -> TunedState:
-        state = TunedState(world, self._fresh(world, before), list(self.grid) or [0.0])
-        state.scores, state.stale = np.full(world.m, np.nan), np.zeros(world.m, np.bool_)
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> LambdaPathState:
+        state = LambdaPathState(info, self._fresh(info, before), list(self.grid) or [0.0])
+        state.scores, state.stale = np.full(info.m, np.nan), np.zeros(info.m, np.bool_)
         return state
 
-    def _fresh(self, world: World, before: Found | None = None) -> Fusing:
-        return self.at(self.grid[0] if self.grid else 0.0).begin(world, before)
+    def _fresh(self, info: FederationInfo, before: Outcome | None = None) -> FPFCState:
+        return self.at(self.grid[0] if self.grid else 0.0).begin(info, before)
 
-    def opening(self, state: TunedState) -> dict[int, Task]:
+    def opening(self, state: LambdaPathState) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.fusion.models)}
 
-    def tasks(self, state: TunedState, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: LambdaPathState, devices: Ints, k: int) -> list[Task]:
         work, fusion = self.inner.work.at(state.lineage), state.fusion
         anchors, models = fusion.pairs.anchors(devices), fusion.models
         # who is up to date needs the shared part alone, where there is one
@@ -153,10 +153,10 @@ class Tuned(Method[TunedState]):
             for start, zeta in zip(starts, anchors, strict=True)
         ]
 
-    def update(self, state: TunedState, devices: Ints, values: list[Floats]) -> Residuals | None:
-        replies = np.array(values).reshape(len(devices), state.world.d + 1)
+    def update(self, state: LambdaPathState, devices: Ints, values: list[Floats]) -> Residuals | None:
+        replies = np.array(values).reshape(len(devices), state.info.d + 1)
         residuals = state.fusion.absorb(devices, replies[:, :-1])
-        judge = state.world.counts["validation"][devices] > 0
+        judge = state.info.counts["validation"][devices] > 0
         state.scores[devices[judge]] = replies[judge, -1]
         state.stale[devices] = False
         state.age, state.lineage, state.turns = state.age + 1, state.lineage + 1, state.turns + len(devices)
@@ -170,14 +170,14 @@ class Tuned(Method[TunedState]):
             self._next(state)
         return None  # one lambda may have converged, but not the method
 
-    def _stage(self, state: TunedState) -> str:
+    def _stage(self, state: LambdaPathState) -> str:
         of = f"{state.place + 1} of {len(state.grid)}" if len(state.grid) > 1 else "1"
         return f"trying {of}" if state.choosing else ONWARDS
 
     # -- when a lambda is done, and what comes then
 
-    def _done(self, state: TunedState) -> bool:
-        if state.calm >= 2 * state.world.m:
+    def _done(self, state: LambdaPathState) -> bool:
+        if state.calm >= 2 * state.info.m:
             return True
         if self.strategy == "separate":
             return state.age >= self.limit
@@ -187,7 +187,7 @@ class Tuned(Method[TunedState]):
     def _cap(self) -> int:
         return self.cap or -(-self.limit // 4)
 
-    def _next(self, state: TunedState) -> None:
+    def _next(self, state: LambdaPathState) -> None:
         state.row["groups"] = int(self.labels(state).max()) + 1
         state.outcome.append(state.watched[-1])
         if not self.grid and len(state.grid) == 1:
@@ -202,33 +202,33 @@ class Tuned(Method[TunedState]):
             return
         state.place += 1
         if self.strategy == "separate":
-            state.fusion = self._fresh(state.world)
+            state.fusion = self._fresh(state.info)
             state.scores[:], state.stale[:], state.lineage = np.nan, True, 0
         self._restart(state)
 
-    def _ranked(self, state: TunedState) -> Floats:
+    def _ranked(self, state: LambdaPathState) -> Floats:
         """Return with what each lambda ended, the more the better."""
-        sign = 1 if state.world.model.goal == "classification" else -1
+        sign = 1 if state.info.model.goal == "classification" else -1
         return np.asarray(sign * np.nan_to_num(np.array(state.outcome), nan=-sign * np.inf))
 
-    def _keep(self, state: TunedState) -> None:
+    def _keep(self, state: LambdaPathState) -> None:
         packed = {name: array.copy() for name, array in state.fusion.pack().items()}
         state.kept = {**packed, "scores": state.scores.copy(), "lineage": np.array([state.lineage])}
 
-    def _go_back(self, state: TunedState, best: int) -> None:
+    def _go_back(self, state: LambdaPathState, best: int) -> None:
         if best != state.place:
             kept = state.kept
             state.place, state.lineage, state.scores = best, int(kept["lineage"][0]), kept["scores"]
             arrays = {name: array for name, array in kept.items() if name not in ("scores", "lineage")}
-            weights = state.world.counts["train"]
-            state.fusion = Fusing.unpack(arrays, self.at(state.lam).penalty, weights, **self.inner.room)
+            weights = state.info.counts["train"]
+            state.fusion = FPFCState.unpack(arrays, self.at(state.lam).penalty, weights, **self.inner.room)
             state.stale[:] = True
         state.kept, state.choosing = {}, False
         state.goal = max(self.limit, state.lineage + self._cap)
         state.ended = self.strategy == "separate"  # it has been trained to the end
         self._restart(state)
 
-    def _restart(self, state: TunedState) -> None:
+    def _restart(self, state: LambdaPathState) -> None:
         state.fusion.pairs.penalty = self.at(state.lam).penalty
         state.age = state.turns = state.calm = 0
         state.watched = []
@@ -247,29 +247,29 @@ class Tuned(Method[TunedState]):
 
     # -- what there is to see
 
-    def finished(self, state: TunedState) -> bool:
+    def finished(self, state: LambdaPathState) -> bool:
         return state.ended
 
-    def settled(self, state: TunedState) -> bool:
+    def settled(self, state: LambdaPathState) -> bool:
         # whether training on has converged, the run can tell
         return self.strategy == "separate" and state.lineage < self.limit
 
-    def models(self, state: TunedState) -> Floats:
+    def models(self, state: LambdaPathState) -> Floats:
         return state.fusion.models
 
-    def labels(self, state: TunedState) -> Ints:
+    def labels(self, state: LambdaPathState) -> Ints:
         return self.at(state.lam).labels(state.fusion)
 
-    def final(self, state: TunedState, world: World) -> Found:
-        return self.at(state.lam).final(state.fusion, world)
+    def final(self, state: LambdaPathState, info: FederationInfo) -> Outcome:
+        return self.at(state.lam).final(state.fusion, info)
 
-    def validated(self, state: TunedState, found: Found) -> Floats | None:
+    def validated(self, state: LambdaPathState, found: Outcome) -> Floats | None:
         return found.models
 
-    def describe(self, state: TunedState) -> dict[str, Any]:
+    def describe(self, state: LambdaPathState) -> dict[str, Any]:
         return state.row
 
-    def pack(self, state: TunedState) -> Arrays:
+    def pack(self, state: LambdaPathState) -> Arrays:
         plain = {name: getattr(state, name) for name in _PLAIN}
         return {
             "header": np.frombuffer(json.dumps(plain).encode(), np.uint8),
@@ -279,13 +279,13 @@ class Tuned(Method[TunedState]):
             **{f"kept_{name}": array for name, array in state.kept.items()},
         }
 
-    def unpack(self, arrays: Arrays, world: World) -> TunedState:
+    def unpack(self, arrays: Arrays, info: FederationInfo) -> LambdaPathState:
         plain = json.loads(arrays["header"].tobytes())
         lam = plain["grid"][plain["place"]]
-        packed, weights = _under("fusion_", arrays), world.counts["train"]
-        fusion = Fusing.unpack(packed, self.at(lam).penalty, weights, **self.inner.room)
+        packed, weights = _under("fusion_", arrays), info.counts["train"]
+        fusion = FPFCState.unpack(packed, self.at(lam).penalty, weights, **self.inner.room)
         kept = _under("kept_", arrays)
-        return TunedState(world, fusion, **plain, scores=arrays["scores"], stale=arrays["stale"], kept=kept)
+        return LambdaPathState(info, fusion, **plain, scores=arrays["scores"], stale=arrays["stale"], kept=kept)
 
 
 def _change(values: list[float], window: int) -> float:

@@ -56,7 +56,7 @@ class Evidence:
     def learned(cls, moments: Floats, uneven: Floats) -> tuple[Evidence, Floats]:
         """Find out what is usual from devices, each for itself; return it, and their moments in units of noise.
 
-        ``uneven``: how much larger noise is for rows that matter (`protocol.tasks.Summarise`). Smaller counts as if it were not.
+        ``uneven``: how much larger noise is for rows that matter (`protocol.tasks.SendSufficientStatistics`). Smaller counts as if it were not.
         """
         own = cls(np.zeros(moments.shape[1] - 1))
         noise: Floats = np.ones(len(moments))

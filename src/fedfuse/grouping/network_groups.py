@@ -24,14 +24,16 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy
 
-from fedfuse.core.dendrogram import Judgement, Tree
+from fedfuse.core.dendrogram import PairedLosses, Tree
 from fedfuse.core.partitions import canonical, cluster_means
+from fedfuse.core.robust_mean import Robust, robust_mean
+from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.steps import SKIPPED, Staged, StagedState
-from fedfuse.methods.method import Found, World
+from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.pairs.state import Residuals
-from fedfuse.protocol.reply_checks import Robust, apart, judged_models, possible_judgement, possible_score, robust_mean
-from fedfuse.protocol.tasks import Judge, Part, Task, Train
+from fedfuse.protocol.reply_checks import apart, judged_models, possible_judgement, possible_score
+from fedfuse.protocol.tasks import EvaluateModels, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
 FEWEST, MOST = 3, 8  # turns of training together before devices go apart
@@ -61,33 +63,33 @@ class NetworkRefit(Staged):
     def settled(self, state: StagedState) -> bool:
         return True  # a network is trained for as many rounds as there are
 
-    def _prepare(self, state: StagedState, before: Found | None) -> None:
-        world = state.world
-        suspects = np.zeros(world.m, np.bool_)
+    def _prepare(self, state: StagedState, before: Outcome | None) -> None:
+        info = state.info
+        suspects = np.zeros(info.m, np.bool_)
         suspects[np.asarray(() if before is None else before.suspects, np.int64)] = True
         state.put("suspects", suspects)
-        start = world.initial(self.start)
-        models = np.tile(start, (world.m, 1)) if before is None else before.models
-        self._group(state, models.astype(world.dtype), self._clusters(world, before))
+        start = info.initial(self.start)
+        models = np.tile(start, (info.m, 1)) if before is None else before.models
+        self._group(state, models.astype(info.dtype), self._clusters(info, before))
         state.put("lam", np.nan if before is None or before.lam is None else before.lam)
         state.put("turn", 0)
 
-    def _clusters(self, world: World, before: Found | None) -> Ints:
+    def _clusters(self, info: FederationInfo, before: Outcome | None) -> Ints:
         if before is None:
             raise FedfuseError("a refit needs clusters that another method has found")
         return canonical(before.labels)
 
     def _group(self, state: StagedState, models: Floats, labels: Ints) -> None:
         """Go on with these groups, from the mean of what their members have (all their weights, shared or not)."""
-        weights, suspects = state.world.counts["train"], state.memory["suspects"]
+        weights, suspects = state.info.counts["train"], state.memory["suspects"]
         labels, believed = apart(labels, suspects), ~suspects if not suspects.all() else suspects
         groups = cluster_means(models, labels, weights)
         everybody = np.average(models[believed], axis=0, weights=weights[believed])
-        cut = state.world.model.fused.start
+        cut = state.info.model.fused.start
         groups[:, :cut] = everybody[:cut]
         groups[labels[suspects]] = everybody
         state.put("labels", labels)
-        state.memory["models"] = groups.astype(state.world.dtype)
+        state.memory["models"] = groups.astype(state.info.dtype)
 
     # -- whom to believe
 
@@ -99,7 +101,7 @@ class NetworkRefit(Staged):
         # a share of those who are believed, as if there were no others: step sizes fall from turn to turn, and the more
         # devices had gone, the sooner training would come to rest
         believed = int((~state.memory["suspects"]).sum())
-        return super().devices(state, drawn[: max(1, len(drawn) * believed // state.world.m)])
+        return super().devices(state, drawn[: max(1, len(drawn) * believed // state.info.m)])
 
     def update(self, state: StagedState, devices: Ints, values: list[Floats]) -> Residuals | None:
         if self.robust != "none":
@@ -111,7 +113,7 @@ class NetworkRefit(Staged):
     def _possible(self, state: StagedState, answer: Floats) -> bool:
         """Whether honest devices can say this of models; what they send of their own is another matter."""
         if state.stage == "together":
-            return possible_score(float(answer[-1]), state.world.model.goal)
+            return possible_score(float(answer[-1]), state.info.model.goal)
         return state.stage not in ("tree", "check") or possible_judgement(answer, judged_models(len(answer)))
 
     def _expel(self, state: StagedState, devices: Ints) -> None:
@@ -136,7 +138,7 @@ class NetworkRefit(Staged):
         who = np.array(sorted(state.answers), dtype=np.int64)
         starts = state.memory["models"][state.memory["labels"][who]]
         lengths = np.linalg.norm(np.stack([state.answers[i] for i in who]) - starts, axis=1)
-        rows = state.world.counts["train"][who]
+        rows = state.info.counts["train"][who]
         lengths /= np.maximum(rows / max(float(np.quantile(rows, CALM)), 1.0), 1.0)
         before = float(state.memory["calm"][0]) if "calm" in state.memory else 1e-12
         state.put("calm", max(float(np.quantile(lengths, CALM)), before))
@@ -168,13 +170,13 @@ class NetworkRefit(Staged):
             return
         who, new = self._bounded(state)
         labels = state.memory["labels"]
-        weights = state.world.counts[self.rows][who].astype(np.float64)
-        models, cut = state.memory["models"].astype(np.float64), state.world.model.fused.start
+        weights = state.info.counts[self.rows][who].astype(np.float64)
+        models, cut = state.memory["models"].astype(np.float64), state.info.model.fused.start
         for c in np.unique(labels[who]):
             inside = labels[who] == c
             models[c, cut:] = robust_mean(new[inside, cut:], weights[inside], self.robust)
         models[:, :cut] = robust_mean(new[:, :cut], weights, self.robust) if cut else models[:, :cut]
-        state.memory["models"] = models.astype(state.world.dtype)
+        state.memory["models"] = models.astype(state.info.dtype)
 
     def _ask_refit(self, state: StagedState, devices: Ints) -> list[Task]:
         return list(self._train(state, devices, self.rows))
@@ -191,10 +193,10 @@ class NetworkRefit(Staged):
     def labels(self, state: StagedState) -> Ints:
         return canonical(state.memory["labels"])
 
-    def final(self, state: StagedState, world: World) -> Found:
+    def final(self, state: StagedState, info: FederationInfo) -> Outcome:
         lam = float(state.memory["lam"][0])
         suspects = np.flatnonzero(state.memory["suspects"])
-        return Found(self.models(state), self.labels(state), lam if np.isfinite(lam) else None, suspects=suspects)
+        return Outcome(self.models(state), self.labels(state), lam if np.isfinite(lam) else None, suspects=suspects)
 
     def describe(self, state: StagedState) -> dict[str, Any]:
         return {"stage": state.stage, "lam": float(state.memory["lam"][0])}
@@ -213,10 +215,10 @@ class NetworkOracle(NetworkRefit):
     def rounds(self) -> int | None:
         return None
 
-    def _clusters(self, world: World, before: Found | None) -> Ints:
-        if world.truth is None:
+    def _clusters(self, info: FederationInfo, before: Outcome | None) -> Ints:
+        if info.truth is None:
             raise FedfuseError("the oracle needs to be told the true groups, and these data have none")
-        return canonical(world.truth)
+        return canonical(info.truth)
 
 
 @dataclass(frozen=True)
@@ -234,28 +236,28 @@ class NetworkAuto(NetworkRefit):
     def settled(self, state: StagedState) -> bool:
         return state.stage == "refit"  # only then are there groups
 
-    def _prepare(self, state: StagedState, before: Found | None) -> None:
+    def _prepare(self, state: StagedState, before: Outcome | None) -> None:
         super()._prepare(state, before)
-        m, d = state.world.m, state.world.d
-        state.memory["own"] = np.zeros((m, d), state.world.dtype)
+        m, d = state.info.m, state.info.d
+        state.memory["own"] = np.zeros((m, d), state.info.dtype)
         state.put("confidence", np.full(m, 0.5))
         state.put("agreement", 1.0)
         state.put("score", 0.0)
 
-    def _clusters(self, world: World, before: Found | None) -> Ints:
-        return np.zeros(world.m, np.int64)
+    def _clusters(self, info: FederationInfo, before: Outcome | None) -> Ints:
+        return np.zeros(info.m, np.int64)
 
     def _ask_together(self, state: StagedState, devices: Ints) -> list[Task]:
         return [replace(task, score="validation") for task in self._train(state, devices, "train")]
 
     def _take_together(self, state: StagedState) -> str:
-        judges = [i for i in state.answers if state.world.counts["validation"][i]]
+        judges = [i for i in state.answers if state.info.counts["validation"][i]]
         score = float(np.mean([state.answers[i][-1] for i in judges])) if judges else 0.0
         state.answers = {i: answer[:-1] for i, answer in state.answers.items()}
         self._averaged(state)
         turn, before = state.number("turn"), float(state.memory["score"][0])
         state.put("score", score)
-        if state.world.model.goal == "regression":
+        if state.info.model.goal == "regression":
             score, before = -score / max(before, 1e-300), -1.0
         still_rising = turn < FEWEST or (turn < MOST and score > before + FLAT)
         return "together" if still_rising else "apart"
@@ -272,9 +274,9 @@ class NetworkAuto(NetworkRefit):
         state.put("turn", state.number("turn") + 1)
         who = np.flatnonzero(~state.memory["suspects"])
         if len(who) < 2:
-            self._group(state, own, np.arange(state.world.m))
+            self._group(state, own, np.arange(state.info.m))
             return "refit"
-        tree = Tree.of(own[who][:, state.world.model.fused])
+        tree = Tree.of(own[who][:, state.info.model.fused])
         state.memory |= {"children": tree.children, "heights": tree.heights, "leaves": who}
         return "tree"
 
@@ -283,17 +285,17 @@ class NetworkAuto(NetworkRefit):
 
     def _ask_tree(self, state: StagedState, devices: Ints) -> list[Task]:
         tree, own, who = self._tree(state), state.memory["own"], state.memory["leaves"]
-        means = tree.means(own[who], state.world.counts["train"][who].astype(np.float64)).astype(state.world.dtype)
+        means = tree.means(own[who], state.info.counts["train"][who].astype(np.float64)).astype(state.info.dtype)
         above, leaves = tree.ancestors(), np.searchsorted(who, devices)
         models = [np.vstack([own[i], means[above[k] - tree.n]]) for i, k in zip(devices, leaves, strict=True)]
-        return [Judge(judged, balanced=True) for judged in models]
+        return [EvaluateModels(judged, balanced=True) for judged in models]
 
     def _take_tree(self, state: StagedState) -> str:
-        tree, rows, above = self._tree(state), state.world.counts["validation"], self._tree(state).ancestors()
+        tree, rows, above = self._tree(state), state.info.counts["validation"], self._tree(state).ancestors()
         who = state.memory["leaves"]
         place = {int(i): leaf for leaf, i in enumerate(who)}
-        judged = [Judgement.read(place[i], rows[i], v, 1 + len(above[place[i]])) for i, v in state.answers.items()]
-        labels = np.zeros(state.world.m, np.int64)
+        judged = [PairedLosses.read(place[i], rows[i], v, 1 + len(above[place[i]])) for i, v in state.answers.items()]
+        labels = np.zeros(state.info.m, np.int64)
         labels[who] = tree.cut(judged)
         self._group(state, state.memory["own"], labels)
         state.put("lam", self._lambda(state))
@@ -302,11 +304,11 @@ class NetworkAuto(NetworkRefit):
     def _ask_check(self, state: StagedState, devices: Ints) -> list[Task]:
         models, near = state.memory["models"], self._near(state)
         labels = state.memory["labels"][devices]
-        return [Judge(np.vstack([models[c : c + 1], models[near[c]]]), balanced=True) for c in labels]
+        return [EvaluateModels(np.vstack([models[c : c + 1], models[near[c]]]), balanced=True) for c in labels]
 
     def _near(self, state: StagedState) -> Ints:
         """Return for every group those whose fused parts are nearest."""
-        heads = state.memory["models"][: self._groups(state), state.world.model.fused]
+        heads = state.memory["models"][: self._groups(state), state.info.model.fused]
         distances = scipy.spatial.distance.cdist(heads, heads)
         np.fill_diagonal(distances, np.inf)
         return np.argsort(distances, axis=1, kind="stable")[:, : min(NEAREST, len(heads) - 1)]
@@ -315,7 +317,7 @@ class NetworkAuto(NetworkRefit):
         labels, near, moved = state.memory["labels"], self._near(state), state.memory["labels"].copy()
         alone, joined = np.bincount(labels)[labels] == 1, set[int]()
         for i, answer in sorted(state.answers.items()):
-            judgement = Judgement.read(i, int(state.world.counts["validation"][i]), answer, 1 + near.shape[1])
+            judgement = PairedLosses.read(i, int(state.info.counts["validation"][i]), answer, 1 + near.shape[1])
             others = np.array([judgement.difference(1 + k, 0) for k in range(near.shape[1])])
             z = others[:, 0] / np.sqrt(np.maximum(others[:, 1], 1e-300))
             state.memory["confidence"][i] = scipy.special.ndtr(z.min())
@@ -329,7 +331,7 @@ class NetworkAuto(NetworkRefit):
 
     def _lambda(self, state: StagedState) -> float:
         """Return the largest lambda that keeps the groups apart, as `grouping.fusion_tree` does."""
-        heads = state.memory["models"][: self._groups(state), state.world.model.fused].astype(np.float64)
+        heads = state.memory["models"][: self._groups(state), state.info.model.fused].astype(np.float64)
         if len(heads) >= int((~state.memory["suspects"]).sum()):
             return 0.0
         if len(heads) > 1:

@@ -24,25 +24,27 @@ import numpy as np
 
 from fedfuse.core.lbfgs import LBFGS
 from fedfuse.core.partitions import canonical
+from fedfuse.core.robust_mean import Robust, pooled_moments, robust_mean
+from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.admission import judged
 from fedfuse.grouping.network_groups import NetworkOracle
-from fedfuse.grouping.simulated_replies import StandIns
+from fedfuse.grouping.simulated_replies import SimulatedReplies
 from fedfuse.grouping.steps import END, SKIPPED, Staged, StagedState
-from fedfuse.methods.method import Admission, Found, Known, Method, World
+from fedfuse.methods.method import AdmissionDialogue, FederationInfo, Method, Outcome, RunSummary
 from fedfuse.models.model import Model
 from fedfuse.pairs.state import Residuals
-from fedfuse.protocol.reply_checks import (
-    Robust,
-    apart,
-    monotone,
-    pooled_moments,
-    possible_moments,
-    possible_summary,
-    robust_mean,
-    supported,
+from fedfuse.protocol.reply_checks import apart, monotone, possible_moments, possible_summary, supported
+from fedfuse.protocol.tasks import (
+    SUMMARISED,
+    FitLocally,
+    Gradient,
+    Install,
+    Rescale,
+    SendMoments,
+    SendSufficientStatistics,
+    Task,
 )
-from fedfuse.protocol.tasks import SUMMARISED, Alone, Gradient, Install, Moments, Part, Rescale, Summarise, Task
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 LADDER = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # ridges that a device without companions tries
@@ -83,27 +85,29 @@ class Refit(Staged):
     def rounds(self) -> int | None:
         return 10**9  # ends by itself: every stage is bounded
 
-    def _prepare(self, state: StagedState, before: Found | None) -> None:
-        suspects = np.zeros(state.world.m, np.bool_)
+    def _prepare(self, state: StagedState, before: Outcome | None) -> None:
+        suspects = np.zeros(state.info.m, np.bool_)
         suspects[np.asarray(() if before is None else before.suspects, np.int64)] = True
         state.put("suspects", suspects)
-        labels = apart(self._clusters(state.world, before), suspects)
+        labels = apart(self._clusters(state.info, before), suspects)
         state.put("labels", labels)
         # of every device its last gradient: where, which, and the loss (nan: unknown)
-        state.memory["seen"] = np.full((state.world.m, 2 * state.world.d + 1), np.nan)
+        state.memory["seen"] = np.full((state.info.m, 2 * state.info.d + 1), np.nan)
         state.put("lam", np.nan if before is None or before.lam is None else before.lam)
-        state.memory["models"] = np.zeros((int(labels.max()) + 1, state.world.d))
-        columns = _columns(state.world)
+        state.memory["models"] = np.zeros((int(labels.max()) + 1, state.info.d))
+        columns = _columns(state.info)
         state.put("shift", np.zeros(columns))
         state.put("scale", np.ones(columns))
-        if self._first(state.world) == "summaries":
-            state.memory["summaries"] = np.full((state.world.m, Summarise(columns).floats_up(state.world.d)), np.nan)
+        if self._first(state.info) == "summaries":
+            state.memory["summaries"] = np.full(
+                (state.info.m, SendSufficientStatistics(columns).floats_up(state.info.d)), np.nan
+            )
 
-    def _first(self, world: World) -> str:
-        short = Summarise(_columns(world)).floats_up(world.d) <= SUMMARY * world.d
-        return "summaries" if world.model.quadratic and short else self.first
+    def _first(self, info: FederationInfo) -> str:
+        short = SendSufficientStatistics(_columns(info)).floats_up(info.d) <= SUMMARY * info.d
+        return "summaries" if info.model.quadratic and short else self.first
 
-    def _clusters(self, world: World, before: Found | None) -> Ints:
+    def _clusters(self, info: FederationInfo, before: Outcome | None) -> Ints:
         if before is None:
             raise FedfuseError("refit needs clusters that another method has found")
         return canonical(before.labels)
@@ -119,7 +123,7 @@ class Refit(Staged):
         return np.asarray(~np.isnan(state.memory["summaries"]).any(axis=1))
 
     def _ask_summaries(self, state: StagedState, devices: Ints) -> list[Task]:
-        return [Summarise(_columns(state.world))] * len(devices)
+        return [SendSufficientStatistics(_columns(state.info))] * len(devices)
 
     def _take_summaries(self, state: StagedState) -> str:
         for i, answer in state.answers.items():
@@ -129,24 +133,24 @@ class Refit(Staged):
     def update(self, state: StagedState, devices: Ints, values: list[Floats]) -> Residuals | None:
         self._hear(state, devices, values)
         if self._in_summary(state) and state.stage not in OF_DEVICES:
-            stand_ins = self._stand_ins(state)
+            simulated = self._simulated(state)
             while state.stage not in OF_DEVICES:
                 devices = np.flatnonzero(state.waiting)
-                self._hear(state, devices, stand_ins.answers(self.tasks(state, devices, 0), devices))
+                self._hear(state, devices, simulated.answers(self.tasks(state, devices, 0), devices))
         return None
 
-    def _stand_ins(self, state: StagedState) -> StandIns:
+    def _simulated(self, state: StagedState) -> SimulatedReplies:
         """Return who answers in the place of devices."""
-        stand_ins = StandIns(np.nan_to_num(state.memory["summaries"]), state.world.counts)
-        stand_ins.rescale(state.memory["shift"], state.memory["scale"])
-        return stand_ins
+        simulated = SimulatedReplies(np.nan_to_num(state.memory["summaries"]), state.info.counts)
+        simulated.rescale(state.memory["shift"], state.memory["scale"])
+        return simulated
 
     def _end(self, state: StagedState) -> str:
         """Return the last stage: devices that have seen no model yet are told theirs."""
         return "tell" if self._in_summary(state) else END
 
     def _ask_tell(self, state: StagedState, devices: Ints) -> list[Task]:
-        models, kind = self.models(state)[devices], state.world.dtype
+        models, kind = self.models(state)[devices], state.info.dtype
         largest = np.abs(models).max(initial=0)
         if largest > np.finfo(kind).max:
             raise FedfuseError(
@@ -184,17 +188,17 @@ class Refit(Staged):
     def _possible(self, state: StagedState, i: int, answer: Floats) -> bool:
         """Whether an honest device can send this, after what it sent before."""
         if state.stage == "summaries":
-            return possible_summary(answer, [int(state.world.counts[part][i]) for part in SUMMARISED])
+            return possible_summary(answer, [int(state.info.counts[part][i]) for part in SUMMARISED])
         if state.stage == "moments":
             return possible_moments(answer)
         if state.stage in ("fit", "again"):
-            at, d = self._trials(state, np.array([i]))[0], state.world.d
+            at, d = self._trials(state, np.array([i]))[0], state.info.d
             return bool((answer[d:] >= 0).all()) and self._in_line(state, i, at, answer[:d], float(answer[d]))
         return True
 
     def _in_line(self, state: StagedState, i: int, at: Floats, gradient: Floats, loss: float) -> bool:
         """Whether this gradient (and loss, if known) goes with the one before; it is the one to compare with next."""
-        d, before = state.world.d, state.memory["seen"][i].copy()
+        d, before = state.info.d, state.memory["seen"][i].copy()
         state.memory["seen"][i] = np.concatenate([at, gradient, [loss]])
         w, g, f = before[:d], before[d:-1], float(before[-1])
         if np.isnan(g).any():
@@ -226,7 +230,7 @@ class Refit(Staged):
     # -- one scale for all devices
 
     def _ask_moments(self, state: StagedState, devices: Ints) -> list[Task]:
-        return [Moments(len(state.memory["shift"]))] * len(devices)
+        return [SendMoments(len(state.memory["shift"]))] * len(devices)
 
     def _take_moments(self, state: StagedState) -> str:
         who = list(state.answers)
@@ -235,7 +239,7 @@ class Refit(Staged):
                 "no device has sent moments of its columns that can be used, though each was asked many times; numbers "
                 "whose squares are beyond a double (of 1e75 and more) need other units"
             )
-        weights = state.world.counts["train"][who]
+        weights = state.info.counts["train"][who]
         answers = np.array([state.answers[i] for i in who])
         if self.robust == "none":
             first, second = np.split(np.average(answers, axis=0, weights=weights), 2)
@@ -330,9 +334,9 @@ class Refit(Staged):
         how much the training loss fell on that way.
         """
         labels, best = state.memory["labels"], state.memory["best_watched"]
-        rows = np.bincount(labels, state.world.counts["validation"], len(best))
+        rows = np.bincount(labels, state.info.counts["validation"], len(best))
         known = np.where(np.isfinite(best), best, 0)
-        unit = 2 * known if state.world.model.goal == "regression" else 1.0
+        unit = 2 * known if state.info.model.goal == "regression" else 1.0
         fell = np.where(np.isfinite(best), state.memory["best_train"] - loss, 0).clip(min=0)
         return np.maximum(WORSE * known, Z * np.sqrt(2 * unit * fell / np.maximum(rows, 1)))
 
@@ -353,7 +357,7 @@ class Refit(Staged):
         return "alone" if alone.any() else "again"
 
     def _ask_alone(self, state: StagedState, devices: Ints) -> list[Task]:
-        return [Alone(LADDER)] * len(devices)
+        return [FitLocally(LADDER)] * len(devices)
 
     def _skip_alone(self, state: StagedState) -> Bools:
         labels = state.memory["labels"]
@@ -384,17 +388,17 @@ class Refit(Staged):
         return "again" if memory["still"].any() else self._end(state)
 
     def _trials(self, state: StagedState, devices: Ints) -> Floats:
-        return state.memory["lbfgs_trial"][state.memory["labels"][devices]].astype(state.world.dtype)
+        return state.memory["lbfgs_trial"][state.memory["labels"][devices]].astype(state.info.dtype)
 
     def _pooled(self, state: StagedState, rows: Part, parts: int) -> tuple[Floats, Floats, list[Floats], Bools]:
         """Return loss, gradient and the other losses of every cluster, and whether a member has answered at all."""
-        labels, d, clusters = state.memory["labels"], state.world.d, len(state.memory["start"])
+        labels, d, clusters = state.memory["labels"], state.info.d, len(state.memory["start"])
         if self.robust not in ("none", "screen"):
             return self._robustly_pooled(state, rows, parts)
         total = np.zeros((clusters, d + parts))
         weight = np.zeros((clusters, 2))
         for i, answer in state.answers.items():
-            n, n_watched = state.world.counts[rows][i], state.world.counts["validation"][i]
+            n, n_watched = state.info.counts[rows][i], state.info.counts["validation"][i]
             total[labels[i], : d + 1] += n * answer[: d + 1]
             total[labels[i], d + 1 :] += n_watched * answer[d + 1 :]
             weight[labels[i]] += n, n_watched
@@ -408,9 +412,9 @@ class Refit(Staged):
     def _robustly_pooled(
         self, state: StagedState, rows: Part, parts: int
     ) -> tuple[Floats, Floats, list[Floats], Bools]:
-        labels, d, clusters = state.memory["labels"], state.world.d, len(state.memory["start"])
+        labels, d, clusters = state.memory["labels"], state.info.d, len(state.memory["start"])
         total, heard = np.zeros((clusters, d + parts)), np.zeros(clusters, np.bool_)
-        counts, watching = state.world.counts[rows], state.world.counts["validation"]
+        counts, watching = state.info.counts[rows], state.info.counts["validation"]
         for c in range(clusters):
             members = [i for i in state.answers if labels[i] == c]
             if not members:
@@ -426,7 +430,7 @@ class Refit(Staged):
     def recovery(self, state: StagedState) -> list[dict[int, Task]]:
         if state.stage in ("moments", "rescale") or self._in_summary(state):
             return []
-        everyone = np.arange(state.world.m)
+        everyone = np.arange(state.info.m)
         return [dict(enumerate(self._ask_rescale(state, everyone)))]
 
     # -- what there is to see
@@ -437,12 +441,12 @@ class Refit(Staged):
     def labels(self, state: StagedState) -> Ints:
         return canonical(state.memory["labels"])
 
-    def final(self, state: StagedState, world: World) -> Found:
+    def final(self, state: StagedState, info: FederationInfo) -> Outcome:
         lam = float(state.memory["lam"][0])
         suspects = np.flatnonzero(state.memory["suspects"])
-        return Found(self.models(state), self.labels(state), lam if np.isfinite(lam) else None, suspects=suspects)
+        return Outcome(self.models(state), self.labels(state), lam if np.isfinite(lam) else None, suspects=suspects)
 
-    def validated(self, state: StagedState, found: Found) -> Floats | None:
+    def validated(self, state: StagedState, found: Outcome) -> Floats | None:
         chosen = state.memory.get("chosen")
         return None if chosen is None else self._raw(state, chosen)[state.memory["labels"]]
 
@@ -452,12 +456,12 @@ class Refit(Staged):
     def _raw(self, state: StagedState, models: Floats) -> Floats:
         """Return models for the columns as they are on the devices at first."""
         shift, scale = state.memory["shift"], state.memory["scale"]
-        return np.stack([state.world.model.unscaled(w, shift, scale) for w in models])
+        return np.stack([state.info.model.unscaled(w, shift, scale) for w in models])
 
 
-def _columns(world: World) -> int:
+def _columns(info: FederationInfo) -> int:
     """Return how many columns devices have, the target included where it is a value."""
-    return int(world.model.n_features) + (world.model.goal == "regression")
+    return int(info.model.n_features) + (info.model.goal == "regression")
 
 
 @dataclass(frozen=True)
@@ -470,11 +474,11 @@ class Oracle(Refit):
         network = NetworkOracle(work=self.work, start=self.start, rows="train+validation")
         return (self,) if model.convex else (network,)
 
-    def admit(self, known: Known, world: World, device: int) -> Admission:
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Find the newcomer's cluster by losses: its true group is not known here."""
-        return (yield from judged(known, world, self.work, "train+validation", device))
+        return (yield from judged(known, info, self.work, "train+validation", device))
 
-    def _clusters(self, world: World, before: Found | None) -> Ints:
-        if world.truth is None:
+    def _clusters(self, info: FederationInfo, before: Outcome | None) -> Ints:
+        if info.truth is None:
             raise FedfuseError("the oracle needs to be told the true groups, and these data have none")
-        return canonical(world.truth)
+        return canonical(info.truth)

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from fedfuse.core.dendrogram import alike
+from fedfuse.data.federation import Part
 from fedfuse.protocol.sufficient_statistics import Summary, parts
-from fedfuse.protocol.tasks import SUMMARISED, Alone, Gradient, Moments, Part, Rescale, Residue, Task
+from fedfuse.protocol.tasks import SUMMARISED, FitLocally, Gradient, GradientCosine, Rescale, SendMoments, Task
 from fedfuse.utils.typing import Floats, Ints
 
 
-class StandIns:
-    """Answers tasks in the place of devices, from what they have sent for `Summarise`.
+class SimulatedReplies:
+    """Answers tasks in the place of devices, from what they have sent for `SendSufficientStatistics`.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ class StandIns:
         """Return what these devices would answer; all tasks are of one kind."""
         lot: list[Any] = list(tasks)
         match lot[0]:
-            case Moments(rows=rows):
+            case SendMoments(rows=rows):
                 part = self.part(rows, devices)
                 return list(np.hstack([part.mean, np.einsum("kcc->kc", part.covariance) + part.mean**2]))
             case Rescale(shift=shift, scale=scale):
@@ -56,11 +57,11 @@ class StandIns:
                 at = np.stack([t.at for t in lot]).astype(np.float64)
                 losses = [self.part(part, devices).evaluate(at)[0] for part in also]
                 return list(np.column_stack([self.part(rows, devices).evaluate(at)[1], *losses]))
-            case Residue():
+            case GradientCosine():
                 at, common = np.stack([t.at for t in lot]), np.stack([t.common for t in lot])
                 a, b = (self.part(part, devices).evaluate(at)[1] - common for part in SUMMARISED)
                 return list(alike(a, b)[:, None])
-            case Alone(ridges=ridges):
+            case FitLocally(ridges=ridges):
                 return self._alone(ridges, devices)
         raise AssertionError(f"nobody can answer {type(tasks[0]).__name__} in the place of a device")
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.methods.method import Arrays, Found, Method, World
+from fedfuse.methods.method import Arrays, FederationInfo, Method, Outcome
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Bools, Floats, Ints
@@ -29,7 +29,7 @@ END = "end"
 class StagedState:
     """Where a staged method is: plain arrays under names, the stage, and who has answered in it."""
 
-    world: World
+    info: FederationInfo
     stage: str
     memory: Arrays = field(default_factory=dict)
     asked: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -63,18 +63,18 @@ class Staged(Method[StagedState]):
     first: ClassVar[str]
     gathers: ClassVar[bool] = True
 
-    def begin(self, world: World, before: Found | None = None) -> StagedState:
-        state = StagedState(world, self.first, silent=np.zeros(world.m, np.int64))
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> StagedState:
+        state = StagedState(info, self.first, silent=np.zeros(info.m, np.int64))
         self._prepare(state, before)
-        self._enter(state, self._first(world))
+        self._enter(state, self._first(info))
         return state
 
-    def _first(self, world: World) -> str:
+    def _first(self, info: FederationInfo) -> str:
         """Return the stage to begin with."""
         return self.first
 
     @abstractmethod
-    def _prepare(self, state: StagedState, before: Found | None) -> None:
+    def _prepare(self, state: StagedState, before: Outcome | None) -> None:
         """Put into memory what the first stage needs."""
 
     def opening(self, state: StagedState) -> dict[int, Task]:
@@ -101,7 +101,7 @@ class Staged(Method[StagedState]):
 
     def _enter(self, state: StagedState, stage: str) -> None:
         state.stage, state.answers = stage, {}
-        state.asked = np.zeros(state.world.m, np.int64)
+        state.asked = np.zeros(state.info.m, np.int64)
         skip = getattr(self, f"_skip_{stage}", None)
         if skip is not None:
             state.asked[skip(state)] = SKIPPED
@@ -121,10 +121,10 @@ class Staged(Method[StagedState]):
             **{f"memory_{name}": array for name, array in state.memory.items()},
         }
 
-    def unpack(self, arrays: Arrays, world: World) -> StagedState:
+    def unpack(self, arrays: Arrays, info: FederationInfo) -> StagedState:
         header = json.loads(arrays["header"].tobytes())
         cuts = np.cumsum(header["sizes"])[:-1]
         values = np.split(arrays["answers"], cuts) if header["answered"] else []
         memory = {k.removeprefix("memory_"): v for k, v in arrays.items() if k.startswith("memory_")}
         answers = dict(zip(header["answered"], values, strict=True))
-        return StagedState(world, header["stage"], memory, arrays["asked"], answers, arrays["silent"])
+        return StagedState(info, header["stage"], memory, arrays["asked"], answers, arrays["silent"])

@@ -26,10 +26,21 @@ import scipy
 from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.fedavg import averaged
-from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Memory, Method, Remembering, World, moved
+from fedfuse.methods.method import (
+    AdmissionDialogue,
+    AdmissionResult,
+    Arrays,
+    ArrayState,
+    ArrayStateMethod,
+    FederationInfo,
+    Method,
+    Outcome,
+    RunSummary,
+    moved,
+)
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Add, Install, Task, Train
-from fedfuse.tuning.grid_search import Searched
+from fedfuse.tuning.grid_search import GridSearch
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 Linkage = Literal["complete", "single"]
@@ -61,7 +72,7 @@ def bipartition(updates: Floats, how: Linkage = "complete") -> Bools:
 
 
 @dataclass(frozen=True)
-class CFL(Remembering):
+class CFL(ArrayStateMethod):
     """Recursive bipartition.
 
     Parameters
@@ -88,68 +99,68 @@ class CFL(Remembering):
 
     @property
     def plan(self) -> tuple[Method[Any], ...]:
-        return Searched(inner=self).plan if "auto" in (self.eps1, self.eps2) else (self,)
+        return GridSearch(inner=self).plan if "auto" in (self.eps1, self.eps2) else (self,)
 
-    def candidates(self, state: Memory) -> list[dict[str, Any]]:
+    def candidates(self, state: ArrayState) -> list[dict[str, Any]]:
         firsts = EPS1 if self.eps1 == "auto" else (float(self.eps1),)
         pairs = [(e, e * ratio if self.eps2 == "auto" else float(self.eps2)) for e in firsts for ratio in RATIOS]
         return [{"eps1": e1, "eps2": e2} for e1, e2 in dict.fromkeys(pairs)]
 
-    def begin(self, world: World, before: Found | None = None) -> Memory:
-        start, m, d = world.initial(self.start).astype(world.dtype), world.m, world.d
-        return Memory(world, {
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
+        start, m, d = info.initial(self.start).astype(info.dtype), info.m, info.d
+        return ArrayState(info, {
             "models": start[None].copy(), "labels": np.zeros(m, np.int64), "age": np.zeros(1, np.int64),
-            "last": np.zeros((m, d), world.dtype), "heard": np.zeros(m, np.bool_),
-            "step": np.zeros((1, d), world.dtype),
+            "last": np.zeros((m, d), info.dtype), "heard": np.zeros(m, np.bool_),
+            "step": np.zeros((1, d), info.dtype),
             # for newcomers, every cut: which node of the tree, who was in it, on which side, with which update
-            "cut_models": np.zeros((0, d), world.dtype),
+            "cut_models": np.zeros((0, d), info.dtype),
             "cut_children": np.zeros((0, 2), np.int64), "cut_of": np.zeros(0, np.int64),
-            "cut_side": np.zeros(0, np.int64), "cut_updates": np.zeros((0, d), world.dtype),
+            "cut_side": np.zeros(0, np.int64), "cut_updates": np.zeros((0, d), info.dtype),
         })  # fmt: skip
 
-    def opening(self, state: Memory) -> dict[int, Task]:
+    def opening(self, state: ArrayState) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(self.models(state))}
 
-    def tasks(self, state: Memory, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
         return [Train(self.work.at(k), rows=self.rows, send="update")] * len(devices)
 
-    def update(self, state: Memory, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
         state["age"] += 1
-        updates = np.array(values, dtype=state.world.dtype).reshape(len(devices), state.world.d)
+        updates = np.array(values, dtype=state.info.dtype).reshape(len(devices), state.info.d)
         state["last"][devices], state["heard"][devices] = updates, True
         for cluster in range(len(state["models"])):
             if self._apart(state, cluster, devices):
                 self._cut(state, cluster)
-        state["step"] = self._means(state, devices, updates).astype(state.world.dtype)
+        state["step"] = self._means(state, devices, updates).astype(state.info.dtype)
         old = state["models"]
         state["models"] = old + state["step"]
         return moved(old, state["models"])
 
-    def _means(self, state: Memory, devices: Ints, updates: Floats) -> Floats:
+    def _means(self, state: ArrayState, devices: Ints, updates: Floats) -> Floats:
         """Return every cluster's mean update, over its active members."""
-        rows = state.world.counts[self.rows][devices].astype(np.float64)
+        rows = state.info.counts[self.rows][devices].astype(np.float64)
         return averaged(np.zeros(state["models"].shape), state["labels"][devices], updates, rows)
 
-    def _apart(self, state: Memory, cluster: int, devices: Ints) -> bool:
+    def _apart(self, state: ArrayState, cluster: int, devices: Ints) -> bool:
         """Whether the cluster has come to rest as a whole and its members have not."""
         members = state["labels"] == cluster
         active = devices[members[devices]]
         if state["age"][0] <= PATIENCE or members.sum() <= SMALLEST or not active.size:
             return False
         updates = state["last"][active].astype(np.float64)
-        mean = np.average(updates, axis=0, weights=state.world.counts[self.rows][active])
+        mean = np.average(updates, axis=0, weights=state.info.counts[self.rows][active])
         at_rest = np.linalg.norm(mean) < float(self.eps1)
         restless = np.linalg.norm(updates, axis=1).max() > float(self.eps2)
         return bool(at_rest and restless and state["heard"][members].all())
 
-    def _cut(self, state: Memory, cluster: int) -> None:
+    def _cut(self, state: ArrayState, cluster: int) -> None:
         members = np.flatnonzero(state["labels"] == cluster)
         first = bipartition(state["last"][members], self.linkage)
         self._remember(state, cluster, members, first)
         state["labels"][members[~first]] = len(state["models"])
         state["models"] = np.vstack([state["models"], state["models"][cluster]])
 
-    def _remember(self, state: Memory, cluster: int, members: Ints, first: Bools) -> None:
+    def _remember(self, state: ArrayState, cluster: int, members: Ints, first: Bools) -> None:
         """Keep the cut: node numbers are cuts first come first, leaves are -1 - cluster."""
         new, parent = len(state["cut_models"]), self._leaf(state, cluster)
         if parent is not None:
@@ -161,30 +172,30 @@ class CFL(Remembering):
         state["cut_side"] = np.concatenate([state["cut_side"], np.where(first, 0, 1)])
         state["cut_updates"] = np.vstack([state["cut_updates"], state["last"][members]])
 
-    def _leaf(self, state: Memory, cluster: int) -> tuple[int, int] | None:
+    def _leaf(self, state: ArrayState, cluster: int) -> tuple[int, int] | None:
         """Return where in the tree the cluster hangs: (cut, side), or None for the root."""
         cut, side = np.nonzero(state["cut_children"] == -1 - cluster)
         return (int(cut[0]), int(side[0])) if cut.size else None
 
-    def broadcast(self, state: Memory) -> dict[int, Task]:
+    def broadcast(self, state: ArrayState) -> dict[int, Task]:
         return {i: Add(state["step"][cluster]) for i, cluster in enumerate(state["labels"])}
 
-    def models(self, state: Memory) -> Floats:
+    def models(self, state: ArrayState) -> Floats:
         return np.asarray(state["models"][state["labels"]])
 
-    def labels(self, state: Memory) -> Ints:
+    def labels(self, state: ArrayState) -> Ints:
         return canonical(state["labels"])
 
-    def final(self, state: Memory, world: World) -> Found:
-        return Found(self.models(state), self.labels(state))
+    def final(self, state: ArrayState, info: FederationInfo) -> Outcome:
+        return Outcome(self.models(state), self.labels(state))
 
-    def keep(self, state: Memory) -> Arrays:
+    def keep(self, state: ArrayState) -> Arrays:
         names = ("models", "cut_models", "cut_children", "cut_of", "cut_side", "cut_updates")
         place = canonical(state["labels"])
         number = np.array([place[np.argmax(state["labels"] == c)] for c in range(len(state["models"]))])
         return {"number": number, **{name: state[name] for name in names}}
 
-    def admit(self, known: Known, world: World, device: int) -> Admission:
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Go down the tree of cuts, each time to the side of the member whose update is most like one's own."""
         kept = known.kept
         node = 0 if len(kept["cut_models"]) else -1
@@ -194,4 +205,4 @@ class CFL(Remembering):
             alike = cosines(np.vstack([update, kept["cut_updates"][there]]))[0, 1:]
             node = int(kept["cut_children"][node, kept["cut_side"][there][int(alike.argmax())]])
         yield Install(kept["models"][-1 - node])
-        return Joined(kept["models"][-1 - node], int(kept["number"][-1 - node]))
+        return AdmissionResult(kept["models"][-1 - node], int(kept["number"][-1 - node]))

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.fedavg import FedAvg
-from fedfuse.methods.method import Found, Memory, World, moved
+from fedfuse.methods.method import ArrayState, FederationInfo, Outcome, moved
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints
@@ -51,20 +51,20 @@ class FedAsync(FedAvg):
     def one_at_a_time(self) -> FedAsync:
         return self
 
-    def begin(self, world: World, before: Found | None = None) -> Memory:
-        state = super().begin(world, before)
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
+        state = super().begin(info, before)
         state["updates"] = np.zeros(1, np.int64)
-        state["sent"] = np.zeros(world.m, np.int64)  # updates of the server when each device was asked
+        state["sent"] = np.zeros(info.m, np.int64)  # updates of the server when each device was asked
         return state
 
-    def tasks(self, state: Memory, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
         state["sent"][devices] = state["updates"]
         return super().tasks(state, devices, k)
 
-    def update(self, state: Memory, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
         if not values:
             return None
-        counts, old = state.world.counts[self.rows], state["models"]
+        counts, old = state.info.counts[self.rows], state["models"]
         staleness = state["updates"] - state["sent"][devices]
         shares = np.minimum(1, self.alpha * counts[devices] / counts.mean() * (1.0 + staleness) ** -self.power)
         new = old[0] + (shares[:, None] * (np.stack(values) - old[0])).mean(axis=0)

@@ -17,7 +17,16 @@ import numpy as np
 
 from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import Admission, Found, Joined, Known, Memory, Remembering, World, moved
+from fedfuse.methods.method import (
+    AdmissionDialogue,
+    AdmissionResult,
+    ArrayState,
+    ArrayStateMethod,
+    FederationInfo,
+    Outcome,
+    RunSummary,
+    moved,
+)
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.typing import Floats, Ints
@@ -35,33 +44,33 @@ def averaged(models: Floats, clusters: Ints, values: Floats, weights: Floats) ->
 
 
 @dataclass(frozen=True)
-class Averaging(Remembering):
+class Averaging(ArrayStateMethod):
     """Every cluster's model is the mean of what its active members made of it."""
 
-    def _state(self, world: World, labels: Ints) -> Memory:
-        models = np.tile(world.initial(self.start), (int(labels.max()) + 1, 1)).astype(world.dtype)
-        return Memory(world, {"models": models, "labels": labels})
+    def _state(self, info: FederationInfo, labels: Ints) -> ArrayState:
+        models = np.tile(info.initial(self.start), (int(labels.max()) + 1, 1)).astype(info.dtype)
+        return ArrayState(info, {"models": models, "labels": labels})
 
-    def tasks(self, state: Memory, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
         work, starts = self.work.at(k), state["models"][state["labels"][devices]]
         return [Train(work, start=w, rows=self.rows) for w in starts]
 
-    def update(self, state: Memory, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
         if not values:
             return None
-        weights = state.world.counts[self.rows][devices].astype(np.float64)
+        weights = state.info.counts[self.rows][devices].astype(np.float64)
         old = state["models"]
         state["models"] = averaged(old, state["labels"][devices], np.stack(values), weights)
         return moved(old, state["models"])
 
-    def models(self, state: Memory) -> Floats:
+    def models(self, state: ArrayState) -> Floats:
         return np.asarray(state["models"][state["labels"]])
 
-    def labels(self, state: Memory) -> Ints:
+    def labels(self, state: ArrayState) -> Ints:
         return canonical(state["labels"])
 
-    def final(self, state: Memory, world: World) -> Found:
-        return Found(self.models(state), self.labels(state))
+    def final(self, state: ArrayState, info: FederationInfo) -> Outcome:
+        return Outcome(self.models(state), self.labels(state))
 
 
 @dataclass(frozen=True)
@@ -72,21 +81,21 @@ class FedAvg(Averaging):
     clusters: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = True
 
-    def begin(self, world: World, before: Found | None = None) -> Memory:
-        return self._state(world, np.zeros(world.m, np.int64))
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
+        return self._state(info, np.zeros(info.m, np.int64))
 
     def one_at_a_time(self) -> FedAvg:
         from fedfuse.methods.fedasync import FedAsync  # a FedAvg itself
 
         return FedAsync(self.start, self.work, self.rows)
 
-    def opening(self, state: Memory) -> dict[int, Task]:
+    def opening(self, state: ArrayState) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(self.models(state))}
 
-    def admit(self, known: Known, world: World, device: int) -> Admission:
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Use the model as it is."""
         yield Install(known.models[0])
-        return Joined(known.models[0])
+        return AdmissionResult(known.models[0])
 
 
 @dataclass(frozen=True)
@@ -96,11 +105,11 @@ class ClusteredFedAvg(Averaging):
     name: ClassVar[str] = "clustered-fedavg"
     given_labels: tuple[int, ...] = ()
 
-    def begin(self, world: World, before: Found | None = None) -> Memory:
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
         labels = np.array(self.given_labels, np.int64) if before is None else before.labels
-        if labels.shape != (world.m,):
-            raise FedfuseError(f"clusters must be given for {world.m} devices, got {labels.size}")
-        return self._state(world, canonical(labels))
+        if labels.shape != (info.m,):
+            raise FedfuseError(f"clusters must be given for {info.m} devices, got {labels.size}")
+        return self._state(info, canonical(labels))
 
-    def opening(self, state: Memory) -> dict[int, Task]:
+    def opening(self, state: ArrayState) -> dict[int, Task]:
         return {}

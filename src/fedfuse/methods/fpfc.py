@@ -25,18 +25,26 @@ import numpy as np
 
 from fedfuse.core.partitions import cluster_means
 from fedfuse.core.penalties import L1, Penalty, SmoothedSCAD
+from fedfuse.core.robust_mean import Robust
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.admission import judged
 from fedfuse.grouping.fusion_tree import AutoFPFC
 from fedfuse.grouping.network_groups import NetworkAuto, NetworkRefit
 from fedfuse.grouping.refit import Refit
-from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Method, World
+from fedfuse.methods.method import (
+    AdmissionDialogue,
+    AdmissionResult,
+    Arrays,
+    FederationInfo,
+    Method,
+    Outcome,
+    RunSummary,
+)
 from fedfuse.models.model import Model
 from fedfuse.pairs.collapsed import check_collapse
-from fedfuse.pairs.newcomer_pairs import Guest
+from fedfuse.pairs.newcomer_pairs import NewcomerPairs
 from fedfuse.pairs.ray_blocks import check_backend
 from fedfuse.pairs.state import FusionState, Residuals
-from fedfuse.protocol.reply_checks import Robust
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
@@ -49,7 +57,7 @@ STILL = 1e-4  # relative: a newcomer that moves less has come to rest
 
 
 @dataclass
-class Fusing:
+class FPFCState:
     """The pairs of what is fused, and the part of the model that all devices share (often none)."""
 
     pairs: FusionState
@@ -59,7 +67,7 @@ class Fusing:
     heard: Ints  # and how often it was
 
     @classmethod
-    def start(cls, models: Floats, weights: Ints, cut: int, penalty: Penalty, rho: float, **options: Any) -> Fusing:
+    def start(cls, models: Floats, weights: Ints, cut: int, penalty: Penalty, rho: float, **options: Any) -> FPFCState:
         """Begin with these models (m x d), of which the first ``cut`` columns are shared."""
         shared = np.average(models[:, :cut], axis=0, weights=weights) if cut else models[0, :0]
         dtype = options["dtype"]
@@ -87,13 +95,13 @@ class Fusing:
         return {**self.pairs.pack(), "shared": self.shared, "moves": self.moves, "heard": self.heard}
 
     @classmethod
-    def unpack(cls, arrays: Arrays, penalty: Penalty, weights: Ints, **room: Any) -> Fusing:
+    def unpack(cls, arrays: Arrays, penalty: Penalty, weights: Ints, **room: Any) -> FPFCState:
         pairs = {name: array for name, array in arrays.items() if name not in ("shared", "moves", "heard")}
         own = (arrays["shared"], weights, arrays["moves"], arrays["heard"])
         return cls(FusionState.unpack(pairs, penalty, **room), *own)
 
 
-def restless(state: Fusing, labels: Ints) -> Ints:
+def restless(state: FPFCState, labels: Ints) -> Ints:
     """Return the devices that stand alone and still move much further than those in clusters: they seem to lie.
 
     The penalty has no hold on them, nor they on others, so nothing else comes of it. Who was heard much less often
@@ -114,7 +122,7 @@ def restless(state: Fusing, labels: Ints) -> Ints:
 
 
 @dataclass(frozen=True)
-class PairwiseFusion(Method[Fusing]):
+class BaseFPFC(Method[FPFCState]):
     """What FPFC and FPFC-l1 share.
 
     Parameters
@@ -191,7 +199,7 @@ class PairwiseFusion(Method[Fusing]):
         found = NetworkAuto(a=self.reach, **common)
         return (found,) if self.refit else (found, own)
 
-    def given(self, before: Found | None) -> PairwiseFusion:
+    def given(self, before: Outcome | None) -> BaseFPFC:
         return self
 
     @property
@@ -216,44 +224,44 @@ class PairwiseFusion(Method[Fusing]):
         """Devices whose theta is at most this long are joined."""
         return min(0.5, 0.75 * self.strength) if self.nu is None else self.nu
 
-    def begin(self, world: World, before: Found | None = None) -> Fusing:
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> FPFCState:
         # from models that differ there is no pull to their mean
         warm = before is not None
-        models = np.tile(world.initial(self.start), (world.m, 1)) if before is None else before.models
-        weights, cut = world.counts[self.rows], world.model.fused.start
-        return Fusing.start(models, weights, cut, self.penalty, self.rho, warm=warm, dtype=world.dtype, **self.room)
+        models = np.tile(info.initial(self.start), (info.m, 1)) if before is None else before.models
+        weights, cut = info.counts[self.rows], info.model.fused.start
+        return FPFCState.start(models, weights, cut, self.penalty, self.rho, warm=warm, dtype=info.dtype, **self.room)
 
-    def opening(self, state: Fusing) -> dict[int, Task]:
+    def opening(self, state: FPFCState) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.models)}
 
-    def tasks(self, state: Fusing, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: FPFCState, devices: Ints, k: int) -> list[Task]:
         work, pairs = self.work.at(k), state.pairs
         # without a penalty zeta_i is omega_i, and not only up to rounding: nobody must feel the others
         anchors = pairs.anchors(devices) if self.lam else pairs.omega[devices]
         trunk: dict[str, Any] = {"start": state.shared, "into": "shared"} if state.shared.size else {}
         return [Train(work, anchor=zeta, rho=self.rho, rows=self.rows, **trunk) for zeta in anchors]
 
-    def update(self, state: Fusing, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: FPFCState, devices: Ints, values: list[Floats]) -> Residuals | None:
         return state.absorb(devices, np.stack(values)) if values else None
 
-    def models(self, state: Fusing) -> Floats:
+    def models(self, state: FPFCState) -> Floats:
         return state.models
 
-    def labels(self, state: Fusing) -> Ints:
+    def labels(self, state: FPFCState) -> Ints:
         return state.pairs.labels(self.threshold)
 
-    def final(self, state: Fusing, world: World) -> Found:
+    def final(self, state: FPFCState, info: FederationInfo) -> Outcome:
         labels = self.labels(state)
         models = cluster_means(state.models, labels, state.weights)[labels]
-        return Found(models, labels, self.strength, suspects=restless(state, labels))
+        return Outcome(models, labels, self.strength, suspects=restless(state, labels))
 
-    def pack(self, state: Fusing) -> Arrays:
+    def pack(self, state: FPFCState) -> Arrays:
         return state.pack()
 
-    def unpack(self, arrays: Arrays, world: World) -> Fusing:
-        return Fusing.unpack(arrays, self.penalty, world.counts[self.rows], **self.room)
+    def unpack(self, arrays: Arrays, info: FederationInfo) -> FPFCState:
+        return FPFCState.unpack(arrays, self.penalty, info.counts[self.rows], **self.room)
 
-    def admit(self, known: Known, world: World, device: int) -> Admission:
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Let a newcomer meet all old devices, whose parameters stay as they are (the paper's section 6.4.2).
 
         First it trains alone; then server and newcomer take turns as in training, until its parameters rest. It is of
@@ -261,12 +269,12 @@ class PairwiseFusion(Method[Fusing]):
         models' losses decide (`grouping.admission`).
         """
         if self.refit:
-            return (yield from judged(known, world, self.work, self.rows, device))
-        work, rows, cut = self.work, self.rows, world.model.fused.start
-        method = self.given(Found(known.models, known.labels, known.lam))
+            return (yield from judged(known, info, self.work, self.rows, device))
+        work, rows, cut = self.work, self.rows, info.model.fused.start
+        method = self.given(Outcome(known.models, known.labels, known.lam))
         shared = known.models[0, :cut]
-        w = yield Train(work.at(0), start=np.concatenate([shared, world.initial(self.start)[cut:]]), rows=rows)
-        guest = Guest(known.models[:, cut:], w[cut:], method.penalty, self.rho)
+        w = yield Train(work.at(0), start=np.concatenate([shared, info.initial(self.start)[cut:]]), rows=rows)
+        guest = NewcomerPairs(known.models[:, cut:], w[cut:], method.penalty, self.rho)
         for k in range(FEW if work.batch else MEETINGS):
             w = yield Train(work.at(k + 1), anchor=guest.anchor(), rho=self.rho, rows=rows)
             if guest.absorb(w[cut:]) <= STILL:
@@ -274,15 +282,15 @@ class PairwiseFusion(Method[Fusing]):
         near = guest.norms()
         nearest = int(near.argmin())
         if near[nearest] > method.threshold:
-            return Joined(w)
-        return Joined(known.models[nearest], int(known.labels[nearest]))
+            return AdmissionResult(w)
+        return AdmissionResult(known.models[nearest], int(known.labels[nearest]))
 
-    def describe(self, state: Fusing) -> dict[str, Any]:
+    def describe(self, state: FPFCState) -> dict[str, Any]:
         return {"lam": self.lam}
 
 
 @dataclass(frozen=True)
-class FPFC(PairwiseFusion):
+class FPFC(BaseFPFC):
     """FPFC with the smoothed SCAD penalty.
 
     Parameters
@@ -307,7 +315,7 @@ class FPFC(PairwiseFusion):
         if self.lam == "auto":  # all the rest can be looked at before lambda is found
             SmoothedSCAD(2 * self.xi if 0 < self.xi < np.inf else 1.0, self.a, self.xi).check(self.rho)
 
-    def given(self, before: Found | None) -> PairwiseFusion:
+    def given(self, before: Outcome | None) -> BaseFPFC:
         if self.lam != "auto":
             return self
         lam = before.lam if before else None
@@ -324,7 +332,7 @@ class FPFC(PairwiseFusion):
 
 
 @dataclass(frozen=True)
-class FPFCL1(PairwiseFusion):
+class FPFCL1(BaseFPFC):
     """FPFC-l1: the same with the convex l1 penalty, which also pulls on devices of other clusters."""
 
     name: ClassVar[str] = "fpfc-l1"

@@ -26,12 +26,23 @@ import numpy as np
 from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.fedavg import averaged
-from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Memory, Method, Remembering, World, moved
+from fedfuse.methods.method import (
+    AdmissionDialogue,
+    AdmissionResult,
+    Arrays,
+    ArrayState,
+    ArrayStateMethod,
+    FederationInfo,
+    Method,
+    Outcome,
+    RunSummary,
+    moved,
+)
 from fedfuse.models.model import Start
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import value
 from fedfuse.protocol.tasks import Choose, Losses, Task
-from fedfuse.tuning.grid_search import Searched
+from fedfuse.tuning.grid_search import GridSearch
 from fedfuse.utils.typing import Floats, Ints
 
 Average = Literal["gradient", "model"]
@@ -39,7 +50,7 @@ NUMBERS = (1, 2, 3, 4, 6, 8, 12)  # of clusters, where none is given
 
 
 @dataclass(frozen=True)
-class IFCA(Remembering):
+class IFCA(ArrayStateMethod):
     """Iterative federated clustering.
 
     Parameters
@@ -76,36 +87,36 @@ class IFCA(Remembering):
 
     @property
     def plan(self) -> tuple[Method[Any], ...]:
-        return Searched(inner=self).plan if self.n_models == "auto" else (self,)
+        return GridSearch(inner=self).plan if self.n_models == "auto" else (self,)
 
-    def candidates(self, state: Memory) -> list[dict[str, Any]]:
-        return [{"n_models": n} for n in NUMBERS if n <= state.world.m]
+    def candidates(self, state: ArrayState) -> list[dict[str, Any]]:
+        return [{"n_models": n} for n in NUMBERS if n <= state.info.m]
 
-    def begin(self, world: World, before: Found | None = None) -> Memory:
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
         count = 1 if self.n_models == "auto" else int(self.n_models)
-        start: Start = "normal" if self.start == "auto" and world.model.convex else self.start
-        drawn = [world.initial(start, number) for number in range(count)]
-        models = np.array(self.near or drawn, dtype=world.dtype)
-        fused = world.model.fused
+        start: Start = "normal" if self.start == "auto" and info.model.convex else self.start
+        drawn = [info.initial(start, number) for number in range(count)]
+        models = np.array(self.near or drawn, dtype=info.dtype)
+        fused = info.model.fused
         # one trunk for all, as a device would have it
-        return Memory(world, {
-            "shared": models[0, : fused.start], "heads": models[:, fused], "choice": np.zeros(world.m, np.int64),
+        return ArrayState(info, {
+            "shared": models[0, : fused.start], "heads": models[:, fused], "choice": np.zeros(info.m, np.int64),
             "rate": np.zeros(1),
         })  # fmt: skip
 
-    def opening(self, state: Memory) -> dict[int, Task]:
+    def opening(self, state: ArrayState) -> dict[int, Task]:
         return {}
 
-    def tasks(self, state: Memory, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
         work = self.work.at(k)
         state["rate"] = [value(work.lr, 0)]
         local = None if self.average == "gradient" else work
         return [Choose(state["shared"], state["heads"], local, self.temperature, self.rows)] * len(devices)
 
-    def update(self, state: Memory, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
         if not values:
             return None
-        old, count, d = self._all(state), len(state["heads"]), state.world.d
+        old, count, d = self._all(state), len(state["heads"]), state.info.d
         replies = np.stack(values)
         weights = replies[:, -count:]
         state["choice"][devices] = weights.argmax(axis=1)
@@ -115,52 +126,52 @@ class IFCA(Remembering):
         )
         return moved(old, self._all(state))
 
-    def _descend(self, state: Memory, weights: Floats, gradients: Floats) -> None:
+    def _descend(self, state: ArrayState, weights: Floats, gradients: Floats) -> None:
         """Option I: the divisor is the number of all active devices, whatever cluster they are of."""
-        rate, cut = float(state["rate"][0]) / len(gradients), state.world.model.fused.start
-        per_head = np.einsum("ij,ijd->jd", weights, np.broadcast_to(gradients, (*weights.shape, state.world.d)))
-        state["heads"] = (state["heads"] - rate * per_head[:, cut:]).astype(state.world.dtype)
-        state["shared"] = (state["shared"] - rate * per_head[:, :cut].sum(axis=0)).astype(state.world.dtype)
+        rate, cut = float(state["rate"][0]) / len(gradients), state.info.model.fused.start
+        per_head = np.einsum("ij,ijd->jd", weights, np.broadcast_to(gradients, (*weights.shape, state.info.d)))
+        state["heads"] = (state["heads"] - rate * per_head[:, cut:]).astype(state.info.dtype)
+        state["shared"] = (state["shared"] - rate * per_head[:, :cut].sum(axis=0)).astype(state.info.dtype)
 
-    def _mean(self, state: Memory, devices: Ints, weights: Floats, models: Floats) -> None:
+    def _mean(self, state: ArrayState, devices: Ints, weights: Floats, models: Floats) -> None:
         """Option II, weighted by rows as in the original's experiments on images."""
-        cut, count = state.world.model.fused.start, len(state["heads"])
-        rows = state.world.counts[self.rows][devices].astype(np.float64)
-        every = np.broadcast_to(models, (*weights.shape, state.world.d)).reshape(-1, state.world.d)
+        cut, count = state.info.model.fused.start, len(state["heads"])
+        rows = state.info.counts[self.rows][devices].astype(np.float64)
+        every = np.broadcast_to(models, (*weights.shape, state.info.d)).reshape(-1, state.info.d)
         weight = (rows[:, None] * weights).ravel()
         cluster = np.tile(np.arange(count), len(devices))
         state["heads"] = averaged(state["heads"], cluster, every[:, cut:], weight)
         one = np.zeros(len(cluster), np.int64)
         state["shared"] = averaged(state["shared"][None], one, every[:, :cut], weight)[0]
 
-    def _all(self, state: Memory) -> Floats:
+    def _all(self, state: ArrayState) -> Floats:
         """Return the L models, whole."""
         shared = np.tile(state["shared"], (len(state["heads"]), 1))
         return np.hstack([shared, state["heads"]])
 
-    def at_home(self, state: Memory) -> list[Task]:
-        return [Losses(self._all(state), self.rows)] * state.world.m
+    def at_home(self, state: ArrayState) -> list[Task]:
+        return [Losses(self._all(state), self.rows)] * state.info.m
 
-    def deployed(self, state: Memory, found: Found, seen: list[Floats]) -> Found:
+    def deployed(self, state: ArrayState, found: Outcome, seen: list[Floats]) -> Outcome:
         choice = np.stack(seen).argmin(axis=1)
-        return Found(self._all(state)[choice], canonical(choice))
+        return Outcome(self._all(state)[choice], canonical(choice))
 
-    def models(self, state: Memory) -> Floats:
+    def models(self, state: ArrayState) -> Floats:
         return np.asarray(self._all(state)[state["choice"]])
 
-    def labels(self, state: Memory) -> Ints:
+    def labels(self, state: ArrayState) -> Ints:
         return canonical(state["choice"])
 
-    def final(self, state: Memory, world: World) -> Found:
-        return Found(self.models(state), self.labels(state))
+    def final(self, state: ArrayState, info: FederationInfo) -> Outcome:
+        return Outcome(self.models(state), self.labels(state))
 
-    def keep(self, state: Memory) -> Arrays:
+    def keep(self, state: ArrayState) -> Arrays:
         return {"all": self._all(state)}
 
-    def admit(self, known: Known, world: World, device: int) -> Admission:
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Take the model with the least loss on the newcomer's training rows, as it is."""
         models = known.kept["all"]
         losses = yield Losses(models, self.rows)
         model = models[int(np.argmin(losses))]
         same = np.flatnonzero((known.models == model).all(axis=1))
-        return Joined(model, int(known.labels[same[0]]) if same.size else None)
+        return AdmissionResult(model, int(known.labels[same[0]]) if same.size else None)

@@ -20,73 +20,83 @@ from typing import ClassVar
 import numpy as np
 
 from fedfuse.methods.fedavg import averaged
-from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Memory, Remembering, World, moved
+from fedfuse.methods.method import (
+    AdmissionDialogue,
+    AdmissionResult,
+    Arrays,
+    ArrayState,
+    ArrayStateMethod,
+    FederationInfo,
+    Outcome,
+    RunSummary,
+    moved,
+)
 from fedfuse.pairs.state import Residuals
-from fedfuse.protocol.tasks import Install, Show, Task, Train
+from fedfuse.protocol.tasks import Install, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
 
 @dataclass(frozen=True)
-class LGFedAvg(Remembering):
+class LGFedAvg(ArrayStateMethod):
     """A representation for every device, one head for all."""
 
     name: ClassVar[str] = "lg-fedavg"
     clusters: ClassVar[bool] = False
     private: ClassVar[bool] = True
 
-    def begin(self, world: World, before: Found | None = None) -> Memory:
-        start = world.initial(self.start).astype(world.dtype)
-        everyone = np.tile(start, (world.m, 1))
-        head = start[world.model.fused]
-        return Memory(world, {"start": start, "head": head, "trained": everyone[:, world.model.fused]})
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
+        start = info.initial(self.start).astype(info.dtype)
+        everyone = np.tile(start, (info.m, 1))
+        head = start[info.model.fused]
+        return ArrayState(info, {"start": start, "head": head, "trained": everyone[:, info.model.fused]})
 
-    def opening(self, state: Memory) -> dict[int, Task]:
+    def opening(self, state: ArrayState) -> dict[int, Task]:
         # the head is sent; the representation is one that devices can draw by themselves
-        return dict.fromkeys(range(state.world.m), Install(state["start"], known=state.world.model.fused.start))
+        return dict.fromkeys(range(state.info.m), Install(state["start"], known=state.info.model.fused.start))
 
-    def tasks(self, state: Memory, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
         work = self.work.at(k)
         return [Train(work, start=state["head"], rows=self.rows, into="fused", send="part") for _ in devices]
 
-    def update(self, state: Memory, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
         if not values:
             return None
-        weights, heads = state.world.counts[self.rows][devices].astype(np.float64), np.stack(values)
+        weights, heads = state.info.counts[self.rows][devices].astype(np.float64), np.stack(values)
         old = state["head"]
         # those who were not active are at the head of which the active ones set out
-        trained = np.tile(old, (state.world.m, 1))
+        trained = np.tile(old, (state.info.m, 1))
         trained[devices] = heads
         state["trained"] = trained
         state["head"] = averaged(old[None], np.zeros(len(devices), np.int64), heads, weights)[0]
         return moved(old[None], state["head"][None])
 
-    def at_home(self, state: Memory) -> list[Task]:
-        return [Show()] * state.world.m
+    def at_home(self, state: ArrayState) -> list[Task]:
+        return [PeekModel()] * state.info.m
 
-    def deployed(self, state: Memory, found: Found, seen: list[Floats]) -> Found:
-        fused, models = state.world.model.fused, np.stack(seen).astype(found.models.dtype)
+    def deployed(self, state: ArrayState, found: Outcome, seen: list[Floats]) -> Outcome:
+        fused, models = state.info.model.fused, np.stack(seen).astype(found.models.dtype)
         # with a representation of its own a device uses the global head, as in the original
         models[:, fused] = state["head"] if fused.start else state["trained"]
         return found._replace(models=models)
 
-    def models(self, state: Memory) -> Floats:
+    def models(self, state: ArrayState) -> Floats:
         """Return what the server knows: everybody's head on the first representation."""
-        models = np.tile(state["start"], (state.world.m, 1))
-        models[:, state.world.model.fused] = state["trained"]
+        models = np.tile(state["start"], (state.info.m, 1))
+        models[:, state.info.model.fused] = state["trained"]
         return models
 
-    def labels(self, state: Memory) -> Ints:
-        return np.zeros(state.world.m, np.int64)
+    def labels(self, state: ArrayState) -> Ints:
+        return np.zeros(state.info.m, np.int64)
 
-    def final(self, state: Memory, world: World) -> Found:
-        return Found(self.models(state), self.labels(state))
+    def final(self, state: ArrayState, info: FederationInfo) -> Outcome:
+        return Outcome(self.models(state), self.labels(state))
 
-    def keep(self, state: Memory) -> Arrays:
+    def keep(self, state: ArrayState) -> Arrays:
         model = state["start"].copy()
-        model[state.world.model.fused] = state["head"]
+        model[state.info.model.fused] = state["head"]
         return {"model": model}
 
-    def admit(self, known: Known, world: World, device: int) -> Admission:
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Fine-tune the global head, on the first representation."""
         yield Train(self.work.at(0), start=known.kept["model"], rows=self.rows, send="nothing")
-        return Joined((yield Show()))
+        return AdmissionResult((yield PeekModel()))

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.core.partitions import cluster_means
+from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model, Start
 from fedfuse.pairs.state import Residuals
-from fedfuse.protocol.local_work import SCHEDULES, parse
-from fedfuse.protocol.tasks import Part, Task, Work
+from fedfuse.protocol.local_work import SCHEDULES, Work, parse
+from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints
 
 State = TypeVar("State")
@@ -25,7 +26,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class World:
+class FederationInfo:
     """What the server knows of a federation: sizes and counts, never rows."""
 
     m: int
@@ -40,7 +41,7 @@ class World:
         return self.model.d
 
 
-class Found(NamedTuple):
+class Outcome(NamedTuple):
     """What a method ends with, and what the next one of a run may begin with."""
 
     models: Floats  # of every device
@@ -51,7 +52,7 @@ class Found(NamedTuple):
     suspects: npt.ArrayLike = ()  # devices that seem to lie
 
 
-class Known(NamedTuple):
+class RunSummary(NamedTuple):
     """What the server still knows when a run is over and somebody new comes."""
 
     models: Floats  # of every device
@@ -71,7 +72,7 @@ class Known(NamedTuple):
         return cluster_means(self.models, np.searchsorted(self.clusters, self.labels), self.counts)
 
 
-class Joined(NamedTuple):
+class AdmissionResult(NamedTuple):
     """A newcomer's model, and the cluster it has come to (None: to none)."""
 
     model: Floats
@@ -79,14 +80,14 @@ class Joined(NamedTuple):
     sureness: float | None = None
 
 
-Admission: TypeAlias = Generator[Task, Floats, Joined]
+AdmissionDialogue: TypeAlias = Generator[Task, Floats, AdmissionResult]
 
 
 @dataclass
-class Memory:
+class ArrayState:
     """A state that is a few arrays under names."""
 
-    world: World
+    info: FederationInfo
     arrays: Arrays = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -155,7 +156,7 @@ class Method(ABC, Generic[State]):
         return self
 
     @abstractmethod
-    def begin(self, world: World, before: Found | None = None) -> State:
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> State:
         """Return the state before the first round; ``before`` is what the plan's last method has found."""
 
     @abstractmethod
@@ -176,7 +177,7 @@ class Method(ABC, Generic[State]):
         """
         return None
 
-    def deployed(self, state: State, found: Found, seen: list[Floats]) -> Found:
+    def deployed(self, state: State, found: Outcome, seen: list[Floats]) -> Outcome:
         """Return what devices really use, from what was found and their answers to `at_home`."""
         return found
 
@@ -184,14 +185,14 @@ class Method(ABC, Generic[State]):
         """Return what a newcomer may need later, besides models, labels and lambda."""
         return {}
 
-    def admit(self, known: Known, world: World, device: int) -> Admission:
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Take in a newcomer, device ``device`` of ``world``: yield tasks for it, return its model and cluster."""
         raise FedfuseError(f"{self.name} has no way to take in newcomers")
         yield
 
-    def fresh(self, world: World, used: State) -> State:
+    def fresh(self, info: FederationInfo, used: State) -> State:
         """Return a first state for a new training, for which devices need not send again what ``used`` has of them."""
-        return self.begin(world)
+        return self.begin(info)
 
     def candidates(self, state: State) -> list[dict[str, Any]]:
         """Return the settings to choose from on validation rows, where some were left open (`tuning.grid_search`)."""
@@ -205,7 +206,7 @@ class Method(ABC, Generic[State]):
         """Return what brings devices up to date that have lost their memory, in this order."""
         return [self.opening(state)]
 
-    def given(self, before: Found | None) -> Method[Any]:
+    def given(self, before: Outcome | None) -> Method[Any]:
         """Return the method with the settings that the plan's last method has chosen, where it waits for some."""
         return replace(self, **before.settings) if before else self
 
@@ -246,10 +247,10 @@ class Method(ABC, Generic[State]):
         """Return the cluster of every device now."""
 
     @abstractmethod
-    def final(self, state: State, world: World) -> Found:
+    def final(self, state: State, info: FederationInfo) -> Outcome:
         """Return every device's parameters and cluster at the end."""
 
-    def validated(self, state: State, found: Found) -> Floats | None:
+    def validated(self, state: State, found: Outcome) -> Floats | None:
         """Return the models that never saw the validation rows, for their score; None if there are none."""
         return None if "validation" in self.rows else found.models
 
@@ -258,7 +259,7 @@ class Method(ABC, Generic[State]):
         """Return the state as arrays."""
 
     @abstractmethod
-    def unpack(self, arrays: Arrays, world: World) -> State:
+    def unpack(self, arrays: Arrays, info: FederationInfo) -> State:
         """Build the state that `pack` took apart."""
 
     def describe(self, state: State) -> dict[str, Any]:
@@ -271,14 +272,14 @@ class Method(ABC, Generic[State]):
 
 
 @dataclass(frozen=True)
-class Remembering(Method[Memory]):
-    """A method whose state is a `Memory`: it packs by itself."""
+class ArrayStateMethod(Method[ArrayState]):
+    """A method whose state is a `ArrayState`: it packs by itself."""
 
-    def pack(self, state: Memory) -> Arrays:
+    def pack(self, state: ArrayState) -> Arrays:
         return dict(state.arrays)
 
-    def unpack(self, arrays: Arrays, world: World) -> Memory:
-        return Memory(world, dict(arrays))
+    def unpack(self, arrays: Arrays, info: FederationInfo) -> ArrayState:
+        return ArrayState(info, dict(arrays))
 
 
 def moved(old: Floats, new: Floats) -> Residuals:

@@ -25,10 +25,19 @@ import scipy
 from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.fedavg import Averaging
-from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Memory, Method, World
+from fedfuse.methods.method import (
+    AdmissionDialogue,
+    AdmissionResult,
+    Arrays,
+    ArrayState,
+    FederationInfo,
+    Method,
+    Outcome,
+    RunSummary,
+)
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Subspace, Task
-from fedfuse.tuning.grid_search import Searched
+from fedfuse.tuning.grid_search import GridSearch
 from fedfuse.utils.typing import Floats, Ints
 
 Angle = Literal["column", "principal"]
@@ -123,40 +132,40 @@ class PACFL(Averaging):
 
     @property
     def plan(self) -> tuple[Method[Any], ...]:
-        return Searched(inner=self).plan if self.threshold == "auto" else (self,)
+        return GridSearch(inner=self).plan if self.threshold == "auto" else (self,)
 
-    def candidates(self, state: Memory) -> list[dict[str, Any]]:
+    def candidates(self, state: ArrayState) -> list[dict[str, Any]]:
         return [{"threshold": threshold} for threshold in thresholds(state["angles"], self.linkage)]
 
-    def begin(self, world: World, before: Found | None = None) -> Memory:
-        state = self._state(world, np.zeros(world.m, np.int64))
-        state["trained"] = np.repeat(state["models"], world.m, axis=0)
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
+        state = self._state(info, np.zeros(info.m, np.int64))
+        state["trained"] = np.repeat(state["models"], info.m, axis=0)
         if before is not None and "angles" in before.kept:
             self._recall(state, before.kept)
         return state
 
-    def fresh(self, world: World, used: Memory) -> Memory:
-        state = self.begin(world)
+    def fresh(self, info: FederationInfo, used: ArrayState) -> ArrayState:
+        state = self.begin(info)
         self._recall(state, used.arrays)
         return state
 
-    def _recall(self, state: Memory, arrays: Mapping[str, Any]) -> None:
+    def _recall(self, state: ArrayState, arrays: Mapping[str, Any]) -> None:
         """Use the bases that devices have sent before."""
         for name in ("angles", "bases", "columns"):
             state[name] = arrays[name]
         self._cluster(state)
 
-    def opening(self, state: Memory) -> dict[int, Task]:
+    def opening(self, state: ArrayState) -> dict[int, Task]:
         if "angles" in state:
             return {}
-        model = state.world.model
+        model = state.info.model
         task = Subspace(self.p, model.n_features, model.n_classes, self.rows)
-        return dict.fromkeys(range(state.world.m), task)
+        return dict.fromkeys(range(state.info.m), task)
 
-    def opened(self, state: Memory, devices: Ints, values: list[Floats]) -> None:
+    def opened(self, state: ArrayState, devices: Ints, values: list[Floats]) -> None:
         if "angles" in state:
             return
-        features, m = state.world.model.n_features, state.world.m
+        features, m = state.info.model.n_features, state.info.m
         bases = {int(i): v.reshape(-1, features).T for i, v in zip(devices, values, strict=True)}
         nothing = np.zeros((features, 0))  # who has not answered is at right angles to everybody, and stays alone
         each = [bases.get(i, nothing) for i in range(m)]
@@ -165,30 +174,30 @@ class PACFL(Averaging):
         state["bases"] = np.hstack(each)
         self._cluster(state)
 
-    def _cluster(self, state: Memory) -> None:
+    def _cluster(self, state: ArrayState) -> None:
         if self.threshold == "auto":
             return
         labels = agglomerated(state["angles"], float(self.threshold), self.linkage)
         state["models"] = np.repeat(state["models"][:1], int(labels.max()) + 1, axis=0)
         state["labels"] = labels
 
-    def update(self, state: Memory, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
         if values:
             state["trained"][devices] = np.stack(values)
         return super().update(state, devices, values)
 
-    def models(self, state: Memory) -> Floats:
+    def models(self, state: ArrayState) -> Floats:
         return np.asarray(state["trained"]) if self.evaluate == "local" else super().models(state)
 
-    def recovery(self, state: Memory) -> list[dict[int, Task]]:
+    def recovery(self, state: ArrayState) -> list[dict[int, Task]]:
         return []
 
-    def keep(self, state: Memory) -> Arrays:
+    def keep(self, state: ArrayState) -> Arrays:
         return {name: state[name] for name in ("models", "angles", "bases", "columns", "labels")}
 
-    def admit(self, known: Known, world: World, device: int) -> Admission:
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Send one's basis; the server clusters anew with the same threshold, and the newcomer takes that model."""
-        kept, model = known.kept, world.model
+        kept, model = known.kept, info.model
         answer = yield Subspace(self.p, model.n_features, model.n_classes, self.rows)
         new = answer.reshape(-1, model.n_features).T
         bases = np.split(kept["bases"], np.cumsum(kept["columns"])[:-1], axis=1)
@@ -199,8 +208,8 @@ class PACFL(Averaging):
         if not companions.size:  # nobody is like this one: the mean of all, which FedAvg would give
             everybody = np.average(known.models, axis=0, weights=known.counts)
             yield Install(everybody)
-            return Joined(everybody)
+            return AdmissionResult(everybody)
         # clusters may have merged: the nearest companion's it is
         old = int(kept["labels"][companions[int(row[companions].argmin())]])
         yield Install(kept["models"][old])
-        return Joined(kept["models"][old], old)
+        return AdmissionResult(kept["models"][old], old)

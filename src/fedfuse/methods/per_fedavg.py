@@ -21,9 +21,17 @@ import numpy as np
 
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.fedavg import FedAvg
-from fedfuse.methods.method import Admission, Arrays, Found, Joined, Known, Memory, World
+from fedfuse.methods.method import (
+    AdmissionDialogue,
+    AdmissionResult,
+    Arrays,
+    ArrayState,
+    FederationInfo,
+    Outcome,
+    RunSummary,
+)
 from fedfuse.protocol.local_work import value
-from fedfuse.protocol.tasks import MetaTrain, Show, Task, Train
+from fedfuse.protocol.tasks import MetaTrain, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
 Variant = Literal["first-order", "hessian-free"]
@@ -60,7 +68,7 @@ class PerFedAvg(FedAvg):
         """The step size of the adaptation."""
         return float(value(self.work.lr, 0)) if self.adapt_lr is None else self.adapt_lr
 
-    def tasks(self, state: Memory, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
         work, hessian = self.work.at(k), self.variant == "hessian-free"
         starts = state["models"][state["labels"][devices]]
         return [MetaTrain(work, w, self.alpha, hessian, self.rows) for w in starts]
@@ -70,16 +78,16 @@ class PerFedAvg(FedAvg):
         one = replace(self.work, steps=1, lr=self.alpha, momentum=0.0)
         return Train(one, start=w, rows=self.rows, send="update")
 
-    def at_home(self, state: Memory) -> list[Task]:
-        return [self._adapt(state["models"][0])] * state.world.m
+    def at_home(self, state: ArrayState) -> list[Task]:
+        return [self._adapt(state["models"][0])] * state.info.m
 
-    def deployed(self, state: Memory, found: Found, seen: list[Floats]) -> Found:
+    def deployed(self, state: ArrayState, found: Outcome, seen: list[Floats]) -> Outcome:
         return found._replace(models=found.models + np.stack(seen))
 
-    def keep(self, state: Memory) -> Arrays:
+    def keep(self, state: ArrayState) -> Arrays:
         return {"model": state["models"][0]}
 
-    def admit(self, known: Known, world: World, device: int) -> Admission:
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Adapt the model by one step."""
         yield replace(self._adapt(known.kept["model"]), send="nothing")
-        return Joined((yield Show()))
+        return AdmissionResult((yield PeekModel()))

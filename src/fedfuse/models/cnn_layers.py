@@ -13,7 +13,7 @@ from fedfuse.utils.typing import Floats
 TAPS = 5  # weights in a row of a kernel, at the most
 
 
-class Sizes(NamedTuple):
+class LayerSizes(NamedTuple):
     """Of images and layers; convolution ``l`` has ``pad_l`` zeros around its input and ``high_l x wide_l`` maxima."""
 
     inputs: int
@@ -64,7 +64,7 @@ class Room(NamedTuple):
     gradient3: Floats
 
 
-def room(s: Sizes, dtype: npt.DTypeLike) -> Room:
+def room(s: LayerSizes, dtype: npt.DTypeLike) -> Room:
     """Return space for networks of these sizes."""
     width = lane_bytes() // np.dtype(dtype).itemsize
 

@@ -9,21 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfuse.models.cnn_layers import Sizes, room
-from fedfuse.models.flat_parameters import CHUNK, Engine
+from fedfuse.models.cnn_layers import LayerSizes, room
+from fedfuse.models.flat_parameters import CHUNK, ParameterBackend
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.typing import Floats
 
 _convolution = Kernels("fedfuse.models.convolution_kernels")
 
 
-class CompiledCNN(Engine):
-    """An `Engine` for `networks.CNN` with cross-entropy and channels in pairs, on the CPU."""
+class CompiledCNN(ParameterBackend):
+    """An `ParameterBackend` for `networks.CNN` with cross-entropy and channels in pairs, on the CPU."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         first, second, linear = self.module[0], self.module[3], self.module[-1]  # type: ignore[index]
-        sizes = Sizes.of(
+        sizes = LayerSizes.of(
             self.form.shape,
             (first.out_channels, second.out_channels),
             first.kernel_size[0],

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import plain
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work
 
 CHUNK = 1000  # rows of one forward pass when nothing is learned from it
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -120,7 +120,7 @@ class Form:
         return rows.view(len(rows), height, width, channels).permute(0, 3, 1, 2)
 
 
-class Engine:
+class ParameterBackend:
     """A copy of the module that computes from one flat tensor ``w`` and writes its gradient into another, ``g``."""
 
     def __init__(

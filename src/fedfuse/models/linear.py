@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.models.model import Model, batch_orders, decayed, one_each, plain
 from fedfuse.models.spectrum import second_moments, spectrum
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.threads import spread
 from fedfuse.utils.typing import Bools, Floats, Ints

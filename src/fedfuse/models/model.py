@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.protocol.local_work import value
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work, value
 from fedfuse.utils.typing import Floats, Ints
 
 Start: TypeAlias = Literal["auto", "zero", "normal"]

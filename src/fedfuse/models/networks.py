@@ -19,7 +19,7 @@ from torch import nn
 from fedfuse.data.federation import Goal
 from fedfuse.errors import FedfuseError
 from fedfuse.models.compiled_cnn import CompiledCNN
-from fedfuse.models.flat_parameters import Engine, Form, seeded
+from fedfuse.models.flat_parameters import Form, ParameterBackend, seeded
 from fedfuse.models.model import Shape, Start
 from fedfuse.models.torch import Loss, TorchModel, vector
 from fedfuse.utils.typing import Floats
@@ -121,9 +121,11 @@ class CNN(Network):
             features = trunk(torch.zeros(1, *shape)).shape[1]
         return nn.Sequential(*trunk, nn.Linear(features, outputs))
 
-    def _new_engine(self, form: Form, dtype: torch.dtype) -> Engine:
+    def _new_engine(self, form: Form, dtype: torch.dtype) -> ParameterBackend:
         paired = not any(channels % 2 for channels in self.channels)
-        kind = CompiledCNN if paired and self.loss == "cross_entropy" and self._place.type == "cpu" else Engine
+        kind = (
+            CompiledCNN if paired and self.loss == "cross_entropy" and self._place.type == "cpu" else ParameterBackend
+        )
         return kind(self.module, self.layout, form, self._mean_loss, dtype, self._place)
 
     def to_config(self) -> dict[str, Any]:

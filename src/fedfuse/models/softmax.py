@@ -14,7 +14,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model, batch_orders, decayed, one_each, plain
 from fedfuse.models.panels import STRIP, Panels, batch_space, space
 from fedfuse.models.spectrum import spectrum
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work
 from fedfuse.utils import alignment
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.threads import own, spread

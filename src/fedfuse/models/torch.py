@@ -20,9 +20,9 @@ from torch.nn import functional
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models.flat_parameters import Engine, Form, Layout, layout_of, one_thread, seeded
+from fedfuse.models.flat_parameters import Form, Layout, ParameterBackend, layout_of, one_thread, seeded
 from fedfuse.models.model import Model, Shape, Start, batch_orders, one_each, plain
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work
 from fedfuse.utils.threads import spread
 from fedfuse.utils.typing import Floats, Ints
 
@@ -194,7 +194,7 @@ class TorchModel(Model[TorchData]):
         W = np.array(np.reshape(start, (-1, self.d)), data.dtype)
         A = None if anchor is None or not rho else self._anchors(anchor, data.dtype)
 
-        def train(engine: Engine, k: int) -> None:
+        def train(engine: ParameterBackend, k: int) -> None:
             rng = rngs[k] if rngs else None
             x, y = data.of(devices[k])
             if engine.couples_rows and 1 in (len(x), work.batch):
@@ -223,7 +223,7 @@ class TorchModel(Model[TorchData]):
     ) -> tuple[Floats, Floats]:
         losses, scores, classes = np.zeros(len(devices)), np.zeros(len(devices)), self.goal == "classification"
 
-        def judge(engine: Engine, k: int) -> None:
+        def judge(engine: ParameterBackend, k: int) -> None:
             x, y = data.of(devices[k])
             engine.set(self._on_place(w[k], data.dtype))
             for first, out in engine.look(x):
@@ -241,7 +241,7 @@ class TorchModel(Model[TorchData]):
     def gradients(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
         G = np.zeros((len(devices), self.d), data.dtype)
 
-        def slope(engine: Engine, k: int) -> None:
+        def slope(engine: ParameterBackend, k: int) -> None:
             engine.set(self._on_place(w[k], data.dtype))
             G[k] = engine.gradient(*data.of(devices[k])).cpu().numpy()
 
@@ -316,11 +316,11 @@ class TorchModel(Model[TorchData]):
         return np.dtype(np.float64 if double else np.float32)
 
     @cached_property
-    def _idle(self) -> dict[np.dtype[Any], list[Engine]]:
+    def _idle(self) -> dict[np.dtype[Any], list[ParameterBackend]]:
         return {dtype: [] for dtype in _DTYPES}
 
     @contextmanager
-    def _engine(self, dtype: np.dtype[Any]) -> Iterator[Engine]:
+    def _engine(self, dtype: np.dtype[Any]) -> Iterator[ParameterBackend]:
         """Lend a working copy of the module; there are as many as threads that want one."""
         idle = self._idle[dtype]
         try:
@@ -330,11 +330,16 @@ class TorchModel(Model[TorchData]):
         yield engine
         idle.append(engine)  # not after an error: its state would not be known
 
-    def _new_engine(self, form: Form, dtype: torch.dtype) -> Engine:
-        return Engine(self.module, self.layout, form, self._mean_loss, dtype, self._place)
+    def _new_engine(self, form: Form, dtype: torch.dtype) -> ParameterBackend:
+        return ParameterBackend(self.module, self.layout, form, self._mean_loss, dtype, self._place)
 
     def _each(
-        self, data: TorchData, devices: Ints, do: Callable[[Engine, int], None], passes: int = 1, alone: bool = False
+        self,
+        data: TorchData,
+        devices: Ints,
+        do: Callable[[ParameterBackend, int], None],
+        passes: int = 1,
+        alone: bool = False,
     ) -> None:
         """Do something for each position in ``devices``, in as many threads as there are unless ``alone``."""
 
@@ -410,7 +415,7 @@ class TorchModel(Model[TorchData]):
             states.append(_generator_state(self._place))
         return _Habits(Form(shape, _takes_channels_last(engine, rows)), not torch.equal(*states))
 
-    def _check_outputs(self, engine: Engine, rows: Tensor) -> None:
+    def _check_outputs(self, engine: ParameterBackend, rows: Tensor) -> None:
         try:
             shape = tuple(next(engine.look(rows))[1].shape)
         except Exception as problem:  # whatever a user's module raises
@@ -423,7 +428,7 @@ class TorchModel(Model[TorchData]):
             raise FedfuseError(f"the module must return one value per row, but for two rows it returned shape {shape}")
 
 
-def _takes_channels_last(engine: Engine, rows: Tensor) -> bool:
+def _takes_channels_last(engine: ParameterBackend, rows: Tensor) -> bool:
     shape = engine.form.shape
     if len(shape) != 3 or not any(isinstance(m, nn.Conv2d) for m in engine.module.modules()):
         return False

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fedfuse.core.penalties import Penalty
 from fedfuse.errors import FedfuseError
 from fedfuse.pairs.layout import CAUTION, FAR
-from fedfuse.pairs.ray_blocks import Crew, crew_for
+from fedfuse.pairs.ray_blocks import BlockExecutor, crew_for
 from fedfuse.pairs.state import FusionState, Residuals, check_fit, cold_sums, one_row_each, squares_of, unknown_device
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.typing import Bools, Floats, Ints
@@ -76,7 +76,7 @@ class BlockedState(FusionState):
         collapse: None = None,
     ) -> None:
         """Cut the parameters into blocks; all pairs are far."""
-        self._crew: Crew = crew_for(backend, omega, blocks, memory, None if spill is None else Path(spill))
+        self._crew: BlockExecutor = crew_for(backend, omega, blocks, memory, None if spill is None else Path(spill))
         self.s, self.r = s, r
         self._where = np.full(len(s), FAR, np.int32)
         self._put(omega)

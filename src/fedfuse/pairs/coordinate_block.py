@@ -37,7 +37,7 @@ class Turn:
     fresh: Numbers  # rows that were taken in this round
 
 
-class Block:
+class CoordinateBlock:
     """Columns of ``omega`` (m x d), of the vectors of near pairs, and of the anchor sums.
 
     Parameters

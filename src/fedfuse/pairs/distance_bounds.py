@@ -22,7 +22,7 @@ from fedfuse.utils.typing import Bools, Floats, Ints
 LONG = 1000.0
 
 
-class Watch:
+class DistanceBounds:
     """What is known of m devices' far pairs: at first nothing."""
 
     def __init__(self, m: int) -> None:

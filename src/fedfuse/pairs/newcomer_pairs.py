@@ -8,7 +8,7 @@ from fedfuse.core.penalties import Penalty
 from fedfuse.utils.typing import Floats
 
 
-class Guest:
+class NewcomerPairs:
     """The newcomer's parameters, and its pairs with all old devices (O(m d) for each meeting).
 
     Parameters

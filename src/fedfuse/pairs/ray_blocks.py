@@ -37,13 +37,13 @@ def check_backend(backend: str | None, blocks: int | None) -> None:
         raise FedfuseError(f"blocks must be at least 1, got {blocks}")
 
 
-def crew_for(backend: str, omega: Floats, blocks: int | None, memory: int | None, spill: Path | None) -> Crew:
+def crew_for(backend: str, omega: Floats, blocks: int | None, memory: int | None, spill: Path | None) -> BlockExecutor:
     """Cut parameters into blocks, and give them to those who look after them."""
     check_backend(backend, blocks)
     return (OnRay if backend == "ray" else InThreads)(omega, blocks, memory, spill)
 
 
-class Crew(ABC):
+class BlockExecutor(ABC):
     """Blocks of coordinates; block b has the columns ``cuts[b]`` … ``cuts[b + 1]`` - 1.
 
     Parameters
@@ -93,16 +93,16 @@ class Crew(ABC):
         return out
 
 
-class InThreads(Crew):
+class InThreads(BlockExecutor):
     """Blocks in this process, in as many threads as are allowed."""
 
     def __init__(self, omega: Floats, blocks: int | None, memory: int | None, spill: Path | None) -> None:
         super().__init__(omega, blocks or min(MOST, -(-omega.shape[1] // WORTH)), memory, spill)
 
     def _start(self, blocks: list[tuple[Any, ...]]) -> None:
-        from fedfuse.pairs.coordinate_block import Block  # compiled: only for who has blocks
+        from fedfuse.pairs.coordinate_block import CoordinateBlock  # compiled: only for who has blocks
 
-        self._blocks = [Block(omega, limit, spill, len(blocks)) for omega, limit, spill in blocks]
+        self._blocks = [CoordinateBlock(omega, limit, spill, len(blocks)) for omega, limit, spill in blocks]
 
     def each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         found: list[Any] = [None] * len(self)
@@ -116,7 +116,7 @@ class InThreads(Crew):
         return found
 
 
-class OnRay(Crew):
+class OnRay(BlockExecutor):
     """Blocks on actors of a Ray cluster, one each: the one that this process is in or that it finds, else a local one.
 
     There is one for every processor of the cluster where nobody says. All its machines must have fedfuse installed.
@@ -162,9 +162,9 @@ class _Actor:
         return str(ray.get_runtime_context().get_node_id())
 
     def begin(self, *arguments: Any) -> None:
-        from fedfuse.pairs.coordinate_block import Block
+        from fedfuse.pairs.coordinate_block import CoordinateBlock
 
-        self._block = Block(*arguments)
+        self._block = CoordinateBlock(*arguments)
 
     def call(self, name: str, *arguments: Any) -> Any:
         return getattr(self._block, name)(*arguments)

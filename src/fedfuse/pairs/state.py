@@ -32,7 +32,7 @@ from fedfuse.core.partitions import joined
 from fedfuse.core.penalties import Penalty
 from fedfuse.errors import FedfuseError
 from fedfuse.pairs import numpy_state, screening
-from fedfuse.pairs.distance_bounds import Watch
+from fedfuse.pairs.distance_bounds import DistanceBounds
 from fedfuse.pairs.layout import CAUTION, FAR, LEFT, RUN, TILE, WANTED, Pairs, Round, Scratch, devices_of
 from fedfuse.pairs.memory import Numbers, Pool
 from fedfuse.utils import alignment
@@ -146,7 +146,7 @@ class FusionState:
         self._where: Numbers = np.full(pairs, FAR, np.int32)
         self._sums: Floats = cold_sums(self.omega)
         self._squares = squares_of(self.omega)
-        self._watch = Watch(self.m)
+        self._watch = DistanceBounds(self.m)
         if warm:
             self.restart_pairs()
         else:
@@ -281,7 +281,7 @@ class FusionState:
             raise FedfuseError(f"a newcomer needs {self.d} parameters, got {new.shape[1]}")
         self._watch.settle(self.r, self._where)
         before, self.omega = self.m, np.concatenate([self.omega, new])
-        self._watch, self._beside = Watch(self.m), None
+        self._watch, self._beside = DistanceBounds(self.m), None
         known, pairs = len(self.s), self.m * (self.m - 1) // 2
         self._pool = self._pool.grown(pairs)
         self.s = np.concatenate([self.s, np.ones(pairs - known, self.s.dtype)])
@@ -302,7 +302,7 @@ class FusionState:
         """
         self._pool.give_back(self._where[self._where >= 0])
         self.s[:], self.r[:], self._where[:] = 1, 0, FAR
-        self._watch, self._beside = Watch(self.m), None
+        self._watch, self._beside = DistanceBounds(self.m), None
         self._sums[:] = 0
         self._tidy()
         self._pool.provide(self._bound_all())
@@ -411,7 +411,7 @@ class FusionState:
         state._where = np.full(pairs, FAR, np.int32)
         state._where[near] = state._pool.take(near.size)
         state._pool.rows[: near.size, : state.d] = delta
-        state._watch, state.penalty = Watch(state.m), penalty
+        state._watch, state.penalty = DistanceBounds(state.m), penalty
         return state
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -560,7 +560,7 @@ class FusionState:
             self.omega[turn.active] = turn.before[:, : self.d]
             self._squares = squares_of(self.omega)
             self.r[self._where < 0] = 0  # bounds for parameters that are no more
-            self._watch = Watch(self.m)
+            self._watch = DistanceBounds(self.m)
             self._where[self._where == WANTED] = FAR
             raise
 

@@ -1,4 +1,4 @@
-"""Compiled passes over one block of coordinates; `pairs.coordinate_block.Block` is the face of this module.
+"""Compiled passes over one block of coordinates; `pairs.coordinate_block.CoordinateBlock` is the face of this module.
 
 What couples coordinates is the norm of a pair's vector alone. Once it is known, a pass may go through the coordinates
 in tiles: a tile of all devices' parameters and sums stays in the cache while the vectors of pairs stream by, however

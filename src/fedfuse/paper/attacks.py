@@ -12,10 +12,10 @@ from fedfuse.engines.attacks import draw_liars
 from fedfuse.methods.method import Method
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Shown, both
-from fedfuse.paper.setup import AUTO, PAPER, PRINTED, Setup
+from fedfuse.paper.setup import AUTO, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trial import Trial
 from fedfuse.results.result import mean_score
-from fedfuse.tuning.grid_search import Searched
+from fedfuse.tuning.grid_search import GridSearch
 
 ATTACKS = ("same-value", "sign-flip", "gaussian")
 FEW = (AUTO, "fpfc", "local", "fedavg", "ifca")
@@ -35,11 +35,11 @@ class Attacks(Experiment):
     def data(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def _methods(self, setup: Setup) -> tuple[str, ...]:
+    def _methods(self, setup: PaperSetup) -> tuple[str, ...]:
         images = setup.recipe(self.name).kind == "images"
         return FEW if setup.scale.few and images else (AUTO, *reversed(PAPER))
 
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         found = []
         for label in self._methods(setup):
             calm = self._calm(setup, label)
@@ -53,16 +53,18 @@ class Attacks(Experiment):
                 ]
         return found
 
-    def _calm(self, setup: Setup, label: str) -> Trial:
+    def _calm(self, setup: PaperSetup, label: str) -> Trial:
         method, settings = setup.entry(self.name, label, figure=True)
         return setup.trial(self.name, label, method, settings)
 
-    def _attacked(self, setup: Setup, label: str, method: Method[Any], calm: Trial, attack: str, share: float) -> Trial:
+    def _attacked(
+        self, setup: PaperSetup, label: str, method: Method[Any], calm: Trial, attack: str, share: float
+    ) -> Trial:
         scope = "fused" if setup.recipe(self.name).kind == "images" else "all"
         lies = {"attack": attack, "liars": share, "scope": scope}
         return setup.trial(self.name, label, method, {**calm.settings, **lies})
 
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         rows: list[dict[str, Any]] = []
         for label in self._methods(setup):
             calm = self._calm(setup, label)
@@ -89,14 +91,14 @@ class Attacks(Experiment):
 
 
 def _open(method: Method[Any]) -> bool:
-    return isinstance(method, Searched) or any(isinstance(part, Searched) for part in method.plan)
+    return isinstance(method, GridSearch) or any(isinstance(part, GridSearch) for part in method.plan)
 
 
 def _settled(calm: Trial) -> Method[Any]:
     """Return the method with what it chose where nobody lied."""
     if not _open(calm.method):
         return calm.method
-    inner = calm.method.inner if isinstance(calm.method, Searched) else calm.method
+    inner = calm.method.inner if isinstance(calm.method, GridSearch) else calm.method
     return replace(inner, **calm.result().chosen)
 
 

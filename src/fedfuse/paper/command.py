@@ -15,7 +15,7 @@ from fedfuse.paper.experiment import Item, Shown
 from fedfuse.paper.items import chosen, items
 from fedfuse.paper.output import duration, save
 from fedfuse.paper.progress import Remaining
-from fedfuse.paper.setup import Setup, Size, effort
+from fedfuse.paper.setup import PaperSetup, Size, effort
 from fedfuse.utils.threads import usable_cores
 
 SPECIAL = ("list", "page")
@@ -31,7 +31,7 @@ def show_list(out: Path, data_dir: str | None, answers: Answers) -> None:
     for heading in ("name", *(("where",) if wide else ()), "what", *sizes):
         table.add_column(heading, justify="right" if heading in sizes else "left", no_wrap=heading != "what")
     for item in items().values():
-        times = [_time(item, Setup(size, runner.cache(out), data_dir)) for size in sizes]
+        times = [_time(item, PaperSetup(size, runner.cache(out), data_dir)) for size in sizes]
         what = [item.where, escape(item.title)]
         table.add_row(item.name, *(what if wide else [": ".join(what)]), *times)
     answers.print(table)
@@ -39,7 +39,7 @@ def show_list(out: Path, data_dir: str | None, answers: Answers) -> None:
     answers.say(f"\n{words}")
 
 
-def _time(item: Item, setup: Setup) -> str:
+def _time(item: Item, setup: PaperSetup) -> str:
     if not item.experiment.datasets(setup) and item.experiment.data:
         return "no files"
     rest = runner.missing([item], setup)
@@ -53,7 +53,7 @@ def make(
     names: list[str], size: Size, out: Path, data_dir: str | None, jobs: int | None, console: Lines, answers: Answers
 ) -> None:
     """Run items, print them and write their files; an error at the end where runs failed."""
-    wanted, setup = chosen(names), Setup(size, runner.cache(out), data_dir)
+    wanted, setup = chosen(names), PaperSetup(size, runner.cache(out), data_dir)
     said = list(dict.fromkeys(w for item in wanted for w in setup.check_data(item.experiment.data)))
     for words in said:
         console.say(f"note: {words}", "yellow")

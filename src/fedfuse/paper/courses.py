@@ -13,10 +13,9 @@ import pandas as pd
 from fedfuse.methods.method import Method
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Shown, both, count, floats, printed
-from fedfuse.paper.setup import AUTO, CLUSTERING, PAPER, PRINTED, Setup
+from fedfuse.paper.setup import AUTO, CLUSTERING, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trial import Trial, evaluated, training_cost
-from fedfuse.protocol.local_work import Schedule, value
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Schedule, Work, value
 from fedfuse.studies.comparison_tables import NOTHING
 
 METHODS = (*PAPER, AUTO)
@@ -35,10 +34,10 @@ class Curves(Experiment):
     def data(self) -> tuple[str, ...]:
         return self.sets
 
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         return [trial for name in self.datasets(setup) for trial in self._of(setup, name).values()]
 
-    def _of(self, setup: Setup, name: str) -> dict[str, Trial]:
+    def _of(self, setup: PaperSetup, name: str) -> dict[str, Trial]:
         found = {}
         for label in METHODS:
             method, settings = setup.entry(name, label)
@@ -47,7 +46,7 @@ class Curves(Experiment):
             found[label] = setup.trial(name, label, method, settings, curve=True)
         return found
 
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         curves, lines = [], []
         for name in self.datasets(setup):
             data = setup.words(name)
@@ -106,12 +105,12 @@ class Snapshots(Experiment):
     def data(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         method, settings = setup.entry(self.name, "fpfc", figure=True)
         at = self.rounds if settings["rounds"] >= SHORT else (0, settings["rounds"])
         return [setup.trial(self.name, "fpfc", method, {**settings, "rounds": at[-1]}, at=at)]
 
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         (trial,) = self.trials(setup)
         truth = trial.result().profile.truth
         if truth is None:
@@ -162,11 +161,11 @@ class Strategies(Experiment):
     def data(self) -> tuple[str, ...]:
         return tuple(plan.name for plan in self.plans)
 
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         here = (plan for plan in self.plans if setup.here(plan.name))
         return [trial for plan in here for trial in self._of(setup, plan).values()]
 
-    def _of(self, setup: Setup, plan: Plan) -> dict[str, Trial]:
+    def _of(self, setup: PaperSetup, plan: Plan) -> dict[str, Trial]:
         method, settings = setup.entry(plan.name, "fpfc")
         kind = setup.recipe(plan.name).kind
         # the paper counts mini-batch steps on images, and compares after a given round there
@@ -183,7 +182,7 @@ class Strategies(Experiment):
             found[words] = setup.trial(plan.name, "fpfc", replace(method, work=work), options)
         return found
 
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         curves, lines, theirs = [], [], printed(self.numbers, "data")
         for plan in self.plans:
             if not setup.here(plan.name):
@@ -232,7 +231,7 @@ def _rounds(work: Work, total: int) -> int:
 
 
 @dataclass(frozen=True)
-class Nodes:
+class ComputingNodes:
     """Nodes with random delays: how many of them a synchronous round asks, and for how many rounds."""
 
     name: str
@@ -251,17 +250,17 @@ class Asynchronous(Experiment):
     K rounds with n of m nodes there are 2 m K n / (n + 1) single updates. Half as many are run.
     """
 
-    sets: tuple[Nodes, ...]
+    sets: tuple[ComputingNodes, ...]
 
     @property
     def data(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.sets)
 
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         here = (s for s in self.sets if setup.here(s.name))
         return [trial for s in here for trial in self._of(setup, s).values()]
 
-    def _of(self, setup: Setup, given: Nodes) -> dict[str, Trial]:
+    def _of(self, setup: PaperSetup, given: ComputingNodes) -> dict[str, Trial]:
         method, settings = setup.entry(given.name, "fpfc", figure=True)
         rounds = max(2, int(setup.scale.short * given.quick)) if setup.scale.short else given.rounds
         updates = ceil(given.nodes * rounds * given.active / (given.active + 1))
@@ -274,7 +273,7 @@ class Asynchronous(Experiment):
             "asynchronous": setup.trial(given.name, "fpfc", method, alone),
         }
 
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         curves, lines = [], []
         for given in self.sets:
             if not setup.here(given.name):

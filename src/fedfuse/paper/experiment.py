@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedfuse.paper.setup import Setup
+from fedfuse.paper.setup import PaperSetup
 from fedfuse.paper.trial import Trial
 from fedfuse.studies.comparison_tables import NOTHING
 
@@ -47,14 +47,14 @@ class Experiment(ABC):
         """The data sets, by name."""
 
     @abstractmethod
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         """Return the runs that are needed, as far as that is known: some depend on what others came to."""
 
     @abstractmethod
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         """Return what the runs came to; all of them are done."""
 
-    def datasets(self, setup: Setup) -> list[str]:
+    def datasets(self, setup: PaperSetup) -> list[str]:
         """Return the data sets that are here."""
         return [name for name in self.data if setup.here(name)]
 

@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from fedfuse.grouping.lambda_path import Strategy, Tuned
-from fedfuse.methods.fpfc import PairwiseFusion
+from fedfuse.grouping.lambda_path import LambdaPath, Strategy
+from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Shown, printed
-from fedfuse.paper.setup import Setup
+from fedfuse.paper.setup import PaperSetup
 from fedfuse.paper.trial import Trial
 from fedfuse.studies.tune import Tuning
 
@@ -48,21 +48,21 @@ class TuningTable(Experiment):
         table["seconds"] = table["time"] * table["unit"].map(UNITS)
         return table
 
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         return [trial for name in self.datasets(setup) for trial in self._of(setup, name).values()]
 
-    def _of(self, setup: Setup, name: str) -> dict[Strategy, Trial]:
+    def _of(self, setup: PaperSetup, name: str) -> dict[Strategy, Trial]:
         method, settings = setup.entry(name, "fpfc", figure=True)
-        if not isinstance(method, PairwiseFusion):
+        if not isinstance(method, BaseFPFC):
             raise AssertionError("lambda is FPFC's")
         grid = (self.quick if setup.scale.few else self.grids)[name]
-        tuned: dict[Strategy, Tuned] = {
-            way: Tuned(inner=replace(method, lam=0.0), strategy=way, grid=grid, limit=settings["rounds"])
+        tuned: dict[Strategy, LambdaPath] = {
+            way: LambdaPath(inner=replace(method, lam=0.0), strategy=way, grid=grid, limit=settings["rounds"])
             for way in ORDER
         }
         return {way: setup.trial(name, f"FPFC ({way})", tuned[way], settings) for way in ORDER}
 
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         tunings = {
             setup.words(name): {way: Tuning.of(t.result()) for way, t in self._of(setup, name).items()}
             for name in self.datasets(setup)
@@ -99,10 +99,10 @@ class Paths(Experiment):
     def data(self) -> tuple[str, ...]:
         return ()
 
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         return []
 
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         from fedfuse.report.plots import plot_figure1
         from fedfuse.studies.solution_path import figure_1
 

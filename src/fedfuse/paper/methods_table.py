@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedfuse.methods import FPFC
 from fedfuse.paper.experiment import Experiment, Shown, both, count, floats, printed
-from fedfuse.paper.setup import AUTO, CLUSTERING, OURS, PAPER, PRINTED, Setup
+from fedfuse.paper.setup import AUTO, CLUSTERING, OURS, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trial import Trial, training_cost
 from fedfuse.studies.comparison_tables import NOTHING
 
@@ -54,10 +54,10 @@ class MethodsTable(Experiment):
         """The paper's numbers: scores in percent, their spread as a fraction."""
         return printed(self.numbers)
 
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         return [trial for name in self.datasets(setup) for trial in self._of(setup, name).values()]
 
-    def _of(self, setup: Setup, name: str) -> dict[tuple[str, int], Trial]:
+    def _of(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
         found = {}
         for label in (*PAPER, *OURS):
             method, settings = setup.entry(name, label)
@@ -67,7 +67,7 @@ class MethodsTable(Experiment):
                 found[label, seed] = setup.trial(name, label, method, settings, seed)
         return found
 
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         shown = Shown()
         for part in self.parts:
             if not setup.here(part.data):

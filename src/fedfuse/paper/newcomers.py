@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedfuse.paper.experiment import Experiment, Shown, both, printed
-from fedfuse.paper.setup import AUTO, PAPER, PRINTED, Setup
+from fedfuse.paper.setup import AUTO, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trial import Trial
 from fedfuse.studies.comparison_tables import NOTHING
 
@@ -52,10 +52,10 @@ class NewcomersTable(Experiment):
     def printed(self) -> pd.DataFrame:
         return printed(self.numbers)
 
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         return [trial for name in self.datasets(setup) for trial in self._of(setup, name).values()]
 
-    def _of(self, setup: Setup, name: str) -> dict[tuple[str, int], Trial]:
+    def _of(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
         # one seed for networks: a run of one takes as long as all others together
         seeds = setup.seeds[:1] if setup.recipe(name).kind == "images" else setup.seeds
         return {
@@ -64,7 +64,7 @@ class NewcomersTable(Experiment):
             for seed in seeds
         }
 
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         rows = [
             _row(label, name, trial)
             for name in self.datasets(setup)

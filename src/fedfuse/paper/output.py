@@ -9,9 +9,9 @@ import pandas as pd
 
 from fedfuse.paper import runner
 from fedfuse.paper.experiment import Item, Shown
-from fedfuse.paper.setup import WORDS, Setup
+from fedfuse.paper.setup import WORDS, PaperSetup
 from fedfuse.report.plots import save_picture
-from fedfuse.results.run_directory import write_json, written_whole
+from fedfuse.utils.files import atomic_write, write_json
 
 PICTURES = ("figure.svg", "figure.png")
 
@@ -30,12 +30,12 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def command(item: Item, setup: Setup) -> str:
+def command(item: Item, setup: PaperSetup) -> str:
     """Return what to type to have an item at this size."""
     return f"fedfuse paper {item.name}{WORDS[setup.size]}"
 
 
-def text(item: Item, setup: Setup, shown: Shown, level: int = 1, picture: str | None = None) -> str:
+def text(item: Item, setup: PaperSetup, shown: Shown, level: int = 1, picture: str | None = None) -> str:
     """Return an item in Markdown: tables, the picture, how ours compare, why they may differ, the command and time."""
     lines = [f"{'#' * level} {item.where}: {item.title}", ""]
     for title, table in shown.tables.items():
@@ -50,26 +50,26 @@ def text(item: Item, setup: Setup, shown: Shown, level: int = 1, picture: str | 
     return "\n".join(lines)
 
 
-def _took(item: Item, setup: Setup) -> str:
+def _took(item: Item, setup: PaperSetup) -> str:
     trials = runner.wanted([item], setup)
     if not trials:
         return ", a few seconds."
     return f", {len(trials)} runs, {duration(runner.seconds(item, setup))} of one core."
 
 
-def save(item: Item, setup: Setup, shown: Shown, directory: Path) -> list[Path]:
+def save(item: Item, setup: PaperSetup, shown: Shown, directory: Path) -> list[Path]:
     """Write all files of an item; return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, table in shown.numbers.items():
         paths.append(directory / name)
-        with written_whole(paths[-1]) as file:
+        with atomic_write(paths[-1]) as file:
             file.write(table.to_csv(index=False, lineterminator="\n").encode())
     if shown.draw is not None:
         paths += draw(shown, directory, PICTURES)
     picture = PICTURES[0] if shown.draw else None
     paths.append(directory / f"{item.name}.md")
-    with written_whole(paths[-1]) as file:
+    with atomic_write(paths[-1]) as file:
         file.write(text(item, setup, shown, picture=picture).encode())
     runs = {trial.key: trial.description for trial in runner.wanted([item], setup)}
     write_json(directory / "runs.json", {"item": item.name, "size": setup.size, "made": time.time(), "runs": runs})

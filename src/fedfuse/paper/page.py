@@ -18,8 +18,8 @@ from fedfuse.paper.experiment import Item
 from fedfuse.paper.items import items
 from fedfuse.paper.methods_table import GROUPING, MethodsTable, grouping
 from fedfuse.paper.output import command, draw, text
-from fedfuse.paper.setup import Setup, Size
-from fedfuse.results.run_directory import written_whole
+from fedfuse.paper.setup import PaperSetup, Size
+from fedfuse.utils.files import atomic_write
 
 # the tables are wide: the site shows no list of contents beside them
 _HEAD = """---
@@ -48,10 +48,10 @@ _SIZES: dict[Size, str] = {
 }
 
 
-def best_size(item: Item, out: Path, data_dir: str | None) -> Setup | None:
+def best_size(item: Item, out: Path, data_dir: str | None) -> PaperSetup | None:
     """Return the largest size at which all runs of an item are done."""
     for size in get_args(Size):
-        setup = Setup(size, runner.cache(out), data_dir)
+        setup = PaperSetup(size, runner.cache(out), data_dir)
         if runner.complete(item, setup):
             return setup
     return None
@@ -76,16 +76,16 @@ def write(path: Path, out: Path, data_dir: str | None = None) -> list[str]:
     sizes = "; ".join(words for size, words in _SIZES.items() if size in used) or "none yet"
     head = _HEAD.format(sizes=sizes, contents="\n".join(contents))
     if absent:
-        full = Setup("full", runner.cache(out), data_dir)
+        full = PaperSetup("full", runner.cache(out), data_dir)
         commands = "\n".join(command(item, full) for item in items().values() if item.name in absent)
         parts.append(f"## Not run yet\n\n```\n{commands}\n```\n")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write("\n".join([head, *parts]).encode())
     return absent
 
 
-def _section(item: Item, setup: Setup, path: Path) -> str:
+def _section(item: Item, setup: PaperSetup, path: Path) -> str:
     """Return what came of an item here, and draw its picture."""
     shown, picture = item.experiment.show(setup), None
     if shown.draw is not None:

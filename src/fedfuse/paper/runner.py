@@ -12,25 +12,25 @@ from pathlib import Path
 
 from fedfuse.errors import FedfuseError
 from fedfuse.paper.experiment import Item
-from fedfuse.paper.setup import Setup, effort
+from fedfuse.paper.setup import PaperSetup, effort
 from fedfuse.paper.trial import Trial
 from fedfuse.studies.jobs import Watcher, alone_in, run_here, run_in_workers
 from fedfuse.utils.threads import usable_cores
 
 
-def wanted(items: Sequence[Item], setup: Setup) -> list[Trial]:
+def wanted(items: Sequence[Item], setup: PaperSetup) -> list[Trial]:
     """Return the runs of these items that are known so far, each once."""
     trials = (trial for item in items for trial in item.experiment.trials(setup))
     return list({trial.key: trial for trial in trials}.values())
 
 
-def missing(items: Sequence[Item], setup: Setup) -> list[Trial]:
+def missing(items: Sequence[Item], setup: PaperSetup) -> list[Trial]:
     """Return the runs that are not done, the longest first, so that no core is idle for long at the end."""
     rest = [trial for trial in wanted(items, setup) if not trial.done]
     return sorted(rest, key=lambda trial: (-effort(trial), trial.recipe.name, trial.seed))
 
 
-def run(items: Sequence[Item], setup: Setup, watcher: Watcher, jobs: int | None = None) -> dict[str, str]:
+def run(items: Sequence[Item], setup: PaperSetup, watcher: Watcher, jobs: int | None = None) -> dict[str, str]:
     """Run what is missing; return the messages of runs that failed, by key."""
     setup.home.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
@@ -58,12 +58,12 @@ def _performed(trials: Sequence[Trial], jobs: int | None, watcher: Watcher) -> l
         watcher.close()
 
 
-def seconds(item: Item, setup: Setup) -> float:
+def seconds(item: Item, setup: PaperSetup) -> float:
     """Return the time that an item's runs took, on one core each."""
     return sum(float(trial.result().seconds) for trial in wanted([item], setup) if trial.done)
 
 
-def complete(item: Item, setup: Setup) -> bool:
+def complete(item: Item, setup: PaperSetup) -> bool:
     """Whether all runs of an item are done."""
     here = item.experiment.datasets(setup) or not item.experiment.data
     return bool(here) and not missing([item], setup)

@@ -13,15 +13,14 @@ from typing import Any, Literal, TypeAlias
 
 from fedfuse.data.synthetic import SCENARIOS
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.lambda_path import Tuned
+from fedfuse.grouping.lambda_path import LambdaPath
 from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL
 from fedfuse.methods.method import Method
 from fedfuse.paper.data import DEVICES, Data, missing_files
 from fedfuse.paper.trial import Trial
-from fedfuse.protocol.local_work import value
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work, value
 from fedfuse.training.options import PAPER_LAMBDAS, Style, build, parse_options
-from fedfuse.tuning.grid_search import TRIAL, Searched
+from fedfuse.tuning.grid_search import TRIAL, GridSearch
 
 Size: TypeAlias = Literal["full", "middle", "quick"]
 AUTO = "fpfc auto"
@@ -96,7 +95,7 @@ WORDS: dict[Size, str] = {"full": "", "middle": " --middle", "quick": " --quick"
 
 
 @dataclass(frozen=True)
-class Setup:
+class PaperSetup:
     """Where and how big: makes the trials that experiments ask for."""
 
     size: Size
@@ -173,8 +172,8 @@ class Setup:
             return replace(method, lam=known, refit=False, nu=0.1)
         if data.kind == "images" and label in IMAGE_SETTINGS:
             return replace(method, **IMAGE_SETTINGS[label])
-        if isinstance(method, (CFL, PACFL)) and self.scale.trial != Searched.trial:
-            return Searched(inner=method, trial=self.scale.trial)
+        if isinstance(method, (CFL, PACFL)) and self.scale.trial != GridSearch.trial:
+            return GridSearch(inner=method, trial=self.scale.trial)
         return method
 
     def trial(
@@ -230,10 +229,10 @@ def effort(trial: Trial) -> float:
     if settings.get("mode") == "async":
         active = 1
     rounds = settings.get("rounds", 60)
-    if isinstance(method, Tuned):
+    if isinstance(method, LambdaPath):
         rounds = method.limit * (len(method.grid) if method.strategy == "separate" else 1)
-    elif isinstance(method, Searched) or len(method.plan) > 1:
-        said = method.trial if isinstance(method, Searched) else None
+    elif isinstance(method, GridSearch) or len(method.plan) > 1:
+        said = method.trial if isinstance(method, GridSearch) else None
         rounds += _CANDIDATES * (said or min(TRIAL, rounds))
     per_device = _passes(inner.work, rows) if getattr(inner, "average", "model") != "gradient" else 1.0
     if isinstance(inner, IFCA) and inner.n_models != "auto":

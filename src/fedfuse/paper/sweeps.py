@@ -12,7 +12,7 @@ import pandas as pd
 from fedfuse.methods.method import Method
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Shown, both
-from fedfuse.paper.setup import Setup
+from fedfuse.paper.setup import PaperSetup
 from fedfuse.paper.trial import Trial
 from fedfuse.protocol.local_work import Uneven
 
@@ -42,10 +42,10 @@ class SettingSweep(Experiment):
     def data(self) -> tuple[str, ...]:
         return self.sets
 
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         return [trial for name in self.datasets(setup) for trial in self._of(setup, name).values()]
 
-    def _of(self, setup: Setup, name: str) -> dict[float, Trial]:
+    def _of(self, setup: PaperSetup, name: str) -> dict[float, Trial]:
         method, settings = setup.entry(name, "fpfc", figure=True)
         values = (self.quick if setup.scale.few else self.values)[setup.recipe(name).kind]
         return {value: setup.trial(name, "fpfc", self._with(method, value), settings) for value in values}
@@ -56,7 +56,7 @@ class SettingSweep(Experiment):
         changed: dict[str, Any] = {self.key: value}
         return replace(method, **changed)
 
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         rows: list[dict[str, Any]] = []
         for name in self.datasets(setup):
             for value, trial in self._of(setup, name).items():
@@ -92,10 +92,10 @@ class Starts(Experiment):
     def data(self) -> tuple[str, ...]:
         return self.sets
 
-    def trials(self, setup: Setup) -> list[Trial]:
+    def trials(self, setup: PaperSetup) -> list[Trial]:
         return [trial for trials in self._all(setup).values() for trial in trials]
 
-    def _all(self, setup: Setup) -> dict[tuple[str, str], list[Trial]]:
+    def _all(self, setup: PaperSetup) -> dict[tuple[str, str], list[Trial]]:
         found = {}
         for name in self.sets:
             for label in self.methods:
@@ -107,7 +107,7 @@ class Starts(Experiment):
                 ]
         return found
 
-    def show(self, setup: Setup) -> Shown:
+    def show(self, setup: PaperSetup) -> Shown:
         rows = [
             {"data": setup.words(name), "method": label, "start": trial.seed, "test": result.score("test"),
              "ari": result.ari, "clusters": result.n_clusters}

@@ -17,10 +17,11 @@ from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
 from fedfuse.paper.data import Data, late
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store, read_arrays, read_json, without_nan, write_arrays, write_json
+from fedfuse.results.run_directory import Store
 from fedfuse.studies.jobs import Job
 from fedfuse.training.loop import Callback, Row, Run
 from fedfuse.tuning.grid_search import JUDGING, TRYING
+from fedfuse.utils.files import read_arrays, read_json, without_nan, write_arrays, write_json
 from fedfuse.utils.typing import Floats
 
 NEWCOMERS = "newcomers.json"

@@ -1,4 +1,6 @@
-"""Numbers that change from round to round; a schedule may stand wherever a number stands.
+"""What a device does in a round: its local work, and schedules of the numbers in it.
+
+A schedule may stand wherever a number stands.
 
 On the command line they are written as they are printed: ``--set steps=grow(20)``,
 ``--set lr=decay(0.01,0.9,5)``, ``--set steps=uneven(10)``.
@@ -7,10 +9,13 @@ On the command line they are written as they are printed: ``--set steps=grow(20)
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from math import ceil, inf
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
+
+import numpy as np
 
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.random import generator
@@ -140,3 +145,70 @@ def _written(schedule: Grow | Decay | Uneven | Paced) -> str:
     # short where that is exact: what is written must be read again to the bit
     numbers = (f"{n:g}" if float(f"{n:g}") == n else repr(float(n)) for n in astuple(schedule))
     return f"{schedule.word}({','.join(numbers)})"
+
+
+Solver: TypeAlias = Literal["gd", "exact"]
+
+
+Unit: TypeAlias = Literal["epochs", "batches"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """How a device trains: gradient steps, mini-batch steps, or its problem solved to the end.
+
+    Parameters
+    ----------
+    steps
+        Full-batch gradient steps; with ``batch``, passes over the data or mini-batch steps, as ``unit`` says.
+    lr
+        Step size.
+    batch
+        Rows per mini-batch; ``None`` for full-batch gradient descent.
+    solver
+        ``"gd"`` follows ``steps``, ``lr`` and ``batch``; ``"exact"`` solves the device's convex problem
+        (linear regression in closed form, softmax regression by Newton's method) and needs none of them.
+    momentum
+        As `torch.optim.SGD` has it, from rest in every round; for networks only.
+    decay
+        Weight decay: ``decay * w`` is added to the gradient.
+    unit
+        What ``steps`` counts when ``batch`` is given: ``"epochs"`` or ``"batches"``. Batches go on through reshuffled
+        epochs; the last batch of an epoch may be smaller.
+    """
+
+    steps: Schedule = 10
+    lr: Schedule = 0.1
+    batch: int | None = None
+    solver: Solver = "gd"
+    momentum: float = 0.0
+    decay: float = 0.0
+    unit: Unit = "epochs"
+
+    def __post_init__(self) -> None:
+        steps, lr = value(self.steps, 0), value(self.lr, 0)
+        if not 1 <= steps < np.inf or (steps is self.steps and steps != int(steps)):
+            raise FedfuseError(f"steps must be a whole number of at least 1, got {self.steps}")
+        if not 0 < lr < np.inf:
+            raise FedfuseError(f"lr must be a positive number, got {self.lr}")
+        if isinstance(self.lr, PER_DEVICE):
+            raise FedfuseError(f"lr cannot be drawn for each device, got {self.lr}; steps can")
+        if self.batch is not None and self.batch < 1:
+            raise FedfuseError(f"batch must be at least 1, got {self.batch}")
+        if self.solver not in ("gd", "exact"):
+            raise FedfuseError(f"solver must be 'gd' or 'exact', got {self.solver!r}")
+        if not 0 <= self.momentum < 1:
+            raise FedfuseError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        if not 0 <= self.decay < np.inf:
+            raise FedfuseError(f"decay must be a number of at least 0, got {self.decay}")
+        if self.unit not in ("epochs", "batches"):
+            raise FedfuseError(f"unit must be 'epochs' or 'batches', got {self.unit!r}")
+
+    def at(self, k: int) -> Work:
+        """Return the work of round ``k``: the same with plain numbers for schedules.
+
+        What is drawn for each device stays open until its order is made (`for_device`).
+        """
+        # a schedule that falls ends at the smallest work there is, not in an error after hours
+        steps, lr = max(1, int(value(self.steps, k))), max(value(self.lr, k), sys.float_info.min)
+        return replace(self, steps=self.steps if isinstance(self.steps, PER_DEVICE) else steps, lr=lr)

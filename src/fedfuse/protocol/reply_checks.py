@@ -8,16 +8,17 @@ f(w) >= f(w') + g' (w - w'). Who breaks these rules lies, whatever the others se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias
+from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 from fedfuse.core.partitions import canonical
 from fedfuse.data.federation import Goal
 from fedfuse.protocol.sufficient_statistics import Summary, parts
+from fedfuse.protocol.tasks import STATISTICS, Order, Reply, Subspace, Task
 from fedfuse.utils.typing import Bools, Floats, Ints
 
-Robust: TypeAlias = Literal["none", "screen", "median", "trimmed", "krum"]
 SLACK = 1e-3  # relative: what rounding and inexact solvers may do
 ROUNDED = 1e-5  # relative: what rounding alone may do
 TINY = 1e-4  # and absolute, for gradients
@@ -25,8 +26,6 @@ FAINT = 1e-6  # relative: what rounding may do to a covariance
 DEVIATIONS = 6.0  # robust standard deviations of the logarithm beyond which a length is absurd,
 LEAST = 0.5  # of which one is at least this
 FEWEST = 5  # uploads, to say anything
-FAR = 10.0  # times the usual size: further out a device's mean counts as if it were there
-TRIMMED = 0.2  # of the values, on either side
 
 
 def overlong(uploads: Mapping[int, Floats]) -> list[int]:
@@ -59,7 +58,7 @@ def possible_score(score: float, goal: Goal) -> bool:
 
 
 def possible_judgement(answer: Floats, models: int) -> bool:
-    """Whether these can be mean losses and the covariances of them (see `protocol.tasks.Judge`)."""
+    """Whether these can be mean losses and the covariances of them (see `protocol.tasks.EvaluateModels`)."""
     means, matrix = np.asarray(answer[:models], dtype=np.float64), np.zeros((models, models))
     matrix[np.triu_indices(models)] = answer[models:]
     variances = np.diag(matrix)
@@ -99,7 +98,7 @@ def _possible_part(summary: Summary) -> bool:
 
 
 def judged_models(numbers: int) -> int:
-    """Return how many models an answer to `Judge` is about: n means and n (n + 1) / 2 covariances."""
+    """Return how many models an answer to `EvaluateModels` is about: n means and n (n + 1) / 2 covariances."""
     return int((np.sqrt(9 + 8 * numbers) - 3) / 2 + 0.5)
 
 
@@ -136,43 +135,41 @@ def apart(labels: Ints, suspects: Bools) -> Ints:
     return new
 
 
-def pooled_moments(answers: Floats, weights: Ints) -> tuple[Floats, Floats]:
-    """Return the weighted means of columns and of their squares; who is far out counts as if on the verge of it."""
-    first, second = np.split(np.asarray(answers, dtype=np.float64), 2, axis=1)
-    middle, usual = np.median(first, axis=0), np.median(second, axis=0)
-    # a column that is zero on most devices says nothing of what is far
-    reach = np.where(usual > 0, FAR * np.sqrt(usual), np.inf)
-    first = np.clip(first, middle - reach, middle + reach)
-    second = np.minimum(second, np.where(usual > 0, 2 * FAR**2 * usual, np.inf))
-    return np.average(first, axis=0, weights=weights), np.average(second, axis=0, weights=weights)
+def largest_value(d: int, dtype: npt.DTypeLike) -> float:
+    """Return the largest number that ``d`` parameters may hold: squared distances must not overflow."""
+    return _largest_value(d, np.dtype(dtype))
 
 
-def robust_mean(values: Floats, weights: Floats, how: Robust) -> Floats:
-    """Return one row for these (devices x n), of whom a minority may send anything.
+@cache
+def _largest_value(d: int, dtype: np.dtype[np.floating]) -> float:
+    return float(np.sqrt(np.finfo(dtype).max / (16 * max(d, 1))))
 
-    Coordinate by coordinate the median or the mean without the outer fifths (Yin et al., 2018), or the mean of those
-    devices that have the nearest neighbours (multi-Krum, Blanchard et al., 2017).
 
-    >>> robust_mean(np.array([[1.0], [2.0], [3.0], [1e9]]), np.ones(4), "median").tolist()
-    [2.5]
+def fault(reply: Reply, asked: Mapping[int, Order], m: int, d: int, dtype: npt.DTypeLike) -> str | None:
+    """Say what is wrong with a reply, or None: the gate between devices and the server's state.
+
+    >>> asked = {1: Order(1, 7, Gradient(np.zeros(2)))}
+    >>> fault(Reply(1, 6, np.ones(2)), asked, m=3, d=2, dtype="float32")
+    'not asked for, or too late'
     """
-    n = len(values)
-    if how == "median":
-        return np.asarray(np.median(values, axis=0))
-    if how == "trimmed":
-        cut = int(TRIMMED * n)
-        return np.asarray(np.sort(values, axis=0)[cut : n - cut].mean(axis=0))
-    if how == "krum" and n > 3:
-        keep = central(values)
-        return np.asarray(np.average(values[keep], axis=0, weights=weights[keep]))
-    return np.asarray(np.average(values, axis=0, weights=weights))
+    if not 0 <= reply.device < m:
+        return "unknown device"
+    order = asked.get(reply.device)
+    if order is None or reply.round != order.round:
+        return "not asked for, or too late"
+    values = np.asarray(reply.values)
+    if values.ndim != 1 or not _fits(order.task, values.size, d):
+        return "wrong length"
+    if values.dtype.kind not in "fiu":
+        return "not numbers"
+    largest = float(np.abs(values).max(initial=0))
+    if not np.isfinite(largest):
+        return "not finite"
+    kind = np.float64 if isinstance(order.task, STATISTICS) else dtype
+    return "too large" if largest > largest_value(d, kind) else None
 
 
-def central(values: Floats) -> Ints:
-    """Return the rows that Krum keeps: those with the nearest neighbours, if just under half of all may lie."""
-    n = len(values)
-    liars = (n - 3) // 2
-    squares = np.square(values).sum(axis=1)
-    distances = squares[:, None] + squares[None] - 2 * values @ values.T
-    scores = np.sort(distances, axis=1)[:, 1 : n - liars - 1].sum(axis=1)
-    return np.sort(np.argsort(scores, kind="stable")[: n - liars])
+def _fits(task: Task, size: int, d: int) -> bool:
+    if isinstance(task, Subspace):
+        return 0 < size <= task.floats_up(d) and size % task.features == 0
+    return size == task.floats_up(d)

@@ -1,4 +1,4 @@
-"""Rows in summary: what a device sends for `protocol.tasks.Summarise`, and what the server reads in it.
+"""Rows in summary: what a device sends for `protocol.tasks.SendSufficientStatistics`, and what the server reads in it.
 
 With mean mu and covariance matrix S of the columns (x, y), the squared error of a linear model is
 

@@ -2,94 +2,24 @@
 
 A task is what the server asks of one device, a reply is what the device sends back. A task knows how many
 floats it carries down and how many must come up, so that the cost of every method is counted from what is
-really sent (`Ledger`) and an upload of another size is refused (`fault`).
+really sent (`CommunicationLedger`) and an upload of another size is refused (`fault`).
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from fedfuse.errors import FedfuseError
-from fedfuse.protocol.local_work import PER_DEVICE, Schedule, value
+from fedfuse.data.federation import Part
+from fedfuse.protocol.local_work import PER_DEVICE, Work, value
 from fedfuse.utils.typing import Floats
 
-Part: TypeAlias = Literal["train", "train/1", "train/2", "validation", "train+validation", "test", "all"]
-Solver: TypeAlias = Literal["gd", "exact"]
 Into: TypeAlias = Literal["all", "shared", "fused"]
 Send: TypeAlias = Literal["model", "part", "update", "nothing"]
-Unit: TypeAlias = Literal["epochs", "batches"]
-OFTEN = 3  # refusals that make a device suspect, where it is for what it sent:
-CONTENT = ("wrong length", "not numbers", "not finite", "too large", "far too long")  # late is not a lie
 SUMMARISED: tuple[Part, ...] = ("train", "validation")  # the parts that devices can sum up
-LOOK = -2  # the round of what is no message, but a look at a device
-
-
-@dataclass(frozen=True)
-class Work:
-    """How a device trains: gradient steps, mini-batch steps, or its problem solved to the end.
-
-    Parameters
-    ----------
-    steps
-        Full-batch gradient steps; with ``batch``, passes over the data or mini-batch steps, as ``unit`` says.
-    lr
-        Step size.
-    batch
-        Rows per mini-batch; ``None`` for full-batch gradient descent.
-    solver
-        ``"gd"`` follows ``steps``, ``lr`` and ``batch``; ``"exact"`` solves the device's convex problem
-        (linear regression in closed form, softmax regression by Newton's method) and needs none of them.
-    momentum
-        As `torch.optim.SGD` has it, from rest in every round; for networks only.
-    decay
-        Weight decay: ``decay * w`` is added to the gradient.
-    unit
-        What ``steps`` counts when ``batch`` is given: ``"epochs"`` or ``"batches"``. Batches go on through reshuffled
-        epochs; the last batch of an epoch may be smaller.
-    """
-
-    steps: Schedule = 10
-    lr: Schedule = 0.1
-    batch: int | None = None
-    solver: Solver = "gd"
-    momentum: float = 0.0
-    decay: float = 0.0
-    unit: Unit = "epochs"
-
-    def __post_init__(self) -> None:
-        steps, lr = value(self.steps, 0), value(self.lr, 0)
-        if not 1 <= steps < np.inf or (steps is self.steps and steps != int(steps)):
-            raise FedfuseError(f"steps must be a whole number of at least 1, got {self.steps}")
-        if not 0 < lr < np.inf:
-            raise FedfuseError(f"lr must be a positive number, got {self.lr}")
-        if isinstance(self.lr, PER_DEVICE):
-            raise FedfuseError(f"lr cannot be drawn for each device, got {self.lr}; steps can")
-        if self.batch is not None and self.batch < 1:
-            raise FedfuseError(f"batch must be at least 1, got {self.batch}")
-        if self.solver not in ("gd", "exact"):
-            raise FedfuseError(f"solver must be 'gd' or 'exact', got {self.solver!r}")
-        if not 0 <= self.momentum < 1:
-            raise FedfuseError(f"momentum must be at least 0 and below 1, got {self.momentum}")
-        if not 0 <= self.decay < np.inf:
-            raise FedfuseError(f"decay must be a number of at least 0, got {self.decay}")
-        if self.unit not in ("epochs", "batches"):
-            raise FedfuseError(f"unit must be 'epochs' or 'batches', got {self.unit!r}")
-
-    def at(self, k: int) -> Work:
-        """Return the work of round ``k``: the same with plain numbers for schedules.
-
-        What is drawn for each device stays open until its order is made (`for_device`).
-        """
-        # a schedule that falls ends at the smallest work there is, not in an error after hours
-        steps, lr = max(1, int(value(self.steps, k))), max(value(self.lr, k), sys.float_info.min)
-        return replace(self, steps=self.steps if isinstance(self.steps, PER_DEVICE) else steps, lr=lr)
+EVALUATION_ROUND = -2  # the round of what is no message, but a look at a device
 
 
 @dataclass(frozen=True)
@@ -126,7 +56,7 @@ class Add:
 
 
 @dataclass(frozen=True)
-class Show:
+class PeekModel:
     """Let your own model be looked at: for the record of an experiment, never part of a method."""
 
     @property
@@ -257,7 +187,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Alone:
+class FitLocally:
     """Fit your own rows with each of these ridges and send the best: all that a device without companions can do.
 
     Validation rows say which is best; the model that is sent was then fitted with these rows included.
@@ -305,7 +235,7 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class Judge:
+class EvaluateModels:
     """Send the mean loss of each of these models on your rows, and how these means vary together.
 
     With ``own``, your own model is judged too, as the first. The answer is n means, then the n (n + 1) / 2 entries
@@ -328,7 +258,7 @@ class Judge:
 
 
 @dataclass(frozen=True)
-class Residue:
+class GradientCosine:
     """Send the cosine between the gradients of your training and of your validation loss at this vector.
 
     From both, ``common`` is taken first: the gradient of your whole group. Where the group's model suits a device,
@@ -347,7 +277,7 @@ class Residue:
 
 
 @dataclass(frozen=True)
-class Moments:
+class SendMoments:
     """Send the means of your columns, then of their squares (for values the target is the last column)."""
 
     columns: int
@@ -362,7 +292,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Summarise:
+class SendSufficientStatistics:
     """Send the means of your columns (the target is the last) and their covariances, of each part of `SUMMARISED`.
 
     Of the symmetric matrix, which is that of all rows and not an estimate for more of them, the upper triangle, row by
@@ -397,11 +327,11 @@ class Rescale:
 
 
 # Tasks that are answered by numbers about rows, not by vectors of a model: the server computes with these in float64.
-STATISTICS = (Score, Losses, Judge, Residue, Moments, Summarise)
+STATISTICS = (Score, Losses, EvaluateModels, GradientCosine, SendMoments, SendSufficientStatistics)
 
 Task: TypeAlias = (
-    Install | Add | Show | Train | MetaTrain | Choose | Subspace | Score
-    | Alone | Gradient | Losses | Judge | Residue | Moments | Summarise | Rescale
+    Install | Add | PeekModel | Train | MetaTrain | Choose | Subspace | Score
+    | FitLocally | Gradient | Losses | EvaluateModels | GradientCosine | SendMoments | SendSufficientStatistics | Rescale
 )  # fmt: skip
 
 
@@ -451,96 +381,3 @@ class Reply:
     @property
     def floats_up(self) -> int:
         return int(np.size(self.values))
-
-
-def largest_value(d: int, dtype: npt.DTypeLike) -> float:
-    """Return the largest number that ``d`` parameters may hold: squared distances must not overflow."""
-    return _largest_value(d, np.dtype(dtype))
-
-
-@cache
-def _largest_value(d: int, dtype: np.dtype[np.floating]) -> float:
-    return float(np.sqrt(np.finfo(dtype).max / (16 * max(d, 1))))
-
-
-def fault(reply: Reply, asked: Mapping[int, Order], m: int, d: int, dtype: npt.DTypeLike) -> str | None:
-    """Say what is wrong with a reply, or None: the gate between devices and the server's state.
-
-    >>> asked = {1: Order(1, 7, Gradient(np.zeros(2)))}
-    >>> fault(Reply(1, 6, np.ones(2)), asked, m=3, d=2, dtype="float32")
-    'not asked for, or too late'
-    """
-    if not 0 <= reply.device < m:
-        return "unknown device"
-    order = asked.get(reply.device)
-    if order is None or reply.round != order.round:
-        return "not asked for, or too late"
-    values = np.asarray(reply.values)
-    if values.ndim != 1 or not _fits(order.task, values.size, d):
-        return "wrong length"
-    if values.dtype.kind not in "fiu":
-        return "not numbers"
-    largest = float(np.abs(values).max(initial=0))
-    if not np.isfinite(largest):
-        return "not finite"
-    kind = np.float64 if isinstance(order.task, STATISTICS) else dtype
-    return "too large" if largest > largest_value(d, kind) else None
-
-
-def _fits(task: Task, size: int, d: int) -> bool:
-    if isinstance(task, Subspace):
-        return 0 < size <= task.floats_up(d) and size % task.features == 0
-    return size == task.floats_up(d)
-
-
-@dataclass
-class Ledger:
-    """The one place that counts communication: floats sent in either direction, orders, and what became of them.
-
-    Every order is used, refused or unanswered; every reply is used or refused. Some replies answer no order that is
-    still open (second answers, answers to old rounds): they are among the refused ones, and counted as ``uncalled``.
-    """
-
-    down: int = 0
-    up: int = 0
-    refused: dict[str, int] = field(default_factory=dict)  # replies, by reason
-    orders: int = 0
-    replies: int = 0
-    used: int = 0
-    uncalled: int = 0
-    unanswered: int = 0
-    blamed: dict[str, int] = field(default_factory=dict)  # refusals for content by device; as text, for JSON
-
-    def sent(self, order: Order) -> None:
-        self.down += order.task.floats_down
-        self.orders += 1
-
-    def received(self, reply: Reply) -> None:
-        self.up += reply.floats_up
-        self.replies += 1
-
-    def refuse(self, reason: str, device: int) -> None:
-        self.refused[reason] = self.refused.get(reason, 0) + 1
-        if reason in CONTENT:
-            self.blamed[str(device)] = self.blamed.get(str(device), 0) + 1
-
-    def often_refused(self, m: int) -> list[int]:
-        """Return the devices whose answers were refused for what they say several times, and far more often than most.
-
-        An answer that is late, or that nobody waits for any more, says nothing of its sender.
-        """
-        counts = np.array([self.blamed.get(str(i), 0) for i in range(m)])
-        return [int(i) for i in np.flatnonzero((counts >= OFTEN) & (counts > 3 * np.median(counts)))]
-
-    @property
-    def outcome(self) -> dict[str, int]:
-        """Return what became of the orders: ``sent = used + refused + unanswered``."""
-        refused = sum(self.refused.values()) - self.uncalled
-        return {
-            "sent": self.orders, "used": self.used, "refused": refused, "unanswered": self.unanswered,
-            "uncalled": self.uncalled,
-        }  # fmt: skip
-
-    @property
-    def floats(self) -> int:
-        return self.down + self.up

@@ -11,9 +11,10 @@ from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.report.palette import ON_DARK, ON_LIGHT
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store, written_whole
+from fedfuse.results.run_directory import Store
 from fedfuse.studies.compare import is_comparison
-from fedfuse.training.baselines import Yardsticks, measured
+from fedfuse.training.baselines import Baselines, measured
+from fedfuse.utils.files import atomic_write
 
 FILE = "report.html"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -24,7 +25,7 @@ def write_report(
     out: str | PathLike[str] | None = None,
     *,
     federation: Federation | None = None,
-    yardsticks: bool = True,
+    baselines: bool = True,
 ) -> Path:
     """Write the page of a run or of a comparison, and return where it is.
 
@@ -44,14 +45,14 @@ def write_report(
     page = Path(out) if out is not None else place / FILE
     if page.is_dir():
         raise FedfuseError(f"the page is a file, but {page} is a directory; give a name such as {page / FILE}")
-    text = render(place, federation=federation, yardsticks=yardsticks)
+    text = render(place, federation=federation, baselines=baselines)
     page.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(page) as file:
+    with atomic_write(page) as file:
         file.write(text.encode())
     return page
 
 
-def render(directory: Path, *, federation: Federation | None = None, yardsticks: bool = True) -> str:
+def render(directory: Path, *, federation: Federation | None = None, baselines: bool = True) -> str:
     """Return the page as text."""
     if is_comparison(directory):
         from fedfuse.report.comparison_page import comparison_page
@@ -60,7 +61,7 @@ def render(directory: Path, *, federation: Federation | None = None, yardsticks:
     from fedfuse.report.run_page import run_page
 
     _check_method(directory)
-    note = _with_yardsticks(directory, federation, yardsticks)
+    note = _with_yardsticks(directory, federation, baselines)
     return page_of("run.html.j2", run_page(directory, note))
 
 
@@ -78,7 +79,7 @@ def _check_method(directory: Path) -> None:
 
 def _with_yardsticks(directory: Path, federation: Federation | None, wanted: bool) -> str:
     """Fit local and pooled models where they are missing and can be had; say why not, where they cannot."""
-    if Yardsticks.load(directory) is not None:
+    if Baselines.load(directory) is not None:
         return ""
     result = Result.load(directory)
     if not result.model.convex:

@@ -16,9 +16,9 @@ from fedfuse.report.palette import ON_LIGHT, tone
 from fedfuse.report.settings_table import settings_of, versions
 from fedfuse.results.formatting import counted
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import read_json
 from fedfuse.studies.comparison import Comparison
 from fedfuse.studies.comparison_tables import cells, footnotes, headings
+from fedfuse.utils.files import read_json
 from fedfuse.utils.typing import Floats, Ints
 
 POINTS = 400  # devices of a method that are drawn

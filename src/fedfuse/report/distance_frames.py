@@ -13,7 +13,7 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.linalg import eigh
 from scipy.sparse.linalg import eigsh
 
-from fedfuse.results.snapshots import Snapshot
+from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
 
 FRAMES = 16  # pictures on a page
@@ -22,7 +22,7 @@ TOP = 99.5  # per cent of the pairs that the colours tell apart: a liar may be f
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairFrame:
     """What the page draws of all pairs.
 
     Attributes
@@ -39,7 +39,7 @@ class Pairs:
         For each frame the devices (by ``order``) on a map, from -1 to 1.
     """
 
-    frames: tuple[Snapshot, ...]
+    frames: tuple[DistanceSnapshot, ...]
     order: Ints
     cells: Ints
     heat: npt.NDArray[np.uint8]
@@ -47,7 +47,7 @@ class Pairs:
     places: Floats
 
     @classmethod
-    def of(cls, snapshots: Sequence[Snapshot], labels: Ints) -> Pairs:
+    def of(cls, snapshots: Sequence[DistanceSnapshot], labels: Ints) -> PairFrame:
         """Prepare pictures of these rounds; ``labels`` are the groups found in the end."""
         frames = tuple(chosen(snapshots))
         order = by_group(labels[frames[0].devices], tree_of(most_apart(frames)))
@@ -75,7 +75,7 @@ class Pairs:
         }
 
 
-def chosen(snapshots: Sequence[Snapshot], most: int = FRAMES) -> list[Snapshot]:
+def chosen(snapshots: Sequence[DistanceSnapshot], most: int = FRAMES) -> list[DistanceSnapshot]:
     """Leave out pictures that show what the one before shows, then every so many of the others."""
     new = [s for before, s in zip([None, *snapshots], snapshots, strict=False) if not _alike(before, s)]
     if new[-1] is not snapshots[-1]:
@@ -85,13 +85,13 @@ def chosen(snapshots: Sequence[Snapshot], most: int = FRAMES) -> list[Snapshot]:
     return [new[i] for i in np.unique(np.linspace(0, len(new) - 1, most).round().astype(int))]
 
 
-def most_apart(snapshots: Sequence[Snapshot]) -> Snapshot:
+def most_apart(snapshots: Sequence[DistanceSnapshot]) -> DistanceSnapshot:
     """Return the last picture with the most groups: there devices are most themselves."""
     moving = [s for s in snapshots if s.largest > 0] or list(snapshots)
     return max(reversed(moving), key=lambda s: len(np.unique(s.labels)))
 
 
-def tree_of(snapshot: Snapshot) -> Floats:
+def tree_of(snapshot: DistanceSnapshot) -> Floats:
     """Return the merges of average linkage, as scipy has them."""
     if not snapshot.levels.size:
         return np.empty((0, 4))
@@ -115,7 +115,7 @@ def text_of(array: npt.NDArray[Any]) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
 
 
-def _alike(before: Snapshot | None, now: Snapshot) -> bool:
+def _alike(before: DistanceSnapshot | None, now: DistanceSnapshot) -> bool:
     if before is None:
         return False
     same_labels = bool((before.labels == now.labels).all())

@@ -12,7 +12,7 @@ from fedfuse.core.partitions import adjusted_rand
 from fedfuse.report.charts import SIDE, Axis
 from fedfuse.report.distance_frames import tree_of
 from fedfuse.report.palette import tone
-from fedfuse.results.snapshots import Snapshot
+from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
 
 LEAVES = 40  # devices whose names have room beside the tree
@@ -47,7 +47,7 @@ class FusionPath:
     a: float | None
 
     @classmethod
-    def of(cls, alone: Snapshot, labels: Ints, a: float | None) -> FusionPath | None:
+    def of(cls, alone: DistanceSnapshot, labels: Ints, a: float | None) -> FusionPath | None:
         """Build the tree of devices' own models; None where there is none to see."""
         merges = tree_of(alone)
         if not len(merges) or alone.largest == 0:

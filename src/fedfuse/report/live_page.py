@@ -15,9 +15,9 @@ import numpy as np
 
 from fedfuse.errors import FedfuseError
 from fedfuse.report import page_of, render
-from fedfuse.report.distance_frames import Pairs
+from fedfuse.report.distance_frames import PairFrame
 from fedfuse.report.watch import Glance, facts, glances
-from fedfuse.results.snapshots import Album
+from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.compare import is_comparison
 
 HOST = "127.0.0.1"
@@ -59,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif path == "/state.json":
                 self._answer("application/json", json.dumps(state(self.server.directory)))
             elif path == "/report.html" and _finished(glances(self.server.directory)):
-                self._answer("text/html; charset=utf-8", render(self.server.directory, yardsticks=False))
+                self._answer("text/html; charset=utf-8", render(self.server.directory, baselines=False))
             else:
                 self.send_error(404)
         except (FedfuseError, OSError) as problem:  # a file that is just being replaced: the page asks again
@@ -116,11 +116,11 @@ def _thinned(x: list[int], y: list[float]) -> dict[str, Any]:
 
 def _heat(directory: Path) -> dict[str, Any] | None:
     """Return the last picture of all pairs, ordered by the groups of that moment."""
-    pages = Album(directory).load()
+    pages = SnapshotFile(directory).load()
     if not pages:
         return None
     labels = np.zeros(int(pages[-1].devices.max()) + 1, np.int64)
     labels[pages[-1].devices] = pages[-1].labels
-    pairs = Pairs.of(pages[-1:], labels)
+    pairs = PairFrame.of(pages[-1:], labels)
     payload = pairs.payload()
     return {"round": pages[-1].round, "n": len(pairs.cells), "heat": payload["heat"], "top": payload["tops"][0]}

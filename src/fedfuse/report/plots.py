@@ -16,7 +16,7 @@ import numpy as np
 from fedfuse.errors import FedfuseError
 from fedfuse.report.palette import COLOURS
 from fedfuse.results.result import Result
-from fedfuse.results.snapshots import Snapshot
+from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
 
 if TYPE_CHECKING:
@@ -249,10 +249,10 @@ def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
     return _plain(ax)
 
 
-def plot_distances(seen: Result | Snapshot, labels: Ints | None = None, ax: Any = None) -> Any:
+def plot_distances(seen: Result | DistanceSnapshot, labels: Ints | None = None, ax: Any = None) -> Any:
     """Draw the distances between the models of all pairs of devices, ordered by group.
 
-    ``seen`` is a result, or a picture of a round (`fedfuse.results.snapshots.Album`); ``labels`` are the groups that order it,
+    ``seen`` is a result, or a picture of a round (`fedfuse.results.snapshots.SnapshotFile`); ``labels`` are the groups that order it,
     by default its own.
     """
     from fedfuse.report.distance_frames import by_group, tree_of
@@ -278,7 +278,11 @@ def plot_distances(seen: Result | Snapshot, labels: Ints | None = None, ax: Any 
 
 
 def plot_map(
-    seen: Result | Snapshot, labels: Ints | None = None, ax: Any = None, *, method: Literal["pca", "tsne"] = "pca"
+    seen: Result | DistanceSnapshot,
+    labels: Ints | None = None,
+    ax: Any = None,
+    *,
+    method: Literal["pca", "tsne"] = "pca",
 ) -> Any:
     """Draw the devices in two dimensions, near each other where their models are alike, coloured by group.
 
@@ -297,13 +301,13 @@ def plot_map(
     return ax
 
 
-def plot_devices(result: Result, yardsticks: Mapping[str, Floats] | None = None, ax: Any = None) -> Any:
+def plot_devices(result: Result, baselines: Mapping[str, Floats] | None = None, ax: Any = None) -> Any:
     """Draw every device's test score by group, against its local and the pooled model where these are given.
 
     ``yardsticks`` are the scores of `training.loop.baselines.yardsticks`.
     """
     ax = _one(ax)
-    scores, sticks = result.scores["test"], yardsticks or {}
+    scores, sticks = result.scores["test"], baselines or {}
     sizes = np.bincount(result.labels)
     order = np.lexsort((np.nan_to_num(scores), result.labels, -sizes[result.labels]))
     x = np.arange(len(order))
@@ -321,7 +325,7 @@ def plot_devices(result: Result, yardsticks: Mapping[str, Floats] | None = None,
     return _plain(ax)
 
 
-def plot_fusion(alone: Snapshot, labels: Ints, ax: Any = None, *, a: float | None = None) -> Any:
+def plot_fusion(alone: DistanceSnapshot, labels: Ints, ax: Any = None, *, a: float | None = None) -> Any:
     """Draw which devices meet as lambda grows, as a tree of their own models (average linkage).
 
     ``alone`` is a picture of the devices' own models, such as ``yardsticks.measured(...).alone``; ``labels`` are the
@@ -365,16 +369,16 @@ def plot_communication(results: Mapping[str, Result], ax: Any = None) -> Any:
     return _plain(ax)
 
 
-def _pairs(seen: Result | Snapshot, labels: Ints | None) -> tuple[Snapshot, Ints]:
+def _pairs(seen: Result | DistanceSnapshot, labels: Ints | None) -> tuple[DistanceSnapshot, Ints]:
     """Return a picture of all pairs, and the groups of the devices on it."""
     if isinstance(seen, Result):
         # a module of one's own is not there after loading, and with it not the knowledge of what is fused
         fused = seen.models[:, seen.model.fused] if seen.model.d == seen.models.shape[1] else seen.models
-        seen = Snapshot.of(seen.rounds + seen.refit_rounds, fused, seen.labels)
+        seen = DistanceSnapshot.of(seen.rounds + seen.refit_rounds, fused, seen.labels)
     return seen, seen.labels if labels is None else np.asarray(labels)[seen.devices]
 
 
-def _moment(seen: Result | Snapshot) -> str:
+def _moment(seen: Result | DistanceSnapshot) -> str:
     return seen.dataset if isinstance(seen, Result) else f"after round {seen.round}"
 
 

@@ -11,17 +11,17 @@ import pandas as pd
 
 from fedfuse.report import explanations as words
 from fedfuse.report.charts import Axis, Chart, compact
-from fedfuse.report.distance_frames import Pairs, most_apart
+from fedfuse.report.distance_frames import PairFrame, most_apart
 from fedfuse.report.fusion_chart import LEAVES, FusionPath
 from fedfuse.report.palette import tone
 from fedfuse.report.settings_table import settings_of, versions
 from fedfuse.report.terminal import STAGES
 from fedfuse.results.formatting import counted, exposed, refusals, silence
 from fedfuse.results.result import Result, mean_score
-from fedfuse.results.run_directory import read_json
-from fedfuse.results.snapshots import Album, Snapshot
-from fedfuse.training.baselines import Yardsticks
+from fedfuse.results.snapshots import DistanceSnapshot, SnapshotFile
+from fedfuse.training.baselines import Baselines
 from fedfuse.training.newcomers import noted
+from fedfuse.utils.files import read_json
 from fedfuse.utils.typing import Floats, Ints
 
 CARDS = 24  # groups with a card of their own
@@ -37,10 +37,10 @@ TONES = {"local": "alone", "pooled": "pooled"}
 def run_page(directory: Path, note: str = "") -> dict[str, Any]:
     """Return what the template of a run needs; ``note`` says why there are no yardsticks, where there are none."""
     result = Result.load(directory)
-    sticks = Yardsticks.load(directory)
+    sticks = Baselines.load(directory)
     scores = sticks.scores if sticks else {}
-    frames = Album(directory).load() or [_as_found(result)]
-    pairs = Pairs.of(frames, result.labels)
+    frames = SnapshotFile(directory).load() or [_as_found(result)]
+    pairs = PairFrame.of(frames, result.labels)
     path = FusionPath.of(sticks.alone if sticks else most_apart(frames), result.labels, result.method.get("a"))
     return {
         "title": f"{result.dataset}: {words.title(result.method['method'])}",
@@ -74,12 +74,12 @@ def run_page(directory: Path, note: str = "") -> dict[str, Any]:
     }
 
 
-def _as_found(result: Result) -> Snapshot:
+def _as_found(result: Result) -> DistanceSnapshot:
     fused = result.models[:, result.model.fused] if result.model.d == result.models.shape[1] else result.models
-    return Snapshot.of(result.rounds + result.refit_rounds, fused, result.labels)
+    return DistanceSnapshot.of(result.rounds + result.refit_rounds, fused, result.labels)
 
 
-def _data(result: Result, pairs: Pairs, path: FusionPath | None, scores: Mapping[str, Floats]) -> dict[str, Any]:
+def _data(result: Result, pairs: PairFrame, path: FusionPath | None, scores: Mapping[str, Floats]) -> dict[str, Any]:
     """Return what the page's script reads."""
     return {
         "names": list(result.profile.names),

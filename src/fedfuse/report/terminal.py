@@ -201,7 +201,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
         _say(console, escape(note))
 
 
-def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> None:
+def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> None:
     """Print the outcome: groups, scores against local and pooled models, what tells the groups apart."""
     m, ari = len(result.profile.names), ""
     if result.ari is not None:
@@ -216,7 +216,7 @@ def show(result: Result, yardsticks: Mapping[str, Floats], console: Console) -> 
     _say(console, f"{how} {counted(result.rounds, 'round')}, {sent}{lam}{sure}\n")
     console.print(_cluster_table(result, console.width))
     console.print()
-    console.print(_score_table(result, yardsticks))
+    console.print(_score_table(result, baselines))
     if not result.model.convex:
         _say(console, "(no score of local and pooled models beside it: they are fitted for linear and softmax models)")
     if len(result.groups) > 1 and result.profile.encoder is not None and result.model.convex:
@@ -359,7 +359,7 @@ def _some(names: Sequence[str], room: int) -> str:
     return whole[: room - 1] + "…"
 
 
-def _score_table(result: Result, yardsticks: Mapping[str, Floats]) -> Table:
+def _score_table(result: Result, baselines: Mapping[str, Floats]) -> Table:
     metric = "accuracy" if result.profile.metric == "accuracy" else "RMSE (less is better)"
     table = Table(box=None, pad_edge=False)
     whom = "devices" if result.attack is None else f"the {len(result.honest):,} honest devices"
@@ -367,8 +367,8 @@ def _score_table(result: Result, yardsticks: Mapping[str, Floats]) -> Table:
     table.add_column("", justify="right", no_wrap=True)
     table.add_row("one model per group", f"[bold]{_number(result.score('test'))}[/bold]")
     for name, words in (("local", "every device alone"), ("pooled", "one model for all")):
-        if name in yardsticks:
-            table.add_row(words, _number(mean_score(yardsticks[name][result.honest])))
+        if name in baselines:
+            table.add_row(words, _number(mean_score(baselines[name][result.honest])))
     return table
 
 

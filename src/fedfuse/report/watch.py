@@ -23,10 +23,11 @@ from rich.text import Text
 from fedfuse.errors import FedfuseError
 from fedfuse.report.explanations import score, title
 from fedfuse.report.terminal import STAGES
-from fedfuse.results.run_directory import Store, read_json, without_nan
+from fedfuse.results.run_directory import Store
 from fedfuse.studies.compare import is_comparison
 from fedfuse.studies.comparison_request import Request
 from fedfuse.training.progress_recorder import ROUNDS, read_rounds
+from fedfuse.utils.files import read_json, without_nan
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SILENCE = 60  # seconds without a word of a run, after which it is said so

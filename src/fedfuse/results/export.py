@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedfuse.errors import FedfuseError
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import write_json, written_whole
+from fedfuse.utils.files import atomic_write, write_json
 
 
 def export(result: Result, directory: str | PathLike[str]) -> list[Path]:
@@ -31,7 +31,7 @@ def export(result: Result, directory: str | PathLike[str]) -> list[Path]:
     for cluster in range(result.n_clusters):
         path = folder / f"cluster-{cluster}.safetensors"
         arrays = {name: np.ascontiguousarray(array) for name, array in _tensors(result, cluster).items()}
-        with written_whole(path) as file:
+        with atomic_write(path) as file:
             file.write(save(arrays))
         paths.append(path)
     write_json(folder / "export.json", _description(result, paths))

@@ -15,23 +15,23 @@ import pandas as pd
 from fedfuse._version import __version__
 from fedfuse.core.partitions import adjusted_rand, cluster_means
 from fedfuse.data.checks import as_numpy
-from fedfuse.data.federation import Federation, Goal, default_features
+from fedfuse.data.federation import Federation, Goal, Part, default_features
 from fedfuse.data.targets import GOALS
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.models import Model, from_config
-from fedfuse.protocol.tasks import Part
-from fedfuse.results.run_directory import (
+from fedfuse.utils.files import (
     NOTHING,
     NUMBER,
     Kinds,
+    atomic_write,
     check_fields,
     check_list,
     read_arrays,
     read_json,
     write_arrays,
     write_json,
-    written_whole,
 )
+from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats, Ints
 
 if TYPE_CHECKING:
@@ -339,13 +339,12 @@ class Result:
         test, validation
             Shares of a newcomer's rows as in `Federation.from_arrays`; with few rows there are fewer parts.
         """
-        from fedfuse.training.newcomer_rows import gathered
-        from fedfuse.training.newcomers import admit
-
+        admit, gathered = load("fedfuse.training.newcomers:admit"), load("fedfuse.training.newcomer_rows:gathered")
         given = (
             X if isinstance(X, Federation) else gathered(self, X, y, test=test, validation=validation, seed=self.seed)
         )
-        return admit(self, given)
+        newcomers: Newcomers = admit(self, given)
+        return newcomers
 
     def coefficients(self) -> pd.DataFrame:
         """Return the models of the clusters with feature names, in the units of the table.
@@ -604,5 +603,5 @@ def _shape(model: Any) -> tuple[int, ...] | None:
 
 
 def _write_table(path: Path, table: pd.DataFrame, *, index: bool) -> None:
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(table.to_csv(index=index, lineterminator="\n").encode())

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import scipy
 
 from fedfuse.errors import FedfuseError
-from fedfuse.results.run_directory import read_arrays, written_whole
+from fedfuse.utils.files import atomic_write, read_arrays
 from fedfuse.utils.typing import Floats, Ints
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class DistanceSnapshot:
     """All pairs after a round.
 
     Attributes
@@ -59,7 +59,7 @@ class Snapshot:
     devices: Ints
 
     @classmethod
-    def of(cls, k: int, models: Floats, labels: Ints) -> Snapshot:
+    def of(cls, k: int, models: Floats, labels: Ints) -> DistanceSnapshot:
         """Look at the devices' parameters (m x d) after k rounds."""
         devices = looked_at(len(models))
         pairs = distances(np.asarray(models)[devices])
@@ -119,7 +119,7 @@ def due(k: int, last: int | None, new_stage: bool = False) -> bool:
     return last is None or (k > last and (new_stage or k >= max(last + 1, ceil(GROWTH * last))))
 
 
-class Album:
+class SnapshotFile:
     """The pictures of a run directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -129,7 +129,7 @@ class Album:
         """Return the rounds that single files are of."""
         return sorted(int(path.stem) for path in self.folder.glob("*.npz") if path.stem.isdigit())
 
-    def add(self, snapshot: Snapshot) -> None:
+    def add(self, snapshot: DistanceSnapshot) -> None:
         """Write one picture."""
         self.folder.mkdir(exist_ok=True)
         _write(self._path(snapshot.round), _packed([snapshot]))
@@ -148,7 +148,7 @@ class Album:
             _write(self.file, _packed(pages))
         shutil.rmtree(self.folder, ignore_errors=True)  # with what a killed process may have left half-written
 
-    def load(self) -> list[Snapshot]:
+    def load(self) -> list[DistanceSnapshot]:
         """Return all pictures, of a run that goes on or of a finished one; none where none were made.
 
         What cannot be read is left out, with a note: no result depends on it.
@@ -163,16 +163,16 @@ class Album:
 
 
 def _write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def _packed(pages: Sequence[Snapshot]) -> dict[str, npt.NDArray[Any]]:
+def _packed(pages: Sequence[DistanceSnapshot]) -> dict[str, npt.NDArray[Any]]:
     columns = {name: np.stack([getattr(page, name) for page in pages]) for name in ("round", "levels", "largest")}
     return {**columns, "labels": np.stack([page.labels for page in pages]), "devices": pages[0].devices}
 
 
-def _readable(path: Path) -> list[Snapshot]:
+def _readable(path: Path) -> list[DistanceSnapshot]:
     try:
         return _unpacked(path)
     except FedfuseError as problem:
@@ -180,7 +180,7 @@ def _readable(path: Path) -> list[Snapshot]:
         return []
 
 
-def _unpacked(path: Path) -> list[Snapshot]:
+def _unpacked(path: Path) -> list[DistanceSnapshot]:
     arrays = read_arrays(path)
     try:
         devices = arrays["devices"]
@@ -188,6 +188,8 @@ def _unpacked(path: Path) -> list[Snapshot]:
         if arrays["levels"].shape[1:] != (m * (m - 1) // 2,) or arrays["labels"].shape[1:] != (m,):
             raise ValueError(f"levels of shape {arrays['levels'].shape} for {m} devices")
         rows = zip(*(arrays[name] for name in ("round", "levels", "largest", "labels")), strict=True)
-        return [Snapshot(int(k), levels, float(largest), labels, devices) for k, levels, largest, labels in rows]
+        return [
+            DistanceSnapshot(int(k), levels, float(largest), labels, devices) for k, levels, largest, labels in rows
+        ]
     except (KeyError, TypeError, ValueError) as gap:
         raise FedfuseError(f"{path} holds no snapshots of fedfuse: {gap}") from None

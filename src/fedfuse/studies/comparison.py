@@ -16,10 +16,12 @@ from fedfuse._version import __version__
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store, without_nan, write_json, written_whole
+from fedfuse.results.run_directory import Store
 from fedfuse.studies.comparison_request import Request
 from fedfuse.studies.comparison_tables import footnotes, markdown, plain_text
 from fedfuse.studies.significance import ALPHA, holm, wilcoxon_p
+from fedfuse.utils.files import atomic_write, without_nan, write_json
+from fedfuse.utils.lazy import load
 
 Run: TypeAlias = tuple[str, int]  # method and seed
 NUMBERS = ("test", "n_clusters", "ari", "cost_floats", "rounds", "seconds")
@@ -175,15 +177,13 @@ class Comparison:
             "table.md": self.to_markdown(),
         }
         for name, text in texts.items():
-            with written_whole(path / name) as file:
+            with atomic_write(path / name) as file:
                 file.write(text.encode())
         write_json(path / "table.json", self.summary())
 
     def plot(self, ax: Any = None) -> Any:
         """Draw every device's test score by method; needs ``fedfuse[report]``."""
-        from fedfuse.report.plots import plot_comparison
-
-        return plot_comparison(self, ax)
+        return load("fedfuse.report.plots:plot_comparison")(self, ax)
 
     def __repr__(self) -> str:
         return "\n".join([plain_text(self), *footnotes(self)])

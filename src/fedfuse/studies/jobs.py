@@ -158,7 +158,7 @@ class _Pulse(Callback):
 
 
 @dataclass(frozen=True)
-class Report:
+class JobReport:
     """What a worker says of a job: an error, and what was logged."""
 
     error: str | None
@@ -211,8 +211,8 @@ def run_in_workers(jobs: Sequence[Job], processes: int, watcher: Watcher) -> lis
     return [_collected(job, report) for job, report in zip(jobs, reports, strict=True)]
 
 
-def _watch(futures: list[Future[Report]], board: Board, watcher: Watcher) -> None:
-    waiting: set[Future[Report]] = set(futures)
+def _watch(futures: list[Future[JobReport]], board: Board, watcher: Watcher) -> None:
+    waiting: set[Future[JobReport]] = set(futures)
     while waiting:
         done, waiting = wait(waiting, timeout=GLANCE)
         watcher.look(board)
@@ -220,7 +220,7 @@ def _watch(futures: list[Future[Report]], board: Board, watcher: Watcher) -> Non
             future.result()  # a broken pool is to be heard of at once
 
 
-def _collected(job: Job, report: Report) -> Result | str:
+def _collected(job: Job, report: JobReport) -> Result | str:
     if report.error is not None or job.directory is None:
         return report.error or ""
     return loaded_or_error(job.directory)
@@ -260,9 +260,9 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work(number: int, job: Job) -> Report:
+def _work(number: int, job: Job) -> JobReport:
     if _board.stop:
-        return Report("stopped")
+        return JobReport("stopped")
     _board.put(number, RUNNING)
     error = None
     with _collected_notes() as notes:
@@ -273,7 +273,7 @@ def _work(number: int, job: Job) -> Report:
         except Exception as problem:
             error = _message(problem)
     _board.put(number, FAILED if error else DONE)
-    return Report(error, notes)
+    return JobReport(error, notes)
 
 
 @contextmanager

@@ -19,9 +19,10 @@ from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.models import Model, default_model
 from fedfuse.pairs.state import FusionState
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import mean_score
 from fedfuse.training.baselines import RIDGE, local_models
+from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats, Ints
 
 FIGURE_1 = ("l2", "l1", "scad", "smoothed-scad")
@@ -91,9 +92,7 @@ class SolutionPath:
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the path; needs ``fedfuse[report]``."""
-        from fedfuse.report.plots import plot_path
-
-        return plot_path(self, ax)
+        return load("fedfuse.report.plots:plot_path")(self, ax)
 
     def __repr__(self) -> str:
         spans = ", ".join(f"{n} to {stop:.3g}" for n, _, stop in self.spans()[:6])

@@ -20,11 +20,12 @@ import pandas as pd
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods.method import Method
-from fedfuse.results.run_directory import written_whole
 from fedfuse.studies.compare import compare
 from fedfuse.studies.comparison import Comparison
 from fedfuse.studies.jobs import loaded
 from fedfuse.training.options import KEYS, Options, build, options_by_method
+from fedfuse.utils.files import atomic_write
+from fedfuse.utils.lazy import load
 
 START = "start"
 _PENALTY = ("xi", "nu", "rho", "a", START)  # of no use to a method that finds the groups without lambda and refits them
@@ -104,14 +105,12 @@ class Sweep:
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write ``sweep.csv``."""
-        with written_whole(Path(directory) / "sweep.csv") as file:
+        with atomic_write(Path(directory) / "sweep.csv") as file:
             file.write(self.table.to_csv(index=False, lineterminator="\n").encode())
 
     def plot(self, axes: Any = None) -> Any:
         """Draw test score and agreement with the truth (`report.plots.plot_sweep`)."""
-        from fedfuse.report.plots import plot_sweep
-
-        return plot_sweep(self, axes)
+        return load("fedfuse.report.plots:plot_sweep")(self, axes)
 
 
 def sweep(

@@ -17,15 +17,17 @@ import pandas as pd
 
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.lambda_path import ONWARDS, Strategy, Tuned
+from fedfuse.grouping.lambda_path import ONWARDS, LambdaPath, Strategy
 from fedfuse.methods.method import Method
 from fedfuse.methods.registry import from_config
 from fedfuse.models import Model
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store, read_json, write_json, written_whole
+from fedfuse.results.run_directory import Store
 from fedfuse.training.fit import check_federation, fit, fitting_method, fitting_model
 from fedfuse.training.settings import Settings
-from fedfuse.tuning.grid_search import JUDGING, TRYING, Searched
+from fedfuse.tuning.grid_search import JUDGING, TRYING, GridSearch
+from fedfuse.utils.files import atomic_write, read_json, write_json
+from fedfuse.utils.lazy import load
 
 Grid: TypeAlias = Sequence[float] | Sequence[Mapping[str, Any]]
 PAPER_GRIDS = {
@@ -63,12 +65,12 @@ class Tuning:
     def of(cls, result: Result) -> Tuning:
         """Read the tuning out of the result of a run in which something was tuned."""
         first = from_config(result.method).plan[0]
-        if isinstance(first, Searched):
+        if isinstance(first, GridSearch):
             history = result.history[result.history["stage"].isin([TRYING, JUDGING])]
             return cls(
                 "search", _candidates(history, result.chosen), result.chosen, result, _curve(history, result.chosen)
             )
-        if not isinstance(first, Tuned) or result.lam is None:
+        if not isinstance(first, LambdaPath) or result.lam is None:
             raise FedfuseError(f"this run did not tune anything: its method is {result.method['method']}")
         history = result.history[result.history["watched"].notna() | result.history["groups"].notna()]
         settings = {"lam": result.lam}
@@ -96,14 +98,14 @@ class Tuning:
     @property
     def _inner(self) -> Method[Any]:
         method = from_config(self.result.method)
-        return method.inner if isinstance(method, (Tuned, Searched)) else method
+        return method.inner if isinstance(method, (LambdaPath, GridSearch)) else method
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write the result's files, ``tuning.csv`` (the table), ``curve.csv`` and ``tuning.json`` (the summary)."""
         path = Path(directory)
         self.result.save(path)
         for name, table in (("tuning.csv", self.table), ("curve.csv", self.curve)):
-            with written_whole(path / name) as file:
+            with atomic_write(path / name) as file:
                 file.write(table.to_csv(index=False, lineterminator="\n").encode())
         write_json(path / "tuning.json", self.summary())
 
@@ -115,9 +117,8 @@ class Tuning:
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the validation metric and the time of each candidate; needs ``fedfuse[report]``."""
-        from fedfuse.report.plots import plot_search, plot_tuning
-
-        return (plot_search if self.strategy == "search" else plot_tuning)(self, axes)
+        what = "plot_search" if self.strategy == "search" else "plot_tuning"
+        return load(f"fedfuse.report.plots:{what}")(self, axes)
 
     @property
     def words(self) -> str:
@@ -204,7 +205,7 @@ def check_tuning(
         raise FedfuseError("the grid of lambdas is empty")
     limit = Settings().rounds if rounds is None else rounds
     way = "warmup" if strategy is None else strategy
-    return Tuned(inner=method, strategy=way, grid=lambdas, limit=limit, cap=cap)  # type: ignore[arg-type]
+    return LambdaPath(inner=method, strategy=way, grid=lambdas, limit=limit, cap=cap)  # type: ignore[arg-type]
 
 
 def is_searched(method: Method[Any] | type[Method[Any]]) -> bool:
@@ -213,20 +214,20 @@ def is_searched(method: Method[Any] | type[Method[Any]]) -> bool:
     return kind.candidates is not Method.candidates
 
 
-def _searched(method: Method[Any], strategy: Any, grid: Grid | None, cap: int | None) -> Searched:
+def _searched(method: Method[Any], strategy: Any, grid: Grid | None, cap: int | None) -> GridSearch:
     if strategy is not None:
         raise FedfuseError(f"strategies are for lambda; {method.name} tries each candidate, got strategy {strategy!r}")
     candidates = tuple(grid or ())
     if grid is not None and not (candidates and all(isinstance(c, Mapping) for c in candidates)):
         raise FedfuseError(f"a grid for {method.name} is a list of settings by name, got {list(grid)}")
-    return Searched(inner=method, trial=cap, grid=candidates)  # type: ignore[arg-type]
+    return GridSearch(inner=method, trial=cap, grid=candidates)  # type: ignore[arg-type]
 
 
 def is_tuning(directory: str | PathLike[str]) -> bool:
     """Whether the run in a directory is one of tuning."""
     config = Store(directory).config()
     method = config.get("method")
-    return isinstance(method, dict) and method.get("method") in (Tuned.name, Searched.name)
+    return isinstance(method, dict) and method.get("method") in (LambdaPath.name, GridSearch.name)
 
 
 def paper_grid(dataset: str) -> tuple[float, ...]:

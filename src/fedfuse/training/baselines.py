@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from fedfuse.data.federation import Federation, Rows
+from fedfuse.data.federation import Federation, Part, Rows
 from fedfuse.errors import FedfuseError
 from fedfuse.models import Model
-from fedfuse.protocol.tasks import Part, Work
-from fedfuse.results.run_directory import read_arrays, write_arrays
-from fedfuse.results.snapshots import Snapshot
+from fedfuse.protocol.local_work import Work
+from fedfuse.results.snapshots import DistanceSnapshot
+from fedfuse.utils.files import read_arrays, write_arrays
 from fedfuse.utils.typing import Floats
 
 RIDGE = 1e-3
@@ -40,7 +40,7 @@ def pooled_model(federation: Federation, model: Model[Any], rows: Part = "train+
 
 
 @dataclass(frozen=True)
-class Yardsticks:
+class Baselines:
     """What a run is measured by.
 
     Attributes
@@ -52,7 +52,7 @@ class Yardsticks:
     """
 
     scores: dict[str, Floats]
-    alone: Snapshot
+    alone: DistanceSnapshot
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write them beside a run."""
@@ -60,7 +60,7 @@ class Yardsticks:
         write_arrays(Path(directory) / FILE, {**self.scores, **alone})
 
     @classmethod
-    def load(cls, directory: str | PathLike[str]) -> Yardsticks | None:
+    def load(cls, directory: str | PathLike[str]) -> Baselines | None:
         """Read what `save` wrote; None if there is nothing."""
         path = Path(directory) / FILE
         if not path.exists():
@@ -68,23 +68,23 @@ class Yardsticks:
         arrays = read_arrays(path)
         try:
             devices, scores = arrays["devices"], {name: arrays[name] for name in NAMES}
-            alone = Snapshot(0, arrays["levels"], float(arrays["largest"]), np.arange(len(devices)), devices)
+            alone = DistanceSnapshot(0, arrays["levels"], float(arrays["largest"]), np.arange(len(devices)), devices)
         except (KeyError, TypeError) as gap:
             raise FedfuseError(f"{path} holds no yardsticks of fedfuse: {gap} is missing; remove it") from None
         return cls(scores, alone)
 
 
-def measured(federation: Federation, model: Model[Any]) -> Yardsticks:
+def measured(federation: Federation, model: Model[Any]) -> Baselines:
     """Fit local and pooled models, and score every device with them."""
     local = local_models(federation, model)
     pooled = np.repeat(pooled_model(federation, model), federation.m, axis=0)
     everyone = np.arange(federation.m)
     data = model.load(federation.rows("test"), np.float32)
     scores = {name: model.metric(data, everyone, w) for name, w in zip(NAMES, (local, pooled), strict=True)}
-    return Yardsticks(scores, Snapshot.of(0, local[:, model.fused], everyone))
+    return Baselines(scores, DistanceSnapshot.of(0, local[:, model.fused], everyone))
 
 
-def yardsticks(federation: Federation, model: Model[Any]) -> dict[str, Floats]:
+def baselines(federation: Federation, model: Model[Any]) -> dict[str, Floats]:
     """Return every device's test score with its local and with the pooled model."""
     return measured(federation, model).scores
 

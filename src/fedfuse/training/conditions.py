@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from fedfuse.engines import Delayed, Fleet, Lossy
-from fedfuse.engines.distributions import Law
+from fedfuse.engines import Engine, Faults, Latency
+from fedfuse.engines.distributions import Distribution
 from fedfuse.engines.faults import Trouble
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import Method
@@ -47,9 +47,9 @@ class Conditions:
         What comes after its round: ``"refuse"`` it, or ``"use"`` it if it is the newest that its device was asked for
         and the method can (those that can be asynchronous).
     delay, compute
-        Laws of the seconds that messages and work take, on a virtual clock (`engines.Delayed`): ``"uniform(0,20)"``.
+        Laws of the seconds that messages and work take, on a virtual clock (`engines.Latency`): ``"uniform(0,20)"``.
     lossy
-        What happens to replies (`engines.Lossy`): ``"lost:0.3,late:0.2,twice:0.1,stale:0.1,nan:0.05"``.
+        What happens to replies (`engines.Faults`): ``"lost:0.3,late:0.2,twice:0.1,stale:0.1,nan:0.05"``.
     budget
         Gradient steps in all, over the rounds: training ends when they are spent, the last round is cut short.
     """
@@ -82,7 +82,7 @@ class Conditions:
         if self.mode == "async":
             self._check_no_rounds()
         for law in (self.delay, self.compute):
-            Law.of(0 if law is None else law)
+            Distribution.of(0 if law is None else law)
         Trouble.read(self.lossy) if self.lossy is not None else None
 
     def _check_no_rounds(self) -> None:
@@ -90,12 +90,12 @@ class Conditions:
             if getattr(self, name) != none:
                 raise FedfuseError(f"{name} is for rounds of several devices: it has no meaning with mode=async")
 
-    def around(self, fleet: Fleet, seed: int) -> Fleet:
+    def around(self, fleet: Engine, seed: int) -> Engine:
         """Return the fleet under these conditions."""
         if self.delay is not None or self.compute is not None:
-            fleet = Delayed(fleet, self.delay or 0.0, self.compute or 0.0, seed=seed)
+            fleet = Latency(fleet, self.delay or 0.0, self.compute or 0.0, seed=seed)
         if self.lossy is not None:
-            fleet = Lossy(fleet, seed=seed, **vars(Trouble.read(self.lossy)))
+            fleet = Faults(fleet, seed=seed, **vars(Trouble.read(self.lossy)))
         return fleet
 
 

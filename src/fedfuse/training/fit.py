@@ -12,7 +12,7 @@ from typing import Any
 from fedfuse import methods
 from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
-from fedfuse.engines import Byzantine, Engine, Fleet
+from fedfuse.engines import Attacks, Engine, EngineSpec
 from fedfuse.engines.attacks import draw_liars, flipped
 from fedfuse.errors import FedfuseError
 from fedfuse.methods import FPFC
@@ -21,7 +21,7 @@ from fedfuse.methods.registry import METHODS
 from fedfuse.methods.registry import from_config as method_from_config
 from fedfuse.models import SHORT, Model, default_model, model_called
 from fedfuse.models import from_config as model_from_config
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import Store
 from fedfuse.training.loop import Callback, Run
@@ -44,7 +44,7 @@ def fit(
     out: str | PathLike[str] | None = None,
     engine: str = "inprocess",
     workers: int | None = None,
-    fleet: Fleet | None = None,
+    fleet: Engine | None = None,
     callbacks: Iterable[Callback] = (),
     dataset: str = "arrays",
     source: dict[str, Any] | None = None,
@@ -98,8 +98,8 @@ def fit(
     method = fitting_method(method, model)
     _check_plan(method, model)
     _check_noise(method, model, chosen)
-    place = Engine(engine, workers)
-    if fleet and place != Engine():
+    place = EngineSpec(engine, workers)
+    if fleet and place != EngineSpec():
         raise FedfuseError(f"give a fleet or an engine, not both: engine={engine!r}, fleet={fleet!r}")
     store = Store(out) if out is not None else None
     if store:
@@ -124,7 +124,7 @@ def resume(
     *,
     engine: str | None = None,
     workers: int | None = None,
-    fleet: Fleet | None = None,
+    fleet: Engine | None = None,
 ) -> Result:
     """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
 
@@ -141,7 +141,7 @@ def resume(
         settings, method = Settings(**config["settings"]), method_from_config(config["method"])
         model, dataset = model_from_config(config["model"], model), config["dataset"]
         source, fingerprint = config["source"], config["fingerprint"]
-        place = Engine(**config.get("engine", {}))
+        place = EngineSpec(**config.get("engine", {}))
     except KeyError as gap:
         raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
     except (TypeError, AttributeError, ValueError) as problem:
@@ -160,10 +160,10 @@ def resume(
     return _finish(run, restore=True)
 
 
-def _elsewhere(place: Engine, engine: str | None, workers: int | None) -> Engine:
+def _elsewhere(place: EngineSpec, engine: str | None, workers: int | None) -> EngineSpec:
     """Return the engine that a run goes on with: its own, unless another is asked for."""
     if engine is not None and engine != place.name:
-        return Engine(engine, workers)
+        return EngineSpec(engine, workers)
     return place if workers is None else replace(place, workers=workers)
 
 
@@ -283,8 +283,8 @@ def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> 
 
 
 def _attacked(
-    fleet: Fleet | None, federation: Federation, model: Model[Any], settings: Settings, place: Engine
-) -> Fleet:
+    fleet: Engine | None, federation: Federation, model: Model[Any], settings: Settings, place: EngineSpec
+) -> Engine:
     """Return the devices, some of which lie where the settings say so."""
     attack, share, seed = settings.attack, settings.liars, settings.seed
     if attack == "label-flip":
@@ -293,10 +293,10 @@ def _attacked(
     if attack is None:
         return fleet
     how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}
-    return Byzantine(fleet, attack, m=federation.m, share=share, seed=seed, **how)
+    return Attacks(fleet, attack, m=federation.m, share=share, seed=seed, **how)
 
 
-def _config(run: Run, source: dict[str, Any] | None, place: Engine) -> dict[str, Any]:
+def _config(run: Run, source: dict[str, Any] | None, place: EngineSpec) -> dict[str, Any]:
     if callable(run.settings.participation):
         raise FedfuseError("a run directory needs a participation share: a function cannot be saved")
     return {

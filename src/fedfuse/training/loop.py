@@ -21,26 +21,25 @@ import numpy as np
 import pandas as pd
 
 from fedfuse.core.partitions import adjusted_rand
-from fedfuse.data.federation import Federation
-from fedfuse.engines import Fleet
+from fedfuse.data.federation import Federation, Part
+from fedfuse.engines import Engine
 from fedfuse.engines.attacks import known_attack
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.network_groups import NetworkRefit
 from fedfuse.grouping.refit import Refit
-from fedfuse.methods.method import Arrays, Found, Method, World
+from fedfuse.methods.method import Arrays, FederationInfo, Method, Outcome
 from fedfuse.models import Model
 from fedfuse.pairs.state import Residuals
+from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.privacy import spent
 from fedfuse.protocol.reply_checks import overlong
 from fedfuse.protocol.tasks import (
-    LOOK,
+    EVALUATION_ROUND,
     Install,
-    Ledger,
     MetaTrain,
     Order,
-    Part,
+    PeekModel,
     Score,
-    Show,
     Task,
     Train,
     for_device,
@@ -50,7 +49,7 @@ from fedfuse.results.result import Profile, Result, mean_score
 from fedfuse.results.run_directory import Store
 from fedfuse.training.conditions import check_mode
 from fedfuse.training.settings import Settings
-from fedfuse.training.transport import Heard, Post
+from fedfuse.training.transport import ReceivedReply, Transport
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
 
@@ -83,7 +82,7 @@ class Run:
     model: Model[Any]
     method: Method[Any]
     settings: Settings
-    fleet: Fleet
+    fleet: Engine
     store: Store | None = None
     callbacks: Sequence[Callback] = ()
     dataset: str = "arrays"
@@ -91,7 +90,7 @@ class Run:
     k: int = 0
     stage: int = 0  # which method of the plan is at work,
     stage_start: int = 0  # and since which round
-    before: Found | None = None  # what the last one has found,
+    before: Outcome | None = None  # what the last one has found,
     cut_short: bool = False  # and whether one ran out of rounds
     state: Any = None
     turns: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # orders that each device has had
@@ -104,13 +103,13 @@ class Run:
 
     def __post_init__(self) -> None:
         self.plan = tuple(part.within(self.settings.rounds) for part in self.method.plan_for(self.model))
-        self.world = _world(self.federation, self.model, self.settings)
+        self.info = _world(self.federation, self.model, self.settings)
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype) if self.federation.here else None
         check_mode(self.method, self.settings.mode, self.plan)
-        self.post = Post(self.fleet, self.world.m, self.world.d, self.world.dtype)
+        self.post = Transport(self.fleet, self.info.m, self.info.d, self.info.dtype)
         lying = known_attack(self.fleet)
         self.liars: Ints = lying.who if lying else np.empty(0, np.int64)
-        self.honest = np.setdiff1d(np.arange(self.world.m), self.liars)
+        self.honest = np.setdiff1d(np.arange(self.info.m), self.liars)
 
     @property
     def now(self) -> Method[Any]:
@@ -124,14 +123,14 @@ class Run:
         return self.settings.mode == "async" and self.plan[self.stage].asynchronous
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> CommunicationLedger:
         """What was sent and received."""
         return self.post.ledger
 
     def begin(self) -> None:
         """Set up the state of the method at work and send what it sends before its first round."""
-        self.state = self.now.begin(self.world, self.before)
-        self.turns = np.zeros(self.world.m, np.int64)
+        self.state = self.now.begin(self.info, self.before)
+        self.turns = np.zeros(self.info.m, np.int64)
         self._open(self.now.opening(self.state))
         self.whole = True
 
@@ -186,11 +185,11 @@ class Run:
     def _scheduled(self, k: int) -> int:
         """Return the round that schedules of step sizes and steps are at: single updates of everybody are one."""
         turn = k - self.stage_start
-        return turn // self.world.m if self.asynchronous else turn
+        return turn // self.info.m if self.asynchronous else turn
 
     def _drawn(self, k: int) -> Ints:
         """Return who is asked in a synchronous round: nobody who is still at work on an older order."""
-        drawn = self.settings.active(k, self.world.m, self.world.counts["train"])
+        drawn = self.settings.active(k, self.info.m, self.info.counts["train"])
         chosen = self.now.devices(self.state, drawn)
         return chosen[~np.isin(chosen, list(self.fleet.busy))] if self.fleet.busy else chosen
 
@@ -199,10 +198,10 @@ class Run:
 
         A device that is far ahead of the slowest waits, so that fast devices do not outvote the others.
         """
-        free = np.ones(self.world.m, np.bool_)
+        free = np.ones(self.info.m, np.bool_)
         free[[*self.post.open, *self.fleet.busy]] = False
         free &= self.turns - self.turns.min() < self.settings.ahead
-        room = (self.settings.at_once or self.world.m) - len(self.post.open)
+        room = (self.settings.at_once or self.info.m) - len(self.post.open)
         first = np.argsort(self.turns, kind="stable")
         return first[free[first]][: max(0, room)]
 
@@ -214,7 +213,7 @@ class Run:
         self.spent += max((steps_of(order.task) for order in orders), default=0) if k >= 0 else 0
         return orders
 
-    def _replies(self, asked: int) -> list[Heard]:
+    def _replies(self, asked: int) -> list[ReceivedReply]:
         """Wait for the replies of a round, and return those that may be used, by device."""
         settings, late = self.settings, self.settings.late == "use" and self.now.asynchronous
         if self.asynchronous:
@@ -222,12 +221,12 @@ class Run:
             if not heard:
                 self.post.give_up(settings.deadline)
         else:
-            first = settings.wanted(self.world.m) if settings.overselect and not self.now.gathers else asked
+            first = settings.wanted(self.info.m) if settings.overselect and not self.now.gathers else asked
             heard = self.post.gather(max(first, 1), settings.deadline, late=late)
             self.post.close()
         return self._screened(sorted(heard, key=lambda h: h.reply.device))
 
-    def _screened(self, heard: list[Heard]) -> list[Heard]:
+    def _screened(self, heard: list[ReceivedReply]) -> list[ReceivedReply]:
         """Refuse models that are absurdly long beside the others of the round."""
         if not self.settings.screen:
             return heard
@@ -236,7 +235,7 @@ class Run:
         self.post.drop([h for h in heard if h.reply.device in wrong], "far too long")
         return [h for h in heard if h.reply.device not in wrong]
 
-    def _take_in(self, heard: list[Heard]) -> Residuals | None:
+    def _take_in(self, heard: list[ReceivedReply]) -> Residuals | None:
         """Give replies to the method, unless they are too few."""
         if len(heard) < self.settings.minimum and not self.now.gathers:
             self._fail()
@@ -264,7 +263,7 @@ class Run:
             self.post.drain()
         self.post.exchange(self._orders(self.now.closing(self.state), -1))
         self.cut_short |= not self.settled
-        self.before = self.now.final(self.state, self.world)
+        self.before = self.now.final(self.state, self.info)
         self.stage, self.stage_start = self.stage + 1, self.k
         self.begin()
         return not self.over
@@ -284,7 +283,7 @@ class Run:
             if not (self.settings.tol and all(row[r] <= self.settings.tol for r in RESIDUALS)):
                 return False
             turns += row["active"]
-            if turns >= 2 * self.world.m:
+            if turns >= 2 * self.info.m:
                 return True
         return False
 
@@ -325,7 +324,7 @@ class Run:
         """Return devices' own models where the server may not have them: private, late, under way or lied about."""
         ahead = self.post.unsettled and self.fleet.pack() is not None
         hidden = self.now.private or ahead or self.liars.size > 0
-        return {"own": np.stack(self.post.look([Show()] * self.world.m))} if hidden else {}
+        return {"own": np.stack(self.post.look([PeekModel()] * self.info.m))} if hidden else {}
 
     def restore(self) -> bool:
         """Go back to the last checkpoint; False if there is none."""
@@ -341,14 +340,14 @@ class Run:
             own = arrays.pop("own", None)
             post, arrays = _within("run_", arrays), _without(("run_", "before_"), arrays)
             scratch = {name: array.copy() for name, array in arrays.items()}
-            self.state = self.now.unpack(arrays, self.world)
+            self.state = self.now.unpack(arrays, self.info)
             self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
             self.failures, self.spent, self.post.updates = meta["failures"], meta["spent"], meta["updates"]
-            self.turns, self.post.ledger = post["turns"], Ledger(**meta["ledger"])
+            self.turns, self.post.ledger = post["turns"], CommunicationLedger(**meta["ledger"])
             self.trouble = meta.get("trouble", {})
         except (KeyError, TypeError) as gap:
             raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
-        if self.now.models(self.state).shape != (self.world.m, self.world.d):
+        if self.now.models(self.state).shape != (self.info.m, self.info.d):
             raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
         lost = self.now.recovery(self.state)  # devices of this process have forgotten everything
         if own is not None:
@@ -366,15 +365,15 @@ class Run:
         kept = bool(post["kept"][0])
         if kept:
             self.fleet.unpack(_within("fleet_", post))
-        tasks: Sequence[Task] = [Show()] * self.world.m
+        tasks: Sequence[Task] = [PeekModel()] * self.info.m
         if self.now.asynchronous:  # on a copy: to ask is an event for some
-            everyone = np.arange(self.world.m)
-            tasks = self.now.tasks(self.now.unpack(state, self.world), everyone, self.k - self.stage_start)
+            everyone = np.arange(self.info.m)
+            tasks = self.now.tasks(self.now.unpack(state, self.info), everyone, self.k - self.stage_start)
         self.post.unpack(post, tasks, kept=kept)
 
     def result(self) -> Result:
         """Return what the run has found so far."""
-        found = self._in_use(self.now.final(self.state, self.world))
+        found = self._in_use(self.now.final(self.state, self.info))
         sure = self.now.sureness(self.state)
         refitting = self.stage > 0 and isinstance(self.now, (Refit, NetworkRefit))
         return Result(
@@ -402,7 +401,7 @@ class Run:
             privacy=self._privacy(),
             seconds=self.seconds,
             attack=self._attack(),
-            suspects=np.union1d(found.suspects, self.ledger.often_refused(self.world.m)).astype(np.int64),
+            suspects=np.union1d(found.suspects, self.ledger.often_refused(self.info.m)).astype(np.int64),
             unheard=np.setdiff1d(self.post.unheard, found.suspects).astype(np.int64),
         )
 
@@ -419,31 +418,31 @@ class Run:
         lying = known_attack(self.fleet)
         return None if lying is None else {"attack": lying.attack, "lies": lying.lies, "who": lying.who.tolist()}
 
-    def in_use(self) -> Found:
+    def in_use(self) -> Outcome:
         """Return the models that devices have now, and their clusters."""
-        return self._in_use(Found(self.now.models(self.state), self.now.labels(self.state)))
+        return self._in_use(Outcome(self.now.models(self.state), self.now.labels(self.state)))
 
-    def _in_use(self, found: Found) -> Found:
+    def _in_use(self, found: Outcome) -> Outcome:
         """Return what devices really use: what they make of it at home, where they do."""
         tasks = self.now.at_home(self.state)
         if tasks is None:
             return found
-        own = [for_device(task, self.settings.seed, LOOK, i) for i, task in enumerate(tasks)]
+        own = [for_device(task, self.settings.seed, EVALUATION_ROUND, i) for i, task in enumerate(tasks)]
         return self.now.deployed(self.state, found, self.post.look(own, list(found.models)))
 
-    def _scores(self, found: Found) -> dict[str, Floats]:
+    def _scores(self, found: Outcome) -> dict[str, Floats]:
         """Return every device's score on each held-out part; devices whose rows are elsewhere are asked for it."""
         validated = self.now.validated(self.state, found)
         if self._evaluator is not None:  # rows are here
             return self._evaluator.all_parts(found.models, validated)
-        unknown = np.full(self.world.m, np.nan)
+        unknown = np.full(self.info.m, np.nan)
         if self.settings.epsilon:  # a score would not be protected
             return {"validation": unknown, "test": unknown}
         seen = {"validation": validated, "test": found.models}
         return {part: unknown if w is None else self._asked_for_scores(part, w) for part, w in seen.items()}
 
     def _asked_for_scores(self, part: Any, models: Floats) -> Floats:
-        nothing = [np.array([np.nan])] * self.world.m
+        nothing = [np.array([np.nan])] * self.info.m
         seen = self.post.look([Score(np.asarray(w), part, raw=True) for w in models], nothing)
         known = self.federation.rows(part).counts > 0
         return np.where(known, np.array([float(values[0]) for values in seen]), np.nan)
@@ -523,16 +522,16 @@ def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> F
     return w
 
 
-def _world(federation: Federation, model: Model[Any], settings: Settings) -> World:
+def _world(federation: Federation, model: Model[Any], settings: Settings) -> FederationInfo:
     def initial(start: Any, number: int = 0) -> Floats:
         return draw_initial(model, start, settings.seed, number)
 
     parts: tuple[Part, ...] = ("train", "validation", "train+validation")
     counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
-    return World(federation.m, model, counts, initial, np.dtype(settings.dtype), federation.truth)
+    return FederationInfo(federation.m, model, counts, initial, np.dtype(settings.dtype), federation.truth)
 
 
-def _packed(found: Found | None) -> Arrays:
+def _packed(found: Outcome | None) -> Arrays:
     if found is None:
         return {}
     lam = np.nan if found.lam is None else found.lam
@@ -555,7 +554,7 @@ def _without(prefixes: tuple[str, ...], arrays: Arrays) -> Arrays:
     return {name: array for name, array in arrays.items() if not name.startswith(prefixes)}
 
 
-def _unpacked(arrays: Arrays) -> Found | None:
+def _unpacked(arrays: Arrays) -> Outcome | None:
     if "before_models" not in arrays:
         return None
     lam = float(arrays["before_lam"][0])
@@ -563,4 +562,4 @@ def _unpacked(arrays: Arrays) -> Found | None:
     prefix = "before_kept_"
     kept = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     known = lam if np.isfinite(lam) else None
-    return Found(arrays["before_models"], arrays["before_labels"], known, settings, kept, arrays["before_suspects"])
+    return Outcome(arrays["before_models"], arrays["before_labels"], known, settings, kept, arrays["before_suspects"])

@@ -1,7 +1,7 @@
 """Devices that come when a run is over: each gets a model by its method's own rule, and nobody else is retrained.
 
 A method's `admit` is a conversation with one newcomer: it yields tasks and is given the answers. Here the newcomers'
-tasks go to a fleet, all at the same time, and what is sent is counted. A look at a device (`protocol.tasks.Show`), as at a model
+tasks go to a fleet, all at the same time, and what is sent is counted. A look at a device (`protocol.tasks.PeekModel`), as at a model
 that it has made for itself, is no message.
 """
 
@@ -18,19 +18,21 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedfuse.data.federation import Federation
-from fedfuse.engines import Fleet, InProcess
+from fedfuse.data.federation import Federation, Part
+from fedfuse.engines import Engine, InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.lambda_path import Tuned
-from fedfuse.methods.method import Admission, Joined, Known, Method, World
+from fedfuse.grouping.lambda_path import LambdaPath
+from fedfuse.methods.method import AdmissionDialogue, AdmissionResult, FederationInfo, Method, RunSummary
 from fedfuse.methods.registry import from_config
 from fedfuse.models import Model
-from fedfuse.protocol.tasks import Ledger, Order, Part, Show, Task, fault, for_device
+from fedfuse.protocol.ledger import CommunicationLedger
+from fedfuse.protocol.reply_checks import fault
+from fedfuse.protocol.tasks import Order, PeekModel, Task, for_device
 from fedfuse.results.result import Result, mean_score
-from fedfuse.results.run_directory import read_json, write_json
 from fedfuse.training.loop import draw_initial
 from fedfuse.training.newcomer_rows import aligned
-from fedfuse.tuning.grid_search import Searched
+from fedfuse.tuning.grid_search import GridSearch
+from fedfuse.utils.files import read_json, write_json
 from fedfuse.utils.typing import Floats, Ints
 
 FILE = "newcomers.json"
@@ -164,19 +166,19 @@ class Newcomers:
         return replace(self.run, profile=profile, models=self.models, labels=labels, attack=None)
 
 
-def admit(result: Result, newcomers: Federation, fleet: Fleet | None = None) -> Newcomers:
+def admit(result: Result, newcomers: Federation, fleet: Engine | None = None) -> Newcomers:
     """Take in the devices of another federation, with the same columns, by the rule of the run's method."""
     model, newcomers = result.model, aligned(result, newcomers)
     method, dtype = _rule(result), result.models.dtype
-    world = _world(newcomers, model, result.seed, dtype)
+    info = _world(newcomers, model, result.seed, dtype)
     believed = np.setdiff1d(np.arange(len(result.labels)), result.suspects)
     if not believed.size:
         raise FedfuseError("every device of this run is suspected of lying: there is nobody to join")
-    known = Known(
+    known = RunSummary(
         result.models[believed], result.labels[believed], result.profile.counts[believed], result.lam, result.kept
     )
     fleet = fleet or InProcess(newcomers, model, seed=result.seed, dtype=dtype)
-    talks = [method.admit(known, world, i) for i in range(newcomers.m)]
+    talks = [method.admit(known, info, i) for i in range(newcomers.m)]
     joined, iterations, ledger = _converse(talks, fleet, model.d, dtype, result.seed)
     models = np.stack([j.model for j in joined])
     scores = model.metric(model.load(newcomers.rows("test"), dtype), np.arange(newcomers.m), models.astype(dtype))
@@ -218,34 +220,34 @@ def noted(directory: str | PathLike[str]) -> list[dict[str, Any]]:
 def _rule(result: Result) -> Method[Any]:
     """Return the run's method, with what it has chosen for settings that were left open."""
     method = from_config(result.method)
-    if isinstance(method, Tuned):
+    if isinstance(method, LambdaPath):
         method = method.at(result.lam or 0.0)
-    elif isinstance(method, Searched):
+    elif isinstance(method, GridSearch):
         method = method.inner
     return replace(method, **result.chosen)
 
 
-def _world(newcomers: Federation, model: Model[Any], seed: int, dtype: Any) -> World:
+def _world(newcomers: Federation, model: Model[Any], seed: int, dtype: Any) -> FederationInfo:
     def initial(start: Any, number: int = 0) -> Floats:
         return draw_initial(model, start, seed, number)
 
     parts: tuple[Part, ...] = ("train", "validation", "train+validation")
     counts: dict[str, Ints] = {part: newcomers.rows(part).counts for part in parts}
-    return World(newcomers.m, model, counts, initial, np.dtype(dtype))
+    return FederationInfo(newcomers.m, model, counts, initial, np.dtype(dtype))
 
 
 def _converse(
-    talks: Sequence[Admission], fleet: Fleet, d: int, dtype: Any, seed: int
-) -> tuple[list[Joined], list[int], Ledger]:
+    talks: Sequence[AdmissionDialogue], fleet: Engine, d: int, dtype: Any, seed: int
+) -> tuple[list[AdmissionResult], list[int], CommunicationLedger]:
     """Let every newcomer's conversation go on until it ends."""
-    ledger, ends, turns = Ledger(), {}, [0] * len(talks)
+    ledger, ends, turns = CommunicationLedger(), {}, [0] * len(talks)
     tasks: dict[int, Task] = {i: next(talk) for i, talk in enumerate(talks)}
     k = 0
     while tasks:
         asked = {i: Order(i, k, for_device(task, seed, k, i)) for i, task in tasks.items()}
         for order in asked.values():
             ledger.sent(order)
-        looks = {i for i, task in tasks.items() if isinstance(task, Show)}
+        looks = {i for i, task in tasks.items() if isinstance(task, PeekModel)}
         fleet.submit(list(asked.values()))
         tasks, waiting = {}, dict(asked)
         while waiting and (arrived := fleet.collect()):

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods.method import Method
 from fedfuse.methods.registry import method_called
-from fedfuse.protocol.local_work import Decay, parse
-from fedfuse.protocol.tasks import Work
+from fedfuse.protocol.local_work import Decay, Work, parse
 
 Style = Literal["usual", "paper"]
 STEPPING = frozenset({"steps", "lr", "batch", "momentum"})  # what an exact solver has no use for

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedfuse.results.run_directory import without_nan
-from fedfuse.results.snapshots import Album, Snapshot, due
+from fedfuse.results.snapshots import DistanceSnapshot, SnapshotFile, due
 from fedfuse.training.loop import Callback, Row, Run
+from fedfuse.utils.files import without_nan
 
 if TYPE_CHECKING:
     from fedfuse.results.result import Result
@@ -26,7 +26,7 @@ class Recorder(Callback):
     """A callback that writes down how a run gets on."""
 
     def __init__(self, directory: Path) -> None:
-        self._path, self._album = directory / ROUNDS, Album(directory)
+        self._path, self._album = directory / ROUNDS, SnapshotFile(directory)
         self._waiting: list[Row] = []
         self._written = -float("inf")
         self._last: int | None = None
@@ -47,12 +47,12 @@ class Recorder(Callback):
 
     def on_end(self, run: Run, result: Result) -> None:
         """Add what was found in the end."""
-        self._album.add(Snapshot.of(run.k, result.models[:, run.model.fused], result.labels))
+        self._album.add(DistanceSnapshot.of(run.k, result.models[:, run.model.fused], result.labels))
 
     def _look(self, run: Run) -> None:
         if due(run.k, self._last, _new_stage(run.history)):
             models = run.now.models(run.state)[:, run.model.fused]
-            self._album.add(Snapshot.of(run.k, models, run.now.labels(run.state)))
+            self._album.add(DistanceSnapshot.of(run.k, models, run.now.labels(run.state)))
             self._last = run.k
 
     def _flush(self) -> None:
@@ -63,13 +63,13 @@ class Recorder(Callback):
 
 def tidy(directory: Path) -> None:
     """Put the pictures of a finished run in one file; the rows are in its history."""
-    Album(directory).bind()
+    SnapshotFile(directory).bind()
     (directory / ROUNDS).unlink(missing_ok=True)
 
 
 def forget(directory: Path) -> None:
     """Remove what a run has left that never got under way."""
-    Album(directory).forget_after(-1)
+    SnapshotFile(directory).forget_after(-1)
     (directory / ROUNDS).unlink(missing_ok=True)
 
 

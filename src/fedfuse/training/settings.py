@@ -45,7 +45,7 @@ class Settings(Conditions):
     dtype
         ``"float32"`` or ``"float64"``, on server and devices.
     attack, liars, lies, scope
-        For experiments: this share of the devices lies, and how (`engines.Byzantine`). Scores are then means over the
+        For experiments: this share of the devices lies, and how (`engines.Attacks`). Scores are then means over the
         others.
     clip, epsilon, delta
         Devices clip what they send to the norm ``clip`` and add Gaussian noise, so that all uploads of a device

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedfuse.errors import FedfuseError
-from fedfuse.results.run_directory import read_json, write_json
 from fedfuse.training.loop import Callback, Row, Run
+from fedfuse.utils.files import read_json, write_json
 
 if TYPE_CHECKING:
     from fedfuse.results.result import Result
@@ -144,7 +144,7 @@ def _outcome(result: Result) -> Row:
 def _parameters(run: Run) -> Iterator[tuple[str, str]]:
     """Yield data set, method and settings, with dots between the names of parts."""
     yield "dataset", run.dataset
-    yield "devices", str(run.world.m)
+    yield "devices", str(run.info.m)
     yield "model", str(run.model.to_config().get("name", type(run.model).__name__))
     for key, value in run.method.to_config().items():
         yield (key if key == "method" else f"method.{key}"), value if isinstance(value, str) else json.dumps(value)

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.engines import Fleet
+from fedfuse.engines import Engine
 from fedfuse.engines.base import clock, pack_replies, unpack_replies
 from fedfuse.errors import FedfuseError
-from fedfuse.protocol.tasks import LOOK, Ledger, Order, Reply, Task, fault
+from fedfuse.protocol.ledger import CommunicationLedger
+from fedfuse.protocol.reply_checks import fault
+from fedfuse.protocol.tasks import EVALUATION_ROUND, Order, Reply, Task
 from fedfuse.utils.typing import Floats, Ints
 
 LOOKS = 2  # times that a device is asked to be looked at
@@ -26,7 +28,7 @@ _TICK = 1e-9  # relative: what a sum of times may be off by
 
 
 @dataclass(frozen=True)
-class Sent:
+class PendingOrder:
     """An order, when it was sent, and how often the server had updated by then."""
 
     order: Order
@@ -34,7 +36,7 @@ class Sent:
     updates: int
 
 
-class Heard(NamedTuple):
+class ReceivedReply(NamedTuple):
     """A reply that may be used, the number of server updates since its order was sent, and what that was."""
 
     reply: Reply
@@ -42,14 +44,14 @@ class Heard(NamedTuple):
     task: Task
 
 
-class Post:
+class Transport:
     """The orders of a run that are under way, and the fleet that they go to."""
 
-    def __init__(self, fleet: Fleet, m: int, d: int, dtype: npt.DTypeLike) -> None:
-        self.fleet, self.ledger = fleet, Ledger()
-        self.open: dict[int, Sent] = {}
+    def __init__(self, fleet: Engine, m: int, d: int, dtype: npt.DTypeLike) -> None:
+        self.fleet, self.ledger = fleet, CommunicationLedger()
+        self.open: dict[int, PendingOrder] = {}
         self.updates = 0
-        self._overdue: dict[tuple[int, int], Sent] = {}  # by device and round
+        self._overdue: dict[tuple[int, int], PendingOrder] = {}  # by device and round
         self._last = np.full(m, -1, np.int64)  # the round that each device was last asked in
         self._asked, self._heard = np.zeros(m, np.bool_), np.zeros(m, np.bool_)  # for floats, and with some
         self._arrived: deque[Reply] = deque()
@@ -63,18 +65,18 @@ class Post:
         now = clock(self.fleet)
         for order in orders:
             self.ledger.sent(order)
-            self.open[order.device] = Sent(order, now, self.updates)
+            self.open[order.device] = PendingOrder(order, now, self.updates)
             self._last[order.device] = order.round
             self._asked[order.device] |= order.task.floats_up(self._gate["d"]) > 0
         self.fleet.submit(orders)
 
-    def gather(self, wanted: int, patience: float | None = None, *, late: bool = False) -> list[Heard]:
+    def gather(self, wanted: int, patience: float | None = None, *, late: bool = False) -> list[ReceivedReply]:
         """Wait for so many replies to open orders, or as many as come, and return all that may be used.
 
         Where no order is open, but devices are still at work on overdue ones, wait for one of these.
         """
         end = None if patience is None else clock(self.fleet) + patience
-        heard: list[Heard] = []
+        heard: list[ReceivedReply] = []
         alone, answers = not self.open, 0
         while answers < wanted and (self.open or (alone and self.fleet.busy)):
             reply = self._next(end)
@@ -113,12 +115,12 @@ class Post:
 
     def _seen(self, tasks: dict[int, Task]) -> dict[int, Floats]:
         self._wait_for(tasks)
-        self.fleet.submit([Order(i, LOOK, task) for i, task in tasks.items()])
+        self.fleet.submit([Order(i, EVALUATION_ROUND, task) for i, task in tasks.items()])
         seen: dict[int, Floats] = {}
         while len(seen) < len(tasks) and (arrived := self.fleet.collect()):
-            looks = [reply for reply in arrived if reply.round == LOOK and reply.device in tasks]
+            looks = [reply for reply in arrived if reply.round == EVALUATION_ROUND and reply.device in tasks]
             seen |= {r.device: r.values for r in looks if r.values.dtype.kind in "fiu" and self._fits(r, tasks)}
-            self._arrived.extend(reply for reply in arrived if reply.round != LOOK)
+            self._arrived.extend(reply for reply in arrived if reply.round != EVALUATION_ROUND)
         return seen
 
     def _fits(self, reply: Reply, tasks: dict[int, Task]) -> bool:
@@ -127,12 +129,12 @@ class Post:
 
     # -- what becomes of orders and replies
 
-    def use(self, heard: Sequence[Heard]) -> None:
+    def use(self, heard: Sequence[ReceivedReply]) -> None:
         """Count replies as used."""
         self.ledger.used += len(heard)
         self._heard[[h.reply.device for h in heard if h.reply.floats_up]] = True
 
-    def drop(self, heard: Sequence[Heard], reason: str) -> None:
+    def drop(self, heard: Sequence[ReceivedReply], reason: str) -> None:
         """Count replies as refused."""
         for h in heard:
             self.ledger.refuse(reason, h.reply.device)
@@ -181,7 +183,7 @@ class Post:
         """Whether devices may have done work that the server has not used."""
         return bool(self.open or self._overdue or self.ledger.refused or self.ledger.unanswered)
 
-    def _expire(self, sent: Sequence[Sent]) -> None:
+    def _expire(self, sent: Sequence[PendingOrder]) -> None:
         for s in sent:
             del self.open[s.order.device]
             self._overdue[s.order.device, s.order.round] = s
@@ -196,7 +198,7 @@ class Post:
         sent = self.open.get(reply.device)
         return sent is not None and sent.order.round == reply.round
 
-    def _judge(self, reply: Reply, late: bool) -> Heard | None:
+    def _judge(self, reply: Reply, late: bool) -> ReceivedReply | None:
         """Return the reply if it may be used; else count why not."""
         self.ledger.received(reply)
         sent = self.open.get(reply.device)
@@ -212,9 +214,9 @@ class Post:
         if wrong or sent is None:
             self.ledger.refuse(wrong or "late", reply.device)
             return None
-        return Heard(reply, self.updates - sent.updates, sent.order.task)
+        return ReceivedReply(reply, self.updates - sent.updates, sent.order.task)
 
-    def _fault(self, reply: Reply, sent: Sent) -> str | None:
+    def _fault(self, reply: Reply, sent: PendingOrder) -> str | None:
         return fault(reply, {reply.device: sent.order}, **self._gate)
 
     def _wait_for(self, devices: Iterable[int]) -> None:
@@ -252,6 +254,6 @@ class Post:
             self.ledger.unanswered += len(under_way)
 
 
-def _table(rows: npt.NDArray[Any], tasks: Sequence[Task]) -> dict[tuple[int, int], Sent]:
+def _table(rows: npt.NDArray[Any], tasks: Sequence[Task]) -> dict[tuple[int, int], PendingOrder]:
     whole = ((int(i), int(k), float(then), int(updates)) for i, k, then, updates in rows)
-    return {(i, k): Sent(Order(i, k, tasks[i]), then, updates) for i, k, then, updates in whole}
+    return {(i, k): PendingOrder(Order(i, k, tasks[i]), then, updates) for i, k, then, updates in whole}

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import Arrays, Found, Method, World
+from fedfuse.methods.method import Arrays, FederationInfo, Method, Outcome
 from fedfuse.pairs.state import Residuals
-from fedfuse.protocol.tasks import Part, Score, Task
+from fedfuse.protocol.tasks import Score, Task
 from fedfuse.utils.typing import Floats, Ints
 
 TRYING, JUDGING, END = "trying", "judging", "end"
@@ -28,7 +29,7 @@ TRIAL = 50  # rounds for each candidate, where nothing else is said and training
 class SearchState:
     """The state of the candidate at work, and which it is."""
 
-    world: World
+    info: FederationInfo
     inner: Any
     grid: list[dict[str, Any]] = field(default_factory=list)
     place: int = 0
@@ -44,7 +45,7 @@ _PLAIN = ("grid", "place", "stage", "age", "outcome", "row")
 
 
 @dataclass(frozen=True)
-class Searched(Method[SearchState]):
+class GridSearch(Method[SearchState]):
     """Choose open settings of ``inner`` on validation rows, then train with them.
 
     Parameters
@@ -89,21 +90,21 @@ class Searched(Method[SearchState]):
             return replace(self.inner, rows="train")
         return self.at(state.grid[state.place])
 
-    def given(self, before: Found | None) -> Method[Any]:
+    def given(self, before: Outcome | None) -> Method[Any]:
         return self
 
     @property
     def rounds(self) -> int | None:
         return 10**9  # ends by itself
 
-    def within(self, rounds: int) -> Searched:
+    def within(self, rounds: int) -> GridSearch:
         return self if self.trial else replace(self, trial=min(TRIAL, rounds))
 
-    def begin(self, world: World, before: Found | None = None) -> SearchState:
-        if not (world.counts["validation"] > 0).any():
+    def begin(self, info: FederationInfo, before: Outcome | None = None) -> SearchState:
+        if not (info.counts["validation"] > 0).any():
             raise FedfuseError(f"{self.inner.name} chooses its settings by validation rows, and no device has any")
-        state = SearchState(world, replace(self.inner, rows="train").begin(world, before))
-        state.scores = np.full(world.m, np.nan)
+        state = SearchState(info, replace(self.inner, rows="train").begin(info, before))
+        state.scores = np.full(info.m, np.nan)
         return state
 
     def opening(self, state: SearchState) -> dict[int, Task]:
@@ -112,14 +113,14 @@ class Searched(Method[SearchState]):
     def opened(self, state: SearchState, devices: Ints, values: list[Floats]) -> None:
         self._now(state).opened(state.inner, devices, values)
         state.grid = [dict(c) for c in self.grid] or self.inner.candidates(state.inner)
-        state.inner = self._now(state).fresh(state.world, state.inner)
+        state.inner = self._now(state).fresh(state.info, state.inner)
 
     def recovery(self, state: SearchState) -> list[dict[int, Task]]:
         return self._now(state).recovery(state.inner) if state.stage != END else []
 
     def devices(self, state: SearchState, drawn: Ints) -> Ints:
         if state.stage == JUDGING:
-            return np.flatnonzero(state.world.counts["validation"] > 0)
+            return np.flatnonzero(state.info.counts["validation"] > 0)
         return self._now(state).devices(state.inner, drawn)
 
     def tasks(self, state: SearchState, devices: Ints, k: int) -> list[Task]:
@@ -149,11 +150,11 @@ class Searched(Method[SearchState]):
             state.stage, state.place = END, self._best(state)
             return
         state.stage, state.place = TRYING, state.place + 1
-        state.inner = self._now(state).fresh(state.world, state.inner)
+        state.inner = self._now(state).fresh(state.info, state.inner)
         state.opening = True
 
     def _best(self, state: SearchState) -> int:
-        sign = 1 if state.world.model.goal == "classification" else -1
+        sign = 1 if state.info.model.goal == "classification" else -1
         return int(np.argmax(sign * np.nan_to_num(np.array(state.outcome), nan=-sign * np.inf)))
 
     def broadcast(self, state: SearchState) -> dict[int, Task]:
@@ -166,7 +167,7 @@ class Searched(Method[SearchState]):
     def at_home(self, state: SearchState) -> list[Task] | None:
         return self._now(state).at_home(state.inner)
 
-    def deployed(self, state: SearchState, found: Found, seen: list[Floats]) -> Found:
+    def deployed(self, state: SearchState, found: Outcome, seen: list[Floats]) -> Outcome:
         return self._now(state).deployed(state.inner, found, seen)
 
     def finished(self, state: SearchState) -> bool:
@@ -178,9 +179,9 @@ class Searched(Method[SearchState]):
     def labels(self, state: SearchState) -> Ints:
         return self._now(state).labels(state.inner)
 
-    def final(self, state: SearchState, world: World) -> Found:
+    def final(self, state: SearchState, info: FederationInfo) -> Outcome:
         """Return the choice; models and labels are those of the candidate tried last."""
-        found = self._now(state).final(state.inner, world)
+        found = self._now(state).final(state.inner, info)
         return found._replace(settings=state.grid[state.place], kept=self._now(state).keep(state.inner))
 
     def describe(self, state: SearchState) -> dict[str, Any]:
@@ -191,9 +192,9 @@ class Searched(Method[SearchState]):
         inner = {f"inner_{name}": array for name, array in self._now(state).pack(state.inner).items()}
         return {"header": np.frombuffer(json.dumps(plain).encode(), np.uint8), "scores": state.scores, **inner}
 
-    def unpack(self, arrays: Arrays, world: World) -> SearchState:
+    def unpack(self, arrays: Arrays, info: FederationInfo) -> SearchState:
         plain = json.loads(arrays["header"].tobytes())
-        state = SearchState(world, None, **plain, scores=arrays["scores"])
+        state = SearchState(info, None, **plain, scores=arrays["scores"])
         inner = {k.removeprefix("inner_"): v for k, v in arrays.items() if k.startswith("inner_")}
-        state.inner = self._now(state).unpack(inner, world)
+        state.inner = self._now(state).unpack(inner, info)
         return state

@@ -1,0 +1,59 @@
+"""Means that a few wrong values cannot move far."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from fedfuse.utils.typing import Floats, Ints
+
+Robust: TypeAlias = Literal["none", "screen", "median", "trimmed", "krum"]
+
+
+FAR = 10.0  # times the usual size: further out a device's mean counts as if it were there
+
+
+TRIMMED = 0.2  # of the values, on either side
+
+
+def pooled_moments(answers: Floats, weights: Ints) -> tuple[Floats, Floats]:
+    """Return the weighted means of columns and of their squares; who is far out counts as if on the verge of it."""
+    first, second = np.split(np.asarray(answers, dtype=np.float64), 2, axis=1)
+    middle, usual = np.median(first, axis=0), np.median(second, axis=0)
+    # a column that is zero on most devices says nothing of what is far
+    reach = np.where(usual > 0, FAR * np.sqrt(usual), np.inf)
+    first = np.clip(first, middle - reach, middle + reach)
+    second = np.minimum(second, np.where(usual > 0, 2 * FAR**2 * usual, np.inf))
+    return np.average(first, axis=0, weights=weights), np.average(second, axis=0, weights=weights)
+
+
+def robust_mean(values: Floats, weights: Floats, how: Robust) -> Floats:
+    """Return one row for these (devices x n), of whom a minority may send anything.
+
+    Coordinate by coordinate the median or the mean without the outer fifths (Yin et al., 2018), or the mean of those
+    devices that have the nearest neighbours (multi-Krum, Blanchard et al., 2017).
+
+    >>> robust_mean(np.array([[1.0], [2.0], [3.0], [1e9]]), np.ones(4), "median").tolist()
+    [2.5]
+    """
+    n = len(values)
+    if how == "median":
+        return np.asarray(np.median(values, axis=0))
+    if how == "trimmed":
+        cut = int(TRIMMED * n)
+        return np.asarray(np.sort(values, axis=0)[cut : n - cut].mean(axis=0))
+    if how == "krum" and n > 3:
+        keep = central(values)
+        return np.asarray(np.average(values[keep], axis=0, weights=weights[keep]))
+    return np.asarray(np.average(values, axis=0, weights=weights))
+
+
+def central(values: Floats) -> Ints:
+    """Return the rows that Krum keeps: those with the nearest neighbours, if just under half of all may lie."""
+    n = len(values)
+    liars = (n - 3) // 2
+    squares = np.square(values).sum(axis=1)
+    distances = squares[:, None] + squares[None] - 2 * values @ values.T
+    scores = np.sort(distances, axis=1)[:, 1 : n - liars - 1].sum(axis=1)
+    return np.sort(np.argsort(scores, kind="stable")[: n - liars])

@@ -1,0 +1,114 @@
+"""The benchmark runs and writes what it should. How fast anything is, no test says."""
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedfuse.bench import PARTS, BenchSizes, chosen, page, run_all, startup, textbook
+from fedfuse.bench.figure import Figure, table
+from fedfuse.bench.local import Problem, TextbookRun
+from fedfuse.data.synthetic import synthetic
+from fedfuse.errors import FedfuseError
+
+TINY = BenchSizes(
+    m=8, d=5, large=40, triad=10_000, sgemm=32, seconds=0.0, rounds=10, over_m=(6, 8, 10), over_d=(3, 4, 5),
+    over_rows=(5, 6, 7), images=20,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """All parts but the starts of processes, at tiny sizes."""
+    directory = tmp_path_factory.mktemp("bench")
+    console = Console(file=io.StringIO(), width=120)
+    figures = run_all(
+        directory / "bench.json", quick=True, console=console, sizes=TINY, only=[p for p in PARTS if p != "startup"],
+        history=directory / "history.jsonl",
+    )  # fmt: skip
+    return directory, figures, console.file.getvalue()
+
+
+def test_every_figure_is_a_ratio_and_is_written_down(measured):
+    directory, figures, shown = measured
+    content = json.loads((directory / "bench.json").read_text())
+    assert content["quick"]
+    assert {"processor", "cores", "threads", "memory_bytes", "system"} <= content["machine"].keys()
+    assert {"python", "fedfuse", "numpy", "numba"} <= content["versions"].keys()
+    assert [f["name"] for f in content["figures"]] == [f.name for f in figures]
+    for figure in content["figures"]:
+        assert figure["what"]
+        assert figure["against"]
+        assert figure["met"] is None
+        for number in ("value", "reference", "ratio"):
+            assert math.isfinite(figure[number])
+            assert figure[number] > 0 or figure["name"].startswith("iterates")
+    assert all(f.name in shown for f in figures)
+    assert [curve["over"] for curve in content["growth"]] == ["devices", "parameters", "rows of a device"]
+
+
+def test_history_has_a_line_for_each_time_and_the_page_all_figures(measured, tmp_path):
+    directory, figures, _ = measured
+    pytest.importorskip("matplotlib").use("Agg")
+    history, console = tmp_path / "history.jsonl", Console(file=io.StringIO())
+    history.write_text((directory / "history.jsonl").read_text())
+    run_all(tmp_path / "b.json", quick=True, console=console, sizes=TINY, only=["server"], history=history)
+    lines = [json.loads(line) for line in history.read_text().splitlines()]
+    assert [line["parts"][-1] for line in lines] == ["growth", "server"]
+    row = {"m": 10, "d": 3, "ari": 1.0, "right_after": 1, "start": 0.1, "median_step": 0.25, "slowest_step": 0.5}
+    page.write(lines[:1], tmp_path / "page.md", [{**row, "pair_bytes": 10**6, "peak_bytes": 10**9}])
+    text = (tmp_path / "page.md").read_text()
+    assert all(f"| {figure.name} |" in text for figure in figures)
+    assert "250 ms | 500 ms" in text
+    assert (tmp_path / "page-growth.png").stat().st_size > 1000
+
+
+def test_parts_are_chosen_by_name():
+    assert chosen("") == list(PARTS)
+    with pytest.raises(FedfuseError, match=r"no part 'disk'.*server, formed"):
+        chosen("server,disk")
+
+
+def test_a_run_of_a_table_imports_nothing_heavy(tmp_path):
+    """By ``python -X importtime``, which lists every module."""
+    startup._write_tables(tmp_path)
+    runs = [startup._words(words, tmp_path / name) for name, words in startup.RUNS.items() if "visits.csv" in words]
+    for words in (("-c", "import fedfuse"), *runs):
+        modules = startup.imports(*words, cwd=tmp_path)
+        assert "fedfuse" in modules
+        assert not {name.split(".")[0] for name in modules} & {*startup.HEAVY, "numba", "sklearn"}  # small tables
+
+
+def test_rounds_of_the_yardstick_are_those_of_fedfuse():
+    """Textbook loops with NumPy gradients and the real run go the same way: the race is a fair one."""
+    problem = Problem(synthetic("S1", seed=0))
+    run, book = problem.run(), TextbookRun(problem)
+    for _ in range(2):
+        run.round()
+        book.round()
+    np.testing.assert_allclose(run.state.pairs.omega, book.omega, atol=1e-4)
+    assert np.abs(book.omega).max() > 0.1
+
+
+def test_goals_are_judged_in_the_right_sense():
+    assert Figure("a", "b", "c", 1, 2, "s", 2.0, goal=1.5).met
+    assert not Figure("a", "b", "c", 1, 2, "bytes", 2.0, goal=1.5, sense="at most").met
+    assert Figure("a", "b", "c", 1, 2, "s", 2.0).met is None
+    shown = Console(file=io.StringIO(), width=120)
+    shown.print(table([Figure("a", "b", "c", 1, 2, "s", 2.0, goal=1.5)], judged=True))
+    assert "at least 1.5" in shown.file.getvalue()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path):
+    for out in (tmp_path, tmp_path / "missing" / "bench.json"):
+        with pytest.raises(FedfuseError, match="cannot write"):
+            run_all(out, quick=True, console=Console(file=io.StringIO()))
+
+
+def test_without_the_textbook_there_is_a_clear_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(textbook, "IN_CHECKOUT", tmp_path / "textbook.py")
+    with pytest.raises(FedfuseError, match="textbook loops are missing"):
+        textbook.transcription()

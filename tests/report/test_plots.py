@@ -1,0 +1,165 @@
+"""Pictures: they say what the data say, draw where they are told, and ask for matplotlib in a sentence."""
+
+import builtins
+
+import numpy as np
+import pytest
+
+import fedfuse as ff
+from fedfuse.errors import FedfuseError
+from fedfuse.report.plots import plot_times
+from fedfuse.results.snapshots import DistanceSnapshot
+from fedfuse.studies.solution_path import Quadratics, solution_path
+from fedfuse.training.baselines import measured
+from support.planted import planted
+
+plt = pytest.importorskip("matplotlib.pyplot")
+plots = pytest.importorskip("fedfuse.report.plots")
+plt.switch_backend("Agg")
+POINTS = np.array([[-1.2], [-1.0], [1.0], [1.1]])
+
+
+@pytest.fixture(autouse=True)
+def close():
+    yield
+    plt.close("all")
+
+
+def test_path_has_a_line_for_each_device():
+    path = solution_path(Quadratics(POINTS, np.full(4, 0.25)), "scad", [0, 0.1, 0.3, 0.4])
+    ax = path.plot()
+    assert len(ax.lines) == 4
+    assert "2 from 0." in " ".join(t.get_text() for t in ax.texts)
+    assert {line.get_color() for line in ax.lines} == set(plots.COLOURS[:2])
+
+
+def test_path_of_a_large_model_shows_the_parameters_that_differ_most():
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(3, 40)) * np.where(np.arange(40) < 2, 10, 0.1)
+    ax = plots.plot_path(solution_path(points, "l1", [0, 0.1]))
+    assert len(ax.lines) == 3 * plots.PARAMETERS
+
+
+def test_figure_1_has_four_panels(tmp_path):
+    paths = [solution_path(POINTS, name, [0, 0.2, 0.4]) for name in ("l2", "l1", "scad", "smoothed-scad")]
+    axes = plots.plot_figure1(paths)
+    assert [ax.get_title().strip() for ax in axes.ravel()] == ["squared l2", "l1", "SCAD", "smoothed SCAD"]
+    plots.save_picture(axes, tmp_path / "figure1.png")
+    assert (tmp_path / "figure1.png").stat().st_size > 10_000
+
+
+def test_axes_that_are_given_are_drawn_on():
+    _, ax = plt.subplots()
+    assert plots.plot_path(solution_path(POINTS, "l1", [0, 0.1]), ax) is ax
+
+
+@pytest.mark.parametrize("strategy", ["warmup", "separate"])
+def test_tuning(strategy, tmp_path):
+    method = ff.FPFC(lam=0.0, refit=False, work=ff.Work(solver="exact"))
+    tuning = ff.tune(planted(m=6, n=60, noise=0.5), method, strategy, [0, 0.4, 20.0], rounds=50)
+    left, right = tuning.plot()
+    assert len(right.patches) == len(tuning.table)
+    assert [bar.get_height() for bar in right.patches] == tuning.table["seconds"].tolist()
+    assert "rmse" in left.get_ylabel()
+    assert f"{tuning.lam:g}" in left.get_title()
+    plots.save_picture([left, right], tmp_path / "new" / "tuning.svg")
+    assert (tmp_path / "new" / "tuning.svg").exists()
+
+
+def test_history():
+    result = ff.fit(planted(), ff.FPFC(lam=0.4, rows="train", refit=False), rounds=20, evaluate_every=5)
+    ax = plots.plot_history(result)
+    assert [line.get_label() for line in ax.lines] == ["validation rmse", "test rmse"]
+    short = ff.fit(planted(), ff.FPFC(lam=0.4, refit=False), rounds=3)
+    with pytest.raises(ff.FedfuseError, match="evaluate_every"):
+        plots.plot_history(short)
+
+
+def test_a_picture_of_another_kind_is_refused():
+    with pytest.raises(ff.FedfuseError, match=r"\.png"):
+        plots.check_picture("figure.gif")
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ff.FedfuseError, match=r"fedfuse\[report\]"):
+        plots.check_picture("figure.png")
+
+
+def test_times_of_runs():
+    """The curves are the histories on their clocks; a dot where the groups are right for the first time."""
+    federation, method = planted(), ff.FPFC(lam=0.3, refit=False, work=ff.Work(solver="exact"))
+    common = {"tol": 0, "delay": "uniform(0,20)", "evaluate_every": 2}
+    runs = {mode: ff.fit(federation, method, rounds=20, mode=mode, **common) for mode in ("sync", "async")}
+    ax = plot_times(runs)
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    for name, result in runs.items():
+        seen = result.history.dropna(subset="test")
+        np.testing.assert_array_equal(lines[name].get_xdata(), seen["time"])
+        np.testing.assert_array_equal(lines[name].get_ydata(), seen["test"])
+    with pytest.raises(FedfuseError, match="no evaluated round"):
+        plot_times({"one": ff.fit(federation, method, rounds=1, tol=0)})
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    federation = planted(m=12, groups=3)
+    result = ff.fit(federation)
+    return result, measured(federation, result.model)
+
+
+def test_distances_are_ordered_by_group(grouped):
+    result, _ = grouped
+    ax = plots.plot_distances(result)
+    shown = ax.images[0].get_array()
+    same = np.kron(np.eye(3), np.ones((4, 4))) > 0
+    assert shown[same].max() == 0
+    assert shown[~same].min() > 0
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", "2"]
+    plots.plot_distances(DistanceSnapshot.of(7, np.zeros((4, 2)), np.arange(4)))
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+def test_a_map_has_a_colour_for_each_group(grouped, method):
+    result, sticks = grouped
+    ax = plots.plot_map(sticks.alone, result.labels, method=method)
+    assert [len(c.get_offsets()) for c in ax.collections] == [4, 4, 4]
+    assert len({tuple(c.get_facecolor()[0]) for c in ax.collections}) == 3
+    with pytest.raises(ff.FedfuseError, match="pca"):
+        plots.plot_map(result, method="umap")
+
+
+def test_devices_are_shown_with_their_scores(grouped, tmp_path):
+    result, sticks = grouped
+    ax = plots.plot_devices(result, sticks.scores)
+    drawn = np.concatenate([c.get_offsets()[:, 1] for c in ax.collections[-3:]])
+    np.testing.assert_allclose(np.sort(drawn), np.sort(result.scores["test"]))
+    plots.save_picture(ax, tmp_path / "devices.pdf")
+    assert (tmp_path / "devices.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_fusion_tree_has_the_colours_of_the_groups(grouped):
+    result, sticks = grouped
+    ax = plots.plot_fusion(sticks.alone, result.labels, a=3.7)
+    colours = {plt.matplotlib.colors.to_hex(c.get_color()[0]).upper() for c in ax.collections}
+    assert colours == {*plots.COLOURS[:3], plots.GREY}
+    assert ax.get_xlabel() == "lambda"
+    with pytest.raises(ff.FedfuseError, match="two devices"):
+        plots.plot_fusion(DistanceSnapshot.of(0, np.zeros((1, 2)), np.zeros(1, int)), np.zeros(1, int))
+
+
+def test_communication_is_read_off_histories():
+    result = ff.fit(planted(), ff.FPFC(lam=0.4, refit=False), rounds=8, evaluate_every=2, tol=0)
+    line = plots.plot_communication({"fpfc": result}).lines[0]
+    seen = result.history.dropna(subset="test")
+    np.testing.assert_array_equal(line.get_xdata(), seen["cost_floats"])
+    np.testing.assert_array_equal(line.get_ydata(), seen["test"])
+    with pytest.raises(ff.FedfuseError, match="evaluate_every"):
+        plots.plot_communication({"one": ff.fit(planted(), ff.FPFC(lam=0.4, refit=False), rounds=1)})

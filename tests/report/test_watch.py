@@ -1,0 +1,195 @@
+"""A run that goes on, seen from outside: in a terminal, in a pipe, in a browser."""
+
+import io
+import json
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import fedfuse as ff
+from fedfuse.errors import FedfuseError
+from fedfuse.report.live_page import HOST, Server, state
+from fedfuse.report.watch import Glance, facts, glance, glances, line_of, picture, sparkline, watch
+from fedfuse.training.progress_recorder import ROUNDS
+from support.planted import planted
+
+
+class Stop(ff.Callback):
+    def __init__(self, after):
+        self.after = after
+
+    def on_round(self, run, row):
+        if run.k == self.after:
+            raise KeyboardInterrupt
+
+
+def unfinished(place, after=8, **settings):
+    with pytest.raises(KeyboardInterrupt):
+        ff.fit(
+            planted(), ff.FPFC(lam=0.4, refit=False), rounds=30, tol=0, out=place, dataset="<b>d</b>",
+            callbacks=[Stop(after)], evaluate_every=2, checkpoint_every=1, **settings,
+        )  # fmt: skip
+
+
+def finished(place):
+    return ff.fit(planted(), ff.FPFC(lam=0.4, refit=False), rounds=12, out=place, evaluate_every=2)
+
+
+@pytest.fixture
+def all_rounds(monkeypatch):
+    """Write every round down at once."""
+    monkeypatch.setattr("fedfuse.training.progress_recorder.PAUSE", -1.0)
+
+
+def shown(looks, width=100):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True)
+    console.print(picture(looks))
+    return console.file.getvalue()
+
+
+def test_a_run_that_goes_on(tmp_path, all_rounds):
+    unfinished(tmp_path / "run")
+    look = glance(tmp_path / "run")
+    assert look.state == "running"
+    assert look.limit == 30
+    assert 7 <= len(look.rows) <= 8
+    rows = [json.loads(line) for line in (tmp_path / "run" / ROUNDS).read_text().splitlines()]
+    assert look.rows == rows
+    assert look.curve("test")[0] == [row["round"] + 1 for row in rows if "test" in row]
+    text = shown([look])
+    assert "<b>d</b> · FPFC, running" in text
+    assert "of at most 30" in text
+
+
+def test_a_finished_run_says_what_it_came_to(tmp_path):
+    result = finished(tmp_path / "run")
+    look = glance(tmp_path / "run")
+    assert look.state == "finished"
+    assert dict(facts(look))["groups"] == str(result.n_clusters)
+    assert f"{result.cost_floats:,}" in line_of(look)
+
+
+def test_watching_ends_with_the_run(tmp_path, all_rounds):
+    """While it is watched the run is gone on with: the lines tell the rounds, the last one the end."""
+    unfinished(tmp_path / "run")
+    federation, pauses = planted(), []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        ff.resume(tmp_path / "run", federation)
+
+    console = Console(file=io.StringIO(), width=200)
+    watch(tmp_path / "run", console, 0.5, pause)
+    lines = console.file.getvalue().splitlines()
+    assert pauses == [0.5]
+    assert "running" in lines[0]
+    assert "finished" in lines[-1]
+    assert "round 30" in lines[-1]
+
+
+def test_watching_in_a_terminal(tmp_path):
+    finished(tmp_path / "run")
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    watch(tmp_path / "run", console)
+    assert "finished" in console.file.getvalue()
+
+
+def test_a_comparison_is_watched_run_by_run(tmp_path):
+    ff.compare(planted(), {"a": ff.Local(), "b": ff.FedAvg()}, seeds=1, rounds=4, jobs=1, out=tmp_path / "c")
+    looks = glances(tmp_path / "c")
+    assert [(look.name, look.state) for look in looks] == [("a-seed0", "finished"), ("b-seed0", "finished")]
+    (tmp_path / "c" / "runs" / "b-seed0").rename(tmp_path / "elsewhere")
+    looks = glances(tmp_path / "c")
+    assert [look.state for look in looks] == ["finished", "waiting"]
+    text = shown(looks)
+    assert "1 of 2 runs finished" in text
+    assert line_of(looks[1]) == "waiting"
+
+
+def test_a_long_silence_is_told():
+    look = Glance("r", "running", "score", [{"round": 0, "cost_floats": 5}], None, silent=100.0)
+    assert "nothing was written for 100 s" in shown([look])
+    assert "nothing" not in shown([Glance("r", "running", "score", look.rows, None, silent=5.0)])
+
+
+def test_sparklines_fit():
+    assert len(sparkline(list(range(1000)))) <= 33
+    assert sparkline(list(range(1000)))[-1] == "█"
+
+
+def test_no_run_is_refused(refused, here):
+    assert "holds no run" in refused("watch", "nothing")
+    assert "holds no run" in refused("watch", "nothing", "--web")
+
+
+def test_the_command_line(fedfuse, here):
+    finished("run")
+    status, out, _ = fedfuse("watch", "run")
+    assert status == 0
+    assert "finished" in out
+
+
+@pytest.fixture
+def served():
+    servers = []
+
+    def serve(directory):
+        server = Server(Path(directory))
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        servers.append((server, thread))
+        return server
+
+    yield serve
+    for server, thread in servers:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def get(server, path, host=None):
+    request = urllib.request.Request(server.url + path, headers={"Host": host} if host else {})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return reply.read().decode()
+
+
+def test_only_this_computer_is_answered_and_three_addresses_are_known(tmp_path, served):
+    unfinished(tmp_path / "run")
+    server = served(tmp_path / "run")
+    assert server.server_address[0] == HOST == "127.0.0.1"
+    assert "&lt;b&gt;" not in get(server, "")  # names come with the numbers, as text
+    assert json.loads(get(server, "state.json"))["runs"][0]["state"] == "running"
+    for path in ("config.json", "../config.json", "%2e%2e/config.json", "report.html"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(server, path)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        get(server, "state.json", host="evil.example")
+
+
+def test_the_state_has_curves_and_a_picture(tmp_path):
+    unfinished(tmp_path / "run")
+    now = state(tmp_path / "run")
+    assert not now["finished"]
+    assert now["heat"]["n"] == 6
+    assert now["heat"]["round"] == 8
+    finished(tmp_path / "other")
+    done = state(tmp_path / "other")
+    assert done["finished"]
+    assert set(done["runs"][0]["curves"]) == {"test", "n_clusters", "cost_floats"}
+    json.dumps(done, allow_nan=False)
+
+
+def test_a_port_that_is_taken_is_told(tmp_path, served):
+    finished(tmp_path / "run")
+    port = served(tmp_path / "run").server_port
+    with pytest.raises(FedfuseError, match="free one"):
+        Server(tmp_path / "run", port)
+
+
+def test_the_report_is_served_when_the_run_is_over(tmp_path, served):
+    finished(tmp_path / "run")
+    assert "6 devices form 2 groups" in get(served(tmp_path / "run"), "report.html")

@@ -1,0 +1,130 @@
+"""Solution paths: optimality, and the three findings of the paper's Figure 1."""
+
+import numpy as np
+import pytest
+
+import fedfuse as ff
+from fedfuse.core import penalties
+from fedfuse.studies.solution_path import Quadratics, figure_1, solution_path, toy
+from support.planted import planted
+
+POINTS = np.array([[-1.2, 0.0], [-1.0, 0.2], [1.0, 0.1], [1.1, -0.1], [1.3, 0.0]])
+
+
+@pytest.mark.parametrize("name", ["l1", "l2"])
+def test_convex_paths_minimise_the_objective(name):
+    """Against the objective itself: no small step from the estimates makes it less."""
+    grid = [0.0, 0.05, 0.2, 0.6]
+    path = solution_path(POINTS, name, grid, tol=1e-8, rounds=20000)
+    assert path.converged.all()
+    rng = np.random.default_rng(0)
+    for lam, omega in zip(grid, path.estimates, strict=True):
+
+        def objective(w, lam=lam):
+            distances = np.linalg.norm(w[:, None] - w[None], axis=2)
+            pairs = penalties.PENALTIES[name](lam).value(distances).sum() / (2 * len(w))
+            return 0.5 * np.square(w - POINTS).sum() + pairs
+
+        least = objective(omega)
+        for scale in (1e-1, 1e-2, 1e-3):
+            assert all(objective(omega + scale * rng.normal(size=omega.shape)) >= least - 1e-7 for _ in range(50))
+
+
+def test_squared_l2_has_a_closed_form():
+    lam = 0.3
+    path = solution_path(POINTS, "l2", [lam], tol=1e-9, rounds=20000)
+    mean = POINTS.mean(axis=0)  # (w - e) + 2 lam (w - mean) = 0
+    np.testing.assert_allclose(path.estimates[0], mean + (POINTS - mean) / (1 + 2 * lam), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["scad", "smoothed-scad", "mcp"])
+def test_folded_concave_penalties_find_the_groups_without_bias(name):
+    path = solution_path(Quadratics(POINTS, np.full(5, 0.2)), name, [0, 0.2, 0.4], tol=1e-7, rounds=5000)
+    assert path.labels[-1].tolist() == [0, 0, 1, 1, 1]
+    np.testing.assert_allclose(path.estimates[-1][0], POINTS[:2].mean(axis=0), atol=2e-3)
+    np.testing.assert_allclose(path.estimates[-1][4], POINTS[2:].mean(axis=0), atol=2e-3)
+
+
+def test_lambda_zero_is_every_device_alone():
+    path = solution_path(POINTS, "scad", [0.0])
+    np.testing.assert_array_equal(path.estimates[0], POINTS)
+    assert path.n_clusters.tolist() == [5]
+
+
+@pytest.mark.parametrize("goal", ["regression", "classification"])
+def test_a_federation_has_a_path(goal):
+    federation = planted(goal, m=6, n=60)
+    path = solution_path(federation, "smoothed-scad", [0, 0.25, 0.5, 1.0], rounds=300)
+    assert path.estimates.shape == (4, 6, 4 if goal == "regression" else 12)
+    assert path.ari.max() == 1
+    assert path.n_clusters[0] == 6
+    assert (np.diff(path.n_clusters) <= 0).all()
+    assert np.isfinite(path.validation).all()
+
+
+def test_grid_by_itself_ends_with_one_cluster():
+    path = solution_path(POINTS, "l1")
+    assert len(path.grid) == 41
+    assert path.n_clusters[0] == 5
+    assert path.n_clusters[-1] == 1
+    assert "l1" in repr(path)
+    assert path.spans()[0][0] == 5
+
+
+def test_curvature_is_the_weight_of_a_device():
+    heavy = Quadratics(np.array([[0.0], [1.0]]), np.array([9.0, 1.0]))
+    path = solution_path(heavy, "l1", [5.0], tol=1e-9, rounds=20000)
+    np.testing.assert_allclose(path.estimates[0], 0.1, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def figure():
+    return {path.penalty: path for path in figure_1(points=21)}
+
+
+def test_figure_1_squared_l2_never_fuses(figure):
+    path = figure["l2"]
+    assert (path.n_clusters == 50).all()
+    spread = np.ptp(path.estimates[:, :, 0], axis=1)
+    assert (np.diff(spread) < 0).all()  # they come nearer and nearer
+
+
+def test_figure_1_l1_merges_everything_before_it_finds_groups(figure):
+    path = figure["l1"]
+    merged = path.grid[path.n_clusters == 1]
+    assert 0.07 < merged[0] < 0.1
+    assert not (path.ari == 1).any()
+
+
+@pytest.mark.parametrize("name", ["scad", "smoothed-scad"])
+def test_figure_1_scad_separates_from_about_04_on(figure, name):
+    path = figure[name]
+    right = path.grid[path.ari == 1]
+    assert 0.3 < right[0] < 0.45
+    assert right[-1] > 0.5
+    at = path.estimates[np.flatnonzero(path.ari == 1)[0], :, 0]
+    assert at[path.truth == 0].mean() == pytest.approx(-1, abs=0.2)
+    assert at[path.truth == 1].mean() == pytest.approx(1, abs=0.2)
+    assert np.ptp(at[path.truth == 0]) < 1e-3
+
+
+def test_toy_has_two_groups():
+    data = toy(m=10)
+    assert data.truth.tolist() == [0] * 5 + [1] * 5
+    assert data.curvature.mean() == pytest.approx(2 / 10, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"penalty": "ridge"}, "unknown penalty"),
+        ({"grid": [1, 0]}, "increasing"),
+        ({"grid": []}, "increasing"),
+        ({"penalty": "l1", "a": 3.0}, "no such parameters"),
+        ({"data": [1.0, 2.0]}, "one row per device"),
+        ({"data": [[np.nan], [1.0]]}, "finite"),
+    ],
+)
+def test_bad_input_is_named(given, words):
+    with pytest.raises(ff.FedfuseError, match=words):
+        solution_path(**({"data": POINTS} | given))

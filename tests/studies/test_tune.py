@@ -1,0 +1,262 @@
+"""Tuning lambda: both strategies choose well, by validation rows alone, and count what they send."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import fedfuse as ff
+from fedfuse.errors import FedfuseError
+from fedfuse.grouping.lambda_path import ONWARDS, LambdaPath
+from fedfuse.grouping.refit import Oracle
+from fedfuse.methods.registry import from_config
+from fedfuse.studies.tune import Tuning, is_tuning, tune
+from fedfuse.training import loop
+from support.planted import Keep, planted
+
+EXACT = ff.Work(solver="exact")
+GRID = [0, 0.1, 0.4, 1.0, 20.0]
+BARE = ff.FPFC(lam=0.0, refit=False, work=EXACT)
+STRATEGIES = ["warmup", "separate"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("goal", ["regression", "classification"])
+def test_the_groups_are_found_and_the_best_is_chosen(goal, strategy):
+    grid = GRID if goal == "regression" else [0, 0.02, 0.05, 0.1, 20.0]
+    federation = planted(goal, m=8, n=80, noise=0.5)
+    tuning = tune(federation, BARE, strategy, grid, rounds=120)
+    if goal == "regression":  # of classes the accuracy alone says too little here
+        assert tuning.result.ari == 1
+    assert tuning.result.lam == tuning.lam == tuning.table.loc[tuning.table["chosen"], "lam"].item()
+    best = tuning.table["validation"].max() if goal == "classification" else tuning.table["validation"].min()
+    assert tuning.table.loc[tuning.table["chosen"], "validation"].item() == best
+    assert tuning.table["n_clusters"].iloc[0] == 8  # lambda 0
+
+
+def test_warm_up_stops_when_validation_falls_and_goes_back():
+    federation = planted(m=8, n=80, noise=0.5)
+    keep = Keep()
+    tuning = tune(federation, BARE, "warmup", [0, 0.4, 20.0, 40.0], rounds=100, callbacks=[keep])
+    assert tuning.table["lam"].tolist() == [0, 0.4, 20.0]  # 40 was never tried
+    assert tuning.lam == 0.4
+    stages = tuning.curve["stage"].tolist()
+    assert stages.index(ONWARDS) == tuning.table["rounds"].sum()
+    # from the snapshot on: as good as when it was left, and not as bad as the last lambda
+    onwards = tuning.curve[tuning.curve["stage"] == ONWARDS]
+    assert onwards["validation"].iloc[0] == pytest.approx(tuning.table["validation"][1], rel=0.05)
+    assert keep.run.state.fusion.pairs.penalty.lam == 0.4
+
+
+def test_warm_up_starts_each_lambda_where_the_last_ended_and_separate_does_not():
+    federation = planted(m=6, n=60, noise=0.5)
+    warm = tune(federation, BARE, "warmup", [0, 0.05], rounds=60).curve
+    cold = tune(federation, BARE, "separate", [0, 0.05], rounds=60).curve
+    first = {name: curve.loc[curve["lam"] == 0.05, "validation"].iloc[0] for name, curve in (("w", warm), ("c", cold))}
+    start = cold["validation"].iloc[0]
+    assert first["c"] == pytest.approx(start, rel=0.1)
+    assert first["w"] < 0.6 * start
+
+
+def test_separate_is_fit_from_a_fresh_start():
+    """Each lambda's last validation score is that of a plain run with it."""
+    federation = planted(m=6, n=60, noise=0.5)
+    tuning = tune(federation, BARE, "separate", [0.1, 0.4], rounds=15)
+    for row in tuning.table.itertuples():
+        plain = ff.fit(federation, replace(BARE, lam=row.lam, rows="train"), rounds=15, evaluate_every=15, tol=0)
+        assert row.validation == pytest.approx(plain.history["validation"].iloc[-1], rel=1e-5)
+        assert row.rounds == 15
+
+
+def test_grid_comes_from_distances_where_none_is_given():
+    federation = planted(m=8, n=80, noise=0.5)
+    for strategy in STRATEGIES:
+        tuning = tune(federation, BARE, strategy, rounds=100)
+        assert tuning.table["lam"].iloc[0] == 0
+        assert tuning.result.ari == 1
+
+
+def test_the_papers_grids():
+    federation = planted(m=4)
+    tuning = tune(federation, BARE, "separate", dataset="housing-bodyfat", rounds=2)
+    assert tuning.table["lam"].tolist() == [k / 2 for k in range(11)]
+    tuning = tune(federation, BARE, "separate", dataset="synthetic:S1", rounds=2)
+    assert tuning.table["lam"].tolist() == [k / 2 for k in range(8)]
+
+
+def test_l1_can_be_tuned():
+    tuning = tune(planted(m=6, n=60, noise=0.5), ff.FPFCL1(refit=False, work=EXACT), grid=[0, 0.1, 10.0], rounds=60)
+    assert tuning.lam in (0, 0.1)
+    assert tuning.summary()["method"] == "fpfc-l1"
+
+
+def test_refit_follows_where_it_is_asked_for():
+    federation = planted(m=6, n=80)
+    tuning = tune(federation, ff.FPFC(lam=0.0, work=EXACT), grid=GRID, rounds=80)
+    assert tuning.result.refit_rounds > 0
+    assert len(tuning.curve) == tuning.result.rounds
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_test_rows_never_matter(strategy):
+    federation = planted(m=6, n=60)
+    y = federation.y.copy()
+    for start, stop in federation.cuts[:, 2:]:
+        y[start:stop] = 1e3
+    a, b = (tune(f, BARE, strategy, GRID, rounds=40) for f in (federation, replace(federation, y=y)))
+    np.testing.assert_array_equal(a.result.models, b.result.models)
+    assert a.table["validation"].equals(b.table["validation"])
+
+
+def test_validation_rows_are_never_trained_on():
+    federation = planted(m=6, n=60)
+    y = federation.y.copy()
+    for _, start, stop, _ in federation.cuts:
+        y[start:stop] += 100.0
+    a, b = (tune(f, BARE, "separate", [0.4], rounds=20) for f in (federation, replace(federation, y=y)))
+    np.testing.assert_array_equal(a.result.models, b.result.models)
+    assert a.result.score("validation") < b.result.score("validation")
+
+
+def test_cost_by_hand():
+    """Two lambdas of 3 rounds: d down (anchor) and d + 1 up (model and score) for each, and models to start from."""
+    federation = planted(m=4, p=3, groups=2)
+    m, d = 4, 4
+    tuning = tune(federation, BARE, "separate", [0.1, 0.4], rounds=3, tol=0)
+    first, second = tuning.table["cost_floats"]
+    assert first == m * d + 3 * m * (2 * d + 1)
+    assert second == m * d + 3 * m * (2 * d + 1)  # the fresh start is sent with the first task
+    assert tuning.result.cost_floats == first + second
+
+
+def test_step_back_sends_the_models_again():
+    federation = planted(m=4, p=3, groups=2, noise=0.5)
+    m, d = 4, 4
+    tuning = tune(federation, BARE, "warmup", [0.4, 20.0], rounds=50)
+    assert tuning.lam == 0.4
+    assert tuning.result.cost_floats == m * d + len(tuning.curve) * m * (2 * d + 1) + m * d
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_resumed_anywhere_equals_uninterrupted(strategy, tmp_path, monkeypatch):
+    federation = planted(m=5, n=30, noise=0.5)
+    settings = {"rounds": 30, "cap": 12, "participation": 0.5, "checkpoint_every": 1}
+    whole = tune(federation, BARE, strategy, [0, 0.4, 20.0], **settings)
+    ends = np.cumsum(whole.table["rounds"])
+    save = loop.Run.save
+    for stop in (3, *ends[:-1], ends.iloc[-1] - 1):
+        out = tmp_path / str(stop)
+
+        def interrupt(run, stop=stop):
+            save(run)
+            if run.k == stop:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(loop.Run, "save", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            tune(federation, BARE, strategy, [0, 0.4, 20.0], out=out, **settings)
+        monkeypatch.setattr(loop.Run, "save", save)
+        assert is_tuning(out)
+        resumed = Tuning.of(ff.resume(out, federation))
+        np.testing.assert_array_equal(resumed.result.models, whole.result.models)
+        assert resumed.lam == whole.lam
+        assert resumed.result.cost_floats == whole.result.cost_floats
+        assert resumed.curve["validation"].tolist() == whole.curve["validation"].tolist()
+
+
+def test_saved_and_read_again(tmp_path):
+    tuning = tune(planted(m=6, n=60), BARE, grid=GRID, rounds=40, out=tmp_path / "run")
+    again = Tuning.load(tmp_path / "run")
+    assert {"tuning.csv", "curve.csv", "tuning.json"} <= {p.name for p in (tmp_path / "run").iterdir()}
+    assert again.lam == tuning.lam
+    assert again.table["rounds"].tolist() == tuning.table["rounds"].tolist()
+    assert again.summary()["tuning"]["strategy"] == "warmup"
+    assert "lambda" in repr(tuning)
+    with pytest.raises(ff.FedfuseError, match="did not tune"):
+        Tuning.of(ff.fit(planted(), ff.FPFC(lam=0.4, work=EXACT), rounds=3))
+
+
+def test_configuration_is_read_again():
+    method = LambdaPath(inner=ff.FPFC(lam=0.0, rho=2.0), strategy="separate", grid=(0, 1), limit=7)
+    assert from_config(method.to_config()) == method
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"grid": [1, 0.5]}, "must increase"),
+        ({"grid": []}, "empty"),
+        ({"grid": [-1, 0]}, "at least 0"),
+        ({"grid": [0, 1e-5]}, "xi"),
+        ({"strategy": "random"}, "warmup"),
+        ({"rounds": 0}, "at least 1"),
+        ({"cap": 0}, "at least 1"),
+        ({"method": Oracle()}, "fpfc"),
+    ],
+)
+def test_bad_input_is_named(given, words):
+    with pytest.raises(ff.FedfuseError, match=words):
+        tune(planted(), **given)
+
+
+def test_validation_rows_are_needed():
+    with pytest.raises(ff.FedfuseError, match="validation"):
+        tune(planted(validation=0), BARE, grid=GRID)
+
+
+SEARCHES = {
+    "cfl": (ff.CFL(work=ff.Work(steps=5, lr=0.1)), [{"eps1": 0.6, "eps2": 0.6}, {"eps1": 0.0, "eps2": 0.0}]),
+    "pacfl": (ff.PACFL(p=2, work=ff.Work(steps=5, lr=0.1)), [{"threshold": 1e-6}, {"threshold": 181.0}]),
+    "ifca": (ff.IFCA(work=ff.Work(steps=5, lr=0.1)), [{"n_models": 1}, {"n_models": 2}]),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("own", [False, True], ids=["grid", "the method's own"])
+def test_settings_of_other_methods(name, own, tmp_path):
+    """One row per candidate; the best on validation rows is chosen, trained with, and found again in the directory."""
+    method, grid = SEARCHES[name]
+    federation = planted(m=8, n=60)
+    tuning = tune(federation, method, grid=None if own else grid, rounds=20, cap=30, tol=0, out=tmp_path / "run")
+    table, names = tuning.table, list(grid[0])
+    assert tuning.strategy == "search"
+    assert list(table.columns[: len(names)]) == names
+    assert (table["rounds"] == 31).all()
+    assert table["chosen"].sum() == 1
+    best = table.loc[table["chosen"]].iloc[0]
+    assert best["validation"] == table["validation"].min()
+    assert tuning.settings == tuning.result.chosen == best[names].to_dict()
+    assert table["cost_floats"].sum() < tuning.result.cost_floats
+    assert tuning.result.rounds == 31 * len(table) + 20
+    if not own:
+        assert table[names].to_dict("records") == grid
+    again = Tuning.load(tmp_path / "run")
+    assert again.settings == tuning.settings
+    assert is_tuning(tmp_path / "run")
+    assert again.summary()["method"] == name
+    assert len(again.summary()["tuning"]["candidates"]) == len(table)
+    assert names[0] in repr(tuning)
+    with pytest.raises(FedfuseError, match="no lambda was tuned"):
+        _ = tuning.lam
+
+
+def test_a_run_with_open_settings_is_a_tuning_too():
+    result = ff.fit(planted(), ff.PACFL(p=1, work=ff.Work(steps=2)), rounds=3)
+    assert Tuning.of(result).settings == result.chosen
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        (ff.CFL(), {"strategy": "warmup"}, "strategies are for lambda; cfl tries each candidate"),
+        (ff.CFL(), {"grid": [0.1, 0.2]}, "a grid for cfl is a list of settings by name"),
+        (ff.CFL(), {"grid": []}, "a grid for cfl is a list of settings by name"),
+        (ff.PACFL(), {"grid": [{"eps1": 0.1}]}, "method 'pacfl' has no such settings to choose from"),
+        (ff.PACFL(), {"grid": [{"threshold": -1.0}]}, "threshold must be an angle"),
+        (ff.IFCA(), {"cap": 0}, "trial must be at least 1 round"),
+        (ff.FedAvg(), {}, "lambda can be tuned for fpfc and fpfc-l1, not for fedavg"),
+    ],
+)
+def test_what_cannot_be_searched(method, options, words):
+    with pytest.raises(FedfuseError, match=words):
+        tune(planted(), method, **options)
