@@ -42,8 +42,8 @@ def whole_round(epochs: str = "10", n: str = "3000", repeats: str = "3") -> None
     federation, orders = case.federation(), case.orders(int(epochs))
     inside = InProcess(federation, case.model)
     workers = Workers(federation, case.model, workers=2)
-    for fleet in (inside, workers):  # rows loaded, processes started
-        perform(fleet, case.orders(1))
+    for engine in (inside, workers):  # rows loaded, processes started
+        perform(engine, case.orders(1))
     cores = allowed()
     runs: dict[str, tuple[Callable[[], object], int]] = {
         "plain loop": (lambda: case.plain(int(epochs)), cores),

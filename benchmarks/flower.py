@@ -56,9 +56,9 @@ def on_simulation(federation: Federation, rounds: int) -> float:
     engine = engine_of(federation, model)
     try:
         names = [str(i) for i in range(federation.m)]
-        fleet = FlowerEngine(engine.grid, names, model, setup={"classes": CLASSES})
+        engine = FlowerEngine(engine.grid, names, model, setup={"classes": CLASSES})
         return seconds_per_round(
-            ff.fit(federation, METHOD, rounds=rounds, tol=0, evaluate_every=10**6, fleet=fleet).history
+            ff.fit(federation, METHOD, rounds=rounds, tol=0, evaluate_every=10**6, engine=engine).history
         )
     finally:
         engine.close()
@@ -106,9 +106,9 @@ def bytes_on_the_wire() -> tuple[float, float]:
     federation = devices(20)
     model = SoftmaxRegression().sized(60, 10)
     grid = LocalGrid(client_app(lambda name, config: federation.only([int(name)])), federation.m)
-    fleet = FlowerEngine(grid, [str(i) for i in range(20)], model, setup={"classes": CLASSES})
+    engine = FlowerEngine(grid, [str(i) for i in range(20)], model, setup={"classes": CLASSES})
     method = ff.FPFC(lam=0.6, work=ff.Work(steps=1, lr=0.1), refit=False)
-    result = ff.fit(federation, method, rounds=20, tol=0, evaluate_every=10**6, fleet=fleet)
+    result = ff.fit(federation, method, rounds=20, tol=0, evaluate_every=10**6, engine=engine)
     messages = [*grid.sent, *grid.answers]
     total = sum(size(m) for m in messages)
     floats = 4 * result.cost_floats

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from test_common_checks import StopAt
 
 import fedfuse as ff
 from fedfuse.models.linear import LinearRegression
 from fedfuse.protocol.local_work import Work
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.loop import Callback
+from methods.test_common_checks import StopAt
 from support.planted import Keep, planted
 
 FPFC = ff.FPFC(lam=0.3, refit=False, work=Work(steps=3, lr=0.1))

@@ -56,9 +56,9 @@ def devices(goal="regression", **options):
     return federation, InProcess(federation, model), model
 
 
-def answers(fleet, tasks, k=0):
-    fleet.submit([Order(i, k, task) for i, task in enumerate(tasks)])
-    return {r.device: r.values for r in fleet.collect()}
+def answers(engine, tasks, k=0):
+    engine.submit([Order(i, k, task) for i, task in enumerate(tasks)])
+    return {r.device: r.values for r in engine.collect()}
 
 
 def honest_and_forged(attack, task, k=0, goal="regression", **options):
@@ -175,9 +175,9 @@ class Noting(EngineWrapper):
 
 
 def steps_asked(attack, task, **options):
-    fleet = Noting(devices()[1])
-    answers(Attacks(fleet, attack, m=6, who=WHO, **options), [task] * 6)
-    return [fleet.steps[i] for i in range(6)]
+    engine = Noting(devices()[1])
+    answers(Attacks(engine, attack, m=6, who=WHO, **options), [task] * 6)
+    return [engine.steps[i] for i in range(6)]
 
 
 @pytest.mark.parametrize("attack", FORGE)
@@ -204,14 +204,14 @@ def test_liars_train_where_some_of_it_is_seen(task, options):
 class OneByOne(Engine):
     """Gives back one reply at a time."""
 
-    def __init__(self, fleet):
-        self.fleet, self.ready = fleet, []
+    def __init__(self, engine):
+        self.engine, self.ready = engine, []
 
     def submit(self, orders):
-        self.fleet.submit(orders)
+        self.engine.submit(orders)
 
     def collect(self):
-        self.ready += self.fleet.collect()
+        self.ready += self.engine.collect()
         return [self.ready.pop()] if self.ready else []
 
 
@@ -220,10 +220,10 @@ def test_the_same_lies_however_replies_arrive(attack):
     _, plain, _ = devices()
     at_once = answers(Attacks(plain, attack, m=6, who=WHO), [TRAIN] * 6)
     _, plain, _ = devices()
-    fleet = Attacks(OneByOne(plain), attack, m=6, who=WHO)
-    fleet.submit([Order(i, 0, TRAIN) for i in range(6)])
+    engine = Attacks(OneByOne(plain), attack, m=6, who=WHO)
+    engine.submit([Order(i, 0, TRAIN) for i in range(6)])
     slowly = {}
-    while arrived := fleet.collect():
+    while arrived := engine.collect():
         slowly |= {r.device: r.values for r in arrived}
     assert slowly.keys() == at_once.keys()
     assert all((slowly[i] == at_once[i]).all() for i in range(6))
@@ -250,11 +250,11 @@ class Watched(Attacks):
 @every_method
 def test_the_server_never_sees_the_honest_vector_of_a_liar(kind):
     federation, inside, _ = devices("classification")
-    fleet = Watched(inside, "gaussian", m=6, who=WHO, seed=3)
-    ff.fit(federation, kind(), rounds=8, fleet=fleet, seed=3)
+    engine = Watched(inside, "gaussian", m=6, who=WHO, seed=3)
+    ff.fit(federation, kind(), rounds=8, engine=engine, seed=3)
     if kind().name == "pacfl":
         return  # its bases are honest
-    assert not set(fleet.inside) & set(fleet.outside)
+    assert not set(engine.inside) & set(engine.outside)
 
 
 @every_method

@@ -33,12 +33,12 @@ class Echo(Engine):
         return [Reply(o.device, o.round, np.ones(0 if isinstance(o.task, Install) else 3)) for o in orders]
 
 
-def rounds_of(fleet, rounds, m=50, task=GD):
+def rounds_of(engine, rounds, m=50, task=GD):
     """What comes in each round."""
     for k in range(rounds):
-        fleet.submit([Order(i, k, task) for i in range(m)])
+        engine.submit([Order(i, k, task) for i in range(m)])
         found = []
-        while arrived := fleet.collect():
+        while arrived := engine.collect():
             found += arrived
         yield k, found
 
@@ -71,8 +71,8 @@ def test_what_is_late_comes_one_to_three_rounds_later():
 
 def test_by_key():
     def story(seed):
-        fleet = Faults(Echo(), lost=0.3, late=0.2, twice=0.1, nan=0.1, seed=seed)
-        return [(k, r.device, r.round) for k, found in rounds_of(fleet, 10) for r in found]
+        engine = Faults(Echo(), lost=0.3, late=0.2, twice=0.1, nan=0.1, seed=seed)
+        return [(k, r.device, r.round) for k, found in rounds_of(engine, 10) for r in found]
 
     assert story(0) == story(0)
     assert story(0) != story(1)
@@ -80,9 +80,9 @@ def test_by_key():
 
 @pytest.mark.parametrize(("k", "task"), [(-1, GD), (EVALUATION_ROUND, PeekModel()), (3, Install(np.ones(2)))])
 def test_what_must_come_comes(k, task):
-    fleet = Faults(Echo(), lost=1, nan=1, late=1)
-    fleet.submit([Order(i, k, task) for i in range(5)])
-    replies = fleet.collect()
+    engine = Faults(Echo(), lost=1, nan=1, late=1)
+    engine.submit([Order(i, k, task) for i in range(5)])
+    replies = engine.collect()
     assert [r.device for r in replies] == list(range(5))
     assert all(np.isfinite(r.values).all() for r in replies)
 
@@ -166,7 +166,7 @@ def test_a_device_that_is_gone_is_left_out():
 
     federation = planted("classification", m=12, n=80, groups=3)
     model = ff.SoftmaxRegression().sized(federation.n_features, federation.n_classes)
-    result = fit(federation, ff.FPFC(), fleet=Gone(InProcess(federation, model)), rounds=2000)
+    result = fit(federation, ff.FPFC(), engine=Gone(InProcess(federation, model)), rounds=2000)
     others = [i for i in range(12) if i != 2]
     assert adjusted_rand(federation.truth[others], result.labels[others]) == 1.0
     check_counts(result)

@@ -33,10 +33,10 @@ def new_fleet(federation, **options):
     return InProcess(federation, model_for(federation), **{"dtype": np.float64, **options})
 
 
-def perform(fleet, *orders):
-    fleet.submit(orders)
-    replies = {r.device: r.values for r in fleet.collect()}
-    assert fleet.collect() == []
+def perform(engine, *orders):
+    engine.submit(orders)
+    replies = {r.device: r.values for r in engine.collect()}
+    assert engine.collect() == []
     return replies
 
 
@@ -46,10 +46,10 @@ def vectors(federation, k, seed=0):
 
 def test_every_task_is_the_models_own_computation(federation):
     """A mixed lot of orders: installed, trained, differentiated, judged."""
-    fleet, model = new_fleet(federation), model_for(federation)
+    engine, model = new_fleet(federation), model_for(federation)
     a, b, c, anchor = vectors(federation, 4)
     replies = perform(
-        fleet,
+        engine,
         Order(0, 0, Install(a)),
         Order(1, 0, Gradient(b, rows="validation")),
         Order(2, 0, Losses(np.stack([a, b, c]), rows="train")),
@@ -68,17 +68,17 @@ def test_every_task_is_the_models_own_computation(federation):
 
 
 def test_a_device_goes_on_from_its_own_last_model(federation):
-    fleet, model = new_fleet(federation), model_for(federation)
+    engine, model = new_fleet(federation), model_for(federation)
     first = vectors(federation, 1)[0]
-    perform(fleet, Order(2, -1, Install(first)))
-    once = perform(fleet, Order(2, 0, Train(GD)))[2]
-    twice = perform(fleet, Order(2, 1, Train(GD)))[2]
+    perform(engine, Order(2, -1, Install(first)))
+    once = perform(engine, Order(2, 0, Train(GD)))[2]
+    twice = perform(engine, Order(2, 1, Train(GD)))[2]
     whole = model.train(
         model.load(federation.rows("train"), np.float64), np.array([2]), first[None], None, 0.0, Work(6, 0.05)
     )
     np.testing.assert_allclose(twice, whole[0], atol=1e-12)
-    perform(fleet, Order(2, -1, Install(once)))
-    np.testing.assert_array_equal(perform(fleet, Order(2, 1, Train(GD)))[2], twice)
+    perform(engine, Order(2, -1, Install(once)))
+    np.testing.assert_array_equal(perform(engine, Order(2, 1, Train(GD)))[2], twice)
 
 
 @settings(max_examples=25, deadline=None)
@@ -89,9 +89,9 @@ def test_a_reply_depends_on_its_order_alone(order, cut, work):
     anchors = vectors(federation, 6)
     orders = [Order(i, 4, Train(work, anchor=anchors[i], rho=1.0)) for i in range(6)]
     together = perform(new_fleet(federation, seed=5), *orders)
-    fleet, apart = new_fleet(federation, seed=5), {}
+    engine, apart = new_fleet(federation, seed=5), {}
     for lot in (order[:cut], order[cut:]):
-        apart |= perform(fleet, *(orders[i] for i in lot))
+        apart |= perform(engine, *(orders[i] for i in lot))
     for i in range(6):
         np.testing.assert_array_equal(together[i], apart[i])
 
@@ -110,8 +110,8 @@ def test_a_reply_does_not_depend_on_the_threads_of_matrix_products():
 
 def test_batches_are_drawn_by_seed_round_and_device(federation):
     def trained(seed, k):
-        fleet = new_fleet(federation, seed=seed)
-        return perform(fleet, *(Order(i, k, Train(SGD)) for i in range(2)))[1]
+        engine = new_fleet(federation, seed=seed)
+        return perform(engine, *(Order(i, k, Train(SGD)) for i in range(2)))[1]
 
     np.testing.assert_array_equal(trained(0, 3), trained(0, 3))
     assert (trained(0, 3) != trained(0, 4)).any()
@@ -121,13 +121,13 @@ def test_batches_are_drawn_by_seed_round_and_device(federation):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_device_that_diverged_goes_back_to_its_last_usable_model(dtype):
     federation = planted()
-    fleet = new_fleet(federation, dtype=dtype)
-    good = perform(fleet, Order(0, 0, Train(GD)), Order(1, 0, Train(GD)))
+    engine = new_fleet(federation, dtype=dtype)
+    good = perform(engine, Order(0, 0, Train(GD)), Order(1, 0, Train(GD)))
     with np.errstate(over="ignore", invalid="ignore"):
-        bad = perform(fleet, Order(0, 1, Train(Work(steps=900, lr=50.0))))[0]
+        bad = perform(engine, Order(0, 1, Train(Work(steps=900, lr=50.0))))[0]
     d = model_for(federation).d
     assert not (np.abs(bad) <= largest_value(d, dtype)).all()
-    again = perform(fleet, Order(0, 2, Train(GD)), Order(1, 2, Train(GD)))
+    again = perform(engine, Order(0, 2, Train(GD)), Order(1, 2, Train(GD)))
     fresh = new_fleet(federation, dtype=dtype)
     perform(fresh, *(Order(i, -1, Install(good[i])) for i in (0, 1)))
     expected = perform(fresh, Order(0, 2, Train(GD)), Order(1, 2, Train(GD)))
@@ -136,6 +136,6 @@ def test_a_device_that_diverged_goes_back_to_its_last_usable_model(dtype):
 
 
 def test_training_data_are_laid_out_once(federation):
-    fleet = new_fleet(federation)
-    assert fleet.load("train") is fleet.load("train")
-    assert fleet.load("train") is not fleet.load("validation")
+    engine = new_fleet(federation)
+    assert engine.load("train") is engine.load("train")
+    assert engine.load("train") is not engine.load("validation")

@@ -21,87 +21,87 @@ def new_fleet(m=5, **laws):
     return Latency(InProcess(federation, model, dtype="float64"), **laws)
 
 
-def everything(fleet):
+def everything(engine):
     """All that still comes, with the time of each."""
     found = []
-    while arrived := fleet.collect():
-        found += [(fleet.time, r.device, r.round) for r in arrived]
+    while arrived := engine.collect():
+        found += [(engine.time, r.device, r.round) for r in arrived]
     return found
 
 
 def test_replies_come_by_their_times_one_at_a_time():
-    fleet, law = new_fleet(delay="uniform(0,20)", compute=3), Distribution.of("uniform(0,20)")
-    fleet.submit([Order(i, 7, GD) for i in range(5)])
-    assert fleet.busy == frozenset(range(5))
+    engine, law = new_fleet(delay="uniform(0,20)", compute=3), Distribution.of("uniform(0,20)")
+    engine.submit([Order(i, 7, GD) for i in range(5)])
+    assert engine.busy == frozenset(range(5))
     expected = sorted((3 + law.draw(0, "delay", 7, i), i, 7) for i in range(5))
-    found = everything(fleet)
+    found = everything(engine)
     assert [f[1:] for f in found] == [e[1:] for e in expected]
     np.testing.assert_allclose([f[0] for f in found], [e[0] for e in expected], rtol=1e-14)
-    assert not fleet.busy
+    assert not engine.busy
 
 
 def test_a_round_takes_as_long_as_its_slowest_device():
-    fleet, law, total = new_fleet(delay="exponential(5)"), Distribution.of("exponential(5)"), 0.0
+    engine, law, total = new_fleet(delay="exponential(5)"), Distribution.of("exponential(5)"), 0.0
     for k in range(4):
-        fleet.submit([Order(i, k, GD) for i in (0, 2, 4)])
-        everything(fleet)
+        engine.submit([Order(i, k, GD) for i in (0, 2, 4)])
+        everything(engine)
         total += max(law.draw(0, "delay", k, i) for i in (0, 2, 4))
-        assert fleet.time == pytest.approx(total, rel=1e-14)
+        assert engine.time == pytest.approx(total, rel=1e-14)
 
 
 def test_whoever_is_asked_first_comes_first_when_times_are_equal():
-    fleet = new_fleet(compute=1)
-    fleet.submit([Order(i, 0, GD) for i in (3, 1, 4)])
-    assert [device for _, device, _ in everything(fleet)] == [3, 1, 4]
+    engine = new_fleet(compute=1)
+    engine.submit([Order(i, 0, GD) for i in (3, 1, 4)])
+    assert [device for _, device, _ in everything(engine)] == [3, 1, 4]
 
 
 def test_orders_may_be_added_while_others_are_under_way():
-    fleet = new_fleet(m=2, delay="per_node(uniform(0,20))")
+    engine = new_fleet(m=2, delay="per_node(uniform(0,20))")
     slow, fast = sorted(range(2), key=lambda i: -Distribution.of("per_node(uniform(0,20))").draw(0, "delay", 0, i))
-    fleet.submit([Order(slow, 0, GD), Order(fast, 0, GD)])
+    engine.submit([Order(slow, 0, GD), Order(fast, 0, GD)])
     times = []
     for k in range(1, 4):
-        (reply,) = fleet.collect()
-        times.append(fleet.time)
+        (reply,) = engine.collect()
+        times.append(engine.time)
         if reply.device == slow:
             break
-        fleet.submit([Order(fast, k, GD)])
+        engine.submit([Order(fast, k, GD)])
     assert times == sorted(times)
     assert times[0] == pytest.approx(Distribution.of("per_node(uniform(0,20))").draw(0, "delay", 0, fast))
 
 
 def test_patience_moves_the_clock_and_no_further():
-    fleet = new_fleet(delay="uniform(10,20)")
-    fleet.submit([Order(0, 0, GD)])
-    assert fleet.collect(4.0) == []
-    assert fleet.time == 4.0
-    assert fleet.busy == {0}
-    (reply,) = fleet.collect(100.0)
-    assert 10 <= fleet.time <= 20
+    engine = new_fleet(delay="uniform(10,20)")
+    engine.submit([Order(0, 0, GD)])
+    assert engine.collect(4.0) == []
+    assert engine.time == 4.0
+    assert engine.busy == {0}
+    (reply,) = engine.collect(100.0)
+    assert 10 <= engine.time <= 20
     assert reply.device == 0
-    before = fleet.time
-    assert fleet.collect(5.0) == []  # nobody is at work, but a server would wait
-    assert fleet.time == before + 5
+    before = engine.time
+    assert engine.collect(5.0) == []  # nobody is at work, but a server would wait
+    assert engine.time == before + 5
 
 
 def test_what_belongs_to_no_round_takes_no_time():
     """Also while devices are at work; a look shows them as they are in the end."""
-    fleet = new_fleet(delay=10)
+    engine = new_fleet(delay=10)
     start = np.ones(4)
-    fleet.submit([Order(i, -1, Install(start)) for i in range(5)])
-    assert [t for t, *_ in everything(fleet)] == [0.0] * 5
-    fleet.submit([Order(i, 0, GD) for i in range(5)])
-    fleet.submit([Order(i, EVALUATION_ROUND, PeekModel()) for i in range(5)])
-    looks = [fleet.collect()[0] for _ in range(5)]
+    engine.submit([Order(i, -1, Install(start)) for i in range(5)])
+    assert [t for t, *_ in everything(engine)] == [0.0] * 5
+    engine.submit([Order(i, 0, GD) for i in range(5)])
+    engine.submit([Order(i, EVALUATION_ROUND, PeekModel()) for i in range(5)])
+    looks = [engine.collect()[0] for _ in range(5)]
     assert {r.round for r in looks} == {EVALUATION_ROUND}
-    assert fleet.time == 0.0
-    assert len(everything(fleet)) == 5
-    assert fleet.time == 10.0
+    assert engine.time == 0.0
+    assert len(everything(engine)) == 5
+    assert engine.time == 10.0
 
 
 @pytest.mark.parametrize("trouble", [{}, {"late": 0.5, "twice": 0.3, "lost": 0.2}])
 def test_what_is_under_way_survives_a_checkpoint(trouble):
-    """The clock, the queue and the replies: to the bit, and whatever the fleet did since."""
+    """The clock, the queue and the replies: to the bit, and whatever the engine did since."""
     one, two = (Faults(new_fleet(m=8, delay="uniform(0,20)"), **trouble) for _ in range(2))
     one.submit([Order(i, 0, GD) for i in range(8)])
     for _ in range(3):

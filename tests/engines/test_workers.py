@@ -1,6 +1,6 @@
 """Worker processes: the same bits as in process, whoever does what and whatever dies.
 
-Starting a process takes more than a second, so tests that can share a fleet do.
+Starting a process takes more than a second, so tests that can share an engine do.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def model_for(federation):
     return default_model(federation.goal).sized(federation.n_features, federation.n_classes)
 
 
-def perform(fleet, orders):
-    fleet.submit(orders)
-    return dict(all_replies(fleet))
+def perform(engine, orders):
+    engine.submit(orders)
+    return dict(all_replies(engine))
 
 
-def all_replies(fleet):
-    while arrived := fleet.collect():
+def all_replies(engine):
+    while arrived := engine.collect():
         yield from ((r.device, r.values) for r in arrived)
 
 
@@ -116,7 +116,7 @@ def test_every_task_gives_the_bits_of_one_process(goal, dtype):
     many.close()
     many.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    with pytest.raises(FedfuseError, match="this fleet is closed"):
+    with pytest.raises(FedfuseError, match="this engine is closed"):
         many.submit([])
 
 
@@ -157,20 +157,20 @@ def test_an_interrupted_run_goes_on_where_it_was_or_elsewhere(engine, tmp_path):
             federation, method, out=tmp_path / "run", engine="workers", workers=1, callbacks=[StopAfter(5)], **options
         )
     assert json.loads((tmp_path / "run/config.json").read_text())["engine"] == {"name": "workers", "workers": 1}
-    fleets = []
+    engines = []
 
     class Look(Callback):
         def on_start(self, run):
-            fleets.append(type(run.fleet))
+            engines.append(type(run.engine))
 
     result = ff.resume(tmp_path / "run", federation, [Look()], engine=engine)
-    assert fleets == [InProcess if engine else Workers]
+    assert engines == [InProcess if engine else Workers]
     np.testing.assert_array_equal(result.models, ff.fit(federation, method, **options).models)
 
 
-def all_lots(fleet):
-    while fleet._queue:
-        yield [job.device for job in fleet._next_lot()]
+def all_lots(engine):
+    while engine._queue:
+        yield [job.device for job in engine._next_lot()]
 
 
 def test_orders_wait_in_line_and_the_longest_of_a_round_goes_first(monkeypatch):
@@ -178,14 +178,14 @@ def test_orders_wait_in_line_and_the_longest_of_a_round_goes_first(monkeypatch):
     monkeypatch.setattr(Workers, "_dispatch", lambda self: None)
     sizes = [5, 90, 20, 40, 5, 60, 5, 300]
     federation = ff.Federation.from_arrays([(np.ones((n, 1)), np.arange(n) + 0.5) for n in sizes])
-    fleet = Workers(federation, model_for(federation), workers=2)
+    engine = Workers(federation, model_for(federation), workers=2)
     orders = [Order(i, 0, Train(GD)) for i in range(8)]
-    fleet.submit(orders[:7])
-    assert list(all_lots(fleet)) == [[1], [5], [3], [2], [0, 4], [6]]
-    fleet._asked.clear()
-    fleet.submit(orders[:7])
-    fleet.submit(orders[7:])
-    assert np.concatenate(list(all_lots(fleet))).tolist() == [1, 5, 3, 2, 0, 4, 6, 7]
+    engine.submit(orders[:7])
+    assert list(all_lots(engine)) == [[1], [5], [3], [2], [0, 4], [6]]
+    engine._asked.clear()
+    engine.submit(orders[:7])
+    engine.submit(orders[7:])
+    assert np.concatenate(list(all_lots(engine))).tolist() == [1, 5, 3, 2, 0, 4, 6, 7]
 
 
 # ------------------------------------------------------------------------- real concurrency, and death
@@ -209,13 +209,13 @@ class Puppet(LinearRegression):
 
 
 class Stage:
-    """A fleet of puppets in two workers, and the same devices in this process."""
+    """An engine of puppets in two workers, and the same devices in this process."""
 
     def __init__(self, folder):
         self.folder = folder
         self.federation = planted(m=6)
         model = Puppet(folder=folder).sized(self.federation.n_features, 0)
-        self.fleet = Workers(self.federation, model, workers=2, dtype=np.float64)
+        self.engine = Workers(self.federation, model, workers=2, dtype=np.float64)
         self.twin = InProcess(self.federation, model_for(self.federation), dtype=np.float64)
         self.k = 0
 
@@ -241,7 +241,7 @@ class Stage:
 def puppets(tmp_path_factory):
     stage = Stage(tmp_path_factory.mktemp("puppets"))
     yield stage
-    stage.fleet.close()
+    stage.engine.close()
 
 
 @pytest.fixture
@@ -251,23 +251,23 @@ def stage(puppets):
         path.unlink()
 
 
-def first_replies(fleet):
-    return {r.device: r.values for r in fleet.collect()}
+def first_replies(engine):
+    return {r.device: r.values for r in engine.collect()}
 
 
 def test_replies_come_as_they_are_ready(stage):
     """While device 0 is at work, others are asked and answer; afterwards nothing is under way."""
     stage.tell("hold", 0)
     slow, quick, later = stage.orders(0), stage.orders(1), stage.orders(2)
-    stage.fleet.submit([*slow, *quick])
-    check_same(first_replies(stage.fleet), perform(stage.twin, quick))
+    stage.engine.submit([*slow, *quick])
+    check_same(first_replies(stage.engine), perform(stage.twin, quick))
     with pytest.raises(FedfuseError, match="device 'd0' has an order under way already"):
-        stage.fleet.submit(slow)
-    stage.fleet.submit(later)
-    check_same(first_replies(stage.fleet), perform(stage.twin, later))
+        stage.engine.submit(slow)
+    stage.engine.submit(later)
+    check_same(first_replies(stage.engine), perform(stage.twin, later))
     stage.forget("hold", 0)
-    check_same(first_replies(stage.fleet), perform(stage.twin, slow))
-    assert stage.fleet.collect() == []
+    check_same(first_replies(stage.engine), perform(stage.twin, slow))
+    assert stage.engine.collect() == []
 
 
 def test_the_orders_of_a_killed_worker_are_done_again(stage, caplog):
@@ -281,51 +281,51 @@ def test_the_orders_of_a_killed_worker_are_done_again(stage, caplog):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    replies = perform(stage.fleet, orders)
+    replies = perform(stage.engine, orders)
     killer.join()
     check_same(replies, perform(stage.twin, orders))
     assert re.search(r"a worker ended: exit code -9, SIGKILL .*; its orders \(\d\) are done again", caplog.text)
-    for pid in stage.fleet.pids:
+    for pid in stage.engine.pids:
         os.kill(pid, signal.SIGKILL)
     again = stage.orders(*range(6))
-    check_same(perform(stage.fleet, again), perform(stage.twin, again))
+    check_same(perform(stage.engine, again), perform(stage.twin, again))
 
 
 def test_an_order_that_kills_is_given_up_and_named(stage):
     stage.tell("die", 2)
     deadly, others = stage.orders(2), stage.orders(0, 1, 3)
-    stage.fleet.submit([*deadly, *others])
+    stage.engine.submit([*deadly, *others])
     replies = {}
     words = r"device 'd2', Train of round \d+: 3 workers ended over it, the last with exit code -9, SIGKILL"
     with pytest.raises(FedfuseError, match=words):
-        replies.update(all_replies(stage.fleet))
-    replies.update(all_replies(stage.fleet))
+        replies.update(all_replies(stage.engine))
+    replies.update(all_replies(stage.engine))
     check_same(replies, perform(stage.twin, others))
     stage.forget("die", 2)
     again = stage.orders(*range(6))
-    check_same(perform(stage.fleet, again), perform(stage.twin, again))
+    check_same(perform(stage.engine, again), perform(stage.twin, again))
 
 
 def test_an_error_names_the_device_and_logs_where_it_was(stage, caplog):
     stage.tell("raise", 4)
     bad, others = stage.orders(4), stage.orders(0, 1, 2, 3, 5)
-    stage.fleet.submit([*bad, *others])
+    stage.engine.submit([*bad, *others])
     replies = {}
     with pytest.raises(FedfuseError, match=r"device 'd4', Train of round \d+: ZeroDivisionError: nothing to divide by"):
-        replies.update(all_replies(stage.fleet))
+        replies.update(all_replies(stage.engine))
     assert re.search(r"Traceback(.|\n)*in train\n", caplog.text)
-    replies.update(all_replies(stage.fleet))
+    replies.update(all_replies(stage.engine))
     check_same(replies, perform(stage.twin, others))
 
 
 def test_workers_that_cannot_begin_are_not_started_for_ever(monkeypatch):
     monkeypatch.setattr(workers, "main", os._exit)  # ends at once: a pipe is no exit code
     federation = planted()
-    fleet = Workers(federation, model_for(federation), workers=1)
-    fleet.submit([Order(0, 0, Train(GD))])
+    engine = Workers(federation, model_for(federation), workers=1)
+    engine.submit([Order(0, 0, Train(GD))])
     with pytest.raises(FedfuseError, match=r"end before they can begin: exit code 1\. In a script.*__main__"):
-        fleet.collect()
-    fleet.close()
+        engine.collect()
+    engine.close()
 
 
 class HasLambda(LinearRegression):
@@ -340,8 +340,6 @@ def test_bad_choices_are_refused_before_anything_starts():
     for number in (0, 1.5, True - 1):
         with pytest.raises(FedfuseError, match="workers must be a whole number of at least 1"):
             Workers(federation, model_for(federation), workers=number)
-    with pytest.raises(FedfuseError, match="give a fleet or an engine, not both"):
-        ff.fit(federation, engine="workers", fleet=InProcess(federation, model_for(federation)))
 
 
 # ------------------------------------------------------------------------------ what is left behind

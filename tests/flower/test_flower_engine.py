@@ -8,17 +8,17 @@ pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_wire import GARBAGE
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.flower import FlowerEngine, client_app
-from fedfuse.flower import engine as fleet_module
+from fedfuse.flower import engine as engine_module
 from fedfuse.flower import node_registry as nodes
 from fedfuse.flower.client import fitting_model
 from fedfuse.flower.node_registry import NodeRegistry
 from fedfuse.methods.registry import METHODS
 from fedfuse.protocol.tasks import Install, Order, PeekModel, Rescale, SendMoments, Train
+from flower.test_messages import GARBAGE
 from support.local_grid import LocalGrid
 from support.planted import planted
 
@@ -27,7 +27,7 @@ EXACT = ff.Work(solver="exact")
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    for module in (nodes, fleet_module):
+    for module in (nodes, engine_module):
         monkeypatch.setattr(module, "RESCAN", 0.0)
 
 
@@ -43,8 +43,8 @@ def fleet_on(grid, federation, model=None, **how):
 
 def fit_on(grid, federation, method, model=None, ttl=600.0, grace=15.0, **how):
     seed, dtype = how.get("seed", 0), how.get("dtype", "float32")
-    fleet = fleet_on(grid, federation, model, seed=seed, dtype=dtype, ttl=ttl, grace=grace)
-    return ff.fit(federation, method, fitting_model(federation, model), fleet=fleet, **how)
+    engine = fleet_on(grid, federation, model, seed=seed, dtype=dtype, ttl=ttl, grace=grace)
+    return ff.fit(federation, method, fitting_model(federation, model), engine=engine, **how)
 
 
 def assert_same(a, b):
@@ -200,25 +200,25 @@ def test_bad_settings():
 
 def test_one_order_at_a_time():
     federation = planted(m=2)
-    fleet = fleet_on(grid_of(federation), federation)
+    engine = fleet_on(grid_of(federation), federation)
     order = Order(0, 0, Train(EXACT))
-    fleet.submit([order])
+    engine.submit([order])
     with pytest.raises(FedfuseError, match="'0' has an order under way"):
-        fleet.submit([order])
-    assert fleet.busy == {0}
-    assert [reply.device for reply in fleet.collect()] == [0]
-    assert fleet.collect() == []
+        engine.submit([order])
+    assert engine.busy == {0}
+    assert [reply.device for reply in engine.collect()] == [0]
+    assert engine.collect() == []
 
 
 def test_a_memory_is_brought_by_the_next_order():
     federation = planted(m=2)
     grid = grid_of(federation)
-    fleet = fleet_on(grid, federation)
-    fleet.submit([Order(0, -1, Install(np.arange(4.0)))])
-    assert [reply.values.size for reply in fleet.collect()] == [0]
+    engine = fleet_on(grid, federation)
+    engine.submit([Order(0, -1, Install(np.arange(4.0)))])
+    assert [reply.values.size for reply in engine.collect()] == [0]
     assert not any("order" in (m.content.get("config") or {}) for m in grid.sent)
-    fleet.submit([Order(0, 0, PeekModel())])
-    assert fleet.collect()[0].values.tolist() == [0, 1, 2, 3]
+    engine.submit([Order(0, 0, PeekModel())])
+    assert engine.collect()[0].values.tolist() == [0, 1, 2, 3]
 
 
 def test_a_memory_without_a_scale_undoes_the_last_one():
@@ -226,11 +226,11 @@ def test_a_memory_without_a_scale_undoes_the_last_one():
     grid = grid_of(federation)
     first, second = fleet_on(grid, federation), fleet_on(grid, federation)
     seen = []
-    for fleet, task in ((first, Install(np.zeros(4))), (first, Rescale(np.ones(4), np.full(4, 2.0))), (second, None)):
-        fleet.submit([Order(0, -1, task)] if task else [])
-        fleet.collect()
-        fleet.submit([Order(0, 0, SendMoments(4))])
-        seen.append(fleet.collect()[0].values)
+    for engine, task in ((first, Install(np.zeros(4))), (first, Rescale(np.ones(4), np.full(4, 2.0))), (second, None)):
+        engine.submit([Order(0, -1, task)] if task else [])
+        engine.collect()
+        engine.submit([Order(0, 0, SendMoments(4))])
+        seen.append(engine.collect()[0].values)
     assert np.array_equal(seen[0], seen[2])
     assert not np.allclose(seen[0], seen[1])
 
@@ -285,14 +285,14 @@ def without_first():
     """What comes out if device 0 never answers."""
     federation = planted(m=6)
 
-    class Deaf(ff.fleet.EngineWrapper):
+    class Deaf(ff.engine.EngineWrapper):
         def collect(self, patience=None):
             return [r for r in self.inner.collect() if r.device != 0 or r.round < 0]
 
     from fedfuse.engines import InProcess
 
     model = fitting_model(federation, None)
-    return ff.fit(federation, METHOD, fleet=Deaf(InProcess(federation, model)), rounds=4, evaluate_every=100)
+    return ff.fit(federation, METHOD, engine=Deaf(InProcess(federation, model)), rounds=4, evaluate_every=100)
 
 
 METHOD = ff.FPFC(lam=0.5, work=EXACT, refit=False)

@@ -46,7 +46,7 @@ def on(engine, federation):
 @pytest.mark.parametrize("name", [n if n == "fedavg" else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
 def test_same_labels_and_models(name, engine, federation):
     here = ff.fit(federation, METHODS[name], rounds=30)
-    there = ff.fit(federation, METHODS[name], rounds=30, fleet=on(engine, federation))
+    there = ff.fit(federation, METHODS[name], rounds=30, engine=on(engine, federation))
     assert there.labels.tolist() == here.labels.tolist()
     assert np.abs(there.models - here.models).max() <= 1e-5
     assert there.cost_floats == here.cost_floats
@@ -57,7 +57,7 @@ def test_same_labels_and_models(name, engine, federation):
 def test_asynchronous_has_the_same_labels(engine, federation):
     method = ff.FPFC(lam=0.6, work=ff.Work(steps=10, lr=0.1), refit=False)
     here = ff.fit(federation, method, rounds=40, tol=0)
-    there = ff.fit(federation, method, rounds=40 * 20, tol=0, mode="async", fleet=on(engine, federation))
+    there = ff.fit(federation, method, rounds=40 * 20, tol=0, mode="async", engine=on(engine, federation))
     assert there.labels.tolist() == here.labels.tolist()
 
 

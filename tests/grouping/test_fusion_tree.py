@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from methods.test_refit import Silent
 
 import fedfuse as ff
 from fedfuse.core.partitions import adjusted_rand
@@ -12,6 +11,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.grouping import refit
 from fedfuse.grouping.refit import Oracle
 from fedfuse.training import loop
+from grouping.test_refit import Silent
 from support.planted import Keep, permuted, planted
 
 GOALS = ["regression", "classification"]
@@ -168,7 +168,7 @@ class Counting(ff.Callback):
         self.by_task = {}
 
     def on_start(self, run):
-        submit, collect = run.fleet.submit, run.fleet.collect
+        submit, collect = run.engine.submit, run.engine.collect
         asked = {}
 
         def sending(orders):
@@ -186,7 +186,7 @@ class Counting(ff.Callback):
                 self.up += reply.values.size
             return replies
 
-        run.fleet.submit, run.fleet.collect = sending, receiving
+        run.engine.submit, run.engine.collect = sending, receiving
 
     def _add(self, task, floats):
         self.by_task[task] = self.by_task.get(task, 0) + floats
@@ -225,7 +225,7 @@ def test_resumed_in_every_stage_equals_uninterrupted(goal, method, tmp_path, mon
 @pytest.mark.parametrize("goal", GOALS)
 def test_lost_replies_do_not_keep_it_from_the_end(goal):
     federation = planted(goal, m=10, n=120)
-    result = ff.fit(federation, fleet=Silent(federation))
+    result = ff.fit(federation, engine=Silent(federation))
     assert result.converged
     assert result.ari > 0.5
     assert np.isfinite(result.models).all()
@@ -233,7 +233,7 @@ def test_lost_replies_do_not_keep_it_from_the_end(goal):
 
 def test_a_device_that_never_answers_is_called_unsure():
     federation = planted(m=8, n=100)
-    result = ff.fit(federation, fleet=Silent(federation, share=0.0, never=(7,)))
+    result = ff.fit(federation, engine=Silent(federation, share=0.0, never=(7,)))
     assert result.converged
     assert 7 in result.unsure
     assert adjusted_rand(federation.truth[:7], result.labels[:7]) == 1

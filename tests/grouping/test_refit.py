@@ -99,7 +99,7 @@ def test_clusters_that_came_to_the_end_go_on_from_there_when_validation_rows_joi
 def test_who_begins_to_lie_when_validation_rows_join_is_left_out_and_the_others_go_on(monkeypatch):
     monkeypatch.setattr(refit, "SUMMARY", 0)
     federation = planted(n=400, noise=1.0)
-    result = ff.fit(federation, Oracle(), fleet=LiesLate(federation, 2, dtype="float64"), dtype="float64")
+    result = ff.fit(federation, Oracle(), engine=LiesLate(federation, 2, dtype="float64"), dtype="float64")
     assert result.suspects.tolist() == [2]
     rows, honest = federation.rows("train+validation"), [i for i in range(3) if i != 2]
     X, y = (np.concatenate(piece) for piece in zip(*(rows.of(i) for i in honest), strict=True))
@@ -220,7 +220,7 @@ def test_resumed_anywhere_equals_uninterrupted(goal, tmp_path, monkeypatch):
 def test_lost_replies_do_not_keep_it_from_the_end(goal):
     federation = planted(goal, m=8, n=100, groups=3)  # one of the clusters has two devices
     whole = ff.fit(federation, Oracle())
-    lossy = ff.fit(federation, Oracle(), fleet=Silent(federation))
+    lossy = ff.fit(federation, Oracle(), engine=Silent(federation))
     assert np.isfinite(lossy.models).all()
     sign = 1 if goal == "classification" else -1
     assert sign * lossy.score("test") > sign * whole.score("test") - 0.1
@@ -228,7 +228,7 @@ def test_lost_replies_do_not_keep_it_from_the_end(goal):
 
 def test_a_cluster_that_says_nothing_keeps_its_start():
     federation = planted(m=6, n=100, groups=3)
-    result = ff.fit(federation, Oracle(), fleet=Silent(federation, share=0.0, never=(4, 5)))
+    result = ff.fit(federation, Oracle(), engine=Silent(federation, share=0.0, never=(4, 5)))
     assert result.converged
     np.testing.assert_allclose(result.models[4, :-1], 0, atol=1e-6)
     assert result.scores["test"][:4].max() < 0.3
@@ -236,22 +236,22 @@ def test_a_cluster_that_says_nothing_keeps_its_start():
 
 def test_a_cluster_that_is_silent_for_a_while_is_asked_again():
     federation = planted(m=6, n=100, groups=3, noise=0.5)
-    fleet = Silent(federation, share=0.0, never=(4, 5))
+    engine = Silent(federation, share=0.0, never=(4, 5))
 
     class Later(ff.Callback):
         def on_round(self, run, row):
-            fleet._never = {4, 5} if row["stage"] == "fit" and 6 <= row["round"] < 11 else set()
+            engine._never = {4, 5} if row["stage"] == "fit" and 6 <= row["round"] < 11 else set()
 
-    fleet._never = set()
+    engine._never = set()
     whole = ff.fit(federation, Oracle())
-    result = ff.fit(federation, Oracle(), fleet=fleet, callbacks=[Later()])
+    result = ff.fit(federation, Oracle(), engine=engine, callbacks=[Later()])
     np.testing.assert_allclose(result.models, whole.models, atol=0.02)
 
 
 def test_a_federation_that_says_nothing_is_an_error():
     federation = planted()
     with pytest.raises(ff.FedfuseError, match="no device"):
-        ff.fit(federation, Oracle(), fleet=Silent(federation, share=1.0))
+        ff.fit(federation, Oracle(), engine=Silent(federation, share=1.0))
 
 
 def test_devices_without_validation_rows_are_refitted_too():

@@ -26,9 +26,9 @@ from fedfuse.protocol.tasks import (
 from support.planted import planted
 
 
-def perform(fleet, task, m):
-    fleet.submit([Order(i, 0, task) for i in range(m)])
-    return [reply.values for reply in sorted(fleet.collect(), key=lambda reply: reply.device)]
+def perform(engine, task, m):
+    engine.submit([Order(i, 0, task) for i in range(m)])
+    return [reply.values for reply in sorted(engine.collect(), key=lambda reply: reply.device)]
 
 
 @pytest.fixture
@@ -40,16 +40,16 @@ def two():
         X = rng.normal([5.0, -1e3, 0.0], [1.0, 20.0, 1e-3], size=(n, 3))
         data.append((X, X @ [1.0, 0.1, 300.0] + rng.normal(size=n)))
     federation = ff.Federation.from_arrays(data)
-    fleet = InProcess(federation, LinearRegression().sized(3, 0), dtype="float64")
+    engine = InProcess(federation, LinearRegression().sized(3, 0), dtype="float64")
     counts = {part: federation.rows(part).counts for part in ("train", "validation")}
-    return fleet, SimulatedReplies(np.stack(perform(fleet, SendSufficientStatistics(4), 5)), counts)
+    return engine, SimulatedReplies(np.stack(perform(engine, SendSufficientStatistics(4), 5)), counts)
 
 
 def test_stand_ins_answer_as_devices(two):
-    fleet, simulated = two
+    engine, simulated = two
     rng, everyone = np.random.default_rng(1), np.arange(5)
     v, w = rng.normal(size=(2, 4))
-    moments = perform(fleet, SendMoments(4), 5)
+    moments = perform(engine, SendMoments(4), 5)
     first, second = np.split(np.mean(moments, axis=0), 2)
     scale = np.sqrt(second - first**2)
     both = "train+validation"
@@ -57,15 +57,15 @@ def test_stand_ins_answer_as_devices(two):
     scaled = [Rescale(first, scale), *tasks, GradientCosine(v, w), FitLocally((0.1, 0.01))]
     for task in (*tasks, *scaled):
         ours = simulated.answers([task] * 5, everyone)
-        for mine, theirs in zip(ours, perform(fleet, task, 5), strict=True):
+        for mine, theirs in zip(ours, perform(engine, task, 5), strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-8)
 
 
 def test_a_ridge_fit_is_the_devices_own(two):
-    fleet, simulated = two
+    engine, simulated = two
     task = Train(Work(solver="exact"), rho=0.3)
     for task_rows in ("train", "validation"):
-        theirs = perform(fleet, Train(task.work, rho=0.3, rows=task_rows), 5)
+        theirs = perform(engine, Train(task.work, rho=0.3, rows=task_rows), 5)
         np.testing.assert_allclose(simulated.part(task_rows, np.arange(5)).fit(0.3), theirs, rtol=1e-4, atol=1e-6)
 
 
@@ -91,8 +91,8 @@ def test_honest_summaries_are_possible(n, p, power, seed):
     X = rng.normal(size=(n, p)) * 10.0 ** rng.integers(-6, 7, p) + 10.0**power
     X = np.column_stack([X, X[:, 0], np.full(n, 0.538)])
     federation = ff.Federation.from_arrays([(X, X.sum(axis=1))] * 2, validation=0.2 if n > 9 else 0.0)
-    fleet = InProcess(federation, LinearRegression().sized(p + 2, 0), dtype="float64")
-    for i, answer in enumerate(perform(fleet, SendSufficientStatistics(p + 3), 2)):
+    engine = InProcess(federation, LinearRegression().sized(p + 2, 0), dtype="float64")
+    for i, answer in enumerate(perform(engine, SendSufficientStatistics(p + 3), 2)):
         assert possible_summary(answer, [int(federation.rows(part).counts[i]) for part in ("train", "validation")])
 
 
@@ -111,7 +111,7 @@ def test_noise_that_is_uneven_is_told():
     X = rng.normal(size=(4000, 2))
     noise = rng.normal(size=4000)
     federation = ff.Federation.from_arrays([(X, X[:, 0] + noise), (X, X[:, 0] + noise * X[:, 1] ** 2)])
-    fleet = InProcess(federation, LinearRegression().sized(2, 0), dtype="float64")
-    even, uneven = (answer[-1] for answer in perform(fleet, SendSufficientStatistics(3), 2))
+    engine = InProcess(federation, LinearRegression().sized(2, 0), dtype="float64")
+    even, uneven = (answer[-1] for answer in perform(engine, SendSufficientStatistics(3), 2))
     assert abs(even - 1) < 0.05
     assert uneven > 1.5

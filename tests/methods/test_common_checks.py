@@ -221,7 +221,7 @@ def test_cost_is_the_formula(kind, share, rounds):
 @every_goal
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_every_float_sent_is_counted(kind, goal, share):
-    """By a fleet that weighs what it gets and gives."""
+    """By an engine that weighs what it gets and gives."""
 
     class Scales(InProcess):
         down = up = 0
@@ -241,7 +241,7 @@ def test_every_float_sent_is_counted(kind, goal, share):
 
     federation = planted(goal, m=10, n=20)
     scales = Scales(federation, default_model(goal).sized(federation.n_features, federation.n_classes))
-    result = fit(federation, kind(), rounds=7, participation=share, tol=0, fleet=scales)
+    result = fit(federation, kind(), rounds=7, participation=share, tol=0, engine=scales)
     assert result.cost_floats == scales.down + scales.up == result.history["cost_floats"].iloc[-1]
 
 

@@ -257,14 +257,14 @@ def test_trajectory_of_the_calibration_record():
     stream = np.random.RandomState(1)
     start = np.concatenate([stream.normal(size=(10, 60)).ravel(), stream.normal(size=(1, 10)).ravel()])
     model = default_model(federation.goal).sized(federation.n_features, federation.n_classes)
-    fleet = InProcess(federation, model)
+    engine = InProcess(federation, model)
     settings = Settings(participation=lambda k, m: stream.choice(m, 30, replace=False), tol=0, evaluate_every=10**6)
     method = ff.FPFC(lam=0.6, refit=False, rho=1.0, xi=1e-4, work=ff.Work(steps=10, lr=0.1))
-    run = Run(federation, model, method, settings, fleet)
+    run = Run(federation, model, method, settings, engine)
     run.begin()
     run.state.pairs.omega[:] = start
-    fleet.submit([Order(i, -1, Install(start)) for i in range(federation.m)])
-    fleet.collect()
+    engine.submit([Order(i, -1, Install(start)) for i in range(federation.m)])
+    engine.collect()
     train, found = model.load(federation.rows("train"), np.float32), {}
     for k in range(max(TRAJECTORY) + 1):
         run.round()

@@ -66,7 +66,7 @@ def test_soft_means_of_models():
     before = run.state["heads"].copy()
     run.round()
     n = federation.rows("train+validation").counts
-    data = run.fleet.load("train+validation")
+    data = run.engine.load("train+validation")
     losses = np.array([run.model.losses(data, np.arange(4), np.tile(w, (4, 1))) for w in before]).T
     s = n[:, None] * softmax(-losses, axis=1)
     for j, w in enumerate(before):

@@ -58,7 +58,7 @@ def test_the_representation_never_leaves_a_device_and_the_head_is_the_mean():
     border = Border(federation, model, dtype=np.float64)
     method = ff.LGFedAvg(work=WORK, start="normal")
     options = {"rounds": 2, "tol": 0, "participation": in_turns, "dtype": "float64"}
-    result = fit(federation, method, model, fleet=border, **options)
+    result = fit(federation, method, model, engine=border, **options)
 
     n, start = federation.rows("train+validation").counts, result.kept["model"][:2]
     own, head = np.tile(start, (5, 1)), border.passed[0]
@@ -80,6 +80,6 @@ def test_the_representation_never_leaves_a_device_and_the_head_is_the_mean():
 def test_a_look_is_no_message():
     federation = planted(m=4)
     border = Border(federation, PartlyFused(cut=2).sized(3, 0))
-    run = fit(federation, ff.LGFedAvg(work=WORK), PartlyFused(cut=2), rounds=3, fleet=border, evaluate_every=1)
+    run = fit(federation, ff.LGFedAvg(work=WORK), PartlyFused(cut=2), rounds=3, engine=border, evaluate_every=1)
     assert run.cost_floats == 4 * 2 + 3 * 4 * 2 * 2
     assert PeekModel().floats_down == 0

@@ -51,16 +51,16 @@ def test_the_hessian_free_step_descends_the_loss_after_adaptation():
     """Its direction is the gradient of f(w - alpha grad f(w)), by central differences."""
     federation = planted("classification", m=2, n=60)
     run = begun(federation, ff.PerFedAvg(adapt_lr=0.5, variant="hessian-free", work=ff.Work(steps=1, lr=1.0)))
-    model, fleet = run.model, run.fleet
-    data, who = fleet.load("train+validation"), np.array([1])
+    model, engine = run.model, run.engine
+    data, who = engine.load("train+validation"), np.array([1])
     w = np.random.default_rng(0).normal(size=model.d)
 
     def adapted_loss(w):
         u = w - 0.5 * gradient(federation, 1, w)
         return model.losses(data, who, u[None])[0]
 
-    fleet.submit([Order(1, 0, MetaTrain(ff.Work(steps=1, lr=1.0), w, 0.5, True, "train+validation"))])
-    step = fleet.collect()[0].values - w
+    engine.submit([Order(1, 0, MetaTrain(ff.Work(steps=1, lr=1.0), w, 0.5, True, "train+validation"))])
+    step = engine.collect()[0].values - w
     eye = 1e-5 * np.eye(model.d)
     slope = np.array([(adapted_loss(w + e) - adapted_loss(w - e)) / 2e-5 for e in eye])
     np.testing.assert_allclose(-step, slope, atol=1e-6)
@@ -102,32 +102,32 @@ def test_passes_over_a_device_do_not_depend_on_who_else_is_active():
     task = MetaTrain(ff.Work(steps=2, lr=0.1, batch=8), np.zeros(3), 0.05, False, "train")
     answers = []
     for devices in ([0], [0, 1]):
-        fleet = begun(federation, ff.PerFedAvg()).fleet
-        fleet.submit([Order(i, 0, task) for i in devices])
-        answers.append(fleet.collect()[0].values)
+        engine = begun(federation, ff.PerFedAvg()).engine
+        engine.submit([Order(i, 0, task) for i in devices])
+        answers.append(engine.collect()[0].values)
     np.testing.assert_array_equal(*answers)
 
 
 def test_meta_steps_have_momentum_and_decay_as_all_training_has():
     """As torch.optim.SGD: v = momentum v + g + decay w, from rest."""
     federation = planted(m=2)
-    fleet = begun(federation, ff.PerFedAvg()).fleet
+    engine = begun(federation, ff.PerFedAvg()).engine
     work, w, v = ff.Work(steps=3, lr=BETA, momentum=0.9, decay=0.1), np.ones(4), np.zeros(4)
-    fleet.submit([Order(1, 0, MetaTrain(work, w, ALPHA, False, "train+validation"))])
+    engine.submit([Order(1, 0, MetaTrain(work, w, ALPHA, False, "train+validation"))])
     for _ in range(3):
         v = 0.9 * v + gradient(federation, 1, w - ALPHA * gradient(federation, 1, w)) + 0.1 * w
         w = w - BETA * v
-    np.testing.assert_allclose(fleet.collect()[0].values, w, atol=1e-9)
+    np.testing.assert_allclose(engine.collect()[0].values, w, atol=1e-9)
 
 
 @pytest.mark.parametrize(("unit", "steps"), [("epochs", 2 * 3), ("batches", 2)])
 def test_meta_steps_are_counted_in_passes_or_batches(unit, steps, monkeypatch):
-    fleet, seen = begun(planted(m=2, n=30), ff.PerFedAvg()).fleet, []
-    monkeypatch.setattr(type(fleet), "_meta_gradient", lambda self, w, *_: seen.append(1) or np.zeros_like(w))
-    batch = -(-int(fleet._rows("train+validation").counts[1]) // 3)
+    engine, seen = begun(planted(m=2, n=30), ff.PerFedAvg()).engine, []
+    monkeypatch.setattr(type(engine), "_meta_gradient", lambda self, w, *_: seen.append(1) or np.zeros_like(w))
+    batch = -(-int(engine._rows("train+validation").counts[1]) // 3)
     task = MetaTrain(ff.Work(steps=2, batch=batch, unit=unit), np.zeros(4), ALPHA, False, "train+validation")
-    fleet.submit([Order(1, 0, task)])
-    fleet.collect()
+    engine.submit([Order(1, 0, task)])
+    engine.collect()
     assert len(seen) == steps
 
 

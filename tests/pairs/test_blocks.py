@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_fusion import assert_equal_anchors, assert_equal_pairs, pull, spread_out, wandering_rounds
 
 import fedfuse as ff
 from fedfuse.core.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
@@ -15,6 +14,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.pairs import ray_blocks
 from fedfuse.pairs.state import FusionState
 from fedfuse.utils import threads as _threads
+from pairs.test_state import assert_equal_anchors, assert_equal_pairs, pull, spread_out, wandering_rounds
 from support.planted import planted
 from support.textbook import Textbook
 

@@ -32,7 +32,7 @@ def cost(federation, method, rounds):
     model = (ff.SoftmaxRegression if federation.n_classes else ff.LinearRegression)()
     model = model.sized(federation.n_features, federation.n_classes)
     settings = {"rounds": rounds, "participation": 0.3, "tol": 0, "evaluate_every": 10**9}
-    return fit(federation, method, fleet=Idle(federation, model), **settings).cost_floats
+    return fit(federation, method, engine=Idle(federation, model), **settings).cost_floats
 
 
 def federation_of(m, features, classes):

@@ -65,20 +65,20 @@ def test_diverged_training_sends_noise_alone():
 def test_a_device_goes_on_with_what_it_sent():
     federation = planted(m=3)
     model = LinearRegression().sized(3, 0)
-    fleet = InProcess(federation, model, noise=Noise(1.0, 1.0))
-    fleet.submit([Order(0, 0, Train(ff.Work()))])
-    (reply,) = fleet.collect()
-    assert np.array_equal(fleet._own[0], reply.values)
+    engine = InProcess(federation, model, noise=Noise(1.0, 1.0))
+    engine.submit([Order(0, 0, Train(ff.Work()))])
+    (reply,) = engine.collect()
+    assert np.array_equal(engine._own[0], reply.values)
 
 
 @pytest.mark.parametrize(
     "task", [Gradient(np.zeros(4)), EvaluateModels(np.zeros((1, 4))), Train(ff.Work(), score="validation")]
 )
 def test_what_cannot_be_protected_is_not_answered(task):
-    fleet = InProcess(planted(m=3), LinearRegression().sized(3, 0), noise=Noise(1.0, 1.0))
-    fleet.submit([Order(0, 0, task)])
+    engine = InProcess(planted(m=3), LinearRegression().sized(3, 0), noise=Noise(1.0, 1.0))
+    engine.submit([Order(0, 0, task)])
     with pytest.raises(FedfuseError, match="does not answer"):
-        fleet.collect()
+        engine.collect()
 
 
 def test_the_result_says_what_was_spent(tmp_path):

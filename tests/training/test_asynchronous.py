@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from test_common_checks import StopAt, assert_same
 
 import fedfuse as ff
 from fedfuse.engines import InProcess
@@ -17,6 +16,7 @@ from fedfuse.protocol.local_work import Work
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.loop import Callback
 from fedfuse.training.settings import Settings
+from methods.test_common_checks import StopAt, assert_same
 from support.planted import Keep, planted
 from support.textbook import Textbook
 
@@ -81,8 +81,8 @@ def test_an_event_is_what_algorithm_3_says():
     federation, visits, keep = planted(m=5), Visits(), Keep()
     options = {"rounds": 40, "tol": 0, "mode": "async", "delay": "uniform(0,20)", "dtype": "float64"}
     fit(federation, FPFC, callbacks=[visits, keep], **options)
-    model, fleet = keep.run.model, InProcess(federation, keep.run.model, dtype="float64")
-    data = fleet.load("train+validation")
+    model, engine = keep.run.model, InProcess(federation, keep.run.model, dtype="float64")
+    data = engine.load("train+validation")
     book = Textbook(np.zeros((5, model.d)), FPFC.penalty, FPFC.rho)
     anchors = {i: book.omega[i].copy() for i in range(5)}
     for i in visits.devices:

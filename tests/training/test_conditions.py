@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from test_common_checks import StopAt, assert_same
 
 import fedfuse as ff
 from fedfuse.engines import InProcess, Latency
@@ -19,6 +18,7 @@ from fedfuse.protocol.tasks import Train
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.loop import FAILURES, Callback
 from fedfuse.training.settings import Settings
+from methods.test_common_checks import StopAt, assert_same
 from support.planted import Keep, planted
 
 GD = Work(steps=3, lr=0.1)
@@ -232,9 +232,9 @@ def test_conditions_out_of_range(wrong, words):
 def test_every_device_gets_its_own_work():
     """PROTOCOL 6.8, resolved in the loop: no method knows of it."""
     federation = planted()
-    fleet = Watched(federation)
-    fit(federation, ff.FPFC(lam=0.3, refit=False, work=Work(steps=Uneven(10))), rounds=20, tol=0, fleet=fleet)
-    trained = [o for o in fleet.orders if isinstance(o.task, Train)]
+    engine = Watched(federation)
+    fit(federation, ff.FPFC(lam=0.3, refit=False, work=Work(steps=Uneven(10))), rounds=20, tol=0, engine=engine)
+    trained = [o for o in engine.orders if isinstance(o.task, Train)]
     assert len(trained) == 120
     assert all(o.task.work.steps == Uneven(10).drawn(0, o.round, o.device) for o in trained)
 
@@ -285,7 +285,7 @@ def test_budgets_of_the_paper():
 
 def test_a_virtual_clock_needs_a_fleet_below():
     federation = planted()
-    fleet = Latency(Watched(federation), "uniform(0,20)")
-    one = fit(federation, FPFC, rounds=8, tol=0, fleet=fleet)
+    engine = Latency(Watched(federation), "uniform(0,20)")
+    one = fit(federation, FPFC, rounds=8, tol=0, engine=engine)
     two = fit(federation, FPFC, rounds=8, tol=0, delay="uniform(0,20)")
     np.testing.assert_array_equal(one.history["time"], two.history["time"])

@@ -146,7 +146,7 @@ def test_the_largest_upload_leaves_the_state_finite(dtype):
 
 
 class Liars(Engine):
-    """A fleet some of whose devices send nonsense; everybody else answers as in process."""
+    """An engine some of whose devices send nonsense; everybody else answers as in process."""
 
     def __init__(self, federation, lies, **options):
         self.honest, self.lies = in_process(federation, **options), lies
@@ -181,8 +181,8 @@ LIES = {
 def test_a_refused_upload_leaves_no_trace(reason):
     """Counted by its reason; the run is the same to the bit as one in which that device has no turn."""
     federation, rounds, keeps = planted(m=6), 12, (Keep(), Keep())
-    fleet = Liars(federation, {4: LIES[reason]})
-    result = fit(federation, METHOD, rounds=rounds, tol=0, fleet=fleet, callbacks=[keeps[0]])
+    engine = Liars(federation, {4: LIES[reason]})
+    result = fit(federation, METHOD, rounds=rounds, tol=0, engine=engine, callbacks=[keeps[0]])
     others = [0, 1, 2, 3, 5]
     fit(federation, METHOD, rounds=rounds, tol=0, participation=lambda k, m: others, callbacks=[keeps[1]])
     if reason == "not asked for, or too late":  # from the second on, an answer to the round before
@@ -204,7 +204,7 @@ def test_only_the_first_answer_counts():
 
     federation, keeps = planted(m=4), (Keep(), Keep())
     plain = fit(federation, METHOD, rounds=8, tol=0, callbacks=[keeps[0]])
-    result = fit(federation, METHOD, rounds=8, tol=0, fleet=Liars(federation, {2: thrice}), callbacks=[keeps[1]])
+    result = fit(federation, METHOD, rounds=8, tol=0, engine=Liars(federation, {2: thrice}), callbacks=[keeps[1]])
     np.testing.assert_array_equal(keeps[0].run.state.pairs.omega, keeps[1].run.state.pairs.omega)
     assert result.refused == {"not asked for, or too late": 16}
     d = result.model.d
@@ -223,15 +223,15 @@ def test_answers_may_come_late_and_one_by_one():
 
     federation = planted(m=5)
     model = default_model("regression").sized(3, 0)
-    slow = fit(federation, METHOD, rounds=10, tol=0, fleet=Slow(federation, model))
+    slow = fit(federation, METHOD, rounds=10, tol=0, engine=Slow(federation, model))
     np.testing.assert_array_equal(slow.models, fit(federation, METHOD, rounds=10, tol=0).models)
 
 
 def test_nobody_answers_at_all():
     """No hang, no convergence, the start as the result."""
     federation = planted(m=4)
-    fleet = Liars(federation, dict.fromkeys(range(4), LIES["silent"]))
-    result = fit(federation, METHOD, rounds=5, fleet=fleet)
+    engine = Liars(federation, dict.fromkeys(range(4), LIES["silent"]))
+    result = fit(federation, METHOD, rounds=5, engine=engine)
     assert result.rounds == 5
     assert not result.converged
     assert (result.models == 0).all()
@@ -242,8 +242,8 @@ def test_nobody_answers_at_all():
 @given(st.dictionaries(st.integers(0, 4), st.sampled_from(sorted(LIES)), min_size=1))
 def test_any_mixture_of_lies(plan):
     federation, keep = planted(m=5, n=20), Keep()
-    fleet = Liars(federation, {i: LIES[word] for i, word in plan.items()})
-    result = fit(federation, METHOD, rounds=4, tol=0, fleet=fleet, callbacks=[keep])
+    engine = Liars(federation, {i: LIES[word] for i, word in plan.items()})
+    result = fit(federation, METHOD, rounds=4, tol=0, engine=engine, callbacks=[keep])
     assert sum(result.refused.values()) == 4 * sum(word != "silent" for word in plan.values())
     assert np.isfinite(keep.run.state.pairs.omega).all()
     assert (keep.run.state.pairs.omega[sorted(plan)] == 0).all()
@@ -426,9 +426,9 @@ OPTIONS = {"rounds": 20, "tol": 0, "participation": 0.5, "checkpoint_every": 4}
 
 def interrupted_fit(federation, directory, at, times):
     model = default_model(federation.goal).sized(federation.n_features, federation.n_classes)
-    fleet = Interrupted(federation, model, at=at, times=times)
+    engine = Interrupted(federation, model, at=at, times=times)
     with pytest.raises(KeyboardInterrupt):
-        fit(federation, METHOD, out=directory, fleet=fleet, **OPTIONS)
+        fit(federation, METHOD, out=directory, engine=engine, **OPTIONS)
 
 
 def test_an_interrupt_waits_for_the_end_of_the_round(tmp_path):

@@ -98,12 +98,12 @@ def seconds(work: Callable[[], object], n: int) -> float:
         return once(work)
 
 
-def perform(fleet: Engine, orders: list[Order]) -> None:
+def perform(engine: Engine, orders: list[Order]) -> None:
     """Send these orders and wait for all replies."""
-    fleet.submit(orders)
+    engine.submit(orders)
     missing = len(orders)
     while missing:
-        missing -= len(fleet.collect())
+        missing -= len(engine.collect())
 
 
 def figures(sizes: BenchSizes) -> Iterator[Figure]:
@@ -111,8 +111,8 @@ def figures(sizes: BenchSizes) -> Iterator[Figure]:
     if importlib.util.find_spec("torch") is None:
         return
     case = Case(4, sizes.images)
-    fleet, orders = InProcess(case.federation(), case.model), case.orders(1)
+    engine, orders = InProcess(case.federation(), case.model), case.orders(1)
     with threads(allowed()):
-        fast, slow = race(lambda: perform(fleet, orders), case.plain, seconds=2 * sizes.seconds, burst=1)
+        fast, slow = race(lambda: perform(engine, orders), case.plain, seconds=2 * sizes.seconds, burst=1)
     what = f"the paper's CNN, 4 devices, {sizes.images} rows each, one epoch of batches of {BATCH}"
     yield Figure("CNN round", what, "a plain PyTorch loop, all cores", fast, slow, "s", slow / fast)

@@ -61,8 +61,8 @@ class Problem:
 
     def run(self) -> Run:
         """Return a run of FPFC that never evaluates."""
-        fleet = InProcess(self.federation, self.model, dtype=SETTINGS.dtype)
-        run = Run(self.federation, self.model, METHOD, SETTINGS, fleet)
+        engine = InProcess(self.federation, self.model, dtype=SETTINGS.dtype)
+        run = Run(self.federation, self.model, METHOD, SETTINGS, engine)
         run.begin()
         return run
 

@@ -108,14 +108,14 @@ class Lie:
 
 
 class Attacks(EngineWrapper):
-    """A fleet in which some devices lie.
+    """An engine in which some devices lie.
 
     Parameters
     ----------
-    fleet
+    engine
         Where devices compute.
     attack
-        What liars do; ``"label-flip"`` needs a fleet over `flipped` data, and changes nothing here.
+        What liars do; ``"label-flip"`` needs an engine over `flipped` data, and changes nothing here.
     share, who
         How many of the ``m`` devices lie, or which.
     lies
@@ -129,7 +129,7 @@ class Attacks(EngineWrapper):
 
     def __init__(
         self,
-        fleet: Engine,
+        engine: Engine,
         attack: Attack,
         *,
         m: int,
@@ -141,7 +141,7 @@ class Attacks(EngineWrapper):
         seed: int = 0,
     ) -> None:
         check_attack(attack, lies, scope)
-        super().__init__(fleet)
+        super().__init__(engine)
         self.attack, self.m, self.lies, self.seed = attack, m, lies, seed
         self.who = draw_liars(m, share, seed) if who is None else np.unique(np.asarray(who, dtype=np.int64))
         if self.who.size and not 0 <= self.who[0] <= self.who[-1] < m:
@@ -232,11 +232,11 @@ def check_attack(attack: str, lies: str = "all", scope: str = "all") -> None:
             raise FedfuseError(f"{name} must be one of {', '.join(known)}, got {word!r}")
 
 
-def known_attack(fleet: Any) -> Attacks | None:
-    """Return the liars of a fleet, also where another fleet is around them."""
-    while fleet is not None and not isinstance(fleet, Attacks):
-        fleet = getattr(fleet, "inner", None)
-    return fleet
+def known_attack(engine: Any) -> Attacks | None:
+    """Return the liars of an engine, also where another engine is around them."""
+    while engine is not None and not isinstance(engine, Attacks):
+        engine = getattr(engine, "inner", None)
+    return engine
 
 
 def model_numbers(task: Task, size: int) -> int:

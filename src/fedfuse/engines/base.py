@@ -32,7 +32,7 @@ class Engine(ABC):
 
     @property
     def time(self) -> float | None:
-        """Seconds on the fleet's own clock; None where it is the clock on the wall."""
+        """Seconds on the engine's own clock; None where it is the clock on the wall."""
         return None
 
     @property
@@ -49,18 +49,18 @@ class Engine(ABC):
         """Return what is under way, for a checkpoint; None where that must be asked for again."""
         return None
 
-    def unpack(self, arrays: dict[str, npt.NDArray[Any]]) -> None:  # noqa: B027 - most fleets keep nothing
+    def unpack(self, arrays: dict[str, npt.NDArray[Any]]) -> None:  # noqa: B027 - most engines keep nothing
         """Take back what `pack` returned."""
 
-    def close(self) -> None:  # noqa: B027 - most fleets have nothing to end
-        """End whatever the fleet has started."""
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to end
+        """End whatever the engine has started."""
 
 
 class EngineWrapper(Engine):
-    """A fleet around another one: it changes what it overrides, and nothing else."""
+    """An engine around another one: it changes what it overrides, and nothing else."""
 
-    def __init__(self, fleet: Engine) -> None:
-        self.inner = fleet
+    def __init__(self, engine: Engine) -> None:
+        self.inner = engine
 
     def submit(self, orders: Sequence[Order]) -> None:
         self.inner.submit(orders)
@@ -90,9 +90,9 @@ class EngineWrapper(Engine):
         self.inner.close()
 
 
-def clock(fleet: Engine) -> float:
-    """Return the seconds on the fleet's clock, or on the wall."""
-    return time.monotonic() if fleet.time is None else fleet.time
+def clock(engine: Engine) -> float:
+    """Return the seconds on the engine's clock, or on the wall."""
+    return time.monotonic() if engine.time is None else engine.time
 
 
 def pack_replies(replies: Sequence[Reply], name: str) -> dict[str, npt.NDArray[Any]]:

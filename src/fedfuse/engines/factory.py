@@ -19,7 +19,7 @@ ENGINES = ("inprocess", "workers", "flower")
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """A way to build a fleet.
+    """A way to build an engine.
 
     Parameters
     ----------
@@ -43,10 +43,10 @@ class EngineSpec:
         if self.name == "flower":
             load("fedfuse.flower.simulation:check_installed")()
 
-    def fleet(
+    def build(
         self, federation: Federation, model: Model[Any], seed: int, dtype: str, noise: Noise | None = None
     ) -> Engine:
-        """Return a fleet for these devices."""
+        """Return the engine for these devices."""
         if self.name == "workers":
             return Workers(federation, model, workers=self.workers, seed=seed, dtype=dtype, noise=noise)
         if self.name == "flower":

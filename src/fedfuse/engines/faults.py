@@ -69,10 +69,10 @@ class Trouble:
 
 
 class Faults(EngineWrapper):
-    """A fleet whose replies get into trouble (see `Trouble` for the probabilities)."""
+    """An engine whose replies get into trouble (see `Trouble` for the probabilities)."""
 
-    def __init__(self, fleet: Engine, *, seed: int = 0, **trouble: float) -> None:
-        super().__init__(fleet)
+    def __init__(self, engine: Engine, *, seed: int = 0, **trouble: float) -> None:
+        super().__init__(engine)
         self._trouble, self._seed = Trouble(**trouble), seed
         self._counts: Counter[str] = Counter()
         self._held: list[tuple[int, Reply]] = []  # late ones, and the round with which they come

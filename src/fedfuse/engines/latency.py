@@ -33,11 +33,11 @@ class Arrival:
 
 
 class Latency(EngineWrapper):
-    """A fleet on a virtual clock.
+    """An engine on a virtual clock.
 
     Parameters
     ----------
-    fleet
+    engine
         Where devices really compute.
     delay, compute
         Laws of the seconds on the way and at work, as text (`engines.distributions.Distribution`) or numbers.
@@ -45,8 +45,8 @@ class Latency(EngineWrapper):
         Every draw depends on it.
     """
 
-    def __init__(self, fleet: Engine, delay: LawLike = 0.0, compute: LawLike = 0.0, *, seed: int = 0) -> None:
-        super().__init__(fleet)
+    def __init__(self, engine: Engine, delay: LawLike = 0.0, compute: LawLike = 0.0, *, seed: int = 0) -> None:
+        super().__init__(engine)
         self._delay, self._compute, self._seed = Distribution.of(delay), Distribution.of(compute), seed
         self._clock = 0.0
         self._number = 0

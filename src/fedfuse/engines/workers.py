@@ -144,7 +144,7 @@ class Workers(Engine):
 
     def _check(self, orders: Sequence[Order]) -> None:
         if self._closed:
-            raise FedfuseError("this fleet is closed")
+            raise FedfuseError("this engine is closed")
         asked = set(self._asked)
         for order in orders:
             if order.device in asked:

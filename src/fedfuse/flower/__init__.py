@@ -1,4 +1,4 @@
-"""Every method on Flower: the fleet, and the two apps that a Flower project is made of."""
+"""Every method on Flower: the engine, and the two apps that a Flower project is made of."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""One device on its node: what it does is what every fleet's devices do, with its own rows and memory alone."""
+"""One device on its node: what it does is what every engine's devices do, with its own rows and memory alone."""
 
 from __future__ import annotations
 

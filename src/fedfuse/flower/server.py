@@ -72,16 +72,16 @@ def serve(
     fitting = fitting_model(federation, model)
     setup = {"classes": plain_labels(federation.classes)}
     conditions = Settings(**settings)
-    fleet = FlowerEngine(
+    engine = FlowerEngine(
         grid, federation.names, fitting, seed=conditions.seed, dtype=conditions.dtype, noise=conditions.noise(),
         setup=setup, nodes=nodes, ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
     )  # fmt: skip
     hooks = (*callbacks, ReportCallback())
     if store.started:
         log.info("going on with the run in %s", out)
-        result = resume(out, federation, hooks, fitting, fleet=fleet)
+        result = resume(out, federation, hooks, fitting, engine=engine)
     else:
-        result = fit(federation, chosen, fitting, out=out, fleet=fleet, callbacks=hooks, dataset="flower", **settings)
+        result = fit(federation, chosen, fitting, out=out, engine=engine, callbacks=hooks, dataset="flower", **settings)
     log.info("%s; all of it is in %s", result, out.absolute())
     return result
 

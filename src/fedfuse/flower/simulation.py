@@ -73,31 +73,31 @@ class Simulation(Engine):
         check_installed()
         self._federation = replace(federation, truth=None, encoder=None)
         self._model, self._seed, self._dtype, self._noise = model, seed, np.dtype(dtype), noise
-        self._fleet: Engine | None = None
+        self._flower: Engine | None = None
         self._engine: SimulationProcess | None = None
 
     def submit(self, orders: Sequence[Order]) -> None:
         self._running().submit(orders)
 
     def collect(self, patience: float | None = None) -> list[Reply]:
-        return [] if self._fleet is None else self._fleet.collect(patience)
+        return [] if self._flower is None else self._flower.collect(patience)
 
     @property
     def busy(self) -> frozenset[int]:
-        return frozenset() if self._fleet is None else self._fleet.busy
+        return frozenset() if self._flower is None else self._flower.busy
 
     @property
     def trouble(self) -> dict[str, int]:
-        return {} if self._fleet is None else self._fleet.trouble
+        return {} if self._flower is None else self._flower.trouble
 
     def close(self) -> None:
         """End the engine and remove the folder."""
         if self._engine is not None:
             self._engine.close()
-        self._fleet = self._engine = None
+        self._flower = self._engine = None
 
     def _running(self) -> Engine:
-        if self._fleet is None:
+        if self._flower is None:
             from fedfuse.flower.engine import FlowerEngine
 
             self._engine = engine_of(self._federation, self._model)
@@ -105,8 +105,8 @@ class Simulation(Engine):
             # names are places here: what a simulation calls its nodes
             names = [str(i) for i in range(self._federation.m)]
             how: dict[str, Any] = {"seed": self._seed, "dtype": self._dtype, "noise": self._noise}
-            self._fleet = FlowerEngine(self._engine.grid, names, self._model, setup={"classes": classes}, **how)
-        return self._fleet
+            self._flower = FlowerEngine(self._engine.grid, names, self._model, setup={"classes": classes}, **how)
+        return self._flower
 
 
 class SimulationProcess:

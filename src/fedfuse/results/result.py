@@ -128,7 +128,7 @@ class Result:
         What became of the orders: ``sent = used + refused + unanswered``. ``uncalled`` are replies that answer no open
         order (second answers, answers to old rounds), and are among `refused` too.
     trouble
-        What else went wrong on the way to devices and back, and how often, where the fleet counts it.
+        What else went wrong on the way to devices and back, and how often, where the engine counts it.
     privacy
         Where devices add noise to what they send: the ``"epsilon"`` that they have spent at the most, with which
         ``"delta"``, the ``"clip"``, the standard deviation of the ``"noise"`` and the number of ``"uploads"``.

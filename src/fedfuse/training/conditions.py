@@ -36,7 +36,7 @@ class Conditions:
     ahead
         Asynchronous: a device that has had so many turns more than the slowest waits for it.
     deadline
-        Seconds that a round waits for replies (asynchronous: that the server waits for each reply), on the fleet's
+        Seconds that a round waits for replies (asynchronous: that the server waits for each reply), on the engine's
         clock.
     minimum
         A round with fewer replies is given up, and others are drawn in the next; ten such rounds in a row are an
@@ -90,13 +90,13 @@ class Conditions:
             if getattr(self, name) != none:
                 raise FedfuseError(f"{name} is for rounds of several devices: it has no meaning with mode=async")
 
-    def around(self, fleet: Engine, seed: int) -> Engine:
-        """Return the fleet under these conditions."""
+    def around(self, engine: Engine, seed: int) -> Engine:
+        """Return the engine under these conditions."""
         if self.delay is not None or self.compute is not None:
-            fleet = Latency(fleet, self.delay or 0.0, self.compute or 0.0, seed=seed)
+            engine = Latency(engine, self.delay or 0.0, self.compute or 0.0, seed=seed)
         if self.lossy is not None:
-            fleet = Faults(fleet, seed=seed, **vars(Trouble.read(self.lossy)))
-        return fleet
+            engine = Faults(engine, seed=seed, **vars(Trouble.read(self.lossy)))
+        return engine
 
 
 def check_mode(method: Method[Any], mode: Mode, plan: Sequence[Method[Any]] | None = None) -> None:

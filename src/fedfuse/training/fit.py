@@ -42,9 +42,8 @@ def fit(
     rounds: int | None = None,
     seed: int = 0,
     out: str | PathLike[str] | None = None,
-    engine: str = "inprocess",
+    engine: str | Engine = "inprocess",
     workers: int | None = None,
-    fleet: Engine | None = None,
     callbacks: Iterable[Callback] = (),
     dataset: str = "arrays",
     source: dict[str, Any] | None = None,
@@ -67,9 +66,8 @@ def fit(
         A new directory for checkpoints and results.
     engine, workers
         Where devices compute: ``"inprocess"``, ``"workers"`` for so many processes beside this one (by default
-        one for each core), or ``"flower"`` for Flower's simulation engine. The result is the same to the bit.
-    fleet
-        A fleet of your own in place of an engine's; it is closed at the end.
+        one for each core), or ``"flower"`` for Flower's simulation engine. The result is the same to the bit. Or an
+        engine of your own, which is closed at the end.
     callbacks
         Hooks into the run.
     dataset, source
@@ -98,14 +96,13 @@ def fit(
     method = fitting_method(method, model)
     _check_plan(method, model)
     _check_noise(method, model, chosen)
-    place = EngineSpec(engine, workers)
-    if fleet and place != EngineSpec():
-        raise FedfuseError(f"give a fleet or an engine, not both: engine={engine!r}, fleet={fleet!r}")
+    own = engine if isinstance(engine, Engine) else None
+    place = EngineSpec() if isinstance(engine, Engine) else EngineSpec(engine, workers)
     store = Store(out) if out is not None else None
     if store:
         store.check_free()
-    fleet = chosen.around(_attacked(fleet, federation, model, chosen, place), chosen.seed)
-    run = Run(federation, model, method, chosen, fleet, store, _recorded(callbacks, store), dataset)
+    devices = chosen.around(_attacked(own, federation, model, chosen, place), chosen.seed)
+    run = Run(federation, model, method, chosen, devices, store, _recorded(callbacks, store), dataset)
     if store:
         store.create(_config(run, source, place))
     try:
@@ -122,15 +119,14 @@ def resume(
     callbacks: Iterable[Callback] = (),
     model: Model[Any] | None = None,
     *,
-    engine: str | None = None,
+    engine: str | Engine | None = None,
     workers: int | None = None,
-    fleet: Engine | None = None,
 ) -> Result:
     """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
 
     ``federation`` is needed only where the run was started from Python on data without a name, ``model`` only where
     it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen. ``engine``
-    and ``workers`` are needed only to compute elsewhere than before, ``fleet`` only where the run had one of its own.
+    and ``workers`` are needed only to compute elsewhere than before, or where the run had an engine of its own.
     """
     store = Store(directory)
     config = store.config()
@@ -154,9 +150,10 @@ def resume(
     if federation.fingerprint != fingerprint:
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
     model = fitting_model(federation, model)
-    place = _elsewhere(place, engine, workers)
-    fleet = settings.around(_attacked(fleet, federation, model, settings, place), settings.seed)
-    run = Run(federation, model, method, settings, fleet, store, _recorded(callbacks, store), dataset)
+    own = engine if isinstance(engine, Engine) else None
+    place = place if isinstance(engine, Engine) else _elsewhere(place, engine, workers)
+    devices = settings.around(_attacked(own, federation, model, settings, place), settings.seed)
+    run = Run(federation, model, method, settings, devices, store, _recorded(callbacks, store), dataset)
     return _finish(run, restore=True)
 
 
@@ -187,7 +184,7 @@ def _finish(run: Run, *, restore: bool = False) -> Result:
         run.save()
         raise
     finally:
-        run.fleet.close()
+        run.engine.close()
     if run.store:
         result.save(run.store.directory)
         _tidy(run.store)
@@ -283,17 +280,17 @@ def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> 
 
 
 def _attacked(
-    fleet: Engine | None, federation: Federation, model: Model[Any], settings: Settings, place: EngineSpec
+    engine: Engine | None, federation: Federation, model: Model[Any], settings: Settings, place: EngineSpec
 ) -> Engine:
     """Return the devices, some of which lie where the settings say so."""
     attack, share, seed = settings.attack, settings.liars, settings.seed
     if attack == "label-flip":
         federation = flipped(federation, draw_liars(federation.m, share, seed))
-    fleet = fleet or place.fleet(federation, model, seed, settings.dtype, settings.noise())
+    engine = engine or place.build(federation, model, seed, settings.dtype, settings.noise())
     if attack is None:
-        return fleet
+        return engine
     how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}
-    return Attacks(fleet, attack, m=federation.m, share=share, seed=seed, **how)
+    return Attacks(engine, attack, m=federation.m, share=share, seed=seed, **how)
 
 
 def _config(run: Run, source: dict[str, Any] | None, place: EngineSpec) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The one training loop, synchronous or not.
 
-Draw the active devices, ask the method for one task each, let the fleet perform them, look every reply over,
+Draw the active devices, ask the method for one task each, let the engine perform them, look every reply over,
 give the good ones to the method, record, save, stop when nothing moves any more. A synchronous round waits for all that
 were asked, an asynchronous one takes the first reply and lets the others go on.
 """
@@ -82,7 +82,7 @@ class Run:
     model: Model[Any]
     method: Method[Any]
     settings: Settings
-    fleet: Engine
+    engine: Engine
     store: Store | None = None
     callbacks: Sequence[Callback] = ()
     dataset: str = "arrays"
@@ -98,7 +98,7 @@ class Run:
     spent: int = 0  # of the budget
     history: list[Row] = field(default_factory=list)
     seconds: float = 0.0
-    trouble: dict[str, int] = field(default_factory=dict)  # of the fleets before a resume
+    trouble: dict[str, int] = field(default_factory=dict)  # of the engines before a resume
     whole: bool = False  # whether the state is that between two rounds, and so may be saved
 
     def __post_init__(self) -> None:
@@ -106,8 +106,8 @@ class Run:
         self.info = _world(self.federation, self.model, self.settings)
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype) if self.federation.here else None
         check_mode(self.method, self.settings.mode, self.plan)
-        self.post = Transport(self.fleet, self.info.m, self.info.d, self.info.dtype)
-        lying = known_attack(self.fleet)
+        self.post = Transport(self.engine, self.info.m, self.info.d, self.info.dtype)
+        lying = known_attack(self.engine)
         self.liars: Ints = lying.who if lying else np.empty(0, np.int64)
         self.honest = np.setdiff1d(np.arange(self.info.m), self.liars)
 
@@ -152,7 +152,7 @@ class Run:
                 self.whole = False
                 row = self.round()
                 self.seconds = before + time.perf_counter() - clock
-                moment = self.seconds if self.fleet.time is None else self.fleet.time
+                moment = self.seconds if self.engine.time is None else self.engine.time
                 self.history.append({**row, "seconds": self.seconds, "time": moment})
                 self.whole = True
             self._tell("on_round", self.history[-1])
@@ -191,7 +191,7 @@ class Run:
         """Return who is asked in a synchronous round: nobody who is still at work on an older order."""
         drawn = self.settings.active(k, self.info.m, self.info.counts["train"])
         chosen = self.now.devices(self.state, drawn)
-        return chosen[~np.isin(chosen, list(self.fleet.busy))] if self.fleet.busy else chosen
+        return chosen[~np.isin(chosen, list(self.engine.busy))] if self.engine.busy else chosen
 
     def _free(self) -> Ints:
         """Return who is asked next in asynchronous training: those without an order, the fewest turns first.
@@ -199,7 +199,7 @@ class Run:
         A device that is far ahead of the slowest waits, so that fast devices do not outvote the others.
         """
         free = np.ones(self.info.m, np.bool_)
-        free[[*self.post.open, *self.fleet.busy]] = False
+        free[[*self.post.open, *self.engine.busy]] = False
         free &= self.turns - self.turns.min() < self.settings.ahead
         room = (self.settings.at_once or self.info.m) - len(self.post.open)
         first = np.argsort(self.turns, kind="stable")
@@ -259,7 +259,7 @@ class Run:
         """Go on with the next method of the plan, from what this one has found; False if this was the last."""
         if self.stage + 1 == len(self.plan):
             return False
-        if self.asynchronous or self.fleet.busy:
+        if self.asynchronous or self.engine.busy:
             self.post.drain()
         self.post.exchange(self._orders(self.now.closing(self.state), -1))
         self.cut_short |= not self.settled
@@ -314,15 +314,15 @@ class Run:
             except FedfuseError as problem:  # what there was before is still whole
                 log.warning("no checkpoint after round %d: %s", self.k, problem)
                 return
-            under_way = self.fleet.pack()
-            post = {"turns": self.turns, **self.post.pack(), **_under("fleet_", under_way or {})}
+            under_way = self.engine.pack()
+            post = {"turns": self.turns, **self.post.pack(), **_under("engine_", under_way or {})}
             post["kept"] = np.array([under_way is not None])
             state = self.now.pack(self.state) | _under("before_", _packed(self.before)) | hidden
             self.store.save_checkpoint(meta, state | _under("run_", post))
 
     def _hidden(self) -> Arrays:
         """Return devices' own models where the server may not have them: private, late, under way or lied about."""
-        ahead = self.post.unsettled and self.fleet.pack() is not None
+        ahead = self.post.unsettled and self.engine.pack() is not None
         hidden = self.now.private or ahead or self.liars.size > 0
         return {"own": np.stack(self.post.look([PeekModel()] * self.info.m))} if hidden else {}
 
@@ -353,18 +353,18 @@ class Run:
         if own is not None:
             lost.append({i: Install(w) for i, w in enumerate(own)})
         for tasks in lost:
-            self.fleet.submit([Order(device, -1, task) for device, task in tasks.items()])
-            while self.fleet.collect():
+            self.engine.submit([Order(device, -1, task) for device, task in tasks.items()])
+            while self.engine.collect():
                 pass
         self._restore_post(post, scratch)
         self.whole = True
         return True
 
     def _restore_post(self, post: Arrays, state: Arrays) -> None:
-        """Take back what was under way; where a fleet cannot, devices are asked again in the next round."""
+        """Take back what was under way; where an engine cannot, devices are asked again in the next round."""
         kept = bool(post["kept"][0])
         if kept:
-            self.fleet.unpack(_within("fleet_", post))
+            self.engine.unpack(_within("engine_", post))
         tasks: Sequence[Task] = [PeekModel()] * self.info.m
         if self.now.asynchronous:  # on a copy: to ask is an event for some
             everyone = np.arange(self.info.m)
@@ -415,7 +415,7 @@ class Run:
         return budget | {"clip": noise.clip, "noise": noise.std, "uploads": uploads}
 
     def _attack(self) -> dict[str, Any] | None:
-        lying = known_attack(self.fleet)
+        lying = known_attack(self.engine)
         return None if lying is None else {"attack": lying.attack, "lies": lying.lies, "who": lying.who.tolist()}
 
     def in_use(self) -> Outcome:
@@ -448,7 +448,7 @@ class Run:
         return np.where(known, np.array([float(values[0]) for values in seen]), np.nan)
 
     def _all_trouble(self) -> dict[str, int]:
-        now = self.fleet.trouble
+        now = self.engine.trouble
         return {what: self.trouble.get(what, 0) + now.get(what, 0) for what in {**self.trouble, **now}}
 
     def _evaluation(self) -> Row:

@@ -1,7 +1,7 @@
 """Devices that come when a run is over: each gets a model by its method's own rule, and nobody else is retrained.
 
 A method's `admit` is a conversation with one newcomer: it yields tasks and is given the answers. Here the newcomers'
-tasks go to a fleet, all at the same time, and what is sent is counted. A look at a device (`protocol.tasks.PeekModel`), as at a model
+tasks go to an engine, all at the same time, and what is sent is counted. A look at a device (`protocol.tasks.PeekModel`), as at a model
 that it has made for itself, is no message.
 """
 
@@ -166,7 +166,7 @@ class Newcomers:
         return replace(self.run, profile=profile, models=self.models, labels=labels, attack=None)
 
 
-def admit(result: Result, newcomers: Federation, fleet: Engine | None = None) -> Newcomers:
+def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -> Newcomers:
     """Take in the devices of another federation, with the same columns, by the rule of the run's method."""
     model, newcomers = result.model, aligned(result, newcomers)
     method, dtype = _rule(result), result.models.dtype
@@ -177,9 +177,9 @@ def admit(result: Result, newcomers: Federation, fleet: Engine | None = None) ->
     known = RunSummary(
         result.models[believed], result.labels[believed], result.profile.counts[believed], result.lam, result.kept
     )
-    fleet = fleet or InProcess(newcomers, model, seed=result.seed, dtype=dtype)
+    engine = engine or InProcess(newcomers, model, seed=result.seed, dtype=dtype)
     talks = [method.admit(known, info, i) for i in range(newcomers.m)]
-    joined, iterations, ledger = _converse(talks, fleet, model.d, dtype, result.seed)
+    joined, iterations, ledger = _converse(talks, engine, model.d, dtype, result.seed)
     models = np.stack([j.model for j in joined])
     scores = model.metric(model.load(newcomers.rows("test"), dtype), np.arange(newcomers.m), models.astype(dtype))
     return Newcomers(
@@ -237,7 +237,7 @@ def _world(newcomers: Federation, model: Model[Any], seed: int, dtype: Any) -> F
 
 
 def _converse(
-    talks: Sequence[AdmissionDialogue], fleet: Engine, d: int, dtype: Any, seed: int
+    talks: Sequence[AdmissionDialogue], engine: Engine, d: int, dtype: Any, seed: int
 ) -> tuple[list[AdmissionResult], list[int], CommunicationLedger]:
     """Let every newcomer's conversation go on until it ends."""
     ledger, ends, turns = CommunicationLedger(), {}, [0] * len(talks)
@@ -248,9 +248,9 @@ def _converse(
         for order in asked.values():
             ledger.sent(order)
         looks = {i for i, task in tasks.items() if isinstance(task, PeekModel)}
-        fleet.submit(list(asked.values()))
+        engine.submit(list(asked.values()))
         tasks, waiting = {}, dict(asked)
-        while waiting and (arrived := fleet.collect()):
+        while waiting and (arrived := engine.collect()):
             for reply in arrived:
                 if reply.device not in looks:
                     ledger.received(reply)

@@ -1,4 +1,4 @@
-"""Between server and fleet: orders go out, replies come in, each is looked over, and all are counted.
+"""Between server and engine: orders go out, replies come in, each is looked over, and all are counted.
 
 An order is open until its reply has come or its round is over; then it is overdue. A reply to an open order is used if
 it passes the gate (`protocol.tasks.fault`). One to an overdue order is late: refused, unless late ones are welcome and it is the
@@ -45,10 +45,10 @@ class ReceivedReply(NamedTuple):
 
 
 class Transport:
-    """The orders of a run that are under way, and the fleet that they go to."""
+    """The orders of a run that are under way, and the engine that they go to."""
 
-    def __init__(self, fleet: Engine, m: int, d: int, dtype: npt.DTypeLike) -> None:
-        self.fleet, self.ledger = fleet, CommunicationLedger()
+    def __init__(self, engine: Engine, m: int, d: int, dtype: npt.DTypeLike) -> None:
+        self.engine, self.ledger = engine, CommunicationLedger()
         self.open: dict[int, PendingOrder] = {}
         self.updates = 0
         self._overdue: dict[tuple[int, int], PendingOrder] = {}  # by device and round
@@ -62,23 +62,23 @@ class Transport:
     def send(self, orders: Sequence[Order]) -> None:
         """Send orders, and count them."""
         self._wait_for(o.device for o in orders)
-        now = clock(self.fleet)
+        now = clock(self.engine)
         for order in orders:
             self.ledger.sent(order)
             self.open[order.device] = PendingOrder(order, now, self.updates)
             self._last[order.device] = order.round
             self._asked[order.device] |= order.task.floats_up(self._gate["d"]) > 0
-        self.fleet.submit(orders)
+        self.engine.submit(orders)
 
     def gather(self, wanted: int, patience: float | None = None, *, late: bool = False) -> list[ReceivedReply]:
         """Wait for so many replies to open orders, or as many as come, and return all that may be used.
 
         Where no order is open, but devices are still at work on overdue ones, wait for one of these.
         """
-        end = None if patience is None else clock(self.fleet) + patience
+        end = None if patience is None else clock(self.engine) + patience
         heard: list[ReceivedReply] = []
         alone, answers = not self.open, 0
-        while answers < wanted and (self.open or (alone and self.fleet.busy)):
+        while answers < wanted and (self.open or (alone and self.engine.busy)):
             reply = self._next(end)
             if reply is None:
                 break
@@ -115,9 +115,9 @@ class Transport:
 
     def _seen(self, tasks: dict[int, Task]) -> dict[int, Floats]:
         self._wait_for(tasks)
-        self.fleet.submit([Order(i, EVALUATION_ROUND, task) for i, task in tasks.items()])
+        self.engine.submit([Order(i, EVALUATION_ROUND, task) for i, task in tasks.items()])
         seen: dict[int, Floats] = {}
-        while len(seen) < len(tasks) and (arrived := self.fleet.collect()):
+        while len(seen) < len(tasks) and (arrived := self.engine.collect()):
             looks = [reply for reply in arrived if reply.round == EVALUATION_ROUND and reply.device in tasks]
             seen |= {r.device: r.values for r in looks if r.values.dtype.kind in "fiu" and self._fits(r, tasks)}
             self._arrived.extend(reply for reply in arrived if reply.round != EVALUATION_ROUND)
@@ -147,7 +147,7 @@ class Transport:
 
     def give_up(self, deadline: float | None) -> None:
         """Give up the orders that are past their deadline; without such ones all, as nobody answers any more."""
-        now = clock(self.fleet)
+        now = clock(self.engine)
         sent = list(self.open.values())
         past = [s for s in sent if deadline is not None and now - s.time >= deadline - _TICK * (1 + abs(now))]
         self._expire(past or sent)
@@ -156,12 +156,12 @@ class Transport:
         """Return the seconds to the first deadline of an open order."""
         if deadline is None or not self.open:
             return deadline
-        return max(0.0, min(s.time for s in self.open.values()) + deadline - clock(self.fleet))
+        return max(0.0, min(s.time for s in self.open.values()) + deadline - clock(self.engine))
 
     def drain(self) -> None:
         """Wait until no device is at work any more; what comes is too late."""
         self.close()
-        while arrived := self.fleet.collect():
+        while arrived := self.engine.collect():
             self._arrived.extend(arrived)
             self.close()
 
@@ -190,8 +190,8 @@ class Transport:
 
     def _next(self, end: float | None) -> Reply | None:
         if not self._arrived:
-            left = None if end is None else max(0.0, end - clock(self.fleet))
-            self._arrived.extend(self.fleet.collect() if left is None else self.fleet.collect(left))
+            left = None if end is None else max(0.0, end - clock(self.engine))
+            self._arrived.extend(self.engine.collect() if left is None else self.engine.collect(left))
         return self._arrived.popleft() if self._arrived else None
 
     def _is_awaited(self, reply: Reply) -> bool:
@@ -222,7 +222,7 @@ class Transport:
     def _wait_for(self, devices: Iterable[int]) -> None:
         """Let devices finish what they are at, where only one order at a time can be taken (not in virtual time)."""
         asked = set(devices)
-        while self.fleet.time is None and asked & self.fleet.busy and (arrived := self.fleet.collect()):
+        while self.engine.time is None and asked & self.engine.busy and (arrived := self.engine.collect()):
             self._arrived.extend(arrived)
 
     # -- for a checkpoint
