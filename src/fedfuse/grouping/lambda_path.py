@@ -68,7 +68,7 @@ class LambdaPathState:
         return self.grid[self.place]
 
 
-_PLAIN = [f.name for f in fields(LambdaPathState) if f.name not in ("world", "fusion", "scores", "stale", "kept")]
+_PLAIN = [f.name for f in fields(LambdaPathState) if f.name not in ("info", "fusion", "scores", "stale", "kept")]
 
 
 @dataclass(frozen=True)
