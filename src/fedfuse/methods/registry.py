@@ -58,8 +58,8 @@ METHODS = Registry(
 # What only other methods are made of.
 _PARTS = Registry(
     {
-        "tuned": "fedfuse.grouping.lambda_path:Tuned",
-        "searched": "fedfuse.tuning.grid_search:Searched",
+        "tuned": "fedfuse.grouping.lambda_path:LambdaPath",
+        "searched": "fedfuse.tuning.grid_search:GridSearch",
         "clustered-fedavg": "fedfuse.methods.fedavg:ClusteredFedAvg",
     }
 )
