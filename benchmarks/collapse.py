@@ -32,7 +32,7 @@ def run(m: int, d: int, rounds: int, collapse: int, apart: float) -> None:
         active = np.sort(rng.choice(m, max(1, 3 * m // 10), replace=False))
         for way, state in enumerate(states):
             began = time.perf_counter()
-            state.absorb(active, (optima[active] + state.anchors(active)) / 2)
+            state.update(active, (optima[active] + state.anchors(active)) / 2)
             seconds[k, way] = time.perf_counter() - began
         errors.append(np.abs(states[0].omega - states[1].omega).max() / np.abs(optima).max())
     exact, other = states

@@ -39,7 +39,7 @@ class Relaxed(ff.FPFC):
 
     def update(self, state: Any, devices: Any, values: list[Any]) -> Any:
         new = self.alpha * np.stack(values) + (1 - self.alpha) * state.omega[devices]
-        return state.absorb(devices, new)
+        return state.update(devices, new)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Momentum(ff.FPFC):
         before, new = state.omega[devices].copy(), np.stack(values)
         new = new + self.beta * state.steps[devices]
         state.steps[devices] = new - before
-        return state.absorb(devices, new)
+        return state.update(devices, new)
 
 
 def variants() -> dict[str, ff.FPFC]:

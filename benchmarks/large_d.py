@@ -56,7 +56,7 @@ def measured(way: str, m: int, d: int, rounds: int, blocks: int, out: Path) -> d
         omegas += optima[active]
         omegas /= 2
         began = time.perf_counter()
-        state.absorb(active, omegas)
+        state.update(active, omegas)
         seconds.append(took + time.perf_counter() - began)
     labels = state.labels(NU)
     np.save(out, state.anchors(np.arange(m)))

@@ -47,7 +47,7 @@ def measured(m: int, d: int, groups: int, most: int = 60) -> dict[str, Any]:
         took = time.perf_counter() - began
         omegas = (optima[active] + zeta) / 2
         began = time.perf_counter()
-        state.absorb(active, omegas)
+        state.update(active, omegas)
         seconds.append(took + time.perf_counter() - began)
         if not right and adjusted_rand(truth, state.labels(NU)) == 1.0:
             right = len(seconds)
@@ -70,7 +70,7 @@ def _compile(d: int) -> None:
     state = state.FusionState(omega, SmoothedSCAD(0.4), warm=True)
     for scale in (0.5, 3.0, 0.5):
         state.anchors(range(50))
-        state.absorb(range(50), omega[:50] * scale)
+        state.update(range(50), omega[:50] * scale)
     state.LARGE = large
 
 

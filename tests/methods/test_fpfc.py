@@ -39,7 +39,7 @@ def by_the_book(federation, method, d, rounds, sampler):
             for _ in range(int(method.work.steps)):
                 w -= method.work.lr * (gradient(federation, i, w) + method.rho * (w - zeta))
             new.append(w)
-        book.absorb(active, np.array(new))
+        book.update(active, np.array(new))
     return book
 
 
@@ -88,7 +88,7 @@ def test_shared_weights_are_averaged_and_the_rest_is_fused():
                 pull = np.concatenate([np.zeros(cut), method.rho * (w[cut:] - zeta)])
                 w = w - 0.05 * (gradient(federation, i, w) + pull)
             new.append(w)
-        book.absorb(active, np.array(new)[:, cut:])
+        book.update(active, np.array(new)[:, cut:])
         mean, weight = n[active] @ np.array(new)[:, :cut] / n[active].sum(), min(1, len(active) / 5)
         shared = (1 - weight) * shared + weight * mean
         np.testing.assert_allclose(run.state.pairs.omega, book.omega, atol=1e-10)

@@ -52,7 +52,7 @@ def whole_life(plain, cut):
         for _ in range(n):
             active = rng.choice(plain.m, max(1, plain.m // 3), replace=False)
             omegas = 0.9 * plain.omega[active] + 0.5 * wide * rng.normal(size=(active.size, plain.d))
-            assert_same_residuals(cut.absorb(active, omegas), plain.absorb(active, omegas))
+            assert_same_residuals(cut.update(active, omegas), plain.update(active, omegas))
         assert_same(cut, plain)
 
     rounds(6)
@@ -65,7 +65,7 @@ def whole_life(plain, cut):
         state.penalty = SmoothedSCAD(0.9)
     rounds(3)
     for state in (plain, cut):
-        state.renew()
+        state.recompute_anchors()
     rounds(1)
     for i, j in ((0, 1), (plain.m - 1, 2), (3, 3)):
         np.testing.assert_allclose(cut.theta(i, j), plain.theta(i, j), atol=1e-10)
@@ -92,8 +92,8 @@ def test_iterates_equal_the_textbook(penalty):
     for _ in range(20):
         active = rng.choice(9, rng.integers(1, 10), replace=False)
         omegas = pull(rng, targets, state, active)
-        state.absorb(active, omegas)
-        book.absorb(active, omegas)
+        state.update(active, omegas)
+        book.update(active, omegas)
         assert_equal_pairs(state, book)
         assert_equal_anchors(state, book, range(9))
 
@@ -114,8 +114,8 @@ def test_any_number_of_blocks_gives_the_same(seed, m, d, blocks, dtype):
     for _ in range(3):
         active = rng.choice(m, rng.integers(1, m + 1), replace=False)
         omegas = (plain.omega[active] + 0.5 * rng.normal(size=(active.size, d)) / np.sqrt(d)).astype(dtype)
-        plain.absorb(active, omegas)
-        cut.absorb(active, omegas)
+        plain.update(active, omegas)
+        cut.update(active, omegas)
     tolerance = 1e-10 if dtype == np.float64 else 1e-5
     np.testing.assert_allclose(cut.anchors(range(m)), plain.anchors(range(m)), rtol=0, atol=tolerance)
 
@@ -126,8 +126,8 @@ def test_long_rows_in_many_tiles_and_threads(monkeypatch):
     start = spread_out(m=12, d=2500)
     plain, cut = pair_of_states(start, warm=True)
     for active, omegas in wandering_rounds(start, n=6):
-        plain.absorb(active, omegas)
-        cut.absorb(active, omegas)
+        plain.update(active, omegas)
+        cut.update(active, omegas)
     assert_same(cut, plain)
 
 
@@ -142,8 +142,8 @@ def test_rows_that_are_given_back_and_moved_together(monkeypatch):
     start = spread_out()
     plain, cut = pair_of_states(start, warm=True)
     for turn in wandering_rounds(start):
-        plain.absorb(*turn)
-        cut.absorb(*turn)
+        plain.update(*turn)
+        cut.update(*turn)
     assert_same(cut, plain)
     assert cut.nbytes < 0.6 * FusionState(start, plain.penalty, dtype=np.float64).nbytes
 
@@ -153,15 +153,15 @@ def test_packed_states_change_places(tmp_path):
     start = spread_out(m=12, d=30)
     plain, cut = pair_of_states(start, warm=True)
     for state in (plain, cut):
-        state.absorb(range(12), start + 0.01)
+        state.update(range(12), start + 0.01)
     again = FusionState.unpack(cut.pack(), cut.penalty)
     assert type(again) is FusionState
     cut.save(tmp_path / "state.npz")
     loaded = FusionState.load(tmp_path / "state.npz", backend="threads", blocks=5)
     assert loaded.blocks == 5
     for state in (again, loaded, cut):
-        state.absorb([3, 1], start[:2])
-    plain.absorb([3, 1], start[:2])
+        state.update([3, 1], start[:2])
+    plain.update([3, 1], start[:2])
     for state in (again, loaded, cut):
         assert_same(state, plain)
 
@@ -171,18 +171,18 @@ def test_a_round_that_memory_does_not_allow_is_undone(memory, tmp_path):
     start = spread_out()
     plain, cut = pair_of_states(start, warm=True, memory=memory)
     for state in (plain, cut):
-        state.absorb([0], start[:1])
+        state.update([0], start[:1])
         with pytest.raises(FedfuseError, match="are allowed: start warm"):
-            state.absorb(range(40), start + 0.01)
+            state.update(range(40), start + 0.01)
         np.testing.assert_array_equal(state.omega[1:], start[1:])
-        state.absorb([4], start[4:5] + 0.02)
+        state.update([4], start[4:5] + 0.02)
     np.testing.assert_allclose(cut.anchors(range(40)), plain.anchors(range(40)), rtol=0, atol=1e-10)
     spilt = FusionState(
         start, plain.penalty, warm=True, dtype=np.float64, memory=memory, spill=tmp_path, backend="threads", blocks=3
     )
-    spilt.absorb(range(40), start + 0.01)
+    spilt.update(range(40), start + 0.01)
     free = FusionState(start, plain.penalty, warm=True, dtype=np.float64)
-    free.absorb(range(40), start + 0.01)
+    free.update(range(40), start + 0.01)
     assert_same(spilt, free)
 
 
@@ -190,14 +190,14 @@ def test_nan_spoils_its_own_pairs_only():
     state = FusionState(
         np.diag([10.0, 20.0, 30.0]), SmoothedSCAD(0.6), warm=True, dtype=np.float64, backend="threads", blocks=2
     )
-    state.absorb([0], np.full((1, 3), np.nan))
+    state.update([0], np.full((1, 3), np.nan))
     assert state.far.tolist() == [False, False, True]
     assert np.isfinite(state.theta(1, 2)).all()
 
 
 def test_odd_calls():
     state = FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6), backend="threads")
-    assert state.absorb([], np.zeros((0, 3))).largest == 0
+    assert state.update([], np.zeros((0, 3))).largest == 0
     with pytest.raises(ValueError, match="read-only"):
         state.omega[0] = 1
     with pytest.raises(FedfuseError, match="0 … 3"):
@@ -270,10 +270,10 @@ def test_on_ray(cluster):
 def test_a_packed_state_goes_to_ray(cluster):
     start = spread_out(m=12, d=30)
     plain = FusionState(start, SmoothedSCAD(0.6), warm=True, dtype=np.float64)
-    plain.absorb(range(12), start + 0.01)
+    plain.update(range(12), start + 0.01)
     cut = FusionState.unpack(plain.pack(), plain.penalty, backend="ray", blocks=3)
     for state in (plain, cut):
-        state.absorb([3, 1], start[:2])
+        state.update([3, 1], start[:2])
     assert_same(cut, plain)
 
 
@@ -283,9 +283,9 @@ def test_a_refused_round_on_ray(cluster):
     start = spread_out()
     small = FusionState(start, SmoothedSCAD(0.6), warm=True, memory=100_000, backend="ray", blocks=2)
     with pytest.raises(FedfuseError, match="are allowed: start warm") as refused:
-        small.absorb(range(40), start + 0.01)
+        small.update(range(40), start + 0.01)
     assert "\n" not in str(refused.value)
-    assert small.absorb([4], start[4:5]).moved == 0
+    assert small.update([4], start[4:5]).moved == 0
 
 
 @pytest.mark.slow

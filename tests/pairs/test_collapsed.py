@@ -28,7 +28,7 @@ def both(start, penalty, collapse=10, **options):
 
 def worked(state, goals, active):
     """Exact local work: f(w) = ||w - goal||^2 / 2."""
-    return state.absorb(active, (goals[active] + state.anchors(active)) / 2)
+    return state.update(active, (goals[active] + state.anchors(active)) / 2)
 
 
 def together(exact, other, goals, rounds, seed=1, k=6):
@@ -160,7 +160,7 @@ def test_with_blocks_and_a_newcomer_and_another_rho():
         assert state.admit(newcomer).tolist() == [20]
         state.rho = 1.5
         state.penalty = SCAD(0.7)
-        state.renew()
+        state.recompute_anchors()
     goals = np.vstack([goals, newcomer])
     assert together(exact, other, goals, 60, seed=5) < 1e-2
     assert other.members[20] == other.members[0]
@@ -187,12 +187,12 @@ def test_a_clique():
 
 def test_odd_calls():
     state = FusionState(np.zeros((4, 3)), SCAD(0.6), collapse=2)
-    assert state.absorb([], np.zeros((0, 3))).largest == 0
+    assert state.update([], np.zeros((0, 3))).largest == 0
     for devices, words in (([0, 9], "0 … 3"), ([0, 0], "twice")):
         with pytest.raises(FedfuseError, match=words):
-            state.absorb(devices, np.zeros((2, 3)))
+            state.update(devices, np.zeros((2, 3)))
     with pytest.raises(FedfuseError, match="shape"):
-        state.absorb([0], np.zeros((1, 4)))
+        state.update([0], np.zeros((1, 4)))
     with pytest.raises(FedfuseError, match="0 … 3"):
         state.anchors([4])
     with pytest.raises(FedfuseError, match="at least 1 round"):
@@ -205,7 +205,7 @@ def test_a_round_that_memory_does_not_allow_is_undone():
     goals = targets()
     state = FusionState(goals, SCAD(0.6), warm=True, dtype=np.float64, collapse=5, memory=1000)
     with pytest.raises(FedfuseError, match="are allowed"):
-        state.absorb(range(20), goals + 0.01)
+        state.update(range(20), goals + 0.01)
     np.testing.assert_array_equal(state.omega, goals)
 
 

@@ -45,6 +45,6 @@ def test_residuals_are_the_same_whether_far_pairs_are_added_or_the_others_subtra
         active = rng.permutation(200)[:60]
         new = state.omega[active] + size * rng.normal(size=(60, d))
         new[0] = state.omega[active[0] - 1]  # into another cluster: far pairs become near
-        ours, theirs = state.absorb(active, new), dense.absorb(active, new)
+        ours, theirs = state.update(active, new), dense.update(active, new)
         assert (ours.primal, ours.dual) == pytest.approx((theirs.primal, theirs.dual), rel=1e-9)
         assert 2 * state.near.size < state.s.size

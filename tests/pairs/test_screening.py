@@ -68,7 +68,7 @@ def test_a_warm_start_knows_bounds_and_provides_memory(monkeypatch):
     for k in range(6):
         active = rng.choice(12, 4, replace=False)
         omegas = start[active] + 0.1 * k
-        assert plain.absorb(active, omegas) == ready.absorb(active, omegas)
+        assert plain.update(active, omegas) == ready.update(active, omegas)
     for name, array in plain.pack().items():
         np.testing.assert_array_equal(ready.pack()[name], array)
 

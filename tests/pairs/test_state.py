@@ -7,6 +7,7 @@ from fedfuse.core.partitions import components
 from fedfuse.core.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
 from fedfuse.errors import FedfuseError
 from fedfuse.pairs import state as pair_state
+from fedfuse.pairs.layout import devices_of
 from fedfuse.pairs.state import FusionState
 from fedfuse.utils import threads as _threads
 from support.textbook import Textbook
@@ -69,8 +70,8 @@ def test_iterates_equal_the_textbook(penalty, warm, rho):
         active = rng.choice(state.m, rng.integers(1, state.m + 1), replace=False)
         assert_equal_anchors(state, book, active)
         omegas = pull(rng, targets, state, active)
-        state.absorb(active, omegas)
-        book.absorb(active, omegas)
+        state.update(active, omegas)
+        book.update(active, omegas)
         assert_equal_pairs(state, book)
     np.testing.assert_allclose(state.norms(), np.linalg.norm(book.theta, axis=2), atol=1e-10)
     assert_equal_anchors(state, book, range(state.m))
@@ -88,8 +89,8 @@ def test_large_rounds_equal_the_textbook(threads, m, k, d):
     for _ in range(3):
         active = rng.choice(m, k, replace=False)
         omegas = rng.normal(size=(k, d)) / np.sqrt(d)
-        state.absorb(active, omegas)
-        book.absorb(active, omegas)
+        state.update(active, omegas)
+        book.update(active, omegas)
     assert_equal_pairs(state, book)
     assert_equal_anchors(state, book, range(m))
 
@@ -112,15 +113,15 @@ def test_pairs_that_go_out_of_reach_and_come_back_equal_the_textbook(penalty, wa
         state._pool.rows[idle] = np.nan
         active = rng.choice(m, 4, replace=False)
         omegas = 0.9 * state.omega[active] + 0.4 * rng.normal(size=(4, d))
-        state.absorb(active, omegas)
-        book.absorb(active, omegas)
+        state.update(active, omegas)
+        book.update(active, omegas)
         assert len(np.unique(state._where[~state.far])) == (~state.far).sum()
         left, returned = left + (state.far & ~far).sum(), returned + (far & ~state.far).sum()
         assert_equal_pairs(state, book)
         assert_equal_anchors(state, book, range(m))
         np.testing.assert_allclose(state.norms(), np.linalg.norm(book.theta, axis=2), atol=1e-10)
         distances = state.distances()[np.tril_indices(m, -1)]
-        lo, hi = state.devices_of(np.arange(len(distances)))
+        lo, hi = devices_of(np.arange(len(distances)))
         ways = state._watch.way[lo] + state._watch.way[hi]
         assert (state.r - ways <= distances + 1e-12)[state.far].all()
     assert min(left, returned) > 20 or not penalty.lam
@@ -142,8 +143,8 @@ def test_one_round_of_any_shape_equals_the_textbook(seed, m, d, penalty, dtype):
     for _ in range(3):
         active = rng.choice(m, rng.integers(1, m + 1), replace=False)
         omegas = rng.normal(size=(active.size, d)).astype(dtype)
-        state.absorb(active, omegas)
-        book.absorb(active, omegas)
+        state.update(active, omegas)
+        book.update(active, omegas)
     assert_equal_anchors(state, book, range(m), tolerance=1e-10 if dtype == np.float64 else 1e-5)
 
 
@@ -154,7 +155,7 @@ def test_pairs_are_antisymmetric_and_untouched_pairs_keep_every_bit():
         active = rng.choice(12, 4, replace=False)
         idle = np.setdiff1d(np.arange(12), active)
         before = {(i, j): (state.theta(i, j), state.v(i, j)) for i in idle for j in idle}
-        state.absorb(active, state.omega[active] + rng.normal(size=(4, 5)))
+        state.update(active, state.omega[active] + rng.normal(size=(4, 5)))
         for (i, j), (theta, v) in before.items():
             assert (state.theta(i, j) == theta).all()
             assert (state.v(i, j) == v).all()
@@ -172,9 +173,9 @@ def test_incremental_sums_stay_true_with_liars_of_size_100():
         active = rng.choice(30, 9, replace=False)
         omegas = state.omega[active] + 0.1 * rng.normal(size=(9, 11))
         omegas[active < 6] = 100 * rng.normal(size=((active < 6).sum(), 11))
-        state.absorb(active, omegas)
+        state.update(active, omegas)
     kept = state.anchors(range(30)).copy()
-    state.renew()
+    state.recompute_anchors()
     np.testing.assert_allclose(kept, state.anchors(range(30)), atol=1e-4)
     # a liar beyond the reach of the penalty does not move an honest device's anchor
     honest = state.anchors(range(6, 30))
@@ -191,7 +192,7 @@ def test_result_does_not_depend_on_threads_or_on_the_order_of_devices(threads, d
             active = rng.choice(120, 40, replace=False)
             omegas = rng.normal(size=(40, 6))
             order = np.argsort(active) if shuffle else slice(None)
-            residuals = state.absorb(active[order], omegas[order])
+            residuals = state.update(active[order], omegas[order])
         return state, residuals
 
     try:
@@ -224,11 +225,11 @@ def test_huge_lambda_is_consensus_and_lambda_zero_is_no_influence():
     state = FusionState(np.zeros((6, 4)), SmoothedSCAD(1e4, xi=1e-6), dtype=np.float64)
     for _ in range(600):
         # exact minimiser of ||w - target||^2/2 + rho/2 ||w - anchor||^2
-        state.absorb(range(6), (targets + state.anchors(range(6))) / 2)
+        state.update(range(6), (targets + state.anchors(range(6))) / 2)
     np.testing.assert_allclose(state.omega, np.tile(targets.mean(axis=0), (6, 1)), atol=1e-3)
 
     free = FusionState(rng.normal(size=(6, 4)), SmoothedSCAD(0.0), warm=True)
-    free.absorb([0, 1], rng.normal(size=(2, 4)))
+    free.update([0, 1], rng.normal(size=(2, 4)))
     np.testing.assert_allclose(free.anchors(range(6)), free.omega, atol=1e-6)
 
 
@@ -240,7 +241,7 @@ def test_optimality_at_convergence():
     state = FusionState(targets, penalty, warm=True, dtype=np.float64)
     for _ in range(3000):
         active = rng.choice(6, 3, replace=False)
-        state.absorb(active, (targets[active] + state.anchors(active)) / 2)
+        state.update(active, (targets[active] + state.anchors(active)) / 2)
     diff = state.omega[:, None] - state.omega[None]
     norms = np.linalg.norm(diff, axis=2)
     direction = diff / np.maximum(norms, 1e-300)[..., None]
@@ -258,8 +259,8 @@ def test_residuals_are_those_of_the_definition(penalty):
     for _ in range(5):
         active, omegas = [1, 3], rng.normal(size=(2, 3))
         before, theta = book.omega.copy(), book.theta.copy()
-        book.absorb(active, omegas)
-        residuals = state.absorb(active, omegas)
+        book.update(active, omegas)
+        residuals = state.update(active, omegas)
         pairs = [(i, j) for i in range(5) for j in range(i) if {i, j} & {1, 3}]
         primal = np.mean([np.sum((book.omega[i] - book.omega[j] - book.theta[i, j]) ** 2) for i, j in pairs])
         dual = np.mean([np.sum((book.theta[i, j] - theta[i, j]) ** 2) for i, j in pairs])
@@ -278,8 +279,8 @@ def test_small_residuals_keep_their_digits_in_float32():
         groups = np.repeat(rng.normal(size=(2, 200)), 5, axis=0)
         state = FusionState(groups + 0.01 * rng.normal(size=groups.shape), SmoothedSCAD(0.9), dtype=dtype)
         for _ in range(40):
-            state.absorb(range(10), (groups + state.anchors(range(10))) / 2)
-        return state.absorb(range(10), state.omega + 1e-5 * rng.normal(size=groups.shape))
+            state.update(range(10), (groups + state.anchors(range(10))) / 2)
+        return state.update(range(10), state.omega + 1e-5 * rng.normal(size=groups.shape))
 
     exact, rough = run(np.float64), run(np.float32)
     assert 0 < exact.dual < 1e-4
@@ -290,7 +291,7 @@ def test_changing_rho_keeps_theta_and_v():
     rng = np.random.default_rng(8)
     state = FusionState(rng.normal(size=(6, 3)), SmoothedSCAD(0.9), 1.0, warm=True, dtype=np.float64)
     for _ in range(3):
-        state.absorb(range(6), rng.normal(size=(6, 3)))
+        state.update(range(6), rng.normal(size=(6, 3)))
     kept = [(state.theta(i, j), state.v(i, j)) for i in range(6) for j in range(6)]
     state.rho = 2.0
     for (theta, v), (i, j) in zip(kept, np.ndindex(6, 6), strict=True):
@@ -306,7 +307,7 @@ def test_changing_rho_keeps_theta_and_v():
 def test_save_and_load_keep_every_bit(tmp_path, dtype):
     rng = np.random.default_rng(9)
     state = FusionState(rng.normal(size=(7, 3)), SmoothedSCAD(0.7), 1.5, warm=True, dtype=dtype)
-    state.absorb([1, 2], rng.normal(size=(2, 3)))
+    state.update([1, 2], rng.normal(size=(2, 3)))
     state.save(tmp_path / "state")
     back = FusionState.load(tmp_path / "state")
     assert back.penalty == state.penalty
@@ -342,12 +343,12 @@ def test_memory_is_a_quarter_of_the_textbook():
 def test_bad_rounds_are_refused(devices, omegas, words, backend):
     state = FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6), backend=backend)
     with pytest.raises(FedfuseError, match=words):
-        state.absorb(devices, omegas)
+        state.update(devices, omegas)
 
 
 def test_odd_calls():
     state = FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6))
-    assert state.absorb([], np.zeros((0, 3))).largest == 0
+    assert state.update([], np.zeros((0, 3))).largest == 0
     with pytest.raises(FedfuseError, match="one row per device"):
         FusionState(np.zeros(3), SmoothedSCAD(0.6))
     with pytest.raises(FedfuseError, match="3 parameters"):
@@ -365,7 +366,7 @@ def test_uploads_may_be_a_view_of_the_state_or_not_to_be_written(d):
     frozen = start.copy()
     frozen.flags.writeable = False
     for state, uploads in zip(states, (start.copy(), states[1].omega, frozen), strict=True):
-        state.absorb([3, 2, 1, 0], uploads)
+        state.update([3, 2, 1, 0], uploads)
         for name, array in state.pack().items():
             np.testing.assert_array_equal(array, states[0].pack()[name])
     assert states[1].pack()["delta"].shape[1] == d
@@ -375,7 +376,7 @@ def test_uploads_may_be_a_view_of_the_state_or_not_to_be_written(d):
 def test_a_device_that_sends_nan_is_far_from_nobody():
     """It spoils its own pairs, the others go on."""
     state = FusionState(np.diag([10.0, 20.0, 30.0]), SmoothedSCAD(0.6), warm=True, dtype=np.float64)
-    state.absorb([0], np.full((1, 3), np.nan))
+    state.update([0], np.full((1, 3), np.nan))
     assert state.far.tolist() == [False, False, True]
     assert np.isfinite(state.theta(1, 2)).all()
 
@@ -399,7 +400,7 @@ def test_memory_is_that_of_the_pairs_within_reach():
     start = spread_out()
     state = FusionState(start, SmoothedSCAD(0.6), warm=True)
     assert state._pool.used == 0
-    state.absorb(range(40), start)
+    state.update(range(40), start)
     assert (~state.far).sum() == 4 * 10 * 9 // 2
     dense = FusionState(start, SmoothedSCAD(0.6)).nbytes
     assert state.nbytes < 0.25 * dense
@@ -409,11 +410,11 @@ def test_moving_rows_together_changes_nothing(monkeypatch):
     start = spread_out()
     plain = FusionState(start, SmoothedSCAD(0.6), warm=True)
     for turn in wandering_rounds(start):
-        plain.absorb(*turn)
+        plain.update(*turn)
     monkeypatch.setattr("fedfuse.pairs.memory.SLACK", 0)
     tidy, sizes = FusionState(start, SmoothedSCAD(0.6), warm=True), []
     for turn in wandering_rounds(start):
-        tidy.absorb(*turn)
+        tidy.update(*turn)
         sizes.append(tidy._pool.used)
     assert (np.diff(sizes) < 0).any(), "no row was given back"
     for name, array in plain.pack().items():
@@ -427,8 +428,8 @@ def test_more_pairs_than_memory_go_to_a_file(tmp_path):
         for memory in (None, 100_000)
     )
     for turn in wandering_rounds(start):
-        plain.absorb(*turn)
-        spilt.absorb(*turn)
+        plain.update(*turn)
+        spilt.update(*turn)
     assert (plain._pool.on_disk, spilt._pool.on_disk) == (False, True)
     assert not list((tmp_path / "pairs").iterdir()), "the file has no name, so that nothing is left behind"
     for name, array in plain.pack().items():
@@ -440,13 +441,13 @@ def test_without_memory_the_round_is_refused_and_undone(large, monkeypatch):
     monkeypatch.setattr(pair_state, "LARGE", large)
     start = spread_out()
     state = FusionState(start, SmoothedSCAD(0.6), warm=True, memory=100_000)
-    state.absorb([0], start[:1])
+    state.update([0], start[:1])
     plain = FusionState.unpack(state.pack(), state.penalty)
     with pytest.raises(FedfuseError, match=r"take 219 kB, and 100 kB are allowed: start warm"):
-        state.absorb(range(40), start + 0.01)
+        state.update(range(40), start + 0.01)
     np.testing.assert_array_equal(state.omega, plain.omega)
     for other in (state, plain):
-        other.absorb([4], start[4:5] + 0.02)
+        other.update([4], start[4:5] + 0.02)
     np.testing.assert_array_equal(state.anchors(range(40)), plain.anchors(range(40)))
 
 
@@ -457,12 +458,12 @@ def test_a_chunk_that_has_its_rows_waits_for_one_that_may_not_get_them(monkeypat
     start = rng.normal(size=(50, 20))
     start[40:] += 100 * np.arange(1, 11)[:, None]  # in the second of two chunks, and far from all
     state = FusionState(start, SmoothedSCAD(10.0), warm=True, memory=64_000)
-    state.absorb(range(50), start)
+    state.update(range(50), start)
     before = {name: array.copy() for name, array in state.pack().items()}
     new = start + 0.1 * rng.normal(size=start.shape)
     new[40:] = new[40]
     with pytest.raises(FedfuseError, match="are allowed"):
-        state.absorb(range(50), new)
+        state.update(range(50), new)
     for name, array in state.pack().items():
         if name != "r":  # bounds of far pairs' norms may have got lower
             np.testing.assert_array_equal(array, before[name])
@@ -480,21 +481,21 @@ def test_labels_are_the_components_of_all_norms(seed, m, nu):
     state = FusionState(start, SmoothedSCAD(0.3), warm=True, dtype=np.float64)
     for _ in range(3):
         active = rng.choice(m, rng.integers(1, m + 1), replace=False)
-        state.absorb(active, state.anchors(active))
+        state.update(active, state.anchors(active))
     np.testing.assert_array_equal(state.labels(nu), components(state.norms(), nu))
 
 
 def test_devices_of_a_pair():
-    lo, hi = pair_state.devices_of(np.arange(30 * 29 // 2))
+    lo, hi = devices_of(np.arange(30 * 29 // 2))
     assert [(a, b) for b in range(30) for a in range(b)] == list(zip(lo, hi, strict=True))
     last = np.array([70_000 * 69_999 // 2 - 1])
-    assert [x.item() for x in pair_state.devices_of(last)] == [69_998, 69_999]
+    assert [x.item() for x in devices_of(last)] == [69_998, 69_999]
 
 
 def two_groups():
     """Six devices here, six there; and which pairs are between them."""
     start = np.repeat([[0.0] * 4, [30.0] * 4], 6, axis=0) + 0.1 * np.random.default_rng(3).normal(size=(12, 4))
-    lo, hi = pair_state.devices_of(np.arange(66))
+    lo, hi = devices_of(np.arange(66))
     return start, (lo < 6) & (hi >= 6)
 
 
@@ -514,8 +515,8 @@ def test_far_pairs_are_looked_at_again_only_when_they_may_be_near(both_ways, mon
     for k in range(250):
         active = rng.choice(12, 5, replace=False) if k else np.arange(12)
         omegas = state.omega[active] * (0.95 if k else 1.0)
-        state.absorb(active, omegas)
-        book.absorb(active, omegas)
+        state.update(active, omegas)
+        book.update(active, omegas)
         assert_equal_pairs(state, book)
         assert state.far[between].all() or k > 10
     assert not state.far[between].all()
@@ -530,8 +531,8 @@ def test_long_ways_are_taken_out_of_bounds(monkeypatch):
     state, book = FusionState(start, SmoothedSCAD(1.0), warm=True), Textbook(start, SmoothedSCAD(1.0), warm=True)
     for k in range(60):
         omegas = start[::2] + (-1) ** k
-        state.absorb(range(0, 12, 2), omegas)
-        book.absorb(range(0, 12, 2), omegas)
+        state.update(range(0, 12, 2), omegas)
+        book.update(range(0, 12, 2), omegas)
     assert state.far[between].all()
     assert state._watch.way.max() < 60
     assert_equal_anchors(state, book, range(12), 1e-4)
@@ -540,10 +541,10 @@ def test_long_ways_are_taken_out_of_bounds(monkeypatch):
 def test_nothing_is_known_of_a_device_that_sends_no_numbers():
     start, between = two_groups()
     state = FusionState(start, SmoothedSCAD(1.0), warm=True)
-    state.absorb(range(12), start)
-    state.absorb([2], np.full((1, 4), np.nan))
-    lo, hi = state.devices_of(np.arange(66))
+    state.update(range(12), start)
+    state.update([2], np.full((1, 4), np.nan))
+    lo, hi = devices_of(np.arange(66))
     of_it = (lo == 2) | (hi == 2)
     assert not state.far[of_it].any()
-    state.absorb(range(6), start[:6] + 0.01)
+    state.update(range(6), start[:6] + 0.01)
     assert state.far[between & ~of_it].all()

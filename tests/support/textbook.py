@@ -45,7 +45,7 @@ class Textbook:
                 for j in range(m):
                     self.theta[i, j] = self.omega[i] - self.omega[j]
 
-    def absorb(self, active, omegas):
+    def update(self, active, omegas):
         self.omega[list(active)] = omegas
         m, active = len(self.omega), set(active)
         for i in range(m):

@@ -87,7 +87,7 @@ def test_an_event_is_what_algorithm_3_says():
     anchors = {i: book.omega[i].copy() for i in range(5)}
     for i in visits.devices:
         new = model.train(data, np.array([i]), book.omega[i][None], anchors[i][None], FPFC.rho, GD, None)
-        book.absorb([i], new)
+        book.update([i], new)
         anchors[i] = book.anchor(i)
     np.testing.assert_allclose(keep.run.state.pairs.omega, book.omega, atol=1e-10)
 

@@ -140,7 +140,7 @@ def test_the_largest_upload_leaves_the_state_finite(dtype):
     far = np.full(d, largest_value(d, dtype), dtype)
     state = ff.FusionState(np.zeros((3, d)), ff.SmoothedSCAD(0.6), dtype=dtype)
     for _ in range(3):
-        state.absorb([0, 1], np.stack([far, -far]))
+        state.update([0, 1], np.stack([far, -far]))
         assert np.isfinite(state.norms()).all()
         assert np.isfinite(state.anchors([0, 1, 2])).all()
 

@@ -150,7 +150,7 @@ def test_a_guest_is_the_textbooks_newest_device(lam):
     for k in range(12):
         if k:
             w = 0.5 * w + 0.5 * guest.anchor() + 0.1 * rng.normal(size=3)
-            guest.absorb(w)
+            guest.update(w)
         zeta, theta = w.copy(), np.zeros_like(old)
         for j in range(len(old)):
             theta[j] = prox(penalty, w - old[j] + v[j] / rho, rho)

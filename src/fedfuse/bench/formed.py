@@ -62,8 +62,8 @@ def figures(sizes: BenchSizes) -> Iterator[Figure]:
     rounds = some_rounds(state.omega, sizes.share)
     ours, theirs = cycle(rounds), cycle(rounds)
     fast, slow = race(
-        lambda: state.absorb(*next(ours)),
-        lambda: dense.absorb(*next(theirs)),
+        lambda: state.update(*next(ours)),
+        lambda: dense.update(*next(theirs)),
         seconds=5 * sizes.seconds,  # long, so that both find an undisturbed moment
         burst=len(rounds),
     )
@@ -72,6 +72,6 @@ def figures(sizes: BenchSizes) -> Iterator[Figure]:
 
 def form(state: FusionState, optima: Floats, share: float, rounds: int = ROUNDS) -> None:
     """Let devices with quadratic losses go to the mean of optimum and anchor: all once, then those of some rounds."""
-    state.absorb(np.arange(len(optima)), (optima + state.anchors(np.arange(len(optima)))) / 2)
+    state.update(np.arange(len(optima)), (optima + state.anchors(np.arange(len(optima)))) / 2)
     for active in draws(len(optima), share, rounds):
-        state.absorb(active, (optima[active] + state.anchors(active)) / 2)
+        state.update(active, (optima[active] + state.anchors(active)) / 2)

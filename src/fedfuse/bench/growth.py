@@ -70,7 +70,7 @@ def curves(sizes: BenchSizes) -> Iterator[Curve]:
 def _server(m: int, d: int, sizes: BenchSizes) -> tuple[float, int]:
     start = grouped(m, d, APART)
     state, rounds = FusionState(start, PENALTY, warm=True), cycle(some_rounds(start, sizes.share))
-    (took,) = race(lambda: state.absorb(*next(rounds)), seconds=sizes.seconds / 4, burst=8)
+    (took,) = race(lambda: state.update(*next(rounds)), seconds=sizes.seconds / 4, burst=8)
     return took, state.nbytes
 
 

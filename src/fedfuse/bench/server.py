@@ -40,7 +40,7 @@ def _against_textbook(
     everyone = np.arange(sizes.m)
 
     def step() -> None:
-        state.absorb(*next(ours))
+        state.update(*next(ours))
         state.anchors(everyone)
 
     fast, slow = race(step, lambda: book.step(*next(theirs)), seconds=sizes.seconds, burst=len(rounds))
@@ -57,7 +57,7 @@ def _against_bandwidth(sizes: BenchSizes) -> Figure:
     state, rounds = FusionState(start, PENALTY, warm=True), cycle(some_rounds(start, sizes.share))
     k, triad = _count(sizes.large, sizes.share), machine.Triad(sizes.triad)
     # longer than others: bandwidth is what a machine's other users take away first
-    took, its = race(lambda: state.absorb(*next(rounds)), triad.run, seconds=3 * sizes.seconds)
+    took, its = race(lambda: state.update(*next(rounds)), triad.run, seconds=3 * sizes.seconds)
     pairs = (k * (sizes.large - k) + k * (k - 1) // 2) * (1 - state.far.mean())
     rate, limit = 2 * pairs * sizes.d * state.omega.itemsize / took, triad.bytes / its
     what = f"server step, m = {sizes.large}, d = {sizes.d}, {k} active, all pairs near"

@@ -46,7 +46,7 @@ class TextbookServer:
 
     def step(self, active: Sequence[int] | Ints, omegas: Floats) -> None:
         """Take in one round's uploads (step 5 of the algorithm)."""
-        self._book.absorb(active, omegas)
+        self._book.update(active, omegas)
         self.zeta = self._zeta()
 
     def _zeta(self) -> list[Floats]:

@@ -155,7 +155,7 @@ class LambdaPath(Method[LambdaPathState]):
 
     def update(self, state: LambdaPathState, devices: Ints, values: list[Floats]) -> Residuals | None:
         replies = np.array(values).reshape(len(devices), state.info.d + 1)
-        residuals = state.fusion.absorb(devices, replies[:, :-1])
+        residuals = state.fusion.update(devices, replies[:, :-1])
         judge = state.info.counts["validation"][devices] > 0
         state.scores[devices[judge]] = replies[judge, -1]
         state.stale[devices] = False

@@ -80,7 +80,7 @@ class FPFCState:
         omega = self.pairs.omega
         return np.hstack([np.tile(self.shared, (len(omega), 1)), omega]) if self.shared.size else omega
 
-    def absorb(self, devices: Ints, models: Floats) -> Residuals:
+    def update(self, devices: Ints, models: Floats) -> Residuals:
         """Take in new models: pairs for what is fused, the weighted mean for what is shared."""
         cut = self.shared.size
         if cut:
@@ -89,7 +89,7 @@ class FPFCState:
             self.shared = ((1 - weight) * self.shared + weight * mean).astype(self.shared.dtype)
         self.moves[devices] = np.linalg.norm(models[:, cut:] - self.pairs.omega[devices], axis=1)
         self.heard[devices] += 1
-        return self.pairs.absorb(devices, models[:, cut:])
+        return self.pairs.update(devices, models[:, cut:])
 
     def pack(self) -> Arrays:
         return {**self.pairs.pack(), "shared": self.shared, "moves": self.moves, "heard": self.heard}
@@ -242,7 +242,7 @@ class BaseFPFC(Method[FPFCState]):
         return [Train(work, anchor=zeta, rho=self.rho, rows=self.rows, **trunk) for zeta in anchors]
 
     def update(self, state: FPFCState, devices: Ints, values: list[Floats]) -> Residuals | None:
-        return state.absorb(devices, np.stack(values)) if values else None
+        return state.update(devices, np.stack(values)) if values else None
 
     def models(self, state: FPFCState) -> Floats:
         return state.models
@@ -277,7 +277,7 @@ class BaseFPFC(Method[FPFCState]):
         guest = NewcomerPairs(known.models[:, cut:], w[cut:], method.penalty, self.rho)
         for k in range(FEW if work.batch else MEETINGS):
             w = yield Train(work.at(k + 1), anchor=guest.anchor(), rho=self.rho, rows=rows)
-            if guest.absorb(w[cut:]) <= STILL:
+            if guest.update(w[cut:]) <= STILL:
                 break
         near = guest.norms()
         nearest = int(near.argmin())

@@ -117,13 +117,13 @@ class BlockedState(FusionState):
         _pairs.rescale(np.empty((1, 0), self.s.dtype), self.s, self.r, self._where, ratio)  # the numbers alone
         self._rho = rho
         self._pieces = self._penalty.pieces(rho)
-        self.renew()
+        self.recompute_anchors()
 
     @property
     def nbytes(self) -> int:
         return int(sum(self._crew.every("nbytes"))) + self.s.nbytes + self.r.nbytes + self._where.nbytes
 
-    def absorb(self, devices: npt.ArrayLike, omegas: npt.ArrayLike) -> Residuals:
+    def update(self, devices: npt.ArrayLike, omegas: npt.ArrayLike) -> Residuals:
         active, new = self._sorted(devices, omegas)
         if not active.size:
             return Residuals(0.0, 0.0, 0.0)
@@ -220,15 +220,15 @@ class BlockedState(FusionState):
         if not warm:
             self._crew.every("give", added)
             self._where[added] = NEAR
-            self.renew()
+            self.recompute_anchors()
         return np.arange(before, self.m)
 
     def restart_pairs(self) -> None:
         self._crew.every("restart")
         self.s[:], self.r[:], self._where[:] = 1, 0, FAR
 
-    def renew(self) -> None:
-        self._crew.every("renew", self.s)
+    def recompute_anchors(self) -> None:
+        self._crew.every("recompute_sums", self.s)
 
     def _beyond(self, nu: float) -> bool:
         return not (self.r[self._where < 0] <= nu).any()

@@ -112,7 +112,7 @@ class CollapsingState(FusionState):
         held = sum(group.size for group in self._groups.values())
         return self._units.nbytes + held * self.d * self._duals.itemsize
 
-    def absorb(self, devices: npt.ArrayLike, omegas: npt.ArrayLike) -> Residuals:
+    def update(self, devices: npt.ArrayLike, omegas: npt.ArrayLike) -> Residuals:
         """Take new parameters; residuals are those of what is represented, and of groups against their means."""
         active, new = self._checked(devices, omegas)
         if not active.size:
@@ -121,7 +121,7 @@ class CollapsingState(FusionState):
         self.omega[active] = new
         touched = np.unique(self._unit[active])
         try:
-            found = self._units.absorb(touched, np.stack([self._mean(u) for u in touched]))
+            found = self._units.update(touched, np.stack([self._mean(u) for u in touched]))
         except FedfuseError:
             self.omega[active] = before
             raise
@@ -345,7 +345,7 @@ class CollapsingState(FusionState):
         arrays = {"near": near, "delta": vectors.astype(omega.dtype), "s": s, "r": r, "omega": omega}
         known = {**arrays, "sums": np.zeros((m, d)), "rho": np.array([self.rho])}
         state = FusionState.unpack(known, self.penalty, **self._options)
-        state.renew()
+        state.recompute_anchors()
         return state
 
     # -- the rest of the interface
@@ -366,8 +366,8 @@ class CollapsingState(FusionState):
         self._duals = np.zeros(self.omega.shape)
         self._enter(np.arange(self.m))
 
-    def renew(self) -> None:
-        self._units.renew()
+    def recompute_anchors(self) -> None:
+        self._units.recompute_anchors()
 
     def norms(self) -> Floats:
         return np.asarray(self._units.norms()[np.ix_(self._unit, self._unit)])

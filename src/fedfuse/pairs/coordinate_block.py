@@ -155,7 +155,7 @@ class CoordinateBlock:
         self.sums[:] = 0
         self._tidy()
 
-    def renew(self, s: Floats) -> None:
+    def recompute_sums(self, s: Floats) -> None:
         """Build all anchor sums anew from the vectors and these factors of all pairs."""
         s = np.array(s)
         pairs = Pairs(self._pool.rows, s, s, self._where, self.sums)

@@ -27,9 +27,9 @@ class NewcomerPairs:
         self._delta = np.zeros_like(self._old)
         self._s = np.ones(len(self._old))
         self.omega = self._old[0]
-        self.absorb(omega)
+        self.update(omega)
 
-    def absorb(self, omega: Floats) -> float:
+    def update(self, omega: Floats) -> float:
         """Take the newcomer's new parameters; return how far they have moved, relative to their size."""
         new = np.asarray(omega, dtype=np.float64)
         moved = float(np.linalg.norm(new - self.omega) / (np.linalg.norm(new) or 1.0))

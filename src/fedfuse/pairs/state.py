@@ -107,7 +107,7 @@ class FusionState:
     Examples
     --------
     >>> state = FusionState(np.zeros((3, 2)), penalties.SmoothedSCAD(0.5))
-    >>> _ = state.absorb([0, 1, 2], np.array([[1.0, 0.0], [1.0, 0.1], [9.0, 9.0]]))
+    >>> _ = state.update([0, 1, 2], np.array([[1.0, 0.0], [1.0, 0.1], [9.0, 9.0]]))
     >>> state.anchors([2]).round(3).tolist()
     [[9.0, 9.0]]
     """
@@ -197,7 +197,7 @@ class FusionState:
             _pairs.rescale(self._pool.rows, self.s, self.r, self._where, ratio)
         self._rho = rho
         self._pieces = self._penalty.pieces(rho)
-        self.renew()
+        self.recompute_anchors()
 
     @property
     def nbytes(self) -> int:
@@ -205,7 +205,7 @@ class FusionState:
         beside = 0 if self._beside is None else self._beside.nbytes
         return self._pool.nbytes + self.s.nbytes + self.r.nbytes + self._where.nbytes + beside
 
-    def absorb(self, devices: npt.ArrayLike, omegas: npt.ArrayLike) -> Residuals:
+    def update(self, devices: npt.ArrayLike, omegas: npt.ArrayLike) -> Residuals:
         """Take the new parameters of some devices and update every pair that has one of them."""
         active = np.array(devices, dtype=np.int64)
         new = np.asarray(omegas, dtype=self.omega.dtype, order="C")
@@ -216,15 +216,15 @@ class FusionState:
         if not active.size:
             return Residuals(0.0, 0.0, 0.0)
         if self._small:
-            way, size, primal, dual = self._absorb_plainly(active, new)
+            way, size, primal, dual = self._update_with_numpy(active, new)
         else:
-            way, size, primal, dual = self._absorb_compiled(active, new)
+            way, size, primal, dual = self._update_compiled(active, new)
         scale, meetings = sqrt(size / self.m) or 1.0, max(_meetings(self.m, active.size), 1)
         # a dual residual that is a difference may round below zero
         residuals = sqrt(primal / meetings), sqrt(max(dual, 0.0) / meetings), sqrt(way / active.size)
         return Residuals(*(residual / scale for residual in residuals))
 
-    def _absorb_plainly(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
+    def _update_with_numpy(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
         """Return squared lengths: of what devices have moved by, of all parameters, of primal and dual residuals."""
         if np.unique(active).size < active.size or not 0 <= active.min() <= active.max() < self.m:
             raise unknown_device(active, self.m)
@@ -243,8 +243,8 @@ class FusionState:
     def _shrunk(self, norms: Floats) -> Floats:
         return self.penalty.shrink(norms, self.rho)
 
-    def _absorb_compiled(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
-        """As `_absorb_plainly`."""
+    def _update_compiled(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
+        """As `_update_with_numpy`."""
         if np.may_share_memory(new, self.omega):
             new = new.copy()
         # chunks by sizes alone, so that the number of threads does not change results
@@ -292,7 +292,7 @@ class FusionState:
         if not warm:
             self._where[known:] = self._pool.take(pairs - known)
             self._pool.rows[self._where[known:]] = 0
-            self.renew()
+            self.recompute_anchors()
         return np.arange(before, self.m)
 
     def restart_pairs(self) -> None:
@@ -315,7 +315,7 @@ class FusionState:
             return self.r.size
         return screening.lower_bounds(self.omega, self.r, self._reach)
 
-    def renew(self) -> None:
+    def recompute_anchors(self) -> None:
         """Build all anchor sums anew from the stored pairs."""
         if self._small:
             numpy_state.total_sums(self._all, self.omega)

@@ -246,4 +246,4 @@ def _lambdas(grid: Any, start: Floats) -> Floats:
 def _iterate(state: FusionState, solve: Solve, rounds: int, tol: float) -> bool:
     """Run full rounds until nothing moves; say whether that was reached."""
     everyone = np.arange(state.m)
-    return any(state.absorb(everyone, solve(state.anchors(everyone))).largest <= tol for _ in range(rounds))
+    return any(state.update(everyone, solve(state.anchors(everyone))).largest <= tol for _ in range(rounds))
