@@ -285,7 +285,7 @@ def without_first():
     """What comes out if device 0 never answers."""
     federation = planted(m=6)
 
-    class Deaf(ff.engine.EngineWrapper):
+    class Deaf(ff.engines.EngineWrapper):
         def collect(self, patience=None):
             return [r for r in self.inner.collect() if r.device != 0 or r.round < 0]
 

@@ -29,13 +29,14 @@ ORDER = """
 import sys; sys.path.insert(0, {tests!r})
 import numpy as np
 from fedfuse.flower import client_app
-from fedfuse.flower.messages import Letter, Memory, hello, read_answer, write_letter
-from fedfuse.protocol.tasks import Moments, Order, Train, Work
+from fedfuse.flower.messages import DeviceMemory, Letter, hello, read_answer, write_letter
+from fedfuse.protocol.tasks import Order, SendMoments, Train
+from fedfuse.protocol.local_work import Work
 from support.local_grid import LocalGrid
 
 X = np.linspace(0, 1, 40).reshape(20, 2)
 grid = LocalGrid(client_app(lambda name, config: (X, X[:, 0])), 1)
-letter = Letter(Order(0, 0, {task}), "t.0", {{"seed": 0, "dtype": "float32", "classes": []}}, Memory(np.zeros(3)))
+letter = Letter(Order(0, 0, {task}), "t.0", {{"seed": 0, "dtype": "float32", "classes": []}}, DeviceMemory(np.zeros(3)))
 for message in (hello(1000, 60.0), write_letter(letter, 1000, 60.0)):
     (number,) = grid.push_messages([message])
     (answer,) = grid.pull_messages([number])
@@ -43,7 +44,7 @@ for message in (hello(1000, 60.0), write_letter(letter, 1000, 60.0)):
 """
 
 
-@pytest.mark.parametrize(("task", "needs"), [("Moments(3)", set()), ("Train(Work())", set())], ids=["moments", "train"])
+@pytest.mark.parametrize(("task", "needs"), [("SendMoments(3)", set()), ("Train(Work())", set())], ids=["moments", "train"])
 def test_orders_import_what_they_compute_with(task, needs, request):
-    tests = str(request.path.parent)
+    tests = str(request.path.parents[1])
     assert set(loaded_after(ORDER.format(tests=tests, task=task))) <= needs
