@@ -29,7 +29,7 @@ import pandas as pd
 import fedfuse as ff
 from fedfuse.data.catalog import load
 from fedfuse.engines.attacks import draw_liars
-from fedfuse.training.options import preset
+from fedfuse.training.presets import preset
 
 ATTACKS = ("same-value", "sign-flip", "gaussian")
 TODAY = ("label-flip", "little", "inner-product", "replacement")

@@ -1,7 +1,7 @@
 """Write the reference of the command line, from the code: ``python docs/make_cli.py [another file]``.
 
-Commands and options are those of `fedfuse.cli`; what ``--set`` takes is in `training.options.KEYS`, and what each key means in
-the docstrings of the classes whose fields they are.
+Commands and options are those of `fedfuse.cli`. The keys of ``--set`` are fields of classes (`training.options.keys`),
+whose docstrings say what each means.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from fedfuse import Settings, Work
 from fedfuse.cli import app
 from fedfuse.engines import distributions
 from fedfuse.engines.attacks import Attack
-from fedfuse.engines.factory import Engine
+from fedfuse.engines.factory import EngineSpec
 from fedfuse.methods.registry import METHODS
 from fedfuse.protocol.local_work import SCHEDULES
-from fedfuse.training.options import KEYS, setting_names
+from fedfuse.training.options import keys, setting_names
 
 PAGE = Path(__file__).parent / "cli.md"
-# the one key that is no field of anything
-PRESET = "Defaults of the data set: ``usual``, or ``paper`` for what the paper's tables were made with."
+KEYS = keys()
+# The one key that is not a field of a class.
+PRESET = "Defaults of the data set: ``usual``, or ``paper`` for those of the paper's tables."
 HEAD = """\
 # Command line
 
-What each command takes, and all keys of `--set`. `fedfuse COMMAND --help` says the same in the terminal. This page is
-made from the code by `python docs/make_cli.py`.
+All commands with their options, and all keys of `--set`. `fedfuse COMMAND --help` shows the same in the terminal. This
+page is generated from the code by `python docs/make_cli.py`.
 """
 KEYS_HEAD = """\
 ## Keys of `--set`
@@ -58,13 +59,14 @@ def page() -> str:
 
 
 def _values() -> str:
-    """Write what may stand for a number, a law of time and an attack."""
+    """Write what may stand for a number, a distribution of seconds and an attack."""
+    seconds = _plain((distributions.__doc__ or "").partition("\n\n")[2])
     schedules = [f"| `{_call(kind)}` | {_plain(_first_line(kind))} |" for kind in SCHEDULES]
     attacks = ", ".join(f"`{name}`" for name in get_args(Attack))
     return (
         "### Schedules\n\nThey may stand for the number in `steps`, the first two also in `lr`.\n\n"
         "| schedule | meaning |\n| --- | --- |\n" + "\n".join(schedules) + "\n\n"
-        f"### Laws of time\n\nFor `delay` and `compute`: {_plain((distributions.__doc__ or '').partition(chr(10) * 2)[2])}\n\n"
+        f"### Distributions of seconds\n\nFor `delay` and `compute`: {seconds}\n\n"
         f"### Attacks\n\n{attacks}.\n"
     )
 
@@ -86,15 +88,15 @@ def meaning(key: str) -> str:
         if words := _words(kind, key):
             found.setdefault(words, []).append(whose)
     # "see Refit" is of no use beside what Refit says
-    full = {words: whose for words, whose in found.items() if "see `methods." not in words} or found
+    full = {words: whose for words, whose in found.items() if "see `grouping." not in words} or found
     if len(full) == 1:
         return next(iter(full))
     return " ".join(f"{', '.join(whose)}: {words}" for words, whose in full.items())
 
 
 def _owners(key: str) -> dict[str, Any]:
-    rooms = {"work": {"": Work}, "settings": {"": Settings}, "engine": {"": Engine}}
-    return rooms.get(KEYS[key].room) or {name: kind for name, kind in METHODS.items() if key in setting_names(name)}
+    owners = {"work": {"": Work}, "settings": {"": Settings}, "engine": {"": EngineSpec}}
+    return owners.get(KEYS[key].part) or {name: kind for name, kind in METHODS.items() if key in setting_names(name)}
 
 
 @cache
@@ -161,7 +163,7 @@ def _keys(names: list[str]) -> str:
 
 
 def _methods(key: str) -> str:
-    owners = _owners(key) if KEYS[key].room == "method" else METHODS
+    owners = _owners(key) if KEYS[key].part == "method" else METHODS
     return "all" if len(owners) == len(METHODS) else ", ".join(owners)
 
 

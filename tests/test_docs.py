@@ -79,9 +79,9 @@ def reference():
 
 
 def test_every_key_has_a_meaning(reference):
-    from fedfuse.training.options import KEYS
+    from fedfuse.training.options import keys
 
-    assert [key for key in KEYS if not reference.meaning(key)] == []
+    assert [key for key in keys() if not reference.meaning(key)] == []
 
 
 def test_the_page_of_the_command_line_is_up_to_date(reference):

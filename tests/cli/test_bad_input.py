@@ -235,7 +235,7 @@ def not_as_written(fedfuse, *words):
 )
 def test_files_of_other_types(fedfuse, damaged, file, change):
     """JSON that somebody has edited ends in one line, whatever it says now."""
-    not_as_written(fedfuse, "report", damaged(file, *change), "--no-yardsticks")
+    not_as_written(fedfuse, "report", damaged(file, *change), "--no-baselines")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_a_damaged_picture_is_left_out(fedfuse, finished, here):
     """Pictures are for the page alone: a run with a bad one is a good run."""
     shutil.copytree(finished, here / "run")
     (here / "run" / "snapshots.npz").write_bytes((finished / "snapshots.npz").read_bytes()[:100])
-    for words in (("resume", "run", "--json"), ("report", "run", "--no-yardsticks")):
+    for words in (("resume", "run", "--json"), ("report", "run", "--no-baselines")):
         status, _, err = fedfuse(*words)
         assert status == 0, err
         assert "note: a picture is left out:" in err

@@ -21,7 +21,8 @@ from fedfuse.protocol.local_work import Work
 from fedfuse.report.terminal import ProgressBar
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import Store
-from fedfuse.training.options import KEYS, build_method, parse_options, preset
+from fedfuse.training.options import build_method, keys, parse_options
+from fedfuse.training.presets import preset
 from fedfuse.utils.files import read_arrays, write_arrays
 
 CONTRACT = {
@@ -32,7 +33,7 @@ COMMAND = [sys.executable, "-m", "fedfuse"]
 
 
 TABLE = ["--device", "site", "--target"]
-QUICK = ["--lam", "0.3", "--rounds", "200", "--no-yardsticks"]
+QUICK = ["--lam", "0.3", "--rounds", "200", "--no-baselines"]
 
 
 # ------------------------------------------------------------------------------------------- good input
@@ -135,7 +136,7 @@ def test_notes_are_shown_once_and_on_standard_error(fedfuse, tables):
 
 
 def test_a_run_on_synthetic_data(fedfuse):
-    words = ["--rounds", "2", "--method", "fpfc-l1", "--no-yardsticks"]
+    words = ["--rounds", "2", "--method", "fpfc-l1", "--no-baselines"]
     status, out, _ = fedfuse("run", "synthetic:S4", *words, "--lam", "0.6", "--set", "refit=no")
     assert status == 0
     assert out.startswith("50 devices in 1 group (agreement with the truth: ARI 1.000)\nstopped after 2 rounds")
@@ -219,17 +220,17 @@ def test_housing_and_body_fat(fedfuse):
 
 
 def test_many_groups_are_cut_short(fedfuse, tables):
-    status, out, _ = fedfuse("run", "stay.csv", *TABLE, "stay", "--lam", "0", "--rounds", "3", "--no-yardsticks")
+    status, out, _ = fedfuse("run", "stay.csv", *TABLE, "stay", "--lam", "0", "--rounds", "3", "--no-baselines")
     assert status == 0
     assert "10 devices in 10 groups" in out
     frame = pd.concat([tables.assign(site=tables["site"] + 10 * k) for k in range(2)])
     frame.drop(columns="outcome").to_csv("more.csv", index=False)
-    out = fedfuse("run", "more.csv", *TABLE, "stay", "--lam", "0", "--rounds", "3", "--no-yardsticks")[1]
+    out = fedfuse("run", "more.csv", *TABLE, "stay", "--lam", "0", "--rounds", "3", "--no-baselines")[1]
     assert "8 more groups, in labels.csv" in out
 
 
 def test_diverging_training_is_explained(fedfuse, tables):
-    words = ["--lam", "0.6", "--set", "solver=gd", "--set", "lr=1000", "--rounds", "3", "--no-yardsticks"]
+    words = ["--lam", "0.6", "--set", "solver=gd", "--set", "lr=1000", "--rounds", "3", "--no-baselines"]
     with np.errstate(over="ignore", invalid="ignore"):
         status, out, _ = fedfuse("run", "stay.csv", *TABLE, "stay", *words)
     assert status == 0
@@ -238,7 +239,7 @@ def test_diverging_training_is_explained(fedfuse, tables):
 
 
 def test_trouble_that_was_asked_for_is_not_explained_away(fedfuse, tables):
-    words = ["--lam", "0.6", "--rounds", "20", "--no-yardsticks", "--set", "lossy=late:0.3,twice:0.3,nan:0.2"]
+    words = ["--lam", "0.6", "--rounds", "20", "--no-baselines", "--set", "lossy=late:0.3,twice:0.3,nan:0.2"]
     out = fedfuse("run", "stay.csv", *TABLE, "stay", *words)[1]
     assert "refused: not finite" in out
     assert "refused: came after its round was over" in out
@@ -648,7 +649,7 @@ def test_tables_that_cannot_be_predicted(trained, refused, tables):
 
 
 def test_a_run_without_a_table_cannot_predict(fedfuse, refused, tables):
-    fedfuse("run", "synthetic:S4", "--rounds", "1", "--no-yardsticks", "--out", "run")
+    fedfuse("run", "synthetic:S4", "--rounds", "1", "--no-baselines", "--out", "run")
     assert "was not trained on a table" in refused("predict", "run", "stay.csv")
 
 
@@ -706,7 +707,7 @@ def test_every_key_reaches_its_place():
         "memory": "4GB", "spill": "pairs", "backend": "threads", "blocks": "3",
         "collapse": "20",
     }  # fmt: skip
-    assert set(texts) | set(OTHERS) == set(KEYS)
+    assert set(texts) | set(OTHERS) == set(keys())
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
     assert options.preset == {"preset": "paper"}
     assert options.method.pop("alpha") == 0.5

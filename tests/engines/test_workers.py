@@ -345,7 +345,7 @@ def test_bad_choices_are_refused_before_anything_starts():
 # ------------------------------------------------------------------------------ what is left behind
 
 RUN = [
-    "run", "synthetic:S4", "--lam", "0.6", "--rounds", "1000000", "--engine", "workers", "--no-yardsticks",
+    "run", "synthetic:S4", "--lam", "0.6", "--rounds", "1000000", "--engine", "workers", "--no-baselines",
     "--set", "workers=2", "--set", "tol=0", "--set", "checkpoint_every=1",
 ]  # fmt: skip
 

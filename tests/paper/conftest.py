@@ -7,7 +7,7 @@ import pytest
 from fedfuse.paper import setup
 from fedfuse.paper.runner import cache
 from fedfuse.paper.setup import SCALES, PaperSetup, Scale
-from fedfuse.training.options import GROUPS
+from fedfuse.training.presets import GROUPS
 
 DEVICES = {
     "synthetic:S1": "synthetic:3,3", "synthetic:S2": "synthetic:2,4", "synthetic:S3": "synthetic:4,4",

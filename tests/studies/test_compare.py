@@ -21,7 +21,8 @@ from fedfuse.studies.comparison import Comparison
 from fedfuse.studies.comparison_request import seeds_of
 from fedfuse.studies.jobs import Watcher, alone_in
 from fedfuse.studies.significance import holm, wilcoxon_p
-from fedfuse.training.options import build, options_by_method, parse_options, preset
+from fedfuse.training.options import build, options_by_method, parse_options
+from fedfuse.training.presets import preset
 from support.planted import planted, visits
 
 EXACT = Work(solver="exact")

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from fedfuse._version import __version__
+from fedfuse.cli.arguments import Command, Opt
+from fedfuse.cli.console import INTERRUPTED_STATUS, fail, notes
 from fedfuse.cli.data_commands import data_fetch, data_list, flower_new
-from fedfuse.cli.notices import INTERRUPTED, fail, notes
-from fedfuse.cli.parameters import Command, Opt
 from fedfuse.cli.result_commands import export, join, predict, report, watch
 from fedfuse.cli.run_commands import resume, run, tune
 from fedfuse.cli.study_commands import bench, compare, paper, path, sweep
@@ -52,7 +52,7 @@ def main() -> None:
     gc.set_threshold(GARBAGE, *often[1:])
     try:
         # some versions of typer raise an interruption, others return its status
-        if app(prog_name="fedfuse", standalone_mode=False) == INTERRUPTED:
+        if app(prog_name="fedfuse", standalone_mode=False) == INTERRUPTED_STATUS:
             raise KeyboardInterrupt
         notes.show()
     except FedfuseError as error:
@@ -60,7 +60,7 @@ def main() -> None:
     except _UsageError as error:
         fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted", INTERRUPTED)
+        fail("interrupted", INTERRUPTED_STATUS)
     except BrokenPipeError:  # the reader of our output has gone; nothing is wrong here
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except MemoryError as error:
@@ -76,6 +76,7 @@ def main() -> None:
 def _as_typed(message: str) -> str:
     """Write Python's arguments as the command line has them: goal='regression' is --task regression."""
     written = re.sub(r"\b(goal|features|device|target)='([^']*)'", r"--\1 \2", message)
+    written = re.sub(r"\b(test|validation)=([\d.]+)", r"--\1 \2", written)
     return written.replace("--goal ", "--task ")
 
 

@@ -1,36 +1,162 @@
-"""From the words of a command to data, a method and its settings, and a directory."""
+"""Arguments and options that several commands share, and what they stand for."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from fedfuse.cli.notices import notes
+import typer
+from typer.core import TyperCommand
+
+from fedfuse.cli.console import notes
 from fedfuse.errors import FedfuseError
 from fedfuse.results.run_directory import Store
 
 if TYPE_CHECKING:
     from fedfuse.data.federation import Federation
+    from fedfuse.methods.method import Method
+
+Arg, Opt = typer.Argument, typer.Option
+
+
+class Command(TyperCommand):
+    """A command that keeps the help of its arguments, which some versions of typer lose with newer clicks."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        given = get_type_hints(self.callback, include_extras=True) if self.callback else {}
+        for parameter in self.params:
+            known = (getattr(note, "help", None) for note in getattr(given.get(parameter.name), "__metadata__", ()))
+            if not getattr(parameter, "help", None):
+                parameter.help = next(filter(None, known), None)
+
+
+def whole(text: str) -> int:
+    """Read a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from None
+
+
+def share(text: str) -> float:
+    """Read a share of rows."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1:
+        raise typer.BadParameter(f"{text!r} is not a share of at least 0 and below 1")
+    return number
+
+
+def place(text: str) -> Path:
+    """Read a directory to write to; an empty text is an error, though Python takes it for the current directory."""
+    if not text:
+        raise typer.BadParameter("'' is not a directory; give a name, or . for the current one")
+    return Path(text)
+
+
+_DATASET = "A name from 'fedfuse data list', synthetic:5,5,5,5 for group sizes, or a .csv or .parquet file."
+Dataset = Annotated[str, Arg(help=_DATASET)]
+Json = Annotated[bool, Opt("--json", help="Print the summary as one JSON object, and nothing else.")]
+DataDir = Annotated[Path | None, Opt(help="Directory of the data files (default: $FEDFUSE_DATA).")]
+Seed = Annotated[int, Opt(parser=whole, metavar="N", help="Seed of every random draw.")]
+Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
+Engine = Annotated[str, Opt(help="Where devices compute: inprocess, workers (processes) or flower.")]
+Out = Annotated[
+    Path | None, Opt(parser=place, metavar="PATH", help="A new directory for the run (default: below runs/).")
+]
+Set = Annotated[list[str], Opt("--set", help="key=value, e.g. steps=grow(20), mode=async, delay=uniform(0,20).")]
+Jobs = Annotated[int | None, Opt(parser=whole, metavar="N", help="Runs at a time (default: one per core).")]
+_ROUNDS = "Maximum number of rounds of a run (default: by data set and method, 500 for a table)."
+Rounds = Annotated[int | None, Opt(parser=whole, metavar="N", help=_ROUNDS)]
+Plot = Annotated[Path | None, Opt(help="A picture to write (.png, .svg or .pdf).")]
+
+
+_TEST = "Share of each device's rows for the test; 0 for none (default: 0.2)."
+_VALIDATION = "Share of the remaining rows for validation; 0 for none (default: 0.2)."
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Options that say which data are meant, besides their name."""
+
+    features: Features = "uniform"
+    device: Annotated[str | None, Opt(help="Table: the column that names the device of a row.")] = None
+    target: Annotated[str | None, Opt(help="Table: the column to predict.")] = None
+    task: Annotated[str | None, Opt(help="Table: classification or regression (default: by the target).")] = None
+    test: Annotated[float | None, Opt(parser=share, metavar="SHARE", help=_TEST)] = None
+    validation: Annotated[float | None, Opt(parser=share, metavar="SHARE", help=_VALIDATION)] = None
+    data_dir: DataDir = None
+
+    def source(self) -> dict[str, Any]:
+        """Return what `data.catalog.load` takes besides name and seed."""
+        if self.task not in (None, "classification", "regression"):
+            raise FedfuseError(f"--task must be classification or regression, got {self.task!r}")
+        given = {"test": self.test, "validation": self.validation}
+        return {
+            "features": self.features, "device": self.device, "target": self.target, "goal": self.task,
+            "data_dir": str(self.data_dir.absolute()) if self.data_dir else None,
+            **{name: share for name, share in given.items() if share is not None},
+        }  # fmt: skip
+
+    def source_of(self, dataset: str, seed: int) -> dict[str, Any]:
+        """Return what finds the data now, and again when a run is resumed from another directory."""
+        from fedfuse.data.catalog import absolute
+
+        return {"dataset": absolute(dataset), "seed": seed, **self.source()}
+
+
+def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's parameter ``data`` by one option for each field of `DataOptions`."""
+    hints, shared = (get_type_hints(source, include_extras=True) for source in (command, DataOptions))
+    parameters = []
+    for own in inspect.signature(command).parameters.values():
+        known = [(f.name, f.default) for f in fields(DataOptions)] if own.name == "data" else [(own.name, own.default)]
+        for name, default in known:
+            hint = (hints | shared)[name]
+            parameters.append(inspect.Parameter(name, own.KEYWORD_ONLY, default=default, annotation=hint))
+
+    def called(**given: Any) -> None:
+        data = DataOptions(**{name: given.pop(name) for name in shared})
+        command(data=data, **given)
+
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
+
+def load_data(source: dict[str, Any]) -> Federation:
+    from fedfuse.data.catalog import load
+
+    federation = load(**source)
+    notes.show()
+    return federation
 
 
 def method_and_settings(
     dataset: str,
     method: str,
-    lam: float | Literal["auto"] | None,
+    lam: float | str | None,
     pairs: list[str],
     rounds: int | None,
     seed: int,
-    engine: str = "inprocess",
+    engine: str,
     model: str | None = None,
-) -> tuple[Any, dict[str, Any]]:
-    """Return the method, and what else `fit` is told by the options; all of it looked at."""
+) -> tuple[Method[Any], dict[str, Any]]:
+    """Return the method, and what else the options tell `fit`; all of it checked."""
     from fedfuse.engines import EngineSpec
     from fedfuse.models import is_network
     from fedfuse.training.conditions import check_mode
     from fedfuse.training.options import build, parse_options
     from fedfuse.training.settings import Settings
 
-    options = parse_options(pairs)
+    options = parse_options(pairs, method)
     refuse_rounds_twice(rounds, pairs)
     chosen, settings = build(dataset, method, options, lam, network=model is not None and is_network(model))
     settings["seed"] = seed
@@ -42,47 +168,63 @@ def method_and_settings(
 
 
 def refuse_rounds_twice(rounds: int | None, pairs: list[str]) -> None:
-    """Refuse --rounds beside --set rounds; fedavg.rounds=5 for one of many methods may stand beside it."""
+    """Refuse --rounds beside --set rounds; fedavg.rounds=5 for one of several methods is allowed."""
     from fedfuse.training.options import common_words
 
     if rounds is not None and "rounds" in common_words(pairs):
-        raise FedfuseError(f"--set rounds is one limit too many: --rounds {rounds} is given; leave one of them out")
+        raise FedfuseError(f"rounds are given twice: by --set rounds and by --rounds {rounds}; leave one out")
 
 
-def source_of(
-    dataset: str,
-    features: str,
-    device: str | None,
-    target: str | None,
-    task: str | None,
-    seed: int,
-    data_dir: Path | None,
-) -> dict[str, Any]:
-    """Return what `data.catalog.load` needs to find the data, now and when a run is resumed."""
-    from fedfuse.data.catalog import absolute
+def read_grid(text: str) -> list[float]:
+    """Read the lambdas of ``--grid``.
 
-    return {
-        "dataset": absolute(dataset), "features": features, "device": device, "target": target, "goal": goal_of(task),
-        "seed": seed, "data_dir": str(data_dir.absolute()) if data_dir else None,
-    }  # fmt: skip
+    >>> read_grid("0, 0.5,1")
+    [0.0, 0.5, 1.0]
+    """
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise FedfuseError(f"--grid takes increasing numbers separated by commas, got {text!r}") from None
 
 
-def goal_of(task: str | None) -> str | None:
-    if task not in (None, "classification", "regression"):
-        raise FedfuseError(f"--task must be classification or regression, got {task!r}")
-    return task
+def read_candidates(text: str, method: str) -> list[dict[str, Any]]:
+    """Read the ``--grid`` of a method with other settings than lambda: candidates separated by semicolons.
+
+    >>> read_candidates("eps1=0.1, eps2=0.2; eps1=0.5, eps2=1", "cfl")
+    [{'eps1': 0.1, 'eps2': 0.2}, {'eps1': 0.5, 'eps2': 1.0}]
+    """
+    from fedfuse.training.options import parse_options
+
+    words = [candidate.split(",") for candidate in text.split(";") if candidate.strip()]
+    named = all("=" in word for candidate in words for word in candidate)
+    try:
+        candidates = [parse_options(candidate, method).method for candidate in words] if named else []
+    except FedfuseError as problem:
+        raise FedfuseError(str(problem).replace("--set", "--grid", 1)) from None
+    if not candidates or not all(candidates):
+        raise FedfuseError(f"--grid takes candidates such as eps1=0.1,eps2=0.2;eps1=0.5,eps2=1, got {text!r}")
+    return candidates
 
 
-def load_from(source: dict[str, Any]) -> Federation:
-    from fedfuse.data.catalog import load
+def read_seeds(text: str) -> list[int]:
+    """Read ``--seeds``: how many, counted from 0, or which, separated by commas.
 
-    federation = load(**source)
-    notes.show()
-    return federation
+    >>> read_seeds("3"), read_seeds("0,5,7"), read_seeds("5,")
+    ([0, 1, 2], [0, 5, 7], [5])
+    """
+    takes = "--seeds takes how many (at least 1) or which (0,5,7; a single one: 5,)"
+    try:
+        numbers = [int(word) for word in text.removesuffix(",").split(",")]
+    except ValueError:
+        raise FedfuseError(f"{takes}, got {text!r}") from None
+    if "," not in text and numbers[0] < 1:
+        raise FedfuseError(f"{takes}, got {text!r}")
+    return numbers if "," in text else list(range(numbers[0]))
 
 
-def free_directory(out: Path | None, dataset: str, method: str, seed: int) -> Path:
-    directory = out or next_directory(dataset, f"{method}-seed{seed}")
+def free_directory(out: Path | None, dataset: str, what: str) -> Path:
+    """Return the directory to write to: the one asked for, which must hold no run, or the next below runs/."""
+    directory = out or next_directory(dataset, what)
     Store(directory).check_free()
     return directory
 

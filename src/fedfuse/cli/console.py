@@ -1,17 +1,24 @@
-"""Where commands write: answers to standard output, what is under way to standard error."""
+"""Consoles: answers on standard output; progress, notes and errors on standard error."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
+import typer
 from rich.console import Console
 
-PAGE = 160  # columns of a file or a pipe, which have no edge at which a table would have to be cut
+from fedfuse.utils.files import without_nan
+
+PIPE_WIDTH = 160  # Columns of a file or a pipe, where no table needs to be cut.
+INTERRUPTED_STATUS = 130
 
 
 class Lines(Console):
-    """A console for lines that are printed as they are: paths and names are no markup, and nothing is broken in two."""
+    """Print lines verbatim: no markup in paths and names, no wrapping."""
 
     def say(self, text: object, style: str | None = None) -> None:
         """Print a line."""
@@ -24,4 +31,41 @@ class Answers(Lines):
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
         if not self.is_terminal and "COLUMNS" not in os.environ and "width" not in how:
-            self.width = PAGE
+            self.width = PIPE_WIDTH
+
+
+console = Lines(stderr=True)
+
+
+class Notes(logging.Handler):
+    """Hold back the library's warnings until the work has succeeded, so that an error stands alone."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._shown: dict[str, bool] = {}  # Many runs on the same data warn of the same things.
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._shown.setdefault(record.getMessage(), False)
+
+    def show(self) -> None:
+        for line, shown in self._shown.items():
+            if not shown:
+                console.say("note: " + line, "yellow")
+        self._shown = dict.fromkeys(self._shown, True)
+
+    def forget(self) -> None:
+        self._shown.clear()
+
+
+notes = Notes()
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON object on a line; NaN becomes null."""
+    typer.echo(json.dumps(without_nan(data)))
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """End the command with one line on standard error."""
+    print("fedfuse: " + " ".join(message.split()), file=sys.stderr)  # one line at any width
+    raise SystemExit(status)

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedfuse.cli.console import Answers
-from fedfuse.cli.notices import console
-from fedfuse.cli.parameters import Arg, DataDir
+from fedfuse.cli.arguments import Arg, DataDir
+from fedfuse.cli.console import Answers, console
 
 
 def data_list(data_dir: DataDir = None) -> None:

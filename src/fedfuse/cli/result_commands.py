@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from fedfuse.cli.after_run import write_page
-from fedfuse.cli.arguments import load_from, source_of
-from fedfuse.cli.console import Answers
-from fedfuse.cli.notices import console
-from fedfuse.cli.parameters import Arg, DataDir, Features, Json, Opt, whole
+from fedfuse.cli.arguments import Arg, DataDir, DataOptions, Features, Json, Opt, load_data, whole
+from fedfuse.cli.console import Answers, console, print_json
+from fedfuse.cli.display import write_page
 from fedfuse.errors import FedfuseError
-from fedfuse.utils.files import atomic_write, without_nan
+from fedfuse.utils.files import atomic_write
 
 if TYPE_CHECKING:
     from fedfuse.training.newcomer_rows import Arrivals
@@ -106,7 +101,7 @@ def join(
     path = Path(newcomers).expanduser()
     if path.suffix.lower() not in (".csv", ".parquet"):
         number = result.seed if seed is None else seed
-        given = load_from(source_of(newcomers, features, None, None, None, number, data_dir))
+        given = load_data(DataOptions(features, data_dir=data_dir).source_of(newcomers, number))
         _show_newcomers(_noted(admit(result, given), directory), json_)
         return
     arrived = from_table(result, read_table(path), seed=result.seed)
@@ -170,7 +165,7 @@ def _noted(joined: Newcomers, directory: Path) -> Newcomers:
 
 def _show_newcomers(joined: Newcomers, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(without_nan(joined.summary())))
+        print_json(joined.summary())
         return
     from fedfuse.report.terminal import show_newcomers
 

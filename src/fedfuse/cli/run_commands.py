@@ -5,26 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedfuse.cli.after_run import compare_and_show, show_tuned, train_and_show, trained
-from fedfuse.cli.arguments import free_directory, load_from, method_and_settings, source_of
-from fedfuse.cli.parameters import (
-    ROUNDS,
+from fedfuse.cli.arguments import (
     Arg,
-    DataDir,
+    DataOptions,
     Dataset,
-    Device,
-    Features,
+    Engine,
     Json,
     Opt,
     Out,
-    Page,
-    Place,
+    Plot,
+    Rounds,
     Seed,
     Set,
-    Target,
-    Task,
-    whole,
+    free_directory,
+    load_data,
+    method_and_settings,
+    read_candidates,
+    read_grid,
+    with_data_options,
 )
+from fedfuse.cli.display import compare_and_show, show_tuned, train_and_show, train_with_progress
 
 if TYPE_CHECKING:
     from fedfuse.results.result import Result
@@ -32,39 +32,39 @@ if TYPE_CHECKING:
     from fedfuse.training.loop import Callback
 
 
+@with_data_options
 def run(
     dataset: Dataset,
+    *,
     method: Annotated[
         str, Opt(help="fpfc, fpfc-l1, local, fedavg, fedasync, lg-fedavg, per-fedavg, ifca, cfl, pacfl or oracle.")
     ] = "fpfc",
     lam: Annotated[
         str | None, Opt(help="Strength of the penalty, or auto: groups are found without it (default: auto).")
     ] = None,
-    rounds: Annotated[int | None, Opt(parser=whole, metavar="N", help=f"At most so many rounds {ROUNDS}.")] = None,
+    rounds: Rounds = None,
     seed: Seed = 0,
-    features: Features = "uniform",
-    device: Device = None,
-    target: Target = None,
-    task: Task = None,
+    data: DataOptions,
     model: Annotated[str | None, Opt(help="softmax, linear, cnn or mlp (default: by target; images: cnn).")] = None,
-    engine: Place = "inprocess",
+    engine: Engine = "inprocess",
     out: Out = None,
     set_: Set = [],  # noqa: B006
     baselines: Annotated[bool, Opt(help="Compare with local and pooled models.")] = True,
-    report: Page = None,
-    data_dir: DataDir = None,
+    report: Annotated[
+        bool | None, Opt("--report/--no-report", help="Write report.html (default: unless --json).")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Train on a data set and show which devices belong together."""
     from fedfuse.training.fit import fit
     from fedfuse.training.options import read_lambda
 
-    # first look at all that can be wrong, then load, and only then write
+    # Check everything first, then load, and write last.
     strength = None if lam is None else read_lambda(lam)
     chosen, settings = method_and_settings(dataset, method, strength, set_, rounds, seed, engine, model)
-    directory = free_directory(out, dataset, method, seed)
-    source = source_of(dataset, features, device, target, task, seed, data_dir)
-    federation = load_from(source)
+    directory = free_directory(out, dataset, f"{method}-seed{seed}")
+    source = data.source_of(dataset, seed)
+    federation = load_data(source)
 
     def train(callbacks: list[Callback]) -> Result:
         named: dict[str, Any] = {"dataset": dataset, "source": source}
@@ -73,8 +73,10 @@ def run(
     train_and_show(train, directory, json_, federation if baselines else None, report)
 
 
+@with_data_options
 def tune(
     dataset: Dataset,
+    *,
     strategy: Annotated[str | None, Opt(help="For lambda: warmup (default) or separate.")] = None,
     grid: Annotated[
         str | None, Opt(help="Lambdas, 0,0.5,1, or other settings, eps1=0.1,eps2=0.2;eps1=0.5,eps2=1.")
@@ -83,42 +85,39 @@ def tune(
     rounds: Annotated[int | None, Opt(help="At most so many for each lambda (separate), or in all (warmup).")] = None,
     cap: Annotated[int | None, Opt(help="At most so many rounds for one lambda (warmup) or other candidate.")] = None,
     seed: Seed = 0,
-    features: Features = "uniform",
-    device: Device = None,
-    target: Target = None,
-    task: Task = None,
-    engine: Place = "inprocess",
+    data: DataOptions,
+    engine: Engine = "inprocess",
     out: Out = None,
     set_: Set = [],  # noqa: B006
-    plot: Annotated[Path | None, Opt(help="A picture of the tuning (.png, .svg or .pdf).")] = None,
-    data_dir: DataDir = None,
+    plot: Plot = None,
     json_: Json = False,
 ) -> None:
     """Choose lambda, or the settings of another method, by validation rows, and train with them."""
     from fedfuse.methods.registry import method_called
     from fedfuse.report.plots import check_picture
     from fedfuse.studies.tune import check_tuning, is_searched, tune
-    from fedfuse.training.options import read_candidates, read_grid
 
     kind = method_called(method)
     searched, lam = is_searched(kind), 0.0 if hasattr(kind, "lam") else None
-    candidates: Any = None if grid is None else (read_candidates if searched else read_grid)(grid)
+    candidates: Any = None
+    if grid is not None:
+        candidates = read_candidates(grid, method) if searched else read_grid(grid)
     chosen, settings = method_and_settings(dataset, method, lam, set_, rounds, seed, engine)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
     check_tuning(chosen, strategy, candidates, dataset=dataset, **limits)
     if plot:
         check_picture(plot)
     way = "search" if searched else strategy or "warmup"
-    directory = free_directory(out, dataset, f"tune-{way}-{method}", seed)
-    source = source_of(dataset, features, device, target, task, seed, data_dir)
-    federation = load_from(source)
+    directory = free_directory(out, dataset, f"tune-{way}-{method}-seed{seed}")
+    source = data.source_of(dataset, seed)
+    federation = load_data(source)
     named: dict[str, Any] = {"dataset": dataset, "source": source, **limits}
 
     def train(callbacks: list[Callback]) -> Tuning:
         how: Any = strategy
         return tune(federation, chosen, how, candidates, out=directory, callbacks=callbacks, **named, **settings)
 
-    show_tuned(trained(train, directory), directory, json_, plot)
+    show_tuned(train_with_progress(train, directory), directory, json_, plot)
 
 
 def resume(
@@ -133,7 +132,7 @@ def resume(
     from fedfuse.training.fit import resume as go_on
 
     if engine is not None:
-        EngineSpec(engine)  # looks at the name, also where nothing is left to compute
+        EngineSpec(engine)  # checks the name even if nothing is left to compute
     if is_comparison(directory):
         compare_and_show(lambda watcher: resume_comparison(directory, None, watcher), directory, json_)
         return
@@ -144,6 +143,6 @@ def resume(
     if not is_tuning(directory):
         train_and_show(train, directory, json_, None, None)
         return
-    tuning = Tuning.of(trained(train, directory))
+    tuning = Tuning.of(train_with_progress(train, directory))
     tuning.save(directory)
     show_tuned(tuning, directory, json_, None)

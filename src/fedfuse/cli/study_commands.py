@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from fedfuse.cli.after_run import compare_and_show
-from fedfuse.cli.arguments import goal_of, load_from, next_directory, refuse_rounds_twice, source_of
-from fedfuse.cli.console import Answers
-from fedfuse.cli.notices import INTERRUPTED, console, fail
-from fedfuse.cli.parameters import (
+from fedfuse.cli.arguments import (
     Arg,
     DataDir,
+    DataOptions,
     Dataset,
-    Device,
-    Features,
     Jobs,
     Json,
     Opt,
+    Plot,
     Rounds,
     Seed,
     Set,
-    Target,
-    Task,
+    load_data,
+    next_directory,
     place,
+    read_grid,
+    read_seeds,
+    refuse_rounds_twice,
+    with_data_options,
 )
+from fedfuse.cli.console import INTERRUPTED_STATUS, Answers, console, fail
+from fedfuse.cli.display import compare_and_show
 from fedfuse.errors import FedfuseError
 
 if TYPE_CHECKING:
@@ -32,32 +34,28 @@ if TYPE_CHECKING:
     from fedfuse.studies.jobs import Watcher
 
 
+@with_data_options
 def compare(
     dataset: Dataset,
+    *,
     methods: Annotated[str, Opt(help="all, or names with commas between them.")] = "all",
     seeds: Annotated[str, Opt(help="How many (3), or which (0,5,7).")] = "3",
     rounds: Rounds = None,
     jobs: Jobs = None,
-    features: Features = "uniform",
-    device: Device = None,
-    target: Target = None,
-    task: Task = None,
+    data: DataOptions,
     out: Annotated[
         Path | None, Opt(parser=place, metavar="PATH", help="A directory; an existing comparison is continued.")
     ] = None,
     set_: Annotated[list[str], Opt("--set", help="key=value or method.key=value, e.g. fpfc.lam=0.6.")] = [],  # noqa: B006
-    data_dir: DataDir = None,
     json_: Json = False,
 ) -> None:
     """Compare methods by mean and spread over seeds, with the same data for all."""
     from fedfuse.studies.compare import compare
-    from fedfuse.training.options import read_seeds
 
     numbers = read_seeds(seeds)
     refuse_rounds_twice(rounds, set_)
     directory = out or next_directory(dataset, "compare")
-    columns = {"device": device, "target": target, "goal": goal_of(task)}
-    source: dict[str, Any] = {"features": features, **columns, "data_dir": data_dir}
+    source = data.source()
 
     def work(watcher: Watcher) -> Comparison:
         return compare(
@@ -68,29 +66,26 @@ def compare(
     compare_and_show(work, directory, json_)
 
 
+@with_data_options
 def sweep(
     dataset: Dataset,
+    *,
     over: Annotated[str, Opt(help="A setting and its values, e.g. lam=0.1,0.2,0.4; or start=50 for random starts.")],
     method: Annotated[str, Opt(help="Names with commas between them.")] = "fpfc",
     seeds: Annotated[str, Opt(help="How many (1), or which (0,5,7).")] = "1",
     rounds: Rounds = None,
     jobs: Jobs = None,
-    features: Features = "uniform",
-    device: Device = None,
-    target: Target = None,
-    task: Task = None,
+    data: DataOptions,
     out: Annotated[
         Path | None, Opt(parser=place, metavar="PATH", help="A directory; an existing sweep is continued.")
     ] = None,
-    plot: Annotated[Path | None, Opt(help="A picture (.png, .svg or .pdf).")] = None,
+    plot: Plot = None,
     set_: Set = [],  # noqa: B006
-    data_dir: DataDir = None,
     json_: Json = False,
 ) -> None:
     """Show how much a setting matters: the same runs for each of its values, or from random starts."""
     from fedfuse.report.plots import check_picture, save_picture
     from fedfuse.studies.sweep import Over, sweep
-    from fedfuse.training.options import read_seeds
 
     key = Over.read(over).key
     if plot:
@@ -98,9 +93,7 @@ def sweep(
     numbers = read_seeds(seeds)
     refuse_rounds_twice(rounds, set_)
     directory = out or next_directory(dataset, f"sweep-{key}")
-    source: dict[str, Any] = {
-        "features": features, "device": device, "target": target, "goal": goal_of(task), "data_dir": data_dir,
-    }  # fmt: skip
+    source = data.source()
 
     def work(watcher: Watcher) -> Comparison:
         found = sweep(
@@ -114,22 +107,19 @@ def sweep(
     compare_and_show(work, directory, json_)
 
 
+@with_data_options
 def path(
+    *,
     out: Annotated[Path, Opt(help="The picture (.png, .svg or .pdf).")],
     dataset: Annotated[str | None, Arg(help="As for run; without it, the paper's toy example (its Figure 1).")] = None,
     penalty: Annotated[str, Opt(help="smoothed-scad, scad, mcp, l1 or l2.")] = "smoothed-scad",
     grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1 (default: from distances).")] = None,
     seed: Seed = 0,
-    features: Features = "uniform",
-    device: Device = None,
-    target: Target = None,
-    task: Task = None,
-    data_dir: DataDir = None,
+    data: DataOptions,
 ) -> None:
     """Draw how devices' models meet as lambda grows, each device's problem solved exactly."""
     from fedfuse.report.plots import check_picture, plot_figure1, save_picture
     from fedfuse.studies.solution_path import check_penalty, solution_path
-    from fedfuse.training.options import read_grid
 
     check_picture(out)
     check_penalty(penalty)
@@ -138,7 +128,7 @@ def path(
         with console.status("the toy example under four penalties …"):
             axes = plot_figure1()
     else:
-        federation = load_from(source_of(dataset, features, device, target, task, seed, data_dir))
+        federation = load_data(data.source_of(dataset, seed))
         with console.status("following the devices' models along lambda …"):
             found = solution_path(federation, penalty, lambdas)
         Answers().say(repr(found))
@@ -193,4 +183,4 @@ def paper(
     try:
         make(names, size, out, place, jobs, console, Answers())
     except KeyboardInterrupt:
-        fail("interrupted; the same command goes on where it was", INTERRUPTED)
+        fail("interrupted; the same command goes on where it was", INTERRUPTED_STATUS)

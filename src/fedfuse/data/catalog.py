@@ -16,7 +16,7 @@ from fedfuse.data.images import digits, fashion_mnist, mnist
 from fedfuse.data.synthetic import SCENARIOS, SIZES, FeatureLaw, synthetic
 from fedfuse.data.tables import federation_from_frame
 from fedfuse.errors import FedfuseError, guess
-from fedfuse.utils.files import check_fields
+from fedfuse.utils.files import NUMBER, check_fields
 
 _SYNTHETIC = "synthetic:"
 _HOUSING = "housing-bodyfat"
@@ -133,12 +133,14 @@ def load(
 SAVED = {"dataset": str, "features": str, "seed": int} | dict.fromkeys(
     ("device", "target", "goal", "data_dir"), (str, type(None))
 )
+SHARES = {"test": NUMBER, "validation": NUMBER}  # Saved where they were given.
 
 
 def load_again(source: Any, where: object) -> Federation:
     """Load what a file of a run directory says that the data were."""
     known = check_fields(source, SAVED, f"the source in {where}")
-    return load(**{name: known[name] for name in SAVED})
+    check_fields(source, SHARES, f"the source in {where}", whole=False)
+    return load(**{name: known[name] for name in (*SAVED, *SHARES) if name in known})
 
 
 def absolute(dataset: str) -> str:

@@ -220,7 +220,7 @@ def check_counts(counts: Ints, names: Sequence[str], test: float, validation: fl
     parts = ["training"] + ["validation"] * (validation > 0) + ["test"] * (test > 0)
     advice = "give them more rows or drop them"
     if least > 1:
-        advice += "; with test=0 or validation=0 fewer are needed"
+        advice += "; fewer are needed with test=0 or validation=0"
     raise FedfuseError(
         f"too few rows on {len(short)} of {len(counts)} devices: {who}{more}; "
         f"each needs at least {least} ({', '.join(parts)}): {advice}"

@@ -93,11 +93,11 @@ def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
     lam = str(config.get("lam", ""))
     words = shlex.split(str(config.get("set", "")))
     defaults = {"checkpoint_every": 1, "evaluate_every": 10**6, "deadline": 120.0, "minimum": 1}
-    options = parse_options(words)
+    name = str(config.get("method", "fpfc"))
+    options = parse_options(words, name)
     if options.settings.get("mode") == "async":
         del defaults["minimum"]  # it is for rounds of several devices
     rounds = int(config.get("num-server-rounds", 0))
-    name = str(config.get("method", "fpfc"))
     chosen, settings = build("flower", name, options, read_lambda(lam) if lam else None, defaults)
     settings["seed"] = int(config.get("seed", 0))
     if rounds:

@@ -19,7 +19,8 @@ from fedfuse.methods.method import Method
 from fedfuse.paper.data import DEVICES, Data, missing_files
 from fedfuse.paper.trial import Trial
 from fedfuse.protocol.local_work import Work, value
-from fedfuse.training.options import PAPER_LAMBDAS, Style, build, parse_options
+from fedfuse.training.options import build, parse_options
+from fedfuse.training.presets import PAPER_LAMBDAS, Style
 from fedfuse.tuning.grid_search import TRIAL, GridSearch
 
 Size: TypeAlias = Literal["full", "middle", "quick"]

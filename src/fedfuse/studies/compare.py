@@ -56,6 +56,8 @@ def compare(
     target: str | None = None,
     goal: Goal | None = None,
     data_dir: str | PathLike[str] | None = None,
+    test: float | None = None,
+    validation: float | None = None,
     watcher: Watcher | None = None,
     name: str = "arrays",
     repeats: str = "seed",
@@ -84,11 +86,11 @@ def compare(
         Runs at a time, each in a process of its own; None for as many as there are cores. With more than one, a
         script must call this below ``if __name__ == "__main__":``.
     rounds, **settings
-        As for `fit`, for all methods. Without them, those of `training.options.preset` for the data set.
+        As for `fit`, for all methods. Without them, those of `training.presets.preset` for the data set.
     words
         ``key=value`` or ``method.key=value``, as of ``--set``, for methods given by name; they count more than the
         settings of all.
-    features, device, target, goal, data_dir
+    features, device, target, goal, data_dir, test, validation
         As for `data.load`, where a name is given.
     watcher
         Sees how the runs get on.
@@ -106,7 +108,8 @@ def compare(
     >>> found.table["n_clusters"].to_dict()
     {'alone': 6.0, 'fused': 2.0}
     """
-    columns = {"device": device, "target": target, "goal": goal, "data_dir": data_dir}
+    columns: dict[str, Any] = {"device": device, "target": target, "goal": goal, "data_dir": data_dir}
+    columns |= {part: share for part, share in (("test", test), ("validation", validation)) if share is not None}
     _check(data, jobs, columns)
     known = data if isinstance(data, str) else "arrays"
     given = settings if rounds is None else {**settings, "rounds": rounds}

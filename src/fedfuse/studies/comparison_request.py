@@ -13,7 +13,8 @@ from fedfuse._version import __version__
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import Method
 from fedfuse.methods.registry import compared_by_default, from_config, method_called
-from fedfuse.training.options import build, options_by_method, preset
+from fedfuse.training.options import build, options_by_method
+from fedfuse.training.presets import preset
 from fedfuse.training.settings import Settings
 from fedfuse.utils.files import read_json, write_json
 

@@ -23,11 +23,12 @@ from fedfuse.methods.method import Method
 from fedfuse.studies.compare import compare
 from fedfuse.studies.comparison import Comparison
 from fedfuse.studies.jobs import loaded
-from fedfuse.training.options import KEYS, Options, build, options_by_method
+from fedfuse.training.options import Options, build, keys, options_by_method
 from fedfuse.utils.files import atomic_write
 from fedfuse.utils.lazy import load
 
 START = "start"
+DATA_OPTIONS = ("features", "device", "target", "goal", "data_dir", "test", "validation")  # of `compare`
 _PENALTY = ("xi", "nu", "rho", "a", START)  # of no use to a method that finds the groups without lambda and refits them
 
 
@@ -51,8 +52,8 @@ class Over:
         values = tuple(_split(rest))
         if not sign or not all(values):
             raise FedfuseError(f"--over takes key=value,value,… or start=N, got {text!r}")
-        if key not in KEYS or KEYS[key].room not in ("method", "work"):
-            known = [k for k, kind in KEYS.items() if kind.room in ("method", "work")]
+        known = [name for name, kind in keys().items() if kind.part in ("method", "work")]
+        if key not in known:
             words = f"a setting of the method or of its work ({', '.join(known)})"
             raise FedfuseError(f"--over takes {words}, got {key!r}; {guess(key, known)}".rstrip("; "))
         if len(set(values)) < len(values):
@@ -186,12 +187,13 @@ def _check_of_use(key: str, method: Method[Any]) -> None:
 
 def _first_data(dataset: str, seeds: Any, options: dict[str, Any]) -> Federation:
     columns = {key: options.get(key) for key in ("device", "target", "goal", "data_dir")}
+    columns |= {part: options[part] for part in ("test", "validation") if part in options}
     seed = 0 if isinstance(seeds, (int, np.integer)) else min(seeds)
     return loaded({"dataset": dataset, "features": options.get("features", "uniform"), **columns}, int(seed))
 
 
 def _others(options: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if k not in ("features", "device", "target", "goal", "data_dir")}
+    return {k: v for k, v in options.items() if k not in DATA_OPTIONS}
 
 
 def _split(text: str) -> list[str]:

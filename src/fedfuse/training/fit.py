@@ -25,7 +25,7 @@ from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import Store
 from fedfuse.training.loop import Callback, Run
-from fedfuse.training.options import Options, build_method, preset, setting_names
+from fedfuse.training.options import Options, build
 from fedfuse.training.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -227,9 +227,7 @@ def fitting_method(given: Any, model: Model[Any]) -> Method[Any]:
     if given is None:
         return FPFC(work=Work(solver="exact") if model.convex else NETWORK)
     if isinstance(given, str):
-        defaults = preset("arrays", given, network=not model.convex)
-        having = {key: value for key, value in defaults.method.items() if key in setting_names(given)}
-        return build_method(given, None, defaults.work, Options(method=having))
+        return build("arrays", given, Options(), network=not model.convex)[0]
     if not isinstance(given, Method):
         raise FedfuseError(f"method must be one such as FPFC() or a name ({', '.join(METHODS)}), got {_kind(given)}")
     return given

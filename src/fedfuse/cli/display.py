@@ -1,19 +1,14 @@
-"""Work with a progress display, then the outcome: in the terminal or as JSON, and as a page."""
+"""Run with a progress display, then show the outcome: in the terminal or as JSON, and as a page."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-import typer
-
-from fedfuse.cli.console import Answers
-from fedfuse.cli.notices import INTERRUPTED, console, fail
+from fedfuse.cli.console import INTERRUPTED_STATUS, Answers, console, fail, print_json
 from fedfuse.results.run_directory import Store
-from fedfuse.utils.files import without_nan
 
 if TYPE_CHECKING:
     from fedfuse.data.federation import Federation
@@ -23,11 +18,11 @@ if TYPE_CHECKING:
     from fedfuse.studies.tune import Tuning
     from fedfuse.training.loop import Callback
 
-Outcome = TypeVar("Outcome")
+Trained = TypeVar("Trained")
 
 
-def trained(train: Callable[[list[Callback]], Outcome], directory: Path) -> Outcome:
-    """Train with a progress display; say how to go on when interrupted."""
+def train_with_progress(train: Callable[[list[Callback]], Trained], directory: Path) -> Trained:
+    """Train with a progress display; when interrupted, say how to go on."""
     from fedfuse.report.terminal import ProgressBar
 
     bar = ProgressBar(console)
@@ -37,7 +32,7 @@ def trained(train: Callable[[list[Callback]], Outcome], directory: Path) -> Outc
         bar.close()
         if not Store(directory).started:
             raise
-        fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", INTERRUPTED)
+        _fail_resumable(directory)
     finally:
         bar.close()
 
@@ -49,36 +44,35 @@ def train_and_show(
     federation: Federation | None,
     report: bool | None,
 ) -> None:
-    """Train, show the outcome, and write the page; local and pooled models are fitted where a federation is given."""
+    """Train, show the outcome and write the page; where a federation is given, local and pooled models are fitted."""
     from fedfuse.report.terminal import show
 
-    result = trained(train, directory)
+    result = train_with_progress(train, directory)
+    baselines = federation is not None
     if as_json:
         if report:
-            write_page(directory, federation is not None)
-        typer.echo(json.dumps(without_nan(result.summary())))
+            write_page(directory, baselines)
+        print_json(result.summary())
         return
-    sticks = {}
+    scores = {}
     if federation is not None and result.model.convex:
         from fedfuse.training.baselines import measured
 
         with console.status("fitting local and pooled models to compare with …"):
             found = measured(federation, result.model)
         found.save(directory)
-        sticks = found.scores
+        scores = found.scores
     answers = Answers()
-    show(result, sticks, answers)
+    show(result, scores, answers)
     answers.say(f"\nfiles: {directory}")
     if report is not False:
-        page = write_page(directory, federation is not None)
-        answers.say(f"report: {page}")
+        answers.say(f"report: {write_page(directory, baselines)}")
     if result.profile.encoder is not None:
-        hint = f"predict new rows: fedfuse predict {shlex.quote(str(directory))} new.csv"
-        answers.say(hint)
+        answers.say(f"predict new rows: fedfuse predict {shlex.quote(str(directory))} new.csv")
 
 
 def compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_json: bool) -> None:
-    """Compare with a progress display, and show the table; say how to go on when interrupted."""
+    """Compare with a progress display, and show the table; when interrupted, say how to go on."""
     from fedfuse.report.terminal import ComparisonBars, show_comparison
     from fedfuse.studies.compare import is_comparison
 
@@ -89,17 +83,17 @@ def compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_
         bars.close()
         if not is_comparison(directory):
             raise
-        fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", INTERRUPTED)
+        _fail_resumable(directory)
     if as_json:
-        typer.echo(json.dumps(comparison.summary()))
+        print_json(comparison.summary())
         return
     answers = Answers()
     show_comparison(comparison, answers)
-    answers.say(f"\nfiles: {directory}")
-    answers.say(f"report: {write_page(directory)}")
+    _say_files(answers, directory)
 
 
 def show_tuned(tuning: Tuning, directory: Path, as_json: bool, plot: Path | None) -> None:
+    """Show the candidates and their scores; draw them where a picture is asked for."""
     from fedfuse.report.terminal import show_tuning
 
     if plot:
@@ -107,13 +101,13 @@ def show_tuned(tuning: Tuning, directory: Path, as_json: bool, plot: Path | None
 
         save_picture(tuning.plot(), plot)
     if as_json:
-        typer.echo(json.dumps(without_nan(tuning.summary())))
+        print_json(tuning.summary())
         return
     answers = Answers()
     show_tuning(tuning, answers)
-    page = write_page(directory)
-    for line in (f"\nfiles: {directory}", f"report: {page}", *([f"picture: {plot}"] if plot else [])):
-        answers.say(line)
+    _say_files(answers, directory)
+    if plot:
+        answers.say(f"picture: {plot}")
 
 
 def write_page(directory: Path, baselines: bool = True, out: Path | None = None) -> Path:
@@ -121,3 +115,13 @@ def write_page(directory: Path, baselines: bool = True, out: Path | None = None)
 
     with console.status("writing the report …"):
         return write_report(directory, out, baselines=baselines)
+
+
+def _say_files(answers: Answers, directory: Path) -> None:
+    page = write_page(directory)
+    answers.say(f"\nfiles: {directory}")
+    answers.say(f"report: {page}")
+
+
+def _fail_resumable(directory: Path) -> NoReturn:
+    fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", INTERRUPTED_STATUS)
