@@ -189,7 +189,7 @@ TUNINGS = {
     "--method fedavg": "lambda can be tuned for fpfc and fpfc-l1, not for fedavg",
     "--method cfl --strategy separate": "strategies are for lambda; cfl tries each candidate",
     "--method cfl --grid 0.1,0.2": "--grid takes candidates such as eps1=0.1",
-    "--method cfl --grid threshold=3": "method 'cfl' has no such settings to choose from",
+    "--method cfl --grid threshold=3": "method 'cfl' has no setting 'threshold'",
     "--method ifca --grid ;": "--grid takes candidates such as eps1=0.1,eps2=0.2;eps1=0.5,eps2=1",
     "--method pacfl --cap 0": "trial must be at least 1 round, got 0",
 }
@@ -377,7 +377,7 @@ SETTINGS = {
     "--set dtype=float16": "dtype must be float32 or float64, got 'float16'",
     "--set tol=-1": "tol must be a number of at least 0, got -1.0",
     "--set checkpoint_every=0": "checkpoint_every must be a whole number of at least 1, got 0",
-    "--set partcipation=0.5": "--set knows no 'partcipation'; did you mean 'participation'?",
+    "--set partcipation=0.5": "--set has no key 'partcipation'; did you mean 'participation'?",
 }
 
 

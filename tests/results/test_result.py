@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfuse as ff
+from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
 from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import Result, mean_score
@@ -246,7 +247,7 @@ def test_a_run_on_arrays_knows_no_columns(result):
 @settings(max_examples=60, deadline=None)
 def test_contrasts_are_differences_between_devices(labels, seed, outputs):
     """By the definition: over all pairs of devices of different clusters."""
-    labels = ff.clusters.canonical(labels)
+    labels = canonical(labels)
     rng = np.random.default_rng(seed)
     classes = tuple(range(outputs)) if outputs > 1 else ()
     kind = ff.SoftmaxRegression() if classes else ff.LinearRegression()

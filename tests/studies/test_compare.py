@@ -528,5 +528,5 @@ def test_the_papers_preset_and_what_overrides_it():
     method, settings = build("synthetic:S1", "fpfc", parse_options(["preset=paper", "nu=0.2", "rounds=9"]), 0.5)
     assert (method.nu, method.lam, settings["rounds"]) == (0.2, 0.5, 9)
     assert build("synthetic:S1", "oracle", parse_options(["preset=paper"]))[0].start == "normal"
-    with pytest.raises(FedfuseError, match="one lambda too many"):
+    with pytest.raises(FedfuseError, match="lambda is given twice"):
         build("synthetic:S1", "fpfc", parse_options(["lam=0.5"]), 0.6)
