@@ -14,9 +14,7 @@ from typer.testing import CliRunner
 
 from fedfuse.cli import app
 from fedfuse.data import available
-from fedfuse.data.download import fetch
-from fedfuse.data.file_specs import COLLECTIONS, Collection, FileSpec
-from fedfuse.data.images import FILES
+from fedfuse.data.download import COLLECTIONS, Collection, FileSpec, fetch
 from fedfuse.errors import FedfuseError
 
 CONTENT = bytes(range(256)) * 2000
@@ -120,7 +118,7 @@ def mirrors():
 @pytest.fixture
 def registry(monkeypatch):
     """MNIST as one file with the content above."""
-    known = FileSpec("mnist/pixels.gz", hashlib.sha256(CONTENT).hexdigest())
+    known = FileSpec("mnist/pixels.gz", (hashlib.sha256(CONTENT).hexdigest(),))
     monkeypatch.setitem(COLLECTIONS, "mnist", Collection((known,)))
     return known
 
@@ -224,7 +222,7 @@ def test_files_already_there_are_used_as_they_are(tmp_path, registry, mirrors, m
     done = get(tmp_path, [])
     assert (done.new, done.present) == ((), ("mnist/pixels.gz",))
     path.write_bytes(b"packed otherwise")
-    known = replace(registry, also=(hashlib.sha256(b"packed otherwise").hexdigest(),))
+    known = replace(registry, sha256=(*registry.sha256, hashlib.sha256(b"packed otherwise").hexdigest()))
     monkeypatch.setitem(COLLECTIONS, "mnist", Collection((known,)))
     assert get(tmp_path, []).present == ("mnist/pixels.gz",)
 
@@ -279,10 +277,11 @@ def test_an_unknown_name(tmp_path):
 def test_every_file_of_every_source_is_known_by_a_checksum():
     known = {file.file for collection in COLLECTIONS.values() for file in collection.files}
     assert known == {file for source in available() for file in source.files}
-    for name, files in FILES.items():
-        assert tuple(file.file for file in COLLECTIONS[name].files) == files
+    for name in ("mnist", "fashion-mnist"):
+        kinds = [file.name.partition("-idx")[0] for file in COLLECTIONS[name].files]
+        assert kinds == ["train-images", "train-labels", "t10k-images", "t10k-labels"]
         assert len(COLLECTIONS[name].mirrors) >= 2
-    assert all(len(h) == 64 for c in COLLECTIONS.values() for f in c.files for h in f.accepted)
+    assert all(len(h) == 64 for c in COLLECTIONS.values() for f in c.files for h in f.sha256)
 
 
 @pytest.mark.parametrize("name", sorted(COLLECTIONS))

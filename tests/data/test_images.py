@@ -13,8 +13,8 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.data import available, load
-from fedfuse.data.idx import read_idx
-from fedfuse.data.images import FILES, Images, digits, fashion_mnist, image_federation, mnist, read_images
+from fedfuse.data.download import files_of
+from fedfuse.data.images import Images, digits, fashion_mnist, image_federation, mnist, read_idx, read_images
 from fedfuse.data.partition import Even, LabelSwap, Rotation, Shards
 from fedfuse.errors import FedfuseError
 
@@ -42,7 +42,7 @@ def small(tmp_path):
     """A data directory with a small MNIST."""
     (tmp_path / "mnist").mkdir()
     (train, labels), (test, test_labels) = planted()
-    for file, array in zip(FILES["mnist"], (train, labels, test, test_labels), strict=True):
+    for file, array in zip(files_of("mnist"), (train, labels, test, test_labels), strict=True):
         (tmp_path / file).write_bytes(gzip.compress(idx(array), 1))
     return tmp_path
 
@@ -94,13 +94,13 @@ def test_a_missing_idx_file_is_named(tmp_path):
     ],
 )
 def test_files_that_do_not_fit(small, at, array, words):
-    (small / FILES["mnist"][at]).write_bytes(idx(array))
+    (small / files_of("mnist")[at]).write_bytes(idx(array))
     with pytest.raises(FedfuseError, match=words):
         read_images("mnist", small)
 
 
 def test_every_image_is_on_one_device_with_the_label_of_its_group(small):
-    fed = mnist(3, devices=4, least=1, alpha=20.0, data_dir=small)
+    fed = mnist(3, devices=4, min_rows=1, alpha=20.0, data_dir=small)
     assert fed.shape == (1, 28, 28)
     assert fed.X.dtype == np.float32
     assert fed.truth.tolist() == [0, 1, 2, 3]
@@ -115,7 +115,9 @@ def test_every_image_is_on_one_device_with_the_label_of_its_group(small):
 
 
 def test_rotated_groups_keep_labels_and_turn_images(small):
-    swapped, turned = (mnist(3, devices=4, groups=g, least=1, alpha=20.0, data_dir=small) for g in ("swap", "rotate"))
+    swapped, turned = (
+        mnist(3, devices=4, groups=g, min_rows=1, alpha=20.0, data_dir=small) for g in ("swap", "rotate")
+    )
     assert np.array_equal(swapped.cuts, turned.cuts)
     a, b = (fed.X.reshape(-1, 28, 28) for fed in (swapped, turned))
     for c, (start, *_, stop) in enumerate(turned.cuts):
@@ -124,17 +126,21 @@ def test_rotated_groups_keep_labels_and_turn_images(small):
 
 
 def test_groups_of_your_own(small):
-    fed = mnist(devices=6, groups=LabelSwap(((0, 1), (4, 4))), least=1, alpha=None, data_dir=small)
+    fed = mnist(devices=6, groups=LabelSwap(((0, 1), (4, 4))), min_rows=1, alpha=None, data_dir=small)
     assert fed.truth.tolist() == [0, 0, 0, 1, 1, 1]
     start = fed.cuts[3, 0]
     true = np.rint(fed.X[:, 1] * 255)
     assert set(np.unique(fed.y[:start] - true[:start])) == {-1, 0, 1}
     assert np.array_equal(fed.y[start:], true[start:])
-    assert mnist(devices=3, groups=Rotation((0, 180)), least=1, alpha=None, data_dir=small).truth.tolist() == [0, 0, 1]
+    assert mnist(devices=3, groups=Rotation((0, 180)), min_rows=1, alpha=None, data_dir=small).truth.tolist() == [
+        0,
+        0,
+        1,
+    ]
 
 
 def test_all_depends_on_the_seed_and_on_nothing_else(small):
-    prints = [mnist(seed, devices=4, least=1, alpha=20.0, data_dir=small).fingerprint for seed in (0, 0, 1)]
+    prints = [mnist(seed, devices=4, min_rows=1, alpha=20.0, data_dir=small).fingerprint for seed in (0, 0, 1)]
     assert prints[0] == prints[1] != prints[2]
 
 
@@ -145,8 +151,8 @@ def test_too_small_devices_are_an_error(small):
         mnist(devices=2, data_dir=small)
     with pytest.raises(FedfuseError, match="groups must be 'swap' or 'rotate'"):
         mnist(groups="mirror", data_dir=small)
-    with pytest.raises(FedfuseError, match="least must be at least 1"):
-        mnist(least=0, data_dir=small)
+    with pytest.raises(FedfuseError, match="min_rows must be at least 1"):
+        mnist(min_rows=0, data_dir=small)
 
 
 def test_any_images_and_rules():

@@ -9,26 +9,24 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedfuse.data.partition import (
-    TRIES,
+    MAX_DRAWS,
     Dirichlet,
     Even,
     LabelSwap,
+    Partition,
     Rotation,
     Shards,
-    by_column,
-    deal_by_shares,
-    deal_enough,
-    deal_test,
-    in_groups,
+    consecutive_groups,
+    draw_partition,
+    draw_test_partition,
     rotate,
-    shares_of,
     swap_labels,
 )
 from fedfuse.errors import FedfuseError
 
 labels_lists = st.lists(st.integers(0, 6), min_size=40, max_size=200).map(lambda v: np.array(v, dtype=np.int64))
 seeds = st.integers(0, 2**32)
-partitioners = st.sampled_from([Dirichlet(0.05), Dirichlet(1.0), Dirichlet(100.0), Even(), Even(False), Shards(3)])
+partitioners = st.sampled_from([Dirichlet(0.05), Dirichlet(1.0), Dirichlet(100.0), Even(), Shards(3)])
 
 
 def rng(seed=0):
@@ -37,104 +35,98 @@ def rng(seed=0):
 
 @given(partitioners, labels_lists, st.integers(1, 13), seeds)
 def test_every_row_has_one_device(partitioner, labels, devices, seed):
-    deal = partitioner.deal(labels, devices, rng(seed))
-    assert len(deal.rows()) == len(deal.counts) == devices
-    assert np.array_equal(np.sort(np.concatenate(deal.rows())), np.arange(len(labels)))
-    assert [len(rows) for rows in deal.rows()] == deal.counts.tolist()
-    assert all((deal.owner[rows] == i).all() for i, rows in enumerate(deal.rows()))
-    assert np.allclose(deal.shares.sum(axis=1), 1)
-    again = partitioner.deal(labels, devices, rng(seed))
-    assert np.array_equal(deal.owner, again.owner)
+    found = partitioner.partition(labels, devices, rng(seed))
+    assert len(found.rows()) == len(found.counts) == devices
+    assert np.array_equal(np.sort(np.concatenate(found.rows())), np.arange(len(labels)))
+    assert [len(rows) for rows in found.rows()] == found.counts.tolist()
+    assert all((found.owner[rows] == i).all() for i, rows in enumerate(found.rows()))
+    assert np.allclose(found.shares.sum(axis=1), 1)
+    again = partitioner.partition(labels, devices, rng(seed))
+    assert np.array_equal(found.owner, again.owner)
 
 
 @given(labels_lists, st.integers(2, 9), seeds)
 def test_classes_are_cut_at_the_floor_of_cumulative_shares(labels, devices, seed):
-    deal = Dirichlet(0.7).deal(labels, devices, rng(seed))
-    for c, shares in enumerate(deal.shares):
+    found = Dirichlet(0.7).partition(labels, devices, rng(seed))
+    for c, shares in enumerate(found.shares):
         n = np.sum(labels == c)
         ends = np.floor(np.cumsum(shares) * n)
         ends[-1] = n  # the last sum may be a little below 1
-        found = np.bincount(deal.owner[labels == c], minlength=devices)
-        assert np.array_equal(np.cumsum(found), ends)
+        rows = np.bincount(found.owner[labels == c], minlength=devices)
+        assert np.array_equal(np.cumsum(rows), ends)
 
 
 def test_the_rows_of_a_class_are_cut_in_the_order_of_the_permutation():
     labels = np.array([0, 1] * 10)
-    deal = deal_by_shares(labels, np.array([[0.3, 0.7], [1.0, 0.0]]), rng(5))
+    found = Partition.by_shares(labels, np.array([[0.3, 0.7], [1.0, 0.0]]), rng(5))
     order = rng(5).permutation(20)
     first = order[labels[order] == 0][:3]
-    assert np.array_equal(np.sort(first), deal.rows()[0][labels[deal.rows()[0]] == 0])
-    assert (deal.owner[labels == 1] == 0).all()
+    assert np.array_equal(np.sort(first), found.rows()[0][labels[found.rows()[0]] == 0])
+    assert (found.owner[labels == 1] == 0).all()
 
 
 def test_dirichlet_shares_have_the_moments_of_their_law():
     alpha, m = 0.5, 8
-    shares = Dirichlet(alpha).deal(np.arange(4000), m, rng(1)).shares
+    shares = Dirichlet(alpha).partition(np.arange(4000), m, rng(1)).shares
     assert np.allclose(shares.mean(axis=0), 1 / m, atol=0.01)
     assert np.allclose(shares.var(axis=0), (m - 1) / m**2 / (m * alpha + 1), rtol=0.15)
 
 
 @given(labels_lists, st.integers(1, 13), seeds)
 def test_even_devices_are_alike(labels, devices, seed):
-    deal = Even().deal(labels, devices, rng(seed))
-    assert np.ptp(deal.counts) <= 1
+    found = Even().partition(labels, devices, rng(seed))
+    assert np.ptp(found.counts) <= 1
     for c in np.unique(labels):
-        assert np.ptp(np.bincount(deal.owner[labels == c], minlength=devices)) <= 1
-    assert np.ptp(Even(by_class=False).deal(labels, devices, rng(seed)).counts) <= 1
+        assert np.ptp(np.bincount(found.owner[labels == c], minlength=devices)) <= 1
 
 
 def test_with_two_shards_a_device_has_few_classes():
     labels = np.repeat(np.arange(10), 100)
-    deal = Shards(2).deal(rng().permutation(labels), 20, rng(3))
-    assert deal.counts.tolist() == [50] * 20
-    assert ((deal.shares > 0).sum(axis=0) <= 2).all()
-    assert np.allclose(deal.shares.sum(axis=0), 0.5)
+    found = Shards(2).partition(rng().permutation(labels), 20, rng(3))
+    assert found.counts.tolist() == [50] * 20
+    assert ((found.shares > 0).sum(axis=0) <= 2).all()
+    assert np.allclose(found.shares.sum(axis=0), 0.5)
 
 
 @given(labels_lists, st.integers(1, 6), seeds)
 def test_shares_are_counts_over_totals(labels, devices, seed):
     owner = rng(seed).integers(0, devices, len(labels))
-    shares = shares_of(labels, owner, devices)
+    shares = Partition.from_owner(labels, owner, devices).shares
     for c in range(labels.max() + 1):
         inside = labels == c
         want = np.bincount(owner[inside], minlength=devices) / inside.sum() if inside.any() else 1 / devices
         assert np.allclose(shares[c], want)
 
 
-def test_devices_by_a_column_stand_in_natural_order():
-    names, owner = by_column(np.array([10, 9, 10, 101]))
-    assert names == ("9", "10", "101")
-    assert owner.tolist() == [1, 0, 1, 2]
-
-
 def test_test_rows_by_a_new_draw_or_with_the_same_shares():
     labels = np.repeat(np.arange(5), 400)
-    train = Dirichlet(1.0).deal(labels, 6, rng(0))
-    new = deal_test(train, Dirichlet(1.0), labels, rng(1))
-    same = deal_test(train, Dirichlet(1.0), labels, rng(1), test_partition="same_shares")
+    train = Dirichlet(1.0).partition(labels, 6, rng(0))
+    new = draw_test_partition(train, Dirichlet(1.0), labels, rng(1))
+    same = draw_test_partition(train, Dirichlet(1.0), labels, rng(1), test_partition="same_shares")
     assert not np.allclose(new.shares, train.shares)
     assert np.array_equal(same.counts, train.counts)
     assert not np.array_equal(same.owner, train.owner)
     with pytest.raises(FedfuseError, match="test_partition must be 'independent' or 'same_shares', got 'other'"):
-        deal_test(train, Even(), labels, rng(), test_partition="other")
+        draw_test_partition(train, Even(), labels, rng(), test_partition="other")
 
 
 @given(labels_lists, st.integers(1, 4), seeds)
 def test_every_device_has_enough(labels, least, seed):
-    assert deal_enough(Dirichlet(2.0), labels, 4, rng(seed), least).counts.min() >= least
+    assert draw_partition(Dirichlet(2.0), labels, 4, rng(seed), least).counts.min() >= least
 
 
 def test_the_error_of_small_devices_says_what_to_change():
     labels = np.repeat(np.arange(2), 20)
     words = (
-        rf"device \d of 10 got [0-4] test rows, but needs at least 5, in the best of {TRIES} tries to deal 40 to 10 "
+        r"device \d of 10 got [0-4] test rows, but needs at least 5, "
+        rf"in the best of {MAX_DRAWS} tries to deal 40 to 10 "
         r"devices; use a larger alpha \(it is 0\.5\), fewer devices, or another seed"
     )
     with pytest.raises(FedfuseError, match=words):
-        deal_enough(Dirichlet(0.5), labels, 10, rng(), 5, "test rows")
-    train = deal_by_shares(labels, np.array([[0.98, 0.02], [0.98, 0.02]]), rng())
+        draw_partition(Dirichlet(0.5), labels, 10, rng(), 5, "test rows")
+    train = Partition.by_shares(labels, np.array([[0.98, 0.02], [0.98, 0.02]]), rng())
     with pytest.raises(FedfuseError, match=r"device 1 of 2 got 2 test rows.*or test_partition='independent'"):
-        deal_test(train, Dirichlet(), labels, rng(), 5, "same_shares")
+        draw_test_partition(train, Dirichlet(), labels, rng(), 5, "same_shares")
 
 
 @pytest.mark.parametrize(
@@ -142,12 +134,18 @@ def test_the_error_of_small_devices_says_what_to_change():
     [
         (lambda: Dirichlet(0.0), "alpha must be a number above 0, got 0.0"),
         (lambda: Dirichlet(np.inf), "alpha must be"),
-        (lambda: Even().deal(np.zeros(3, int), 4, rng()), "3 rows cannot be dealt to 4 devices; use 1 to 3"),
-        (lambda: Dirichlet().deal(np.zeros(3, int), 0, rng()), "cannot be dealt to 0 devices"),
-        (lambda: Shards(2).deal(np.zeros(7, int), 4, rng()), "8 shards need as many rows, but there are 7; use fewer"),
-        (lambda: Shards(0).deal(np.zeros(7, int), 4, rng()), "per_device must be at least 1"),
-        (lambda: deal_by_shares(np.array([2]), np.ones((2, 1)), rng()), "shares for 2 classes, but a row has class 2"),
-        (lambda: in_groups(3, 4), "4 groups need at least as many devices, got devices=3"),
+        (lambda: Even().partition(np.zeros(3, int), 4, rng()), "3 rows cannot be dealt to 4 devices; use 1 to 3"),
+        (lambda: Dirichlet().partition(np.zeros(3, int), 0, rng()), "cannot be dealt to 0 devices"),
+        (
+            lambda: Shards(2).partition(np.zeros(7, int), 4, rng()),
+            "8 shards need as many rows, but there are 7; use fewer",
+        ),
+        (lambda: Shards(0).partition(np.zeros(7, int), 4, rng()), "per_device must be at least 1"),
+        (
+            lambda: Partition.by_shares(np.array([2]), np.ones((2, 1)), rng()),
+            "shares for 2 classes, but a row has class 2",
+        ),
+        (lambda: consecutive_groups(3, 4), "4 groups need at least as many devices, got devices=3"),
         (lambda: rotate(np.zeros((1, 2, 2)), 45), "multiples of 90 degrees, got 45"),
         (lambda: rotate(np.zeros((1, 2, 3)), 90), "2 x 3 pixels are not square: turn them by 0 or 180"),
     ],
@@ -196,7 +194,7 @@ def test_a_quarter_turn_is_counter_clockwise():
 
 @given(st.integers(1, 9), st.integers(0, 50))
 def test_groups_of_neighbours_of_about_one_size(n_groups, more):
-    groups = in_groups(n_groups + more, n_groups)
+    groups = consecutive_groups(n_groups + more, n_groups)
     assert np.array_equal(groups, np.sort(groups))
     sizes = np.bincount(groups, minlength=n_groups)
     assert sizes.sum() == n_groups + more

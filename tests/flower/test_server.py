@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 
 import fedfuse as ff
-from fedfuse.data.remote import roster
+from fedfuse.data.federation import RemoteFederation
 from fedfuse.errors import FedfuseError
 from fedfuse.flower import client_app
 from fedfuse.flower.device import facts_of, with_classes
@@ -95,7 +95,7 @@ def test_devices_that_disagree():
     facts = {name: facts_of(planted(m=2).only([0])) for name in "ab"}
     facts["b"] |= {"goal": "classification", "classes": [0, 1]}
     with pytest.raises(FedfuseError, match="device 'b' has goal classification, device 'a' regression: say goal"):
-        roster(facts)
+        RemoteFederation.from_facts(facts)
 
 
 @pytest.mark.parametrize("key", ["rows", "columns", "classes", "shape", "digest", "features", "goal"])
@@ -103,10 +103,10 @@ def test_devices_that_disagree():
 def test_impossible_facts(key, value):
     facts = facts_of(planted(m=2).only([0])) | {key: value}
     if key == "digest" and value == "x":
-        assert roster({"a": facts}).m == 1
+        assert RemoteFederation.from_facts({"a": facts}).m == 1
         return
     with pytest.raises(FedfuseError, match="device 'a' says impossible things"):
-        roster({"a": facts})
+        RemoteFederation.from_facts({"a": facts})
 
 
 def test_device_that_lies_about_its_rows_is_left_out():
@@ -125,7 +125,7 @@ def test_device_that_lies_about_its_rows_is_left_out():
 
 def test_numbers_come_in_their_order():
     facts = facts_of(planted(m=2).only([0]))
-    assert roster(dict.fromkeys(("10", "9", "b", "a"), facts)).names == ("9", "10", "a", "b")
+    assert RemoteFederation.from_facts(dict.fromkeys(("10", "9", "b", "a"), facts)).names == ("9", "10", "a", "b")
 
 
 def test_class_numbers_of_the_whole_federation():

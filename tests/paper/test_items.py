@@ -5,8 +5,9 @@ from __future__ import annotations
 import matplotlib as mpl
 import pytest
 
+from fedfuse.data.download import missing_files
 from fedfuse.paper import output, runner, setup
-from fedfuse.paper.data import Data, missing_files
+from fedfuse.paper.data import Data
 from fedfuse.paper.items import items
 from fedfuse.paper.setup import PaperSetup
 from fedfuse.studies.jobs import Watcher

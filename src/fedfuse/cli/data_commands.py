@@ -16,7 +16,7 @@ def data_list(data_dir: DataDir = None) -> None:
     from rich.table import Table
 
     from fedfuse.data.catalog import available
-    from fedfuse.data.directory import data_directory
+    from fedfuse.data.download import data_directory
 
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "what", "here"):

@@ -1,4 +1,4 @@
-"""Who has which data: federations, and where they come from."""
+"""Federations, and the data sets, tables and arrays that they are built from."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from fedfuse.data import images, partition
     from fedfuse.data.catalog import Source, available, load
     from fedfuse.data.datasets import federation_from_datasets
-    from fedfuse.data.directory import data_directory
+    from fedfuse.data.download import data_directory
+    from fedfuse.data.encoders import Encoder
     from fedfuse.data.housing import housing_bodyfat
-    from fedfuse.data.tables import Encoder, federation_from_frame, read_table
+    from fedfuse.data.tables import federation_from_frame, read_table
 
 __all__ = [
     "Encoder",
@@ -34,12 +35,12 @@ __all__ = [
     "synthetic_truth",
 ]
 
-# imported when first asked for: tables want pandas, and files what fetches them
+# Imported when first used: tables need pandas.
 _LATER = {
-    "Encoder": "tables",
+    "Encoder": "encoders",
     "Source": "catalog",
     "available": "catalog",
-    "data_directory": "directory",
+    "data_directory": "download",
     "federation_from_datasets": "datasets",
     "federation_from_frame": "tables",
     "housing_bodyfat": "housing",

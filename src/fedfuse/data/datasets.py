@@ -1,4 +1,4 @@
-"""Federations from data sets that give their rows one by one, as those of PyTorch do."""
+"""Federations from PyTorch-like data sets, which give their rows one by one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.data import checks as check
-from fedfuse.data.federation import Federation, Goal, cut_points, cuts_beside, default_features
-from fedfuse.data.targets import encode
+from fedfuse.data import checks
+from fedfuse.data.federation import Federation, Goal, cut_points, cuts_with_test, default_features
+from fedfuse.data.targets import check_same_kind, encode_target, target_array
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
@@ -28,7 +28,7 @@ class _Device:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Items to learn from (or to be cut), and of a test set."""
+        """Items to learn from (or to be split), and items of a test set."""
         return len(self.learn), 0 if self.test is None else len(self.test)
 
 
@@ -61,31 +61,17 @@ def federation_from_datasets(
     >>> fed, fed.rows("test").counts.tolist()
     (Federation(2 devices, 66 rows (30 to 36 each), 1 x 4 x 4 features, 3 classes), [6, 6])
     """
-    check.check_splits(test, validation, seed)
-    devices = _devices(data)
+    checks.check_splits(test, validation, seed)
+    devices = [_device(name, value) for name, value in checks.named_devices(data, "data set").items()]
     names = tuple(device.name for device in devices)
     learn, tested = np.array([device.counts for device in devices], dtype=np.int64).T
     _check_rows(devices, learn, tested, test, validation)
     cuts = _cuts(learn, tested, test, validation)
     X, ys, shape = _read(devices, cuts[:, 0], seed)
-    groups = check.truth_array(truth, len(names))
-    found, y, classes = encode(np.concatenate(ys), goal, "the target")
+    groups = checks.truth_array(truth, len(names))
+    found, y, classes = encode_target(np.concatenate(ys), goal, "the target")
     form = shape if len(shape) > 1 else None
     return Federation(names, X, y, cuts, found, classes, default_features(X.shape[1]), groups, shape=form)
-
-
-def _devices(data: Any) -> list[_Device]:
-    if isinstance(data, Mapping):
-        given = {str(name): value for name, value in data.items()}
-        if len(given) < len(data):
-            raise FedfuseError("two devices have one name (names are compared as text): rename one")
-    elif isinstance(data, (list, tuple)):
-        given = {str(i): value for i, value in enumerate(data)}
-    else:
-        raise FedfuseError(f"expected {{name: data set}} or a list of data sets, got a {type(data).__name__}")
-    if not given:
-        raise FedfuseError("the federation is empty: give at least one device with its data set")
-    return [_device(name, value) for name, value in given.items()]
 
 
 def _device(name: str, value: Any) -> _Device:
@@ -104,14 +90,14 @@ def _check_rows(devices: Sequence[_Device], learn: Ints, tested: Ints, test: flo
             raise FedfuseError(f"device {device.name!r}: its test set is empty; leave it out to cut test rows off")
     for chosen, share in ((own, 0.0), (~own, test)):
         names = [device.name for device, yes in zip(devices, chosen, strict=True) if yes]
-        check.check_counts(learn[chosen], names, share, validation)
+        checks.check_counts(learn[chosen], names, share, validation)
 
 
 def _cuts(learn: Ints, tested: Ints, test: float, validation: float) -> Ints:
-    """Return the cut points: a test set stands behind the other rows, otherwise test rows are cut off them."""
+    """Return the cut points: a test set follows the other rows; without one, test rows are cut off them."""
     n_cut = np.diff(cut_points(learn, test, validation)[:, 2:], axis=1)[:, 0]
     own = tested > 0
-    return cuts_beside(np.where(own, learn, learn - n_cut), np.where(own, tested, n_cut), validation)
+    return cuts_with_test(np.where(own, learn, learn - n_cut), np.where(own, tested, n_cut), validation)
 
 
 def _read(
@@ -123,17 +109,17 @@ def _read(
     ys = []
     for i, (device, start) in enumerate(zip(devices, starts, strict=True)):
         n, n_test = device.counts
-        # rows to learn from lie at random, as everywhere; those of a test set as they come
+        # Rows to learn from are shuffled as everywhere; those of a test set keep their order.
         places = np.append(np.argsort(generator(seed, "split", i).permutation(n)), n + np.arange(n_test))
         rows = X[start : start + n + n_test]
         ys.append(_fill(device, places, rows, shape))
-        check.check_finite(rows, device.name, default_features(X.shape[1]))
-    check.check_same_kind(ys, [device.name for device in devices])
+        checks.check_finite(rows, device.name, default_features(X.shape[1]))
+    check_same_kind(ys, [device.name for device in devices])
     return X, ys, shape
 
 
 def _fill(device: _Device, places: Ints, X: Floats, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Read every item of a device once, straight to its place; return the targets."""
+    """Read every item of a device once, into its place; return the targets."""
     y: list[Any] = [None] * len(places)
     items = ((data, item) for data in (device.learn, device.test) if data is not None for item in range(len(data)))
     for place, (data, item) in zip(places, items, strict=True):
@@ -144,14 +130,14 @@ def _fill(device: _Device, places: Ints, X: Floats, shape: tuple[int, ...]) -> n
                 f"{shape}: give all items one shape"
             )
         X[place] = x.ravel()
-    return check.target_array(np.array(y), device.name, len(y))
+    return target_array(np.array(y), device.name, len(y))
 
 
 def _pair(name: str, data: Any, item: int) -> tuple[npt.NDArray[Any], Any]:
     pair = data[item]
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise FedfuseError(f"device {name!r}: item {item} is no pair (x, y), but a {type(pair).__name__}")
-    x, y = (check.as_numpy(part, "an item", name) for part in pair)
+    x, y = (checks.as_numpy(part, "an item", name) for part in pair)
     if x.dtype.kind not in "biuf":
         raise FedfuseError(f"device {name!r}: item {item} holds {x.dtype}, but features must be numbers")
     if y.size != 1:

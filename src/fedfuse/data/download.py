@@ -1,31 +1,135 @@
-"""Downloads of data sets: checked, resumable, mirror after mirror, and never over a file that is there.
+"""Data files: where they are, their checksums, and downloads (resumable, mirror after mirror, never over a file).
 
-pooch checks and places the files; what it lacks, going on with half a file, is the `Resuming` downloader.
+pooch checks and places the files; the `Resuming` downloader adds what pooch lacks, going on with half a file.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedfuse.data.directory import data_directory
-from fedfuse.data.file_specs import COLLECTIONS, Collection, FileSpec
+from platformdirs import user_cache_dir
+
 from fedfuse.errors import FedfuseError
 
-# the file, bytes so far, and bytes in all where the server says
+# The file, bytes so far, and bytes in all where the server says.
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 
-TIMEOUT = 30.0
-_CHUNK = 1 << 16
+TIMEOUT_SECONDS = 30.0
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """A file of a data set: its place below the data directory, and its checksums.
+
+    Mirrors have it under its last name and send the first checksum; the others are of copies that are as good, where
+    one is there already.
+    """
+
+    file: str
+    sha256: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The file's name without its folder."""
+        return self.file.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The files of a data set, and the mirrors (addresses that end in /) that are tried in turn."""
+
+    files: tuple[FileSpec, ...] = ()
+    mirrors: tuple[str, ...] = ()
+
+
+# As sha256sum prints them. The second lines of MNIST are the same images and labels in another gzip; those of
+# Fashion-MNIST all 70,000 images in another stratified split.
+_CHECKSUMS = """
+440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609  mnist/train-images-idx3-ubyte.gz
+0b367032e93c5d0cea0925647cfdb18614af8ee15f83e6f2fc2ad904a6835971  mnist/train-images-idx3-ubyte.gz
+3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c  mnist/train-labels-idx1-ubyte.gz
+1787548bbe0bff1ec2ecdc0ef292b02df999e2d1a6002d27500982c652b17203  mnist/train-labels-idx1-ubyte.gz
+8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6  mnist/t10k-images-idx3-ubyte.gz
+1a1a05eab793c14bb050b398624a11b0ffd1a2953baed553b1b9bd079e2a20be  mnist/t10k-images-idx3-ubyte.gz
+f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6  mnist/t10k-labels-idx1-ubyte.gz
+b91679a0acfe4ba0e50a2437a903084cba1f5f92592b016a25a7dfd00455798b  mnist/t10k-labels-idx1-ubyte.gz
+3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84  fashion-mnist/train-images-idx3-ubyte.gz
+c76353bd679da070dcaddee8c8c0e277b149281a1de3df8030c687694fad5be4  fashion-mnist/train-images-idx3-ubyte.gz
+a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845  fashion-mnist/train-labels-idx1-ubyte.gz
+346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073  fashion-mnist/t10k-images-idx3-ubyte.gz
+52f5d53f8e160594d0d4a3d5da6ad460bc6edce201b862ca35279c74118562f5  fashion-mnist/t10k-images-idx3-ubyte.gz
+67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5  fashion-mnist/t10k-labels-idx1-ubyte.gz
+de34377a9f15b743089e8ff434fc6792f668c7e7c0219fb13c5b8aa6cd7b7cb2  tabular/housing.csv
+2bb020cc52d6ce86e82d71f0c0d197cfd22763a9223cf26ae7a7d63a540c9085  tabular/bodyfat.csv
+"""
+
+
+def _collection(folder: str, *mirrors: str) -> Collection:
+    sums: dict[str, list[str]] = {}
+    for sha256, file in map(str.split, _CHECKSUMS.strip().splitlines()):
+        if file.startswith(f"{folder}/"):
+            sums.setdefault(file, []).append(sha256)
+    return Collection(tuple(FileSpec(file, tuple(found)) for file, found in sums.items()), mirrors)
+
+
+COLLECTIONS: dict[str, Collection] = {
+    "mnist": _collection(
+        "mnist",
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    "fashion-mnist": _collection(
+        "fashion-mnist",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ),
+    "housing-bodyfat": _collection("tabular"),  # No mirror has these tables in this form.
+}
+
+
+def data_directory(explicit: str | Path | None = None) -> Path:
+    """Return where data files are: what is given, else $FEDFUSE_DATA, else the user's cache directory."""
+    chosen = explicit or os.environ.get("FEDFUSE_DATA") or user_cache_dir("fedfuse")
+    return Path(chosen).expanduser()
+
+
+def files_of(name: str) -> tuple[str, ...]:
+    """Return the files of a data set, below the data directory; those of ``mnist:rotated`` are those of ``mnist``."""
+    return tuple(spec.file for spec in _collection_of(name).files)
+
+
+def missing_files(name: str, data_dir: str | Path | None = None) -> list[str]:
+    """Return the files of a data set that are not in the data directory."""
+    return [file for file in files_of(name) if not (data_directory(data_dir) / file).is_file()]
+
+
+def directory_with(name: str, data_dir: str | Path | None = None) -> Path:
+    """Return the data directory if it holds all files of a data set; otherwise raise an error that says what to do."""
+    directory, missing, files = data_directory(data_dir), missing_files(name, data_dir), files_of(name)
+    if missing:
+        what = f"get it with 'fedfuse data fetch {name}'" if _collection_of(name).mirrors else "put it there"
+        listed = " and ".join(files) if len(files) < 3 else f"{files[0]} and {len(files) - 1} more files"
+        raise FedfuseError(
+            f"{name} needs the file {str(directory / missing[0])!r}, which is not there; {what}, "
+            f"or set FEDFUSE_DATA (or --data-dir) to the directory that holds {listed}"
+        )
+    return directory
+
+
+def _collection_of(name: str) -> Collection:
+    return COLLECTIONS.get(name.partition(":")[0], Collection())
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What `fetch` has done: the directory, the files that came, and those that were there."""
+    """What `fetch` did: the directory, the files downloaded, and those that were there."""
 
     directory: Path
     new: tuple[str, ...]
@@ -33,7 +137,7 @@ class Fetched:
 
 
 class _MirrorError(Exception):
-    """Why a mirror did not serve."""
+    """Why a mirror failed."""
 
 
 def fetch(
@@ -41,7 +145,7 @@ def fetch(
     data_dir: str | Path | None = None,
     *,
     mirrors: Sequence[str] | None = None,
-    timeout: float = TIMEOUT,
+    timeout: float = TIMEOUT_SECONDS,
     progress: Progress | None = None,
 ) -> Fetched:
     """Download the files of a named data set that are not there yet.
@@ -64,96 +168,82 @@ def fetch(
     FedfuseError
         If a file that is there is not the right one (it is left alone), or if no mirror serves.
     """
-    collection = _collection(name)
-    directory = data_directory(data_dir)
-    present = [known for known in collection.files if (directory / known.file).exists()]
-    chosen = tuple(mirrors) if mirrors is not None else collection.mirrors
-    for known in present:
-        _check_present(known, directory / known.file, name, chosen)
-    lacking = [known for known in collection.files if known not in present]
-    if lacking and not chosen:
-        raise _by_hand(name, lacking, directory)
-    for known in lacking:
-        _from_mirrors(known, directory / known.file, chosen, timeout, progress)
-    return Fetched(directory, tuple(k.file for k in lacking), tuple(k.file for k in present))
-
-
-def fetchable(name: str) -> str:
-    """Return under which name the files of a data set are known: that of ``mnist:rotated`` is ``mnist``."""
-    return name.partition(":")[0]
-
-
-def _collection(name: str) -> Collection:
     from fedfuse.data.catalog import check_name
 
     check_name(name)
-    return COLLECTIONS.get(fetchable(name), Collection(()))
+    collection, directory = _collection_of(name), data_directory(data_dir)
+    chosen = tuple(mirrors) if mirrors is not None else collection.mirrors
+    present = [spec for spec in collection.files if (directory / spec.file).exists()]
+    for spec in present:
+        _check_present(spec, directory / spec.file, name, chosen)
+    missing = [spec for spec in collection.files if spec not in present]
+    if missing and not chosen:
+        files = " and ".join(repr(str(directory / spec.file)) for spec in missing)
+        raise FedfuseError(
+            f"{name} cannot be downloaded: no lasting address is known that has its tables in this form; put {files} "
+            "there by hand ('fedfuse run' says which columns they need)"
+        )
+    for spec in missing:
+        _from_mirrors(spec, directory / spec.file, chosen, timeout, progress)
+    return Fetched(directory, tuple(s.file for s in missing), tuple(s.file for s in present))
 
 
-def _check_present(known: FileSpec, path: Path, name: str, mirrors: Sequence[str]) -> None:
+def _check_present(spec: FileSpec, path: Path, name: str, mirrors: Sequence[str]) -> None:
     import pooch
 
     found = pooch.file_hash(str(path), alg="sha256")
-    if found not in known.accepted:
+    if found not in spec.sha256:
         advice = "move it away or delete it, then fetch again" if mirrors else "see that its rows and columns are right"
         raise FedfuseError(
             f"{str(path)!r} is there, but it is not the file of {name} (its sha256 is {found}, expected is "
-            f"{known.sha256}); {advice}"
+            f"{spec.sha256[0]}); {advice}"
         )
 
 
-def _by_hand(name: str, lacking: Sequence[FileSpec], directory: Path) -> FedfuseError:
-    files = " and ".join(repr(str(directory / known.file)) for known in lacking)
-    return FedfuseError(
-        f"{name} cannot be downloaded: no lasting address is known that has its tables in this form; put {files} "
-        "there by hand ('fedfuse run' says which columns they need)"
-    )
-
-
 def _from_mirrors(
-    known: FileSpec, path: Path, mirrors: Sequence[str], timeout: float, progress: Progress | None
+    spec: FileSpec, path: Path, mirrors: Sequence[str], timeout: float, progress: Progress | None
 ) -> None:
     downloader = Resuming(path.with_name(path.name + ".part"), timeout, progress)
     reasons = []
     for mirror in mirrors:
-        reason = _from_mirror(known, path, mirror, downloader)
+        reason = _from_mirror(spec, path, mirror, downloader)
         if reason is None:
             return
         reasons.append(f"{mirror}: {reason}")
     raise FedfuseError(
-        f"no mirror sent {known.file}: {'; '.join(reasons)}; try again later (what has come is kept and gone on "
+        f"no mirror sent {spec.file}: {'; '.join(reasons)}; try again later (what has come is kept and gone on "
         f"with), or put the file into {str(path.parent)!r} yourself"
     )
 
 
-def _from_mirror(known: FileSpec, path: Path, mirror: str, downloader: Resuming) -> str | None:
-    """Try one mirror; return why it failed, None if it did not."""
-    address = mirror.rstrip("/") + "/" + known.name
+def _from_mirror(spec: FileSpec, path: Path, mirror: str, downloader: Resuming) -> str | None:
+    """Try one mirror; return why it failed, None if it succeeded."""
+    address = mirror.rstrip("/") + "/" + spec.name
     resumed = downloader.part.exists()
     try:
-        # a first part that another mirror has sent may be to blame for a wrong whole: then begin anew
-        if _placed(known, path, address, downloader) or (resumed and _placed(known, path, address, downloader)):
+        # The part that another mirror sent may be what is wrong: then start over.
+        if _placed(spec, path, address, downloader) or (resumed and _placed(spec, path, address, downloader)):
             return None
     except _MirrorError as reason:
         return str(reason)
     return "sent other bytes than expected (the checksum is wrong)"
 
 
-def _placed(known: FileSpec, path: Path, address: str, downloader: Resuming) -> bool:
-    """Download to a temporary file, check it, and only then put it into its place."""
+def _placed(spec: FileSpec, path: Path, address: str, downloader: Resuming) -> bool:
+    """Download to a temporary file, check it, and move it into place; return whether the checksum was right."""
     import pooch
 
     try:
         with _silent(pooch.get_logger()):
-            pooch.retrieve(address, f"sha256:{known.sha256}", path.name, path.parent, downloader=downloader)
-    except ValueError:  # pooch's word for a wrong checksum; the file is gone by now
+            pooch.retrieve(address, f"sha256:{spec.sha256[0]}", path.name, path.parent, downloader=downloader)
+    except ValueError:  # A wrong checksum; pooch has deleted the file.
         return False
     return True
 
 
 @dataclass(frozen=True)
 class Resuming:
-    """A downloader for pooch that keeps what has come in a .part file and goes on from there.
+    """A downloader for pooch that keeps a partial download in a .part file and resumes it.
 
     Attributes
     ----------
@@ -166,7 +256,7 @@ class Resuming:
     """
 
     part: Path
-    timeout: float = TIMEOUT
+    timeout: float = TIMEOUT_SECONDS
     progress: Progress | None = None
 
     def __call__(self, url: str, output_file: str, pooch: Any = None) -> None:
@@ -188,21 +278,21 @@ class Resuming:
         import requests
 
         have = self.part.stat().st_size if self.part.exists() else 0
-        # no packing on the way: what is counted and checked are the bytes of the file
+        # Without compression on the way, the bytes counted are those of the file.
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
         with requests.get(url, headers=headers, stream=True, timeout=self.timeout) as answer:
             if answer.ok:
                 return self._write(answer, *_extent(answer, have))
             if not have or answer.status_code != requests.codes.requested_range_not_satisfiable:
                 raise _MirrorError(f"{answer.status_code} {answer.reason}")
-        self.part.unlink()  # as long as the file, or longer, and yet not known as whole
+        self.part.unlink()  # Nothing follows the part, and yet it is not the file.
         return self._download(url)
 
     def _write(self, answer: Any, start: int, total: int | None) -> None:
         done = start
         with self.part.open("r+b" if start else "wb") as file:
             file.seek(start)
-            for chunk in answer.raw.stream(_CHUNK, decode_content=False):
+            for chunk in answer.raw.stream(_CHUNK_BYTES, decode_content=False):
                 file.write(chunk)
                 done += len(chunk)
                 if self.progress:
@@ -218,10 +308,10 @@ class Resuming:
 
 
 def _extent(answer: Any, have: int) -> tuple[int, int | None]:
-    """Return where the bytes of an answer belong, and how long the whole file is, where the server says."""
+    """Return at which byte an answer starts, and how long the whole file is, where the server says."""
     length = answer.headers.get("Content-Length", "")
     coming = int(length) if length.isdigit() else None
-    # "bytes 100-199/200"; a server without ranges sends the whole file again
+    # Content-Range is "bytes 100-199/200"; a server without ranges sends the whole file again.
     ranged = answer.status_code == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
     start = have if ranged else 0
     return start, None if coming is None else start + coming
@@ -229,7 +319,7 @@ def _extent(answer: Any, have: int) -> tuple[int, int | None]:
 
 @contextmanager
 def _silent(logger: logging.Logger) -> Iterator[None]:
-    """Keep pooch from writing to the terminal by itself."""
+    """Keep pooch from logging to the terminal."""
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:

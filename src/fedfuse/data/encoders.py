@@ -1,29 +1,173 @@
-"""How one column of a table becomes features, learned from training rows only."""
+"""Encoders of table columns: numbers and dates are standardised, categories one-hot encoded, missing values filled.
+
+Everything is learned from training rows only. Errors name the column, the device and the row.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from fedfuse.data.table_columns import Table, natural
-from fedfuse.errors import FedfuseError
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.data.federation import Goal
+from fedfuse.errors import FedfuseError, guess
+from fedfuse.utils.files import Kinds, check_fields
+from fedfuse.utils.typing import Bools, Floats, Ints
 
 log = logging.getLogger(__name__)
 
+Kind: TypeAlias = Literal["number", "date", "level"]
+
 OTHER = "other"
 MISSING = "missing"
+# A text column with more distinct values than this, in more than this ratio of its rows, holds identifiers.
+MIN_IDENTIFIERS, MIN_IDENTIFIER_RATIO = 20, 0.9
+
+_OBJECT_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("integer", "floating", "decimal", "mixed-integer-float"), "number"),
+    **dict.fromkeys(("datetime", "datetime64", "date", "timedelta", "timedelta64"), "date"),
+}
+_ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_SAVED: dict[str, Kinds] = {
+    "version": int, "device": str, "target": str, "goal": str, "classes": list, "columns": list,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of a data frame, read as numbers, days or levels; ``rows`` selects and orders its rows."""
+
+    columns: dict[str, pd.Series[Any]]
+    device: str
+    n: int
+    rows: Ints | None = None
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame, device: str) -> Table:
+        """Return the columns of a data frame, without a copy."""
+        if not isinstance(frame, pd.DataFrame):
+            raise FedfuseError(f"expected a pandas DataFrame, got a {type(frame).__name__}")
+        columns: dict[str, pd.Series[Any]] = {}
+        for j, name in enumerate(map(str, frame.columns)):
+            if name in columns:
+                raise FedfuseError(f"two columns are called {name!r}: rename one")
+            columns[name] = frame.iloc[:, j]
+        if not len(frame):
+            raise FedfuseError("the table has no rows")
+        return cls(columns, device, len(frame))
+
+    def at(self, rows: Ints) -> Table:
+        """Return the table with these rows of the frame only, in this order."""
+        return replace(self, rows=rows, n=len(rows))
+
+    def require(self, names: Iterable[str], what: str = "column") -> None:
+        """Refuse columns that the table does not have; suggest the nearest."""
+        for name in names:
+            if name not in self.columns:
+                known = ", ".join(map(repr, self.columns))
+                question = guess(str(name), self.columns)
+                raise FedfuseError(f"the table has no {what} {name!r}; {question}its columns are {known}")
+
+    def series(self, name: str) -> pd.Series[Any]:
+        column = self.columns[name]
+        return column if self.rows is None else column.iloc[self.rows]
+
+    def missing(self, name: str) -> Bools:
+        return np.asarray(self.series(name).isna(), dtype=np.bool_)
+
+    def kind(self, name: str) -> Kind:
+        """Tell what a column holds: numbers, dates (also as ISO text), or levels (text, booleans, …)."""
+        series, types = self.series(name), pd.api.types
+        if isinstance(series.dtype, pd.CategoricalDtype) or types.is_bool_dtype(series.dtype):
+            return "level"
+        if types.is_complex_dtype(series.dtype):
+            raise FedfuseError(f"column {name!r} holds complex numbers; split it into real and imaginary parts")
+        if types.is_numeric_dtype(series.dtype):
+            return "number"
+        if types.is_datetime64_any_dtype(series.dtype) or types.is_timedelta64_dtype(series.dtype):
+            return "date"
+        found = types.infer_dtype(series, skipna=True)
+        return "date" if found == "string" and _all_iso_dates(series) else _OBJECT_KINDS.get(found, "level")
+
+    def numbers(self, name: str) -> Floats:
+        """Return a column as float64, missing values as NaN."""
+        series = self.series(name)
+        if isinstance(series.dtype, pd.CategoricalDtype):
+            series = series.astype(object)
+        values = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        self._refuse(name, np.isnan(values) & ~self.missing(name), "numbers are needed")
+        self._refuse(name, np.isinf(values), "finite numbers are needed (leave missing values empty)")
+        return values
+
+    def days(self, name: str) -> Floats:
+        """Return dates as days since 1970-01-01 and durations as days; missing values as NaN."""
+        series = self.series(name)
+        if pd.api.types.infer_dtype(series, skipna=True) in ("timedelta", "timedelta64"):
+            spans = pd.to_timedelta(series)
+        else:
+            dates = pd.to_datetime(series, format="ISO8601", utc=True, errors="coerce")
+            self._refuse(name, np.asarray(dates.isna()) & ~self.missing(name), "dates like 2024-03-31 are needed")
+            spans = dates - pd.Timestamp(0, tz="UTC")
+        days: Floats = (spans / pd.Timedelta(days=1)).to_numpy(dtype=np.float64, na_value=np.nan)
+        return days
+
+    def levels(self, name: str) -> tuple[Ints, list[str]]:
+        """Return the number of each row's level (-1: missing), and the levels as text."""
+        try:
+            codes, found = pd.factorize(self.series(name))
+        except TypeError:
+            raise FedfuseError(f"column {name!r} holds lists or the like; numbers or text are needed") from None
+        merged, levels = pd.factorize(np.array([as_text(v) for v in found], dtype=object))
+        # Code -1 picks the last entry.
+        return np.append(merged, -1)[codes].astype(np.int64), list(levels)
+
+    def _refuse(self, name: str, bad: Bools, need: str) -> None:
+        if not bad.any():
+            return
+        at = int(np.argmax(bad))
+        row = at if self.rows is None else int(self.rows[at])
+        value = self.columns[name].iloc[row]
+        owner = f"device {as_text(self.columns[self.device].iloc[row])!r}, " if self.device in self.columns else ""
+        raise FedfuseError(f"{owner}column {name!r}, row {row} (from 0): the value is {str(value)!r}, but {need}")
+
+
+def _all_iso_dates(series: pd.Series[Any]) -> bool:
+    present = series.dropna()
+    if present.empty or not _ISO_DATE.match(present.iloc[0]):
+        return False
+    return bool(pd.to_datetime(present, format="ISO8601", utc=True, errors="coerce").notna().all())
+
+
+def as_text(value: Any) -> str:
+    """Return a level or a device's name as text; 3.0 is "3": whole numbers turn float beside missing values."""
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def natural_key(name: str) -> tuple[list[Any], str]:
+    """Return a sort key that puts site2 before site10.
+
+    >>> sorted(["site10", "site2", "7"], key=natural_key)
+    ['7', 'site2', 'site10']
+    """
+    parts: list[Any] = re.split(r"(\d+)", name)
+    parts[1::2] = map(int, parts[1::2])
+    return parts, name
 
 
 @dataclass(frozen=True)
 class ScaledColumn:
-    """Numbers or dates (as days): ``(x - mean) / sd``, missing as ``fill``, and a 0/1 column for missing.
+    """Standardised numbers or dates (as days): ``(x - mean) / sd``, and a 0/1 feature for missing values.
 
-    A column that never varies (``sd`` 0) is kept only for what its missing values say.
+    Missing values become ``fill``. A column that never varies (``sd`` 0) keeps the 0/1 feature only.
     """
 
     name: str
@@ -39,14 +183,12 @@ class ScaledColumn:
         return (title,) * (self.sd > 0) + (f"{self.name} {MISSING}",) * self.flag_missing
 
     @property
-    def offsets(self) -> list[float]:
-        return [self.mean] * (self.sd > 0) + [0.0] * self.flag_missing
-
-    @property
-    def scales(self) -> list[float]:
-        return [self.sd] * (self.sd > 0) + [1.0] * self.flag_missing
+    def scaling(self) -> list[tuple[float, float]]:
+        """Offset and scale of each feature."""
+        return [(self.mean, self.sd)] * (self.sd > 0) + [(0.0, 1.0)] * self.flag_missing
 
     def write(self, table: Table, out: Floats) -> None:
+        """Write the features of each row into an array of zeros."""
         x = _values(table, self.name, self.kind)
         gaps = np.isnan(x)
         if self.flag_missing:
@@ -57,10 +199,10 @@ class ScaledColumn:
 
 @dataclass(frozen=True)
 class LevelColumn:
-    """One 0/1 column per level, or a single one for the second of two levels.
+    """One-hot encoded categories: a 0/1 feature per level, or a single one for the second of two levels.
 
-    A level not among ``levels`` counts as "other" where there is such a level, else all columns are 0 (with
-    two levels: as the first).
+    A level that is not among ``levels`` counts as "other" where there is such a level; otherwise all features are 0
+    (with two levels: as the first).
     """
 
     name: str
@@ -76,19 +218,16 @@ class LevelColumn:
         return tuple(f"{self.name}={level}" for level in self._shown)
 
     @property
-    def offsets(self) -> list[float]:
-        return [0.0] * len(self._shown)
-
-    @property
-    def scales(self) -> list[float]:
-        return [1.0] * len(self._shown)
+    def scaling(self) -> list[tuple[float, float]]:
+        """Offset and scale of each feature."""
+        return [(0.0, 1.0)] * len(self._shown)
 
     def write(self, table: Table, out: Floats) -> None:
+        """Write the features of each row into an array of zeros."""
         codes, found = table.levels(self.name)
         places = {level: j for j, level in enumerate(self._shown)}
-        # an unknown level is "other"; where that level is not shown, no column is set
-        other = places.get(OTHER, -1)
-        known = set(self.levels)
+        # An unknown level is "other"; where that level is not shown, no feature is set.
+        other, known = places.get(OTHER, -1), set(self.levels)
         lookup = np.array([places.get(v, -1) if v in known else other for v in [*found, MISSING]])
         place = lookup[codes]
         rows = np.flatnonzero(place >= 0)
@@ -99,7 +238,7 @@ Column: TypeAlias = ScaledColumn | LevelColumn
 
 
 def fit_column(table: Table, name: str, train: Ints) -> Column | None:
-    """Learn a column from the training rows; None if it tells nothing, which is logged."""
+    """Learn a column from the training rows; return None, and log why, if it carries no information."""
     if table.missing(name)[train].all():
         log.warning("column %r is dropped: it is empty in all training rows", name)
         return None
@@ -118,8 +257,7 @@ def _values(table: Table, name: str, kind: Literal["number", "date"]) -> Floats:
 def _fit_scaled(table: Table, name: str, kind: Literal["number", "date"], train: Ints) -> ScaledColumn:
     x = _values(table, name, kind)[train]
     seen = x[~np.isnan(x)]
-    # not sd == 0, which rounding can miss
-    varies = seen.min() < seen.max()
+    varies = seen.min() < seen.max()  # Rounding can give a constant column an sd above 0.
     with np.errstate(over="ignore"):
         mean, sd = float(seen.mean()), float(seen.std()) if varies else 0.0
     if not np.isfinite([mean, sd]).all():
@@ -131,35 +269,31 @@ def _fit_levels(table: Table, name: str, train: Ints) -> LevelColumn | None:
     codes, found = table.levels(name)
     counts = np.bincount(codes[train] + 1, minlength=len(found) + 1)
     gaps, counts = int(counts[0]), counts[1:]
-    if _like_identifier(counts):
+    distinct = np.count_nonzero(counts)
+    if distinct > MIN_IDENTIFIERS and distinct > MIN_IDENTIFIER_RATIO * counts.sum():
         _refuse_numbers_as_text(table, name)
         log.warning("column %r is dropped: nearly every row has a value of its own", name)
         return None
-    common = counts >= rare_below(len(train))
-    levels = sorted((found[j] for j in np.flatnonzero(common)), key=natural)
-    # text that says "other" or "missing" joins the pool of that name
+    common = counts >= min_level_rows(len(train))
+    levels = sorted((found[j] for j in np.flatnonzero(common)), key=natural_key)
+    # Text that says "other" or "missing" joins the level of that name.
     pooled = bool(counts[~common].any()) or OTHER in levels
     empty = gaps > 0 or MISSING in levels
     kept = tuple(v for v in levels if v not in (OTHER, MISSING))
     return LevelColumn(name, kept + (OTHER,) * pooled + (MISSING,) * empty)
 
 
-def rare_below(n: int) -> float:
+def min_level_rows(n: int) -> float:
     """Return how many of n training rows a level needs: 1 %, and at least 10 (in a small table 5 %).
 
-    >>> rare_below(100), rare_below(500), rare_below(10_000)
+    >>> min_level_rows(100), min_level_rows(500), min_level_rows(10_000)
     (5.0, 10.0, 100.0)
     """
     return max(0.01 * n, min(10.0, 0.05 * n))
 
 
-def _like_identifier(counts: Ints) -> bool:
-    distinct, rows = np.count_nonzero(counts), counts.sum()
-    return bool(distinct > 20 and distinct > 0.9 * rows)
-
-
 def _refuse_numbers_as_text(table: Table, name: str) -> None:
-    # a single "?" turns a column of numbers into text; dropping it silently would be a trap
+    # A single "?" turns a column of numbers into text; dropping it with a warning only would be a trap.
     values = table.series(name).dropna()
     bad = pd.to_numeric(values.astype(object), errors="coerce").isna()
     if bad.mean() < 0.5:
@@ -170,8 +304,114 @@ def _refuse_numbers_as_text(table: Table, name: str) -> None:
         )
 
 
-def column_from_json(spec: dict[str, Any]) -> Column:
-    """Return the column that this plain dict describes."""
+@dataclass(frozen=True)
+class Encoder:
+    """What was learned of a table's columns: plain data, saved as JSON, enough to predict for new tables.
+
+    Attributes
+    ----------
+    device, target
+        The columns that say which device a row is of and what is to be predicted.
+    goal
+        ``"classification"`` or ``"regression"``.
+    classes
+        The labels behind the class numbers; empty for regression.
+    columns
+        What was learned of each feature column.
+
+    Examples
+    --------
+    >>> from fedfuse.data import federation_from_frame
+    >>> frame = pd.DataFrame({"site": ["a"] * 8 + ["b"] * 8, "age": [30, 50] * 8, "y": ["no", "yes"] * 8})
+    >>> encoder = federation_from_frame(frame, device="site", target="y").encoder
+    >>> encoder.features, encoder.transform(frame[:2]).ravel().tolist()
+    (('age',), [-1.0, 1.0])
+    >>> Encoder.from_json(encoder.to_json()) == encoder
+    True
+    """
+
+    device: str
+    target: str
+    goal: Goal
+    classes: tuple[Any, ...]
+    columns: tuple[Column, ...]
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        """Names of the columns of `transform`."""
+        return tuple(name for column in self.columns for name in column.features)
+
+    def transform(self, table: pd.DataFrame | Table) -> Floats:
+        """Return the features of each row of a table (rows x features). The target need not be there.
+
+        Missing numbers become the training median. A level never seen in training counts as "other" where training
+        had rare levels; otherwise all 0/1 features of that column are 0.
+        """
+        table = table if isinstance(table, Table) else Table.of(table, self.device)
+        table.require([column.name for column in self.columns])
+        X = np.zeros((table.n, len(self.features)))
+        first = 0
+        for column in self.columns:
+            last = first + len(column.features)
+            column.write(table, X[:, first:last])
+            first = last
+        return X
+
+    def devices(self, frame: pd.DataFrame) -> npt.NDArray[np.object_]:
+        """Return the device name of each row of a table, "" where it is missing."""
+        table = Table.of(frame, self.device)
+        table.require([self.device], "device column")
+        codes, names = table.levels(self.device)
+        return np.array([*names, ""], dtype=object)[codes]
+
+    def targets(self, frame: pd.DataFrame) -> npt.NDArray[Any]:
+        """Return the target of each row of a table: class numbers (-1: unknown), or values (NaN: missing)."""
+        table = Table.of(frame, self.device)
+        table.require([self.target], "target column")
+        if self.goal == "regression":
+            return table.numbers(self.target)
+        codes, found = table.levels(self.target)
+        known = {as_text(c): k for k, c in enumerate(self.classes)}
+        return np.array([*(known.get(v, -1) for v in found), -1], dtype=np.int64)[codes]
+
+    def unscale(self, coef: Floats) -> Floats:
+        """Return coefficients in the table's own units, for the same predictions.
+
+        ``coef`` are those of the standardised features: outputs x (features + 1), the intercept last.
+        """
+        offsets, scales = map(np.array, zip(*(pair for column in self.columns for pair in column.scaling), strict=True))
+        slopes = np.asarray(coef)[..., :-1] / scales
+        intercept = np.asarray(coef)[..., -1:] - slopes @ offsets[:, None]
+        return np.concatenate([slopes, intercept], axis=-1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain dicts, lists, numbers and text, as `json.dump` wants them."""
+        columns = [asdict(column) for column in self.columns]
+        for column in columns:
+            column.update({key: list(value) for key, value in column.items() if isinstance(value, tuple)})
+        return {
+            "version": 1,
+            "device": self.device,
+            "target": self.target,
+            "goal": self.goal,
+            "classes": list(self.classes),
+            "columns": columns,
+        }
+
+    @classmethod
+    def from_json(cls, spec: dict[str, Any]) -> Encoder:
+        """Return the encoder that `to_json` wrote."""
+        check_fields(spec, _SAVED, "the encoder", whole=False)
+        try:
+            if spec["version"] != 1:
+                raise FedfuseError(f"this encoder is of version {spec['version']}; fedfuse here reads version 1")
+            columns = tuple(_column_from_json(column) for column in spec["columns"])
+            return cls(spec["device"], spec["target"], spec["goal"], tuple(spec["classes"]), columns)
+        except (KeyError, TypeError) as problem:
+            raise FedfuseError(f"this is not the description of an encoder ({problem!r} is wrong)") from None
+
+
+def _column_from_json(spec: dict[str, Any]) -> Column:
     if spec["kind"] == "level":
         return LevelColumn(spec["name"], tuple(spec["levels"]))
     return ScaledColumn(**spec)

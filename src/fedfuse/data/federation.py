@@ -1,4 +1,4 @@
-"""Who has which data: devices with their rows, cut into train, validation and test parts."""
+"""Federations: devices with their rows, cut into training, validation and test parts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.data import checks as check
-from fedfuse.data.targets import encode
+from fedfuse.data import checks, targets
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
@@ -21,7 +20,7 @@ from fedfuse.utils.typing import Floats, Ints
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedfuse.data.tables import Encoder
+    from fedfuse.data.encoders import Encoder
 
 Goal: TypeAlias = Literal["classification", "regression"]
 Part: TypeAlias = Literal["train", "train/1", "train/2", "validation", "train+validation", "test", "all"]
@@ -34,6 +33,10 @@ _SPANS: dict[str, tuple[int, int]] = {
     "test": (2, 3),
     "all": (0, 3),
 }
+_MAX_NAMES_SHOWN = 6
+# Limits to what a remote device may say of itself.
+MAX_REMOTE_CLASSES = 100_000
+MAX_REMOTE_ROWS = 10**12
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,7 @@ class Federation:
     encoder
         How a table's columns became numbers, where they did.
     shape
-        The shape of one row's features before they were laid in a line, (1, 28, 28) for instance; None for
-        tables.
+        The shape of one row's features before they were flattened, (1, 28, 28) for instance; None for tables.
     """
 
     names: tuple[str, ...]
@@ -116,12 +118,12 @@ class Federation:
 
     @property
     def here(self) -> bool:
-        """Whether the rows are here, and not with the devices alone."""
+        """Whether the rows are in this process; those of a `RemoteFederation` stay with the devices."""
         return True
 
     def rows(self, part: Part) -> Rows:
         """Return one part of every device's rows."""
-        if part in ("train/1", "train/2"):  # two independent halves of the training rows, which lie at random
+        if part in ("train/1", "train/2"):  # Halves of the training rows, independent because rows lie at random.
             first, last = self.cuts[:, 0], self.cuts[:, 1]
             middle = (first + last) // 2
             return Rows(self.X, self.y, *((first, middle) if part == "train/1" else (middle, last)))
@@ -134,7 +136,7 @@ class Federation:
             try:
                 return self._positions[device]
             except KeyError:
-                raise FedfuseError(f"no device is called {device!r}; known: {_some(self.names)}") from None
+                raise FedfuseError(f"no device is called {device!r}; known: {_abbreviate(self.names)}") from None
         if not 0 <= device < self.m:
             raise FedfuseError(f"device {device} is outside 0 … {self.m - 1}")
         return int(device)
@@ -170,7 +172,7 @@ class Federation:
     @cached_property
     def fingerprint(self) -> str:
         """A short hash of all that training sees; a checkpoint belongs to one fingerprint."""
-        digest = hashlib.sha256()  # for which processors have instructions
+        digest = hashlib.sha256()  # Processors have instructions for it.
         for part in (self.X, self.y, self.cuts):
             digest.update(str((part.shape, part.dtype)).encode())
             digest.update(np.ascontiguousarray(part).data)
@@ -206,9 +208,9 @@ class Federation:
         Parameters
         ----------
         data
-            ``{name: (X, y)}`` or a list of (X, y): arrays, data frames or tensors. With more than two
-            dimensions (rows x channels x height x width, say) rows are laid in a line, as float32, and `shape`
-            remembers theirs. Values are taken as they are: scale images beforehand.
+            ``{name: (X, y)}`` or a list of (X, y): arrays, data frames or tensors. Rows with more than one
+            dimension (channels x height x width, say) are flattened to float32, and `shape` keeps their shape.
+            Values are taken as they are: scale images beforehand.
         goal
             Told from y when not given: text, booleans, objects, categories and whole numbers (also as floats)
             with at most 20 distinct values over all devices mean classes, which are numbered in sorted order.
@@ -217,17 +219,17 @@ class Federation:
         features
             Column names; told from data frames when not given, else x0, x1, …
         shape
-            Of one row, where rows are images that lie in a line already; told from X when not given.
+            Of one row, where images are flattened already; told from X when not given.
         test, validation
             Shares: of a device's rows for the test, and of the rest for validation. Every part with a share
             above 0 gets at least one row of every device.
         seed
-            Draws the rows of each part, for each device on its own.
+            Draws the rows of each part, independently for each device.
 
         Raises
         ------
         FedfuseError
-            For data that cannot be used; the sentence names the device, and the column where there is one.
+            For data that cannot be used; the message names the device, and the column where there is one.
 
         Examples
         --------
@@ -236,24 +238,25 @@ class Federation:
         >>> Federation.from_arrays({"a": (X, X[:, 0]), "b": (X, -X[:, 0])})
         Federation(2 devices, 80 rows (40 to 40 each), 3 features, regression)
         """
-        check.check_splits(test, validation, seed)
-        names, pairs = check.named_pairs(data)
-        columns = check.feature_names(names, [X for X, _ in pairs], features)
-        arrays = [check.as_numpy(X, "X", name) for (X, _), name in zip(pairs, names, strict=True)]
-        form = check.row_shape(arrays, names, shape)
-        Xs = [check.feature_array(X, name, keep=form is not None) for X, name in zip(arrays, names, strict=True)]
-        check.check_widths(Xs, names, columns)
+        checks.check_splits(test, validation, seed)
+        names, pairs = checks.named_pairs(data)
+        columns = checks.feature_names(names, [X for X, _ in pairs], features)
+        arrays = [checks.as_numpy(X, "X", name) for (X, _), name in zip(pairs, names, strict=True)]
+        form = checks.row_shape(arrays, names, shape)
+        image = form is not None
+        Xs = [checks.feature_array(X, name, keep_dtype=image) for X, name in zip(arrays, names, strict=True)]
+        checks.check_widths(Xs, names, columns)
         columns = columns or default_features(Xs[0].shape[1])
         for X, name in zip(Xs, names, strict=True):
-            check.check_finite(X, name, columns)
-        ys = [check.target_array(y, name, len(X)) for (_, y), name, X in zip(pairs, names, Xs, strict=True)]
-        check.check_same_kind(ys, names)
+            checks.check_finite(X, name, columns)
+        ys = [targets.target_array(y, name, len(X)) for (_, y), name, X in zip(pairs, names, Xs, strict=True)]
+        targets.check_same_kind(ys, names)
         counts = np.array([len(X) for X in Xs], dtype=np.int64)
-        check.check_counts(counts, names, test, validation)
-        found, y, classes = encode(np.concatenate(ys), goal, "the target")
+        checks.check_counts(counts, names, test, validation)
+        found, y, classes = targets.encode_target(np.concatenate(ys), goal, "the target")
         rows, cuts = shuffled_rows(counts, seed), cut_points(counts, test, validation)
-        groups = check.truth_array(truth, len(names))
-        X = _gathered(Xs, rows, cuts, np.float64 if form is None else np.float32)
+        groups = checks.truth_array(truth, len(names))
+        X = _gather(Xs, rows, cuts, np.float32 if image else np.float64)
         return cls(names, X, y[rows], cuts, found, classes, columns, groups, shape=form)
 
     @classmethod
@@ -262,8 +265,8 @@ class Federation:
     ) -> Federation:
         """Build a federation from a table with a device column and a target column.
 
-        The other columns become features as `fedfuse.data.tables.federation_from_frame` describes, which also
-        says what ``splits`` (test, validation, seed) are.
+        See `fedfuse.data.tables.federation_from_frame` for how the other columns become features, and for
+        ``splits`` (test, validation, seed).
         """
         from fedfuse.data.tables import federation_from_frame
 
@@ -280,31 +283,128 @@ class Federation:
     ) -> Federation:
         """Build a federation from one data set per device, or one (training set, test set).
 
-        A data set is anything with a length whose items are (x, y), a PyTorch Dataset for instance, as
-        `fedfuse.data.datasets.federation_from_datasets` describes, which also says what ``splits`` (test,
-        validation, seed) are.
+        A data set is anything with a length whose items are (x, y), a PyTorch Dataset for instance. See
+        `fedfuse.data.datasets.federation_from_datasets`, also for ``splits`` (test, validation, seed).
         """
         from fedfuse.data.datasets import federation_from_datasets
 
         return federation_from_datasets(data, goal=goal, truth=truth, **splits)
 
 
+@dataclass(frozen=True, repr=False)
+class RemoteFederation(Federation):
+    """Devices known by their numbers of rows, columns and classes; the rows are elsewhere.
+
+    ``digests`` are the devices' own hashes of their rows.
+    """
+
+    digests: tuple[str, ...] = ()
+
+    @property
+    def here(self) -> bool:
+        return False
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for word in (*self.names, *self.digests, *map(str, self.classes), str(self.cuts.tolist())):
+            digest.update(word.encode() + b"\0")
+        return digest.hexdigest()
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Mapping[str, Any]]) -> RemoteFederation:
+        """Build the federation of devices that say this of themselves (see `flower.device.facts_of`).
+
+        >>> said = {"goal": "regression", "columns": 2, "classes": [], "rows": [6, 2, 2], "digest": "0"}
+        >>> RemoteFederation.from_facts({"b": said, "a": said})
+        Federation(2 devices, 20 rows (10 to 10 each), 2 features, regression)
+        """
+        names = tuple(sorted(facts, key=_numbers_first))
+        said = [check_facts(name, facts[name]) for name in names]
+        for name, other in zip(names, said, strict=True):
+            _check_agreement(name, other, names[0], said[0])
+        cuts = np.array([[0, *np.cumsum(s["rows"])] for s in said], np.int64)
+        goal, p, shape = said[0]["goal"], int(said[0]["columns"]), said[0].get("shape")
+        return cls(
+            names=names,
+            X=np.empty((0, p)),
+            y=np.empty(0, np.int64 if goal == "classification" else np.float64),
+            cuts=cuts + (np.cumsum(cuts[:, 3]) - cuts[:, 3])[:, None],
+            goal=goal,
+            classes=_union([s["classes"] for s in said]),
+            features=tuple(said[0].get("features") or default_features(p)),
+            shape=None if shape is None else tuple(shape),
+            digests=tuple(str(s["digest"]) for s in said),
+        )
+
+
+def check_facts(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a remote device says of itself; raise an error where it is impossible."""
+    goal, rows, columns, classes, shape = (said.get(key) for key in ("goal", "rows", "columns", "classes", "shape"))
+    good = (
+        goal in targets.GOALS
+        and _are_counts(rows, least=0)
+        and len(rows) == 3
+        and _are_counts([columns], least=1)
+        and isinstance(classes, list)
+        and len(classes) <= MAX_REMOTE_CLASSES
+        and all(isinstance(c, (str, int, float, bool)) and c == c for c in classes)  # NaN differs from itself.
+        and len(set(classes)) == len(classes)
+        and bool(classes) == (goal == "classification")
+        and isinstance(said.get("digest"), str)
+        and (shape is None or (_are_counts(shape, least=1) and prod(shape) == columns))
+        and (said.get("features") is None or _are_names(said["features"], columns))
+    )
+    if not good:
+        raise FedfuseError(f"device {name!r} says impossible things of its rows")
+    return said
+
+
+def _check_agreement(name: str, said: Mapping[str, Any], first_name: str, first: Mapping[str, Any]) -> None:
+    for key, hint in (("goal", "say goal in the run's configuration"), ("columns", "give all the same columns")):
+        if said[key] != first[key]:
+            words = f"device {name!r} has {key} {said[key]}, device {first_name!r} {first[key]}"
+            raise FedfuseError(f"{words}: {hint}")
+    if any(said.get(key) != first.get(key) for key in ("features", "shape")):
+        raise FedfuseError(f"device {name!r} has other columns than device {first_name!r}: give all the same columns")
+
+
+def _are_counts(values: Any, *, least: int) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(v) is int and least <= v <= MAX_REMOTE_ROWS for v in values)
+
+
+def _are_names(values: Any, n: Any) -> bool:
+    return isinstance(values, list) and len(values) == n and all(isinstance(v, str) for v in values)
+
+
+def _union(classes: list[list[Any]]) -> tuple[Any, ...]:
+    found = {label for labels in classes for label in labels}
+    if len({isinstance(label, str) for label in found}) > 1:
+        raise FedfuseError("some devices have text for classes and others numbers: make them alike")
+    return tuple(sorted(found))
+
+
+def _numbers_first(name: str) -> tuple[int, int, str]:
+    """Sort numbers by size, and before words."""
+    return (0, int(name), name) if name.isdecimal() else (1, 0, name)
+
+
 def cut_points(counts: Ints, test: float, validation: float) -> Ints:
     """Return the cut points (m x 4) for devices with these numbers of rows.
 
-    Every part that is asked for, and training always, has at least one row where there are rows enough.
+    Training and every part with a share above 0 have at least one row, where there are enough.
 
     >>> cut_points(np.array([10, 3]), test=0.2, validation=0.2).tolist()
     [[0, 6, 8, 10], [10, 11, 12, 13]]
     """
     n_test = _share(counts, test, keep=1 + (validation > 0))
-    return cuts_beside(counts - n_test, n_test, validation)
+    return cuts_with_test(counts - n_test, n_test, validation)
 
 
-def cuts_beside(counts: Ints, n_test: Ints, validation: float) -> Ints:
-    """Return the cut points (m x 4) for devices with these numbers of rows to learn from, and for the test.
+def cuts_with_test(counts: Ints, n_test: Ints, validation: float) -> Ints:
+    """Return the cut points (m x 4) for devices with these numbers of training and validation rows, and test rows.
 
-    >>> cuts_beside(np.array([10, 5]), np.array([3, 1]), validation=0.2).tolist()
+    >>> cuts_with_test(np.array([10, 5]), np.array([3, 1]), validation=0.2).tolist()
     [[0, 8, 10, 13], [13, 17, 18, 19]]
     """
     n_validation = _share(counts, validation, keep=1)
@@ -318,7 +418,7 @@ def _share(counts: Ints, share: float, keep: int) -> Ints:
 
 
 def shuffled_rows(counts: Ints, seed: int) -> Ints:
-    """Return row numbers, device after device, each device's shuffled by its own key."""
+    """Return row numbers, device after device; each device's are shuffled by its own key."""
     starts = np.cumsum(counts) - counts
     return np.concatenate(
         [s + generator(seed, "split", i).permutation(n) for i, (s, n) in enumerate(zip(starts, counts, strict=True))]
@@ -326,12 +426,12 @@ def shuffled_rows(counts: Ints, seed: int) -> Ints:
 
 
 def default_features(n: int) -> tuple[str, ...]:
-    """Return names for columns without names: x0, x1, … as scikit-learn has them."""
+    """Return scikit-learn's names for columns without names: x0, x1, …"""
     return tuple(f"x{j}" for j in range(n))
 
 
-def _gathered(Xs: Sequence[Floats], rows: Ints, cuts: Ints, dtype: npt.DTypeLike) -> Floats:
-    # straight from each device's array to its place: one copy in all
+def _gather(Xs: Sequence[Floats], rows: Ints, cuts: Ints, dtype: npt.DTypeLike) -> Floats:
+    # Copied once, from each device's array to its place.
     X: Floats = np.empty((len(rows), Xs[0].shape[1]), dtype)
     for Xi, (start, *_, stop) in zip(Xs, cuts, strict=True):
         place, order = X[start:stop], rows[start:stop] - start
@@ -342,6 +442,6 @@ def _gathered(Xs: Sequence[Floats], rows: Ints, cuts: Ints, dtype: npt.DTypeLike
     return X
 
 
-def _some(names: Sequence[str], most: int = 6) -> str:
-    shown = ", ".join(repr(n) for n in names[:most])
-    return shown + (f", … ({len(names)} in all)" if len(names) > most else "")
+def _abbreviate(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(n) for n in names[:_MAX_NAMES_SHOWN])
+    return shown + (f", … ({len(names)} in all)" if len(names) > _MAX_NAMES_SHOWN else "")

@@ -1,4 +1,4 @@
-"""Housing and Body fat: two regressions with different answers in one federation (the paper's H&BF)."""
+"""Housing and Body fat: two different regressions in one federation (the paper's H&BF)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfuse.data.checks import check_splits
 from fedfuse.data.federation import Federation, cut_points
-from fedfuse.data.files import read_table
+from fedfuse.data.tables import read_table
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
@@ -17,8 +17,10 @@ from fedfuse.utils.typing import Floats, Ints
 
 @dataclass(frozen=True)
 class _Source:
+    """A table: its file, its rows' response and features, and how many rows each device gets."""
+
     file: str
-    word: str
+    name: str
     response: str
     features: tuple[str, ...]
     counts: tuple[int, ...]
@@ -41,16 +43,15 @@ _BODYFAT = _Source(
     ),
     (126, 126),
 )
-FILES = (_HOUSING.file, _BODYFAT.file)
+_SOURCES = (_HOUSING, _BODYFAT)
 
 
 def housing_bodyfat(directory: str | Path, seed: int = 0, test: float = 0.2, validation: float = 0.2) -> Federation:
     """Return six devices with Housing rows and two with Body-fat rows.
 
-    Housing gets a 14th feature of N(0, 1) noise, so that both have as many. Rows are shuffled once per seed
-    and then cut into devices and parts; each data set's features are standardised with its own training rows;
-    responses stay in raw units (1000 dollars, percent). As the columns differ, features carry both names
-    ("crim|density").
+    Housing gets a 14th feature of N(0, 1) noise, so that both have 14. Rows are shuffled once per seed and then
+    cut into devices and parts. Each data set's features are standardised with its own training rows; responses
+    stay in raw units (1000 dollars, percent). Features carry the names of both columns ("crim|density").
 
     Parameters
     ----------
@@ -62,23 +63,15 @@ def housing_bodyfat(directory: str | Path, seed: int = 0, test: float = 0.2, val
         Shares: of a device's rows for the test, and of the rest for validation.
     """
     check_splits(test, validation, seed)
-    parts = [_shuffled(Path(directory), source, seed) for source in (_HOUSING, _BODYFAT)]
-    counts = np.array(_HOUSING.counts + _BODYFAT.counts, dtype=np.int64)
-    cuts = cut_points(counts, test, validation)
-    X = np.concatenate([X for X, _ in parts])
-    y = np.concatenate([y for _, y in parts])
-    truth = np.repeat(np.arange(2), [len(_HOUSING.counts), len(_BODYFAT.counts)])
+    parts = [_shuffled(Path(directory), source, seed) for source in _SOURCES]
+    X, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    truth = np.repeat(np.arange(2), [len(source.counts) for source in _SOURCES])
+    cuts = cut_points(np.array(_HOUSING.counts + _BODYFAT.counts, dtype=np.int64), test, validation)
     for group in range(2):
         _standardise(X, cuts[truth == group])
-    return Federation(_names(), X, y, cuts, "regression", (), _features(), truth)
-
-
-def _names() -> tuple[str, ...]:
-    return tuple(f"{s.word}-{i + 1}" for s in (_HOUSING, _BODYFAT) for i in range(len(s.counts)))
-
-
-def _features() -> tuple[str, ...]:
-    return tuple(f"{h}|{b}" for h, b in zip((*_HOUSING.features, "noise"), _BODYFAT.features, strict=True))
+    names = tuple(f"{source.name}-{i + 1}" for source in _SOURCES for i in range(len(source.counts)))
+    features = tuple(f"{h}|{b}" for h, b in zip((*_HOUSING.features, "noise"), _BODYFAT.features, strict=True))
+    return Federation(names, X, y, cuts, "regression", (), features, truth)
 
 
 def _shuffled(directory: Path, source: _Source, seed: int) -> tuple[Floats, Floats]:
@@ -86,10 +79,10 @@ def _shuffled(directory: Path, source: _Source, seed: int) -> tuple[Floats, Floa
     frame = read_table(path)
     if not {*source.features, source.response} <= set(frame.columns) or len(frame) != n:
         raise FedfuseError(
-            f"{str(path)!r} is not the {source.word} data set: {n} rows with the columns "
+            f"{str(path)!r} is not the {source.name} data set: {n} rows with the columns "
             f"{', '.join(source.features)}, {source.response} are expected"
         )
-    order = generator(seed, f"{source.word} rows").permutation(n)
+    order = generator(seed, f"{source.name} rows").permutation(n)
     X = frame[list(source.features)].to_numpy(dtype=np.float64)[order]
     y = frame[source.response].to_numpy(dtype=np.float64)[order]
     if source is _HOUSING:
@@ -98,7 +91,7 @@ def _shuffled(directory: Path, source: _Source, seed: int) -> tuple[Floats, Floa
 
 
 def _standardise(X: Floats, cuts: Ints) -> None:
-    """Give the rows of these devices, in place, mean 0 and sd 1 over their training rows."""
+    """Standardise the rows of these devices in place: mean 0 and sd 1 over their training rows."""
     train = np.concatenate([X[start:stop] for start, stop, *_ in cuts])
     span = slice(cuts[0, 0], cuts[-1, -1])
     X[span] = (X[span] - train.mean(axis=0)) / train.std(axis=0)

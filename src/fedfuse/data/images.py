@@ -1,8 +1,15 @@
-"""Images over devices whose groups differ by swapped labels or by rotation: MNIST, Fashion-MNIST, digits."""
+"""Images over devices whose groups differ by swapped labels or by rotation: MNIST, Fashion-MNIST, digits.
+
+MNIST's files have the idx format: a magic number, sizes, then bytes (http://yann.lecun.com/exdb/mnist, bottom).
+"""
 
 from __future__ import annotations
 
+import gzip
+import struct
+import zlib
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -10,22 +17,20 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data.checks import check_splits
-from fedfuse.data.directory import directory_with
-from fedfuse.data.federation import Federation, cuts_beside, default_features
-from fedfuse.data.idx import read_idx
+from fedfuse.data.download import directory_with, files_of
+from fedfuse.data.federation import Federation, cuts_with_test, default_features
 from fedfuse.data.partition import (
-    Deal,
     Dirichlet,
     Even,
     Grouping,
     LabelSwap,
+    Partition,
     Partitioner,
     Rotation,
     TestPartition,
-    deal_by_shares,
-    deal_enough,
-    deal_test,
-    in_groups,
+    consecutive_groups,
+    draw_partition,
+    draw_test_partition,
 )
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.random import generator
@@ -34,13 +39,8 @@ from fedfuse.utils.typing import Floats, Ints
 Groups: TypeAlias = Literal["swap", "rotate"] | Grouping
 
 N_CLASSES = 10
-_IDX = (
-    *("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
-    *("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
-)
-FILES: dict[str, tuple[str, ...]] = {
-    name: tuple(f"{name}/{file}" for file in _IDX) for name in ("mnist", "fashion-mnist")
-}
+_UNSIGNED_BYTE = 0x08  # The type code of an idx file; image data sets use no other.
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Images:
     labels
         Class numbers from 0.
     brightest
-        What is divided by, so that features lie between 0 and 1.
+        The divisor that brings features between 0 and 1.
     """
 
     pixels: npt.NDArray[Any]
@@ -82,63 +82,50 @@ class Images:
 def mnist(
     seed: int = 0,
     *,
+    name: Literal["mnist", "fashion-mnist"] = "mnist",
     devices: int = 20,
     groups: Groups = "swap",
     alpha: float | None = 1.0,
     test_partition: TestPartition = "independent",
     validation: float = 0.2,
-    least: int = 5,
+    min_rows: int = 5,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """Return MNIST over devices in four groups, as the paper has it: 60,000 images to learn from, 10,000 to test.
+    """Return MNIST over devices in four groups, as in the paper: 60,000 images to learn from, 10,000 to test.
 
     Parameters
     ----------
     seed
-        Draws who gets which images, and the validation rows.
+        Draws each device's images, and its validation rows.
+    name
+        Which of the two data sets of this form.
     devices
-        How many; neighbours are in one group, five each by default.
+        How many; consecutive ones are in one group, five each by default.
     groups
-        ``"swap"``: group c exchanges the labels c and 8 - c. ``"rotate"``: its images are turned by c times 90
+        ``"swap"``: group c exchanges the labels c and 8 - c. ``"rotate"``: its images are rotated by c times 90
         degrees. Or a `partition.LabelSwap` or `partition.Rotation` of your own.
     alpha
-        Of the Dirichlet law of the devices' shares in each class; None for even shares.
+        Parameter of the Dirichlet distribution of the devices' shares in each class; None for even shares.
     test_partition
-        Test images are dealt by a new draw (``"independent"``), or with the shares of the training images
-        (``"same_shares"``): then a device is tested on the classes that it has learned.
+        Test images are given to devices by a new draw (``"independent"``), or with the shares of the training
+        images (``"same_shares"``): then a device is tested on the classes that it has learned.
     validation
         The share of a device's training images that is kept for validation.
-    least
+    min_rows
         Every device has at least so many training, validation and test images.
     data_dir
         Where the files are; see `data_directory`.
     """
-    train, test = read_images("mnist", data_dir)
-    partition = _partitioner(alpha)
+    train, test = read_images(name, data_dir)
     return image_federation(
-        train, test, seed=seed, devices=devices, groups=groups, partition=partition,
-        test_partition=test_partition, validation=validation, least=least,
+        train, test, seed=seed, devices=devices, groups=groups, partition=_partitioner(alpha),
+        test_partition=test_partition, validation=validation, min_rows=min_rows,
     )  # fmt: skip
 
 
-def fashion_mnist(
-    seed: int = 0,
-    *,
-    devices: int = 20,
-    groups: Groups = "swap",
-    alpha: float | None = 1.0,
-    test_partition: TestPartition = "independent",
-    validation: float = 0.2,
-    least: int = 5,
-    data_dir: str | Path | None = None,
-) -> Federation:
-    """Return Fashion-MNIST over devices in four groups; everything is as in `mnist`."""
-    train, test = read_images("fashion-mnist", data_dir)
-    partition = _partitioner(alpha)
-    return image_federation(
-        train, test, seed=seed, devices=devices, groups=groups, partition=partition,
-        test_partition=test_partition, validation=validation, least=least,
-    )  # fmt: skip
+def fashion_mnist(seed: int = 0, **options: Any) -> Federation:
+    """Return Fashion-MNIST over devices in four groups; the options are those of `mnist`."""
+    return mnist(seed, name="fashion-mnist", **options)
 
 
 def digits(
@@ -150,14 +137,14 @@ def digits(
     test_partition: TestPartition = "independent",
     test: float = 0.2,
     validation: float = 0.2,
-    least: int = 2,
+    min_rows: int = 2,
 ) -> Federation:
     """Return the 1,797 digits (8 x 8 pixels) that come with scikit-learn, over devices in four groups.
 
-    A quick start that needs no file. The images are few, about 90 for each of 20 devices, so shares are rather
-    even by default (``alpha=10``): with those of `mnist` (``alpha=1``) some devices would have next to no image
-    of the two classes that tell their group. Images for the test, a share of each class, are set aside before
-    anything is dealt. The other parameters are as in `mnist`.
+    A quick start that needs no file. There are only about 90 images for each of 20 devices, so shares are rather
+    even by default (``alpha=10``): with ``alpha=1`` as in `mnist` some devices would have next to no image of the
+    two classes that tell their group. Test images, a share of each class, are set aside first. The other
+    parameters are as in `mnist`.
 
     >>> digits(seed=0)
     Federation(20 devices, 1,797 rows (76 to 109 each), 1 x 8 x 8 features, 10 classes)
@@ -170,11 +157,11 @@ def digits(
     known = load_digits()
     whole = Images(known.images.astype(np.uint8), known.target.astype(np.int64), 16.0)
     shares = np.tile([1 - test, test], (N_CLASSES, 1))
-    aside = deal_by_shares(whole.labels, shares, generator(seed, "digits test images"))
-    learn, tested = (whole.at(rows) for rows in aside.rows())
+    sets = Partition.by_shares(whole.labels, shares, generator(seed, "digits test images"))
+    learned, tested = (whole.at(rows) for rows in sets.rows())
     return image_federation(
-        learn, tested, seed=seed, devices=devices, groups=groups, partition=_partitioner(alpha),
-        test_partition=test_partition, validation=validation, least=least,
+        learned, tested, seed=seed, devices=devices, groups=groups, partition=_partitioner(alpha),
+        test_partition=test_partition, validation=validation, min_rows=min_rows,
     )  # fmt: skip
 
 
@@ -188,9 +175,9 @@ def image_federation(
     seed: int = 0,
     test_partition: TestPartition = "independent",
     validation: float = 0.2,
-    least: int = 1,
+    min_rows: int = 1,
 ) -> Federation:
-    """Deal images to devices in groups, any images and any rules; the parameters are as in `mnist`.
+    """Give images to devices in groups, any images and any rules; the parameters are as in `mnist`.
 
     ``partition`` is a `partition.Dirichlet`, `partition.Even` or `partition.Shards`.
     """
@@ -198,23 +185,59 @@ def image_federation(
     if train.shape != test.shape:
         raise FedfuseError(f"training images have the shape {train.shape}, test images {test.shape}: they must agree")
     rule = _grouping(groups)
-    truth = in_groups(devices, rule.n_groups)
-    need, rng = _rows_needed(least, validation), generator(seed, "deal training rows")
-    learn = deal_enough(partition, train.labels, devices, rng, need, "training rows")
+    truth = consecutive_groups(devices, rule.n_groups)
+    # The purposes key the draws: other words would be other data.
+    need, rng = _rows_needed(min_rows, validation), generator(seed, "deal training rows")
+    learned = draw_partition(partition, train.labels, devices, rng, need, "training rows")
     rng = generator(seed, "deal test rows")
-    tested = deal_test(learn, partition, test.labels, rng, least, test_partition)
-    cuts = cuts_beside(learn.counts, tested.counts, validation)
-    X, y = _laid_out(train, learn, test, tested, cuts, rule, truth, seed)
+    tested = draw_test_partition(learned, partition, test.labels, rng, min_rows, test_partition)
+    cuts = cuts_with_test(learned.counts, tested.counts, validation)
+    # From bytes to numbers in one step, device by device.
+    X: Floats = np.empty((int(cuts[-1, -1]), prod(train.shape)), np.float32)
+    y = np.empty(len(X), np.int64)
+    for i, (rows, test_rows) in enumerate(zip(learned.rows(), tested.rows(), strict=True)):
+        rows = generator(seed, "split", i).permutation(rows)
+        start, _, middle, stop = cuts[i]
+        for images, at, span in ((train, rows, slice(start, middle)), (test, test_rows, slice(middle, stop))):
+            some = images.at(at)
+            pixels, y[span] = rule.apply(some.pixels, some.labels, int(truth[i]))
+            np.divide(pixels.reshape(len(at), -1), np.float32(images.brightest), out=X[span], casting="same_kind")
     classes = tuple(range(max(N_CLASSES, int(y.max()) + 1)))
     names, columns = tuple(str(i) for i in range(devices)), default_features(X.shape[1])
     return Federation(names, X, y, cuts, "classification", classes, columns, truth, shape=train.shape)
 
 
+def _partitioner(alpha: float | None) -> Partitioner:
+    return Even() if alpha is None else Dirichlet(alpha)
+
+
+def _grouping(groups: Groups) -> Grouping:
+    if not isinstance(groups, str):
+        return groups
+    rules: dict[str, Grouping] = {"swap": LabelSwap(), "rotate": Rotation()}
+    if groups not in rules:
+        raise FedfuseError(f"groups must be 'swap' or 'rotate', or a LabelSwap or Rotation, got {groups!r}")
+    return rules[groups]
+
+
+def _rows_needed(min_rows: int, validation: float) -> int:
+    """Return how many rows a device needs so that training and validation each have at least so many.
+
+    >>> _rows_needed(5, 0.2), _rows_needed(1, 0.0)
+    (23, 1)
+    """
+    if min_rows < 1:
+        raise FedfuseError(f"min_rows must be at least 1 row, got {min_rows}")
+    rows = min_rows
+    while validation and np.diff(cuts_with_test(np.array([rows]), np.array([0]), validation)[0, :3]).min() < min_rows:
+        rows += 1
+    return rows
+
+
 def read_images(name: str, data_dir: str | Path | None = None) -> tuple[Images, Images]:
     """Return the training and the test images of ``"mnist"`` or ``"fashion-mnist"``, as the files have them."""
-    way = f"get it with 'fedfuse data fetch {name}'"
-    directory = directory_with(FILES[name], name, way, data_dir)
-    files = [directory / file for file in FILES[name]]
+    directory = directory_with(name, data_dir)
+    files = [directory / file for file in files_of(name)]
     return _read_pair(*files[:2]), _read_pair(*files[2:])
 
 
@@ -232,56 +255,49 @@ def _read_pair(images: Path, labels: Path) -> Images:
     return Images(pixels, numbers.astype(np.int64))
 
 
-def _partitioner(alpha: float | None) -> Partitioner:
-    return Even() if alpha is None else Dirichlet(alpha)
+def read_idx(path: str | Path, ndim: int) -> npt.NDArray[np.uint8]:
+    """Read an idx file of unsigned bytes, gzipped or not, as a read-only array.
 
+    It must have ``ndim`` dimensions: 1 for labels, 3 for images.
 
-def _grouping(groups: Groups) -> Grouping:
-    if isinstance(groups, str):
-        rules: dict[str, Grouping] = {"swap": LabelSwap(), "rotate": Rotation()}
-        if groups not in rules:
-            raise FedfuseError(f"groups must be 'swap' or 'rotate', or a LabelSwap or Rotation, got {groups!r}")
-        return rules[groups]
-    return groups
-
-
-def _rows_needed(least: int, validation: float) -> int:
-    """Return how many rows a device needs so that training and validation each have at least so many.
-
-    >>> _rows_needed(5, 0.2), _rows_needed(1, 0.0)
-    (23, 1)
+    Raises
+    ------
+    FedfuseError
+        If it is missing, damaged, cut short, too long or something else.
     """
-    if least < 1:
-        raise FedfuseError(f"least must be at least 1 row, got {least}")
-    rows = least
-    while validation and _smaller_part(rows, validation) < least:
-        rows += 1
-    return rows
+    path = Path(path)
+    data = _content(path)
+    if len(data) < 4:
+        raise _damaged(path, f"it holds {len(data)} bytes, not even a magic number")
+    zero, kind, found = struct.unpack(">HBB", data[:4])
+    if zero or kind != _UNSIGNED_BYTE or found != ndim:
+        raise FedfuseError(
+            f"{str(path)!r} begins with the magic number 0x{data[:4].hex()}, but an idx file of bytes in {ndim} "
+            f"dimension{'s' if ndim > 1 else ''} begins with 0x{_UNSIGNED_BYTE << 8 | ndim:08x}; is it another file?"
+        )
+    first = 4 + 4 * ndim
+    if len(data) < first:
+        raise _damaged(path, f"it ends after {len(data)} bytes, inside its header")
+    shape = struct.unpack(f">{ndim}I", data[4:first])
+    values = len(data) - first
+    if values != prod(shape):
+        sizes = " x ".join(f"{n:,}" for n in shape)
+        fault = "is cut short" if values < prod(shape) else "is too long"
+        raise _damaged(path, f"it {fault}: its header says {sizes} values, but {values:,} follow")
+    return np.frombuffer(data, np.uint8, offset=first).reshape(shape)
 
 
-def _smaller_part(rows: int, validation: float) -> int:
-    cuts = cuts_beside(np.array([rows]), np.array([0]), validation)
-    return int(np.diff(cuts[0, :3]).min())
+def _content(path: Path) -> bytes:
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if raw[:2] == _GZIP_MAGIC else raw
+    except FileNotFoundError:
+        raise FedfuseError(f"there is no file {str(path)!r}; check the path") from None
+    except EOFError:
+        raise _damaged(path, "it is cut short") from None
+    except (gzip.BadGzipFile, zlib.error) as problem:
+        raise _damaged(path, str(problem)) from None
 
 
-def _laid_out(
-    train: Images,
-    learn: Deal,
-    test: Images,
-    tested: Deal,
-    cuts: Ints,
-    rule: Grouping,
-    truth: Ints,
-    seed: int,
-) -> tuple[Floats, Ints]:
-    """Write each device's images to their place: from bytes to numbers in one step, device by device."""
-    X: Floats = np.empty((int(cuts[-1, -1]), int(np.prod(train.shape))), np.float32)
-    y = np.empty(len(X), np.int64)
-    for i, (rows, test_rows) in enumerate(zip(learn.rows(), tested.rows(), strict=True)):
-        rows = generator(seed, "split", i).permutation(rows)
-        start, _, middle, stop = cuts[i]
-        for images, at, span in ((train, rows, slice(start, middle)), (test, test_rows, slice(middle, stop))):
-            some = images.at(at)
-            pixels, y[span] = rule.apply(some.pixels, some.labels, int(truth[i]))
-            np.divide(pixels.reshape(len(at), -1), np.float32(images.brightest), out=X[span], casting="same_kind")
-    return X, y
+def _damaged(path: Path, reason: str) -> FedfuseError:
+    return FedfuseError(f"{str(path)!r} is damaged: {reason}; delete it and get it again")

@@ -1,7 +1,7 @@
 """The paper's synthetic federations: ten classes, sixty features, devices in known groups (App. E.1).
 
-The draws and their order follow one legacy NumPy stream, so that a seed gives the very data of the paper's
-tables; only the split into parts is our own (keyed by seed and device).
+The draws and their order follow one legacy NumPy stream, so that a seed gives the data of the paper's tables; only
+the split into parts is keyed by seed and device.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fedfuse.data.federation import Federation, cut_points, default_features, sh
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.typing import Floats, Ints
 
-FeatureLaw: TypeAlias = Literal["uniform", "normal"]
+FeatureDistribution: TypeAlias = Literal["uniform", "normal"]
 
 N_FEATURES = 60
 N_CLASSES = 10
-NOISE = 0.5
-SIZES = re.compile(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*")  # devices per group, written out
+NOISE_SD = 0.5
+GROUP_SIZES = re.compile(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*")  # A scenario may also be written out: devices per group.
 # Devices per group, numbered one group after the other.
 SCENARIOS: dict[str, tuple[int, ...]] = {
     "S1": (25, 25, 25, 25),
@@ -45,7 +45,7 @@ class SyntheticTruth:
     groups
         The group of every device.
     mu
-        The mean of each group's parameters. It shifts all logits alike and so does not touch the labels.
+        The mean of each group's parameters. It shifts all logits alike, so labels do not depend on it.
     W, b
         Weights (groups x 10 x 60) and intercepts (groups x 10), float32 as drawn.
     """
@@ -57,7 +57,7 @@ class SyntheticTruth:
     b: Floats
 
     def scores(self, device: int, X: Floats) -> Floats:
-        """Return the logits of this device's rows before noise; their argmax bounds every accuracy."""
+        """Return the logits of this device's rows before noise; no classifier beats their argmax."""
         g = self.groups[device]
         scores: Floats = X @ self.W[g].astype(np.float64).T + self.b[g]
         return scores
@@ -65,7 +65,7 @@ class SyntheticTruth:
 
 def synthetic(
     scenario: str = "S1",
-    features: FeatureLaw = "uniform",
+    features: FeatureDistribution = "uniform",
     seed: int = 0,
     test: float = 0.2,
     validation: float = 0.2,
@@ -90,7 +90,7 @@ def synthetic(
     Federation(50 devices, 86,835 rows (250 to 18,460 each), 60 features, 10 classes)
     """
     check_splits(test, validation, seed)
-    if features not in get_args(FeatureLaw):
+    if features not in get_args(FeatureDistribution):
         raise FedfuseError(f"features must be 'uniform' or 'normal', got {features!r}")
     stream = _stream(seed)
     truth = _draw_truth(stream, _group_sizes(scenario))
@@ -102,7 +102,7 @@ def synthetic(
 
 
 def synthetic_truth(scenario: str = "S1", seed: int = 0) -> SyntheticTruth:
-    """Return the parameters that `synthetic` draws its data from (the same for both feature laws).
+    """Return the parameters that `synthetic` draws its data from (the same for both feature distributions).
 
     >>> truth = synthetic_truth("S1", seed=0)
     >>> truth.counts[:3].tolist(), truth.mu.round(2).tolist()
@@ -112,7 +112,7 @@ def synthetic_truth(scenario: str = "S1", seed: int = 0) -> SyntheticTruth:
 
 
 def _group_sizes(scenario: str) -> tuple[int, ...]:
-    if SIZES.fullmatch(scenario):
+    if GROUP_SIZES.fullmatch(scenario):
         return tuple(int(size) for size in scenario.split(","))
     if scenario not in SCENARIOS:
         known = f"{', '.join(SCENARIOS)}, or devices per group, such as 5,5,5,5"
@@ -127,7 +127,7 @@ def _stream(seed: int) -> np.random.RandomState:
 
 
 def _draw_truth(stream: np.random.RandomState, sizes: tuple[int, ...]) -> SyntheticTruth:
-    # the order of the draws is the data: row numbers, means, then W and b group by group
+    # The order of the draws decides the data: row numbers, means, then W and b group by group.
     counts = 5 * (np.floor(stream.lognormal(4, 2, sum(sizes))).astype(np.int64) + 50)
     mu = stream.normal(0, 1, len(sizes))
     W = np.empty((len(sizes), N_CLASSES, N_FEATURES), dtype=np.float32)
@@ -139,13 +139,13 @@ def _draw_truth(stream: np.random.RandomState, sizes: tuple[int, ...]) -> Synthe
 
 
 def _draw_rows(
-    stream: np.random.RandomState, truth: SyntheticTruth, features: FeatureLaw, cuts: Ints, rows: Ints
+    stream: np.random.RandomState, truth: SyntheticTruth, features: FeatureDistribution, cuts: Ints, rows: Ints
 ) -> tuple[Floats, Ints]:
     X, y = np.empty((len(rows), N_FEATURES)), np.empty(len(rows), dtype=np.int64)
     for i, (start, *_, stop) in enumerate(cuts):
         shape = (stop - start, N_FEATURES)
         Xi = stream.random_sample(shape) if features == "uniform" else stream.normal(size=shape)
-        noise = stream.normal(0, NOISE, (stop - start, N_CLASSES)).astype(np.float32)
+        noise = stream.normal(0, NOISE_SD, (stop - start, N_CLASSES)).astype(np.float32)
         yi = np.argmax(truth.scores(i, Xi) + noise, axis=1)
         order = rows[start:stop] - start
         X[start:stop], y[start:stop] = Xi[order], yi[order]

@@ -1,10 +1,10 @@
-"""Tables with a device column and a target column, and how their columns become numbers."""
+"""Tables: .csv and .parquet files, and federations from a table with a device column and a target column."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
-from functools import cached_property
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,135 +12,93 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedfuse.data.checks import check_counts, check_splits
-from fedfuse.data.encoders import Column, column_from_json, fit_column
+from fedfuse.data.encoders import Column, Encoder, Table, fit_column, natural_key
 from fedfuse.data.federation import Federation, Goal, cut_points, shuffled_rows
-from fedfuse.data.files import read_table
-from fedfuse.data.table_columns import Table, as_text, natural, text_array
-from fedfuse.data.targets import MOST_CLASSES, check_goal, encode
+from fedfuse.data.targets import MAX_INTEGER_CLASSES, check_goal, encode_target
 from fedfuse.errors import FedfuseError
-from fedfuse.utils.files import Kinds, check_fields
-from fedfuse.utils.typing import Floats, Ints
-
-__all__ = ["Encoder", "federation_from_frame", "read_table"]
+from fedfuse.utils.typing import Ints
 
 log = logging.getLogger(__name__)
 
+SUFFIXES = (".csv", ".csv.gz", ".parquet")
 # A class in fewer rows than this can be neither learned nor tested.
-RARE_CLASS = 5
-SAVED: dict[str, Kinds] = {
-    "version": int, "device": str, "target": str, "goal": str, "classes": list, "columns": list,
-}  # fmt: skip
+MIN_CLASS_ROWS = 5
+_ENCODING = "utf-8-sig"  # Excel writes a byte order mark at the beginning.
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """How a table's columns became numbers: plain data, saved as JSON, enough to predict for new tables.
+def read_table(path: str | Path) -> pd.DataFrame:
+    """Read a .csv, .csv.gz or .parquet file.
 
-    Attributes
-    ----------
-    device, target
-        The columns that say which device a row is of and what is to be predicted.
-    goal
-        ``"classification"`` or ``"regression"``.
-    classes
-        The labels behind the class numbers; empty for regression.
-    columns
-        What was learned of each feature column.
-
-    Examples
-    --------
-    >>> frame = pd.DataFrame({"site": ["a"] * 8 + ["b"] * 8, "age": [30, 50] * 8, "y": ["no", "yes"] * 8})
-    >>> encoder = federation_from_frame(frame, device="site", target="y").encoder
-    >>> encoder.features, encoder.transform(frame[:2]).ravel().tolist()
-    (('age',), [-1.0, 1.0])
-    >>> Encoder.from_json(encoder.to_json()) == encoder
-    True
+    Raises
+    ------
+    FedfuseError
+        If the file is missing, empty, cut short, of another kind, or Parquet without pyarrow.
     """
+    path = Path(path).expanduser()
+    if not path.name.lower().endswith(SUFFIXES):
+        raise FedfuseError(f"cannot read {str(path)!r}: the name must end in {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        raise FedfuseError(f"{str(path)!r} is a directory; give a file that ends in {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise FedfuseError(f"there is no file {str(path)!r}; check the path")
+    if path.stat().st_size == 0:
+        raise FedfuseError(f"the file {str(path)!r} is empty")
+    frame = _read_parquet(path) if path.name.lower().endswith(".parquet") else _read_csv(path)
+    if not len(frame) or not len(frame.columns):
+        raise FedfuseError(f"the file {str(path)!r} holds no rows")
+    return frame
 
-    device: str
-    target: str
-    goal: Goal
-    classes: tuple[Any, ...]
-    columns: tuple[Column, ...]
 
-    @cached_property
-    def features(self) -> tuple[str, ...]:
-        """Names of the columns of `transform`."""
-        return tuple(name for column in self.columns for name in column.features)
+def _read_csv(path: Path) -> pd.DataFrame:
+    try:
+        # One type per column over the whole file, not per chunk.
+        frame = pd.read_csv(path, low_memory=False, encoding=_ENCODING)
+        _refuse_repeated_names(path, frame)
+    except pd.errors.EmptyDataError:
+        raise FedfuseError(f"the file {str(path)!r} is empty") from None
+    except (pd.errors.ParserError, UnicodeDecodeError, OSError, EOFError) as problem:
+        raise _unreadable(path, problem) from None
+    if len(frame.columns) == 1 and any(mark in str(frame.columns[0]) for mark in ";\t"):
+        raise FedfuseError(f"the columns of {str(path)!r} are not separated by commas; save it with commas")
+    return _without_saved_index(frame)
 
-    def transform(self, frame: pd.DataFrame) -> Floats:
-        """Return the features of each row of a table (rows x features). The target need not be there.
 
-        Missing numbers become the training median; a level never seen in training counts as "other" where
-        training had rare levels, else all 0/1 columns of that table column are 0.
-        """
-        return self._write(Table.of(frame, self.device))
+def _refuse_repeated_names(path: Path, frame: pd.DataFrame) -> None:
+    # pandas renames a second column "a" to "a.1"; a second target would become a feature.
+    if not any(re.fullmatch(r".+\.\d+", str(name)) for name in frame.columns):
+        return
+    header = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, encoding=_ENCODING).iloc[0]
+    twice = header[header.duplicated() & (header != "")]
+    if len(twice):
+        raise FedfuseError(f"two columns of {str(path)!r} are called {twice.iloc[0]!r}: rename or remove one")
 
-    def _write(self, table: Table) -> Floats:
-        table.require([column.name for column in self.columns])
-        X = np.zeros((table.n, len(self.features)))
-        first = 0
-        for column in self.columns:
-            last = first + len(column.features)
-            column.write(table, X[:, first:last])
-            first = last
-        return X
 
-    def devices(self, frame: pd.DataFrame) -> npt.NDArray[np.object_]:
-        """Return the device name of each row of a table, "" where it is missing."""
-        table = Table.of(frame, self.device)
-        table.require([self.device], "device column")
-        return text_array(*table.levels(self.device))
+def _without_saved_index(frame: pd.DataFrame) -> pd.DataFrame:
+    # DataFrame.to_csv writes row numbers as a first column without a name.
+    first = frame.columns[0]
+    if first == "Unnamed: 0" and np.array_equal(frame[first], np.arange(len(frame))):
+        log.warning("the first column has no name and numbers the rows: dropped")
+        frame = frame.iloc[:, 1:]
+    return frame
 
-    def targets(self, frame: pd.DataFrame) -> npt.NDArray[Any]:
-        """Return the target of each row of a table: class numbers (-1: unknown), or values (NaN: missing)."""
-        table = Table.of(frame, self.device)
-        table.require([self.target], "target column")
-        if self.goal == "regression":
-            return table.numbers(self.target)
-        codes, found = table.levels(self.target)
-        known = {as_text(c): k for k, c in enumerate(self.classes)}
-        return np.array([*(known.get(v, -1) for v in found), -1], dtype=np.int64)[codes]
 
-    def unscale(self, coef: Floats) -> Floats:
-        """Return coefficients in the table's own units, for the same predictions.
+def _read_parquet(path: Path) -> pd.DataFrame:
+    try:
+        import pyarrow
+    except ImportError:
+        raise FedfuseError(
+            f'reading {str(path)!r} needs pyarrow: pip install "fedfuse[parquet]", or use a .csv file'
+        ) from None
+    try:
+        frame: pd.DataFrame = pd.read_parquet(path, engine="pyarrow")
+    except (pyarrow.ArrowException, OSError) as problem:
+        raise _unreadable(path, problem) from None
+    return frame
 
-        Parameters
-        ----------
-        coef
-            For standardised features: outputs x (features + 1), the intercept last.
-        """
-        offsets = np.array([v for column in self.columns for v in column.offsets])
-        scales = np.array([v for column in self.columns for v in column.scales])
-        slopes = np.asarray(coef)[..., :-1] / scales
-        intercept = np.asarray(coef)[..., -1:] - slopes @ offsets[:, None]
-        return np.concatenate([slopes, intercept], axis=-1)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain dicts, lists, numbers and text, as `json.dump` wants them."""
-        return {
-            "version": 1,
-            "device": self.device,
-            "target": self.target,
-            "goal": self.goal,
-            "classes": list(self.classes),
-            "columns": [
-                {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(column).items()}
-                for column in self.columns
-            ],
-        }
-
-    @classmethod
-    def from_json(cls, spec: dict[str, Any]) -> Encoder:
-        """Return the encoder that `to_json` wrote."""
-        check_fields(spec, SAVED, "the encoder", whole=False)
-        try:
-            if spec["version"] != 1:
-                raise FedfuseError(f"this encoder is of version {spec['version']}; fedfuse here reads version 1")
-            columns = tuple(column_from_json(c) for c in spec["columns"])
-            return cls(spec["device"], spec["target"], spec["goal"], tuple(spec["classes"]), columns)
-        except (KeyError, TypeError) as problem:
-            raise FedfuseError(f"this is not the description of an encoder ({problem!r} is wrong)") from None
+def _unreadable(path: Path, problem: Exception) -> FedfuseError:
+    reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+    return FedfuseError(f"cannot read {str(path)!r}: {reason}")
 
 
 def federation_from_frame(
@@ -153,14 +111,14 @@ def federation_from_frame(
     validation: float = 0.2,
     seed: int = 0,
 ) -> Federation:
-    """Build a federation from a table: one device per value of a column, every other column a feature.
+    """Build a federation from a table: one device per value of a column, features from all other columns.
 
     Parameters
     ----------
     frame
         The table; it is not changed.
     device
-        The column that says which device a row is of. Devices are named by its values as text and stand in
+        The column that says which device a row is of. Devices are named by its values as text and sorted in
         natural order (site2 before site10).
     target
         The column to predict.
@@ -172,7 +130,7 @@ def federation_from_frame(
 
     Notes
     -----
-    What is learned of a column is learned from training rows only, over all devices together:
+    Columns are encoded with what the training rows of all devices together say:
 
     - numbers are standardised; missing ones become the median, and if training rows had any, a 0/1 column
       "NAME missing" says where. Whole numbers are numbers: make codes text or categories beforehand.
@@ -213,7 +171,7 @@ def federation_from_frame(
     train = np.flatnonzero(np.arange(len(rows)) < np.repeat(cuts[:, 1], counts))
     table = table.at(rows[order])
     encoder = Encoder(device, target, goal, classes, _fit_columns(table, train, (device, target)))
-    X = encoder._write(table)
+    X = encoder.transform(table)
     return Federation(names, X, y[order], cuts, goal, classes, encoder.features, None, encoder)
 
 
@@ -227,7 +185,7 @@ def _check_roles(table: Table, device: str, target: str) -> None:
 
 
 def _known_rows(table: Table, device: str, target: str) -> Ints:
-    """Return the rows with a target and a device; the others are dropped, and the log says how many."""
+    """Return the rows with a target and a device; log how many others are dropped."""
     known = np.ones(table.n, dtype=np.bool_)
     for name, what in ((target, "target"), (device, "device")):
         gaps = table.missing(name)
@@ -242,37 +200,35 @@ def _known_rows(table: Table, device: str, target: str) -> Ints:
 def _targets(
     table: Table, rows: Ints, target: str, goal: Goal | None
 ) -> tuple[Ints, Goal, npt.NDArray[Any], tuple[Any, ...]]:
-    """Return the rows that stay, the goal, their target as numbers, and the classes."""
+    """Return the rows that are kept, the goal, their target as numbers, and the classes."""
     where = f"the target column {target!r}"
     _refuse_text_among_numbers(table.at(rows), target, goal)
     raw = _raw_target(table.at(rows), target)
-    found, y, classes = encode(raw, goal, where)
-    if found == "regression":
-        return rows, found, y, classes
-    frequent = np.bincount(y) >= RARE_CLASS
+    found, y, classes = encode_target(raw, goal, where)
+    frequent = np.bincount(y) >= MIN_CLASS_ROWS if found == "classification" else np.ones(1, np.bool_)
     if frequent.all():
         return rows, found, y, classes
     if frequent.sum() < 2:
         raise FedfuseError(
-            f"{where} has {len(classes)} different values, {frequent.sum()} of them in at least {RARE_CLASS} "
+            f"{where} has {len(classes)} different values, {frequent.sum()} of them in at least {MIN_CLASS_ROWS} "
             "rows, but two such classes are needed; for numbers try goal='regression'"
         )
     rare = [c for c, ok in zip(classes, frequent, strict=True) if not ok]
     keep = frequent[y]
     log.warning(
         "%d of %d rows are dropped: %d classes have fewer than %d rows each (%s)",
-        *(np.sum(~keep), len(y), len(rare), RARE_CLASS, ", ".join(map(str, rare[:6]))),
+        *(np.sum(~keep), len(y), len(rare), MIN_CLASS_ROWS, ", ".join(map(str, rare[:6]))),
     )
-    return rows[keep], *encode(raw[keep], "classification", where)
+    return rows[keep], *encode_target(raw[keep], "classification", where)
 
 
 def _refuse_text_among_numbers(table: Table, target: str, goal: Goal | None) -> None:
-    """Name the value that makes a target of numbers text: as classes it would only be said that there are too many."""
+    """Name the value that turns a target of numbers into text, rather than complain of too many classes."""
     series = table.series(target)
     if goal == "classification" or pd.api.types.infer_dtype(series) not in ("string", "mixed", "mixed-integer"):
         return
     numbers = pd.to_numeric(series.astype(object), errors="coerce")
-    if 0 < numbers.isna().mean() < 0.5 and (goal == "regression" or numbers.nunique() > MOST_CLASSES):
+    if 0 < numbers.isna().mean() < 0.5 and (goal == "regression" or numbers.nunique() > MAX_INTEGER_CLASSES):
         table.numbers(target)
 
 
@@ -282,13 +238,12 @@ def _raw_target(table: Table, target: str) -> npt.NDArray[Any]:
     series = table.series(target)
     if pd.api.types.infer_dtype(series) == "boolean":
         return series.to_numpy(dtype=np.bool_)
-    # text, and categories whatever they are made of
     return series.to_numpy(dtype=object)
 
 
 def _devices(table: Table, device: str) -> tuple[tuple[str, ...], Ints]:
     codes, found = table.levels(device)
-    order = sorted(range(len(found)), key=lambda j: natural(found[j]))
+    order = sorted(range(len(found)), key=lambda j: natural_key(found[j]))
     rank = np.empty(len(found), dtype=np.int64)
     rank[order] = np.arange(len(found))
     return tuple(found[j] for j in order), rank[codes]

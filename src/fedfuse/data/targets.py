@@ -1,12 +1,15 @@
-"""Is the target classes or values, and the numbers that stand for its classes."""
+"""Targets: classification or regression, and the class numbers that stand for labels."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.data.checks import MAX_ABS_VALUE, as_numpy, is_missing
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.typing import Floats, Ints
 
@@ -15,9 +18,43 @@ if TYPE_CHECKING:
 
 GOALS = ("classification", "regression")
 # Whole numbers with more distinct values than this are values, not classes.
-MOST_CLASSES = 20
-# Means of squares are sent as float32, which ends at 3e38.
-LARGEST = 1e18
+MAX_INTEGER_CLASSES = 20
+_KIND_WORDS = {"i": "numbers", "u": "numbers", "f": "numbers", "b": "booleans", "U": "text", "O": "text"}
+
+
+def target_array(y: Any, device: str, n: int) -> npt.NDArray[Any]:
+    """Return a device's y as one value per row: numbers, booleans, text or objects, none of them missing."""
+    array = as_numpy(y, "y", device)
+    if "pandas" in sys.modules and isinstance(getattr(y, "dtype", None), sys.modules["pandas"].CategoricalDtype):
+        array = array.astype(object)
+    if array.dtype.kind in "ST":
+        array = array.astype(str)
+    if array.ndim != 1:
+        raise FedfuseError(
+            f"device {device!r}: y has shape {array.shape}, but must hold one value per row (y.ravel()?)"
+        )
+    if len(array) != n:
+        raise FedfuseError(f"device {device!r}: X has {n} rows but y has {len(array)} values; they must match")
+    if array.dtype.kind not in _KIND_WORDS:
+        raise FedfuseError(f"device {device!r}: y has the type {array.dtype}, but must be numbers, booleans or text")
+    bad = ~np.isfinite(array) if array.dtype.kind == "f" else is_missing(array)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise FedfuseError(
+            f"device {device!r}: y[{row}] is {array[row]}, but every target must be known; drop such rows"
+        )
+    return array
+
+
+def check_same_kind(ys: Sequence[npt.NDArray[Any]], names: Sequence[str]) -> None:
+    """Refuse devices whose targets are of different kinds, for instance numbers here and text there."""
+    words = [_KIND_WORDS[y.dtype.kind] for y in ys]
+    for word, name in zip(words, names, strict=True):
+        if word != words[0]:
+            raise FedfuseError(
+                f"the target of device {name!r} is {word}, that of device {names[0]!r} is {words[0]}: "
+                "give all devices the same kind"
+            )
 
 
 def check_goal(goal: str | None) -> None:
@@ -26,74 +63,59 @@ def check_goal(goal: str | None) -> None:
         raise FedfuseError(f"goal must be 'classification' or 'regression', got {goal!r}")
 
 
-def goal_of(y: npt.NDArray[Any]) -> Goal:
+def infer_goal(y: npt.NDArray[Any]) -> Goal:
     """Tell the goal from a target without missing values.
 
-    >>> goal_of(np.array([0.0, 1.0, 1.0])), goal_of(np.array([0.5, 1.0])), goal_of(np.arange(100))
+    >>> infer_goal(np.array([0.0, 1.0, 1.0])), infer_goal(np.array([0.5, 1.0])), infer_goal(np.arange(100))
     ('classification', 'regression', 'regression')
     """
     if y.dtype.kind not in "iuf":
         return "classification"
     if y.dtype.kind == "f" and not np.array_equal(y, np.rint(y)):
         return "regression"
-    return "classification" if len(np.unique(y)) <= MOST_CLASSES else "regression"
+    return "classification" if len(np.unique(y)) <= MAX_INTEGER_CLASSES else "regression"
 
 
-def check_varies(y: npt.NDArray[Any], goal: Goal | None) -> None:
-    """Refuse a target that is the same in every row; only a regression that was asked for may do that."""
+def encode_target(y: npt.NDArray[Any], goal: Goal | None, where: str) -> tuple[Goal, npt.NDArray[Any], tuple[Any, ...]]:
+    """Return the goal, the target as float64 values or int64 class numbers, and the classes.
+
+    A target that is the same in every row is refused; only a regression that was asked for may have one.
+    """
+    check_goal(goal)
     if goal != "regression" and bool(np.all(y == y[0])):
         raise FedfuseError(
             f"the target is {y[0]!s} in every row: there is nothing to learn; "
             "give a target with at least two classes or values"
         )
+    goal = goal or infer_goal(y)
+    return (goal, _values(y, where), ()) if goal == "regression" else (goal, *_class_numbers(y, where))
 
 
-def encode(y: npt.NDArray[Any], goal: Goal | None, where: str) -> tuple[Goal, npt.NDArray[Any], tuple[Any, ...]]:
-    """Return the goal, the target as float64 values or int64 class numbers, and the classes."""
-    check_goal(goal)
-    check_varies(y, goal)
-    goal = goal or goal_of(y)
-    if goal == "regression":
-        return goal, values(y, where), ()
-    codes, classes = class_numbers(y, where)
-    return goal, codes, classes
-
-
-def values(y: npt.NDArray[Any], where: str) -> Floats:
+def _values(y: npt.NDArray[Any], where: str) -> Floats:
     """Return the target of a regression as float64."""
-    text = next((v for v in y if isinstance(v, (str, bytes))), None) if y.dtype.kind in "UO" else None
-    if text is None:
-        try:
-            return _squarable(y.astype(np.float64), where)
-        except FedfuseError:
-            raise
-        except (TypeError, ValueError):
-            text = y[0]
-    raise FedfuseError(f"{where} holds {str(text)!r}, but a regression needs numbers; use goal='classification'")
-
-
-def _squarable(y: Floats, where: str) -> Floats:
-    largest = float(np.abs(y).max(initial=0.0))
-    if largest > LARGEST:
+    text = [v for v in y if isinstance(v, (str, bytes))] if y.dtype.kind in "UO" else []
+    try:
+        values: Floats = y.astype(np.float64)
+    except (TypeError, ValueError):
+        text = text or [y[0]]
+    if text:
+        raise FedfuseError(f"{where} holds {str(text[0])!r}, but a regression needs numbers; use goal='classification'")
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest > MAX_ABS_VALUE:
         raise FedfuseError(
-            f"{where} holds values up to {largest:g}, but values above {LARGEST:g} are too large to be squared; "
+            f"{where} holds values up to {largest:g}, but values above {MAX_ABS_VALUE:g} are too large to be squared; "
             "divide them by a power of ten"
         )
-    return y
+    return values
 
 
-def class_numbers(y: npt.NDArray[Any], where: str) -> tuple[Ints, tuple[Any, ...]]:
+def _class_numbers(y: npt.NDArray[Any], where: str) -> tuple[Ints, tuple[Any, ...]]:
     """Number the classes 0, 1, … in sorted order; return the numbers and the classes."""
     try:
         classes, codes = np.unique(y, return_inverse=True)
     except TypeError:
         kinds = sorted({type(v).__name__ for v in y})
         raise FedfuseError(f"{where} mixes {' and '.join(kinds)}, which have no common order; use one kind") from None
-    return codes.astype(np.int64), _plain(classes)
-
-
-def _plain(classes: npt.NDArray[Any]) -> tuple[Any, ...]:
-    # 0.0 and 1.0 are what 0 and 1 become in a column with missing values
-    if classes.dtype.kind == "f" and np.array_equal(classes, np.rint(classes)):
-        return tuple(int(c) for c in classes)
-    return tuple(classes.tolist())
+    # 0 and 1 become 0.0 and 1.0 in a column with missing values.
+    whole = classes.dtype.kind == "f" and np.array_equal(classes, np.rint(classes))
+    return codes.astype(np.int64), tuple(int(c) for c in classes) if whole else tuple(classes.tolist())

@@ -15,8 +15,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedfuse.data.federation import Federation
-from fedfuse.data.remote import checked, roster
+from fedfuse.data.federation import Federation, RemoteFederation, check_facts
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.client import Build, fitting_model
 from fedfuse.flower.device import plain_labels
@@ -122,12 +121,12 @@ def gather(nodes: NodeRegistry, wanted: int, wait: float) -> Federation:
     if not good or len(good) < wanted:
         what = f"{len(good)} of {wanted or 'at least 1'} devices said hello within {wait:g} seconds"
         raise FedfuseError(f"{what}: {', '.join(sorted(good)) or 'nobody'}; start the others, or lower num-devices")
-    return roster(good)
+    return RemoteFederation.from_facts(good)
 
 
 def _refuse_if_impossible(nodes: NodeRegistry, name: str) -> None:
     try:
-        checked(name, nodes.facts[name])
+        check_facts(name, nodes.facts[name])
     except FedfuseError as problem:
         nodes.refuse(name, str(problem))
 
@@ -146,7 +145,7 @@ def gather_again(nodes: NodeRegistry, out: Path) -> Federation:
     missing = sorted(known.keys() - nodes.node_of.keys())
     if missing:
         log.warning("going on without %s for now", ", ".join(missing))
-    return roster(known)
+    return RemoteFederation.from_facts(known)
 
 
 class ReportCallback(Callback):

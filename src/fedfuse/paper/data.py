@@ -8,10 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedfuse.data.catalog import load
-from fedfuse.data.directory import absent, data_directory
 from fedfuse.data.federation import Federation
-from fedfuse.data.housing import FILES as TABLES
-from fedfuse.data.images import FILES as IMAGES
 from fedfuse.data.images import image_federation, read_images
 from fedfuse.data.partition import Dirichlet
 from fedfuse.utils.random import generator
@@ -19,6 +16,7 @@ from fedfuse.utils.typing import Ints
 
 TEST = 0.4  # test images for each training image, where only some are used: few would say little
 DEVICES = 20
+_MNIST = ("mnist", "fashion-mnist")
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Data:
     @property
     def kind(self) -> str:
         """``"synthetic"``, ``"housing-bodyfat"`` or ``"images"``."""
-        return "images" if self.name in (*IMAGES, "digits") else self.name.partition(":")[0]
+        return "images" if self.name in (*_MNIST, "digits") else self.name.partition(":")[0]
 
     @property
     def words(self) -> str:
@@ -58,12 +56,12 @@ class Data:
 
 @lru_cache(maxsize=2)
 def _loaded(data: Data, seed: int, data_dir: str | None) -> Federation:
-    if data.images is not None and data.name in IMAGES:
+    if data.images is not None and data.name in _MNIST:
         train, test = read_images(data.name, data_dir)
         some = (np.arange(min(data.images, len(train.labels))), np.arange(min(int(TEST * data.images), 10_000)))
         return image_federation(
             train.at(some[0]), test.at(some[1]), seed=seed, devices=DEVICES, groups="swap", partition=Dirichlet(1.0),
-            least=5,
+            min_rows=5,
         )  # fmt: skip
     whole = load(data.name, seed=seed, data_dir=data_dir)
     return whole if data.rows is None else fewer_rows(whole, data.rows)
@@ -82,12 +80,6 @@ def fewer_rows(federation: Federation, rows: int) -> Federation:
         end = cuts[-1][-1]
     some = np.concatenate(kept)
     return replace(federation, X=federation.X[some], y=federation.y[some], cuts=np.array(cuts, dtype=np.int64))
-
-
-def missing_files(name: str, data_dir: str | None) -> list[str]:
-    """Return the files that a data set needs and that are not there."""
-    files = TABLES if name == "housing-bodyfat" else IMAGES.get(name, ())
-    return absent(files, data_directory(data_dir))
 
 
 def late(truth: Ints, share: float, seed: int) -> Ints:

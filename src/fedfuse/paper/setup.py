@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from fedfuse.data.download import missing_files
 from fedfuse.data.synthetic import SCENARIOS
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.lambda_path import LambdaPath
 from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL
 from fedfuse.methods.method import Method
-from fedfuse.paper.data import DEVICES, Data, missing_files
+from fedfuse.paper.data import DEVICES, Data
 from fedfuse.paper.trial import Trial
 from fedfuse.protocol.local_work import Work, value
 from fedfuse.training.options import build, parse_options

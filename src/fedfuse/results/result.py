@@ -35,7 +35,7 @@ from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats, Ints
 
 if TYPE_CHECKING:
-    from fedfuse.data.tables import Encoder
+    from fedfuse.data.encoders import Encoder
     from fedfuse.training.newcomers import Newcomers
 
 SUMMARY: dict[str, Kinds] = {
@@ -91,7 +91,7 @@ class Profile:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Profile:
         """Build the profile that `to_json` described."""
-        from fedfuse.data.tables import Encoder
+        from fedfuse.data.encoders import Encoder
 
         _check_profile(data)
         return cls(

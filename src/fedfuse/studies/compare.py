@@ -15,7 +15,7 @@ from typing import Any
 
 from fedfuse.data.catalog import absolute
 from fedfuse.data.federation import Federation, Goal
-from fedfuse.data.synthetic import FeatureLaw
+from fedfuse.data.synthetic import FeatureDistribution
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.models import Model, model_called
@@ -51,7 +51,7 @@ def compare(
     jobs: int | None = 1,
     rounds: int | None = None,
     words: Sequence[str] = (),
-    features: FeatureLaw = "uniform",
+    features: FeatureDistribution = "uniform",
     device: str | None = None,
     target: str | None = None,
     goal: Goal | None = None,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.data import checks as check
+from fedfuse.data import checks
+from fedfuse.data.encoders import Encoder, natural_key
 from fedfuse.data.federation import Federation, cut_points, shuffled_rows
-from fedfuse.data.table_columns import natural
-from fedfuse.data.tables import Encoder
+from fedfuse.data.targets import target_array
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.typing import Bools, Floats, Ints
 
@@ -32,17 +32,17 @@ def gathered(
     ``data`` and ``y`` are the rows of one newcomer; or ``data`` alone is ``{name: (X, y)}`` or a list of (X, y). Parts
     are drawn by key as in every federation; a newcomer with few rows has fewer parts, but always rows to train on.
     """
-    check.check_splits(test, validation, seed)
-    names, pairs = check.named_pairs(data if y is None else {ALONE: (data, y)})
+    checks.check_splits(test, validation, seed)
+    names, pairs = checks.named_pairs(data if y is None else {ALONE: (data, y)})
     profile = result.profile
     Xs, ys = [], []
     for name, (X, target) in zip(names, pairs, strict=True):
-        rows = check.feature_array(_flat(check.as_numpy(X, "X", name), profile.shape), name)
+        rows = checks.feature_array(_flat(checks.as_numpy(X, "X", name), profile.shape), name)
         if rows.shape[1] != len(profile.features):
             raise FedfuseError(f"device {name!r} has {rows.shape[1]} features, the run has {len(profile.features)}")
-        check.check_finite(rows, name, profile.features)
+        checks.check_finite(rows, name, profile.features)
         Xs.append(rows)
-        ys.append(_numbers(check.target_array(target, name, len(rows)), profile.classes, name))
+        ys.append(_numbers(target_array(target, name, len(rows)), profile.classes, name))
     return _cut(result, names, Xs, ys, test, validation, seed)
 
 
@@ -93,7 +93,7 @@ def from_table(
         raise FedfuseError("this run was not trained on a table: its newcomers come from a data set, or from Python")
     devices, X, (y, known) = encoder.devices(frame), encoder.transform(frame), _targets(encoder, frame)
     new = ~np.isin(devices, [*result.profile.names, ""])
-    names = sorted(set(devices[new]), key=natural)
+    names = sorted(set(devices[new]), key=natural_key)
     able = [name for name in names if (known & (devices == name)).any()]
     rows = [np.flatnonzero(known & (devices == name)) for name in able]
     federation = None
