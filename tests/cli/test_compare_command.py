@@ -35,7 +35,7 @@ def test_a_comparison(fedfuse, small):
     status, out, err = fedfuse(*WORDS, "--out", "c")
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].split() == ["method", "RMSE", "clusters", "floats", "sent", "rounds", "seconds"]
+    assert lines[0].split() == ["method", "RMSE", "groups", "floats", "sent", "rounds", "seconds"]
     assert [line.split()[0] for line in lines[1:3]] == ["fpfc", "fpfc-l1"]
     assert "s.csv, mean ± population sd over 2 seeds" in out
     assert out.endswith("\nfiles: c\nreport: c/report.html\n")

@@ -17,10 +17,9 @@ import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.protocol.local_work import Work
 from fedfuse.studies.compare import compare, resume_comparison
-from fedfuse.studies.comparison import Comparison
+from fedfuse.studies.comparison import Comparison, holm, wilcoxon_p
 from fedfuse.studies.comparison_request import seeds_of
-from fedfuse.studies.jobs import Watcher, alone_in
-from fedfuse.studies.significance import holm, wilcoxon_p
+from fedfuse.studies.jobs import Watcher, directory_lock
 from fedfuse.training.options import build, options_by_method, parse_options
 from fedfuse.training.presets import preset
 from support.planted import planted, visits
@@ -116,7 +115,7 @@ def test_methods_without_groups_have_no_number_of_them(federation):
 
 def test_text_and_markdown(found):
     text = repr(found).splitlines()
-    assert text[0].split() == ["method", "RMSE", "clusters", "ARI", "floats", "sent", "rounds", "seconds"]
+    assert text[0].split() == ["method", "RMSE", "groups", "ARI", "floats", "sent", "rounds", "seconds"]
     assert text[2].startswith("fused ")
     row = found.table.loc["fused"]
     assert f"{row['test']:.4f}"[:5] in text[2]
@@ -179,13 +178,13 @@ def test_the_same_devices_are_averaged_over_seeds(found):
 
 
 def test_who_is_told_the_groups_is_not_the_best(found):
-    made = replace(made_up(found, DRAWN), told=frozenset("a"))
+    made = replace(made_up(found, DRAWN), oracles=frozenset("a"))
     assert made.table["best"].tolist() == [False, True, False]
     assert np.isfinite(made.table.loc["a", "p"])
-    assert "a: told the true groups, to show what can be had" in repr(made)
-    alone = replace(made_up(found, {"a": DRAWN["a"]}), told=frozenset("a"))
+    assert "a: given the true groups, as an upper bound" in repr(made)
+    alone = replace(made_up(found, {"a": DRAWN["a"]}), oracles=frozenset("a"))
     assert alone.table["best"].tolist() == [True]
-    assert "told" not in repr(alone)
+    assert "true groups" not in repr(alone)
 
 
 def test_marks(found):
@@ -355,7 +354,7 @@ def test_damaged_files(federation, tmp_path):
 
 def test_one_comparison_at_a_time(federation, tmp_path):
     pytest.importorskip("fcntl")
-    with alone_in(tmp_path), pytest.raises(FedfuseError, match="another process is at work"):
+    with directory_lock(tmp_path), pytest.raises(FedfuseError, match="another process is at work"):
         compare(federation, PAIR, seeds=1, out=tmp_path, **SHORT)
     compare(federation, PAIR, seeds=1, out=tmp_path, **SHORT)
 
@@ -397,7 +396,7 @@ def test_the_oracle_without_the_truth(federation, caplog):
     named = compare(unknown, ["fpfc", "oracle"], seeds=1, rounds=3)
     assert "true groups" in named.table.loc["oracle", "error"]
     known = compare(federation, "all", seeds=1, rounds=3)
-    assert known.told == {"oracle"}
+    assert known.oracles == {"oracle"}
     assert "oracle" in known.methods
     assert "oracle" not in known.contestants
 

@@ -16,7 +16,7 @@ from fedfuse.paper.experiment import Experiment, Shown, both, count, floats, pri
 from fedfuse.paper.setup import AUTO, CLUSTERING, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trial import Trial, evaluated, training_cost
 from fedfuse.protocol.local_work import Schedule, Work, value
-from fedfuse.studies.comparison_tables import NOTHING
+from fedfuse.studies.comparison import NOTHING
 
 METHODS = (*PAPER, AUTO)
 _SHORTER = {"synthetic": 20, "images": 4}

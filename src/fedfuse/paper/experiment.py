@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedfuse.paper.setup import PaperSetup
 from fedfuse.paper.trial import Trial
-from fedfuse.studies.comparison_tables import NOTHING
+from fedfuse.studies.comparison import NOTHING
 
 
 @dataclass

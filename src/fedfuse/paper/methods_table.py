@@ -13,7 +13,7 @@ from fedfuse.methods import FPFC
 from fedfuse.paper.experiment import Experiment, Shown, both, count, floats, printed
 from fedfuse.paper.setup import AUTO, CLUSTERING, OURS, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trial import Trial, training_cost
-from fedfuse.studies.comparison_tables import NOTHING
+from fedfuse.studies.comparison import NOTHING
 
 NUMBERS = ("test", "num", "ari", "cost", "cost_with_tuning", "rounds", "seconds")
 

@@ -11,7 +11,7 @@ import pandas as pd
 from fedfuse.paper.experiment import Experiment, Shown, both, printed
 from fedfuse.paper.setup import AUTO, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trial import Trial
-from fedfuse.studies.comparison_tables import NOTHING
+from fedfuse.studies.comparison import NOTHING
 
 METHODS = (*PAPER, AUTO)
 

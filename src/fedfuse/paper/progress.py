@@ -11,7 +11,7 @@ from fedfuse.paper.output import duration
 from fedfuse.paper.setup import effort
 from fedfuse.paper.trial import Trial
 from fedfuse.report.terminal import ComparisonBars
-from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Job, State
+from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Job, JobState
 
 EVERY = 60.0  # seconds between two lines where there is no terminal to draw a bar on
 
@@ -36,7 +36,7 @@ class Remaining(ComparisonBars):
     def _work(self) -> float:
         return sum(self._efforts)
 
-    def _told(self, states: Sequence[State]) -> tuple[float, str]:
+    def _told(self, states: Sequence[JobState]) -> tuple[float, str]:
         behind = sum(work * _done(state) for work, state in zip(self._efforts, states, strict=True))
         ended = sum(state in (DONE, FAILED) for state, _, _ in states)
         words = f"{ended} of {len(states)}{self._left(behind)}"
@@ -52,7 +52,7 @@ class Remaining(ComparisonBars):
         return f", about {duration(passed * (total - behind) / behind)} left"
 
 
-def _done(state: State) -> float:
+def _done(state: JobState) -> float:
     """Return the share of a run that is behind us; where the method itself says when it is done, that is a guess."""
     what, done, most = state
     if what == RUNNING:

@@ -7,14 +7,12 @@ depend on what others came to (settings that were chosen): experiments are asked
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from fedfuse.errors import FedfuseError
 from fedfuse.paper.experiment import Item
 from fedfuse.paper.setup import PaperSetup, effort
 from fedfuse.paper.trial import Trial
-from fedfuse.studies.jobs import Watcher, alone_in, run_here, run_in_workers
+from fedfuse.studies.jobs import Watcher, directory_lock, run_jobs
 from fedfuse.utils.threads import usable_cores
 
 
@@ -34,28 +32,15 @@ def run(items: Sequence[Item], setup: PaperSetup, watcher: Watcher, jobs: int | 
     """Run what is missing; return the messages of runs that failed, by key."""
     setup.home.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
-    with alone_in(setup.home):
+    processes, advice = jobs or usable_cores(), "the same command goes on where it was"
+    with directory_lock(setup.home):
         while rest := [trial for trial in missing(items, setup) if trial.key not in failed]:
-            for trial, outcome in zip(rest, _performed(rest, jobs, watcher), strict=True):
+            for trial, outcome in zip(rest, run_jobs(rest, processes, watcher, advice=advice), strict=True):
                 if isinstance(outcome, str):
                     failed[trial.key] = f"{trial.label}, seed {trial.seed}: {outcome}"
                 elif not trial.done:
                     failed[trial.key] = f"{trial.label}, seed {trial.seed}: its files are gone"
     return failed
-
-
-def _performed(trials: Sequence[Trial], jobs: int | None, watcher: Watcher) -> list[object]:
-    processes = min(jobs or usable_cores(), len(trials))
-    try:
-        if processes > 1:
-            return list(run_in_workers(trials, processes, watcher))
-        return list(run_here(trials, None, watcher))
-    except BrokenProcessPool:
-        raise FedfuseError(
-            "a worker process was killed (is memory short?); the same command goes on where it was"
-        ) from None
-    finally:
-        watcher.close()
 
 
 def seconds(item: Item, setup: PaperSetup) -> float:

@@ -16,8 +16,7 @@ from fedfuse.report.palette import ON_LIGHT, tone
 from fedfuse.report.settings_table import settings_of, versions
 from fedfuse.results.formatting import counted
 from fedfuse.results.result import Result
-from fedfuse.studies.comparison import Comparison
-from fedfuse.studies.comparison_tables import cells, footnotes, headings
+from fedfuse.studies.comparison import Comparison, cells, footnotes, headings
 from fedfuse.utils.files import read_json
 from fedfuse.utils.typing import Floats, Ints
 
@@ -144,7 +143,7 @@ def _silent(found: Comparison) -> list[str]:
 
 def _barcodes(found: Comparison) -> dict[str, Any] | None:
     """Return who is with whom by method, for the first seed that all have: a stripe for each device."""
-    grouped = [method for method in found.methods if method in found.clustering]
+    grouped = [method for method in found.methods if method in found.grouping]
     seeds = [s for s in found.seeds if all((method, s) in found.results for method in grouped)]
     if not grouped or not seeds:
         return None

@@ -24,8 +24,8 @@ from rich.table import Table
 
 from fedfuse.results.formatting import counted, cut_short, exposed, refusals, silence
 from fedfuse.results.result import Result, mean_score
-from fedfuse.studies.comparison_tables import cells, footnotes, headings
-from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Board, Job, State, Watcher
+from fedfuse.studies.comparison import cells, footnotes, headings
+from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Board, Job, JobState, Watcher
 from fedfuse.training.loop import Callback, Row, Run
 from fedfuse.utils.typing import Floats, Ints
 
@@ -174,7 +174,7 @@ class ComparisonBars(Watcher):
         """Return how much there is to do in all."""
         return len(self._jobs)
 
-    def _told(self, states: Sequence[State]) -> tuple[float, str]:
+    def _told(self, states: Sequence[JobState]) -> tuple[float, str]:
         """Return how much of it is done, and the words for that."""
         failed = sum(state == FAILED for state, _, _ in states)
         ended = failed + sum(state == DONE for state, _, _ in states)

@@ -109,7 +109,7 @@ def glances(directory: Path) -> list[Glance]:
             raise FedfuseError(f"{directory} holds no run of fedfuse, nor a comparison: config.json is missing")
         return [glance(directory)]
     request = Request.load(directory)
-    runs = [f"{label}-seed{seed}" for label in request.entries for seed in request.seeds]
+    runs = [f"{label}-seed{seed}" for label in request.methods for seed in request.seeds]
     looks = [glance(directory / "runs" / run) for run in runs]
     return [
         Glance(run, look.state, look.metric, look.rows, look.limit, look.silent)

@@ -1,4 +1,4 @@
-"""What a comparison has found: one row per method, and whether its distance to the best means anything."""
+"""The outcome of a comparison: a table with one row per method, paired tests against the best, and its text."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ import pandas as pd
 from fedfuse._version import __version__
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
+from fedfuse.results.formatting import counted, cut_short
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store
 from fedfuse.studies.comparison_request import Request
-from fedfuse.studies.comparison_tables import footnotes, markdown, plain_text
-from fedfuse.studies.significance import ALPHA, holm, wilcoxon_p
-from fedfuse.utils.files import atomic_write, without_nan, write_json
+from fedfuse.studies.jobs import finished_run
+from fedfuse.utils.files import atomic_write, without_nan, write_csv, write_json
 from fedfuse.utils.lazy import load
+from fedfuse.utils.typing import Floats
 
 Run: TypeAlias = tuple[str, int]  # method and seed
 NUMBERS = ("test", "n_clusters", "ari", "cost_floats", "rounds", "seconds")
+SIGNIFICANCE_LEVEL = 0.05
+NOTHING = "—"
+NOT_DIFFERENT = "≈"
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,16 @@ class Comparison:
     ----------
     dataset, methods, seeds
         What was compared.
-    clustering
-        The methods that form groups; of the others, number of groups and ARI would say nothing.
+    grouping
+        The methods that form groups; number of groups and ARI are not shown for the others.
     results
         The result of every run that succeeded, by (method, seed).
     errors
         The message of every run that failed, by (method, seed).
     same_devices
         Whether the devices are the same for all seeds, as those of a table are; if not, a seed draws new ones.
-    told
-        The methods that are told the true groups: they show what can be had, and are not the best of anything.
+    oracles
+        The methods that are given the true groups: an upper bound, never marked as best.
     repeats
         What the runs of a method differ by: their seed, or their random start.
     """
@@ -52,48 +55,47 @@ class Comparison:
     dataset: str
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
-    clustering: frozenset[str]
+    grouping: frozenset[str]
     results: dict[Run, Result]
     errors: dict[Run, str]
     same_devices: bool
-    told: frozenset[str] = frozenset()
+    oracles: frozenset[str] = frozenset()
     repeats: str = "seed"
 
     @classmethod
     def of(cls, request: Request, outcomes: Mapping[Run, Result | str]) -> Comparison:
-        """Build a comparison of what the runs came to; an error if all have failed."""
-        runs = [(label, seed) for label in request.entries for seed in request.seeds]
-        results = {run: found for run in runs if isinstance(found := outcomes[run], Result)}
-        errors = {run: found for run in runs if isinstance(found := outcomes[run], str)}
+        """Build a comparison from the results, or error messages, of its runs; raise an error if all have failed."""
+        results = {run: found for run in request.runs if isinstance(found := outcomes[run], Result)}
+        errors = {run: found for run in request.runs if isinstance(found := outcomes[run], str)}
         if not results:
-            raise FedfuseError(f"all {len(runs)} runs failed; {runs[0][0]}, seed {runs[0][1]}: {errors[runs[0]]}")
-        # not its truth: a method may have a parameter of the same name
-        clustering = {
-            label for label, e in request.entries.items() if getattr(type(e.method), "clusters", True) is not False
-        }
-        # a data set with a name is drawn or cut anew by each seed; of a table, only the split changes
-        same = request.source is None or request.source["device"] is not None
-        methods = tuple(request.entries)
-        told = frozenset(label for label, e in request.entries.items() if isinstance(e.method, Oracle))
-        plain = (request.dataset, methods, request.seeds, frozenset(clustering), results, errors, same, told)
-        return cls(*plain, repeats=request.repeats)
+            (label, seed), message = next(iter(errors.items()))
+            raise FedfuseError(f"all {len(errors)} runs failed; {label}, seed {seed}: {message}")
+        methods = {label: entry.method for label, entry in request.methods.items()}
+        # `is not False`: a method may have a parameter of this name.
+        grouping = (label for label, m in methods.items() if getattr(type(m), "clusters", True) is not False)
+        return cls(
+            request.dataset,
+            tuple(methods),
+            request.seeds,
+            frozenset(grouping),
+            results,
+            errors,
+            # A named data set is drawn or cut anew by each seed; of a table, only the split changes.
+            same_devices=request.source is None or request.source["device"] is not None,
+            oracles=frozenset(label for label, method in methods.items() if isinstance(method, Oracle)),
+            repeats=request.repeats,
+        )
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> Comparison:
         """Read a comparison from its directory, as far as it is finished."""
-        path = Path(directory)
-        request = Request.load(path)
-        outcomes: dict[Run, Result | str] = {}
-        for label in request.entries:
-            for seed in request.seeds:
-                place = path / "runs" / f"{label}-seed{seed}"
-                outcomes[label, seed] = Result.load(place) if Store(place).finished else "not finished"
-        return cls.of(request, outcomes)
+        request = Request.load(Path(directory))
+        return cls.of(request, {run: finished_run(request.run_directory(directory, run)) for run in request.runs})
 
     @property
     def contestants(self) -> tuple[str, ...]:
-        """The methods that are not told the true groups; all of them, where there are no others."""
-        return tuple(method for method in self.methods if method not in self.told) or self.methods
+        """The methods that are not given the true groups; all of them, where there are no others."""
+        return tuple(method for method in self.methods if method not in self.oracles) or self.methods
 
     @property
     def metric(self) -> str:
@@ -126,14 +128,14 @@ class Comparison:
         """One row per method: means and population standard deviations (``…_sd``) over seeds, and the comparison.
 
         ``runs`` is the number of seeds that succeeded. ``rounds`` counts those of a refit, too. ``best`` marks the
-        best mean of methods that are not told the groups, ``p`` is the p-value of the paired test against it
+        best mean of methods that are not given the groups, ``p`` is the p-value of the paired test against it
         (Wilcoxon's signed ranks over ``pairs`` devices, two-sided), ``p_holm`` the same with Holm's correction for
         testing all other methods.
         """
-        groups = self.runs.groupby("method", sort=False)[list(NUMBERS)]
-        means, spreads = groups.mean(), groups.std(ddof=0).add_suffix("_sd")
-        both = pd.concat([means, spreads], axis=1)[[name for n in NUMBERS for name in (n, f"{n}_sd")]]
-        table: pd.DataFrame = both.reindex(self.methods).rename_axis("method")
+        both = mean_and_sd(self.runs, ["method"], NUMBERS)
+        table: pd.DataFrame = (
+            both[[name for n in NUMBERS for name in (n, f"{n}_sd")]].reindex(self.methods).rename_axis("method")
+        )
         table.insert(0, "runs", [sum((m, s) in self.results for s in self.seeds) for m in self.methods])
         best = self._best(table)
         table["best"] = (table["test"] == table["test"].get(best, np.nan)) & table.index.isin(self.contestants)
@@ -141,22 +143,22 @@ class Comparison:
         table["pairs"] = pd.array([tests.get(m, (None, 0))[0] for m in self.methods], dtype="Int64")
         table["p"] = [tests.get(m, (0, np.nan))[1] for m in self.methods]
         table["p_holm"] = holm(table["p"].to_numpy())
-        table["error"] = [self._first_error(method) for method in self.methods]
+        first = {label: text for (label, _), text in reversed(self.errors.items())}
+        table["error"] = [first.get(method) for method in self.methods]
         return table
 
     def summary(self) -> dict[str, Any]:
         """Return all numbers as JSON-ready data: what ``table.json`` holds."""
-        table = self.table.astype(object).where(self.table.notna(), None)
-        runs = self.runs.astype(object).where(self.runs.notna(), None)
+        methods, runs = (t.astype(object).where(t.notna(), None) for t in (self.table.reset_index(), self.runs))
         summary = {
             "dataset": self.dataset,
             "metric": self.metric,
             "seeds": list(self.seeds),
-            "methods": table.reset_index().to_dict("records"),
+            "methods": methods.to_dict("records"),
             "paired_test": {
                 "test": "Wilcoxon signed-rank, two-sided, against the best mean",
                 "correction": "Holm",
-                "level": ALPHA,
+                "level": SIGNIFICANCE_LEVEL,
                 "pairs": "devices, averaged over seeds" if self.same_devices else "devices of all seeds",
             },
             "runs": runs.to_dict("records"),
@@ -166,19 +168,15 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """Return the table in Markdown, with its footnotes."""
-        return "\n".join([markdown(self), "", *(f"{note}  " for note in footnotes(self))]).rstrip() + "\n"
+        return "\n".join([_markdown(self), "", *(f"{note}  " for note in footnotes(self))]).rstrip() + "\n"
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write ``table.csv``, ``table.json``, ``table.md`` and ``scores.csv``."""
         path = Path(directory)
-        texts = {
-            "scores.csv": self.scores.to_csv(index=False, lineterminator="\n"),
-            "table.csv": self.table.to_csv(lineterminator="\n"),
-            "table.md": self.to_markdown(),
-        }
-        for name, text in texts.items():
-            with atomic_write(path / name) as file:
-                file.write(text.encode())
+        write_csv(path / "scores.csv", self.scores)
+        write_csv(path / "table.csv", self.table, index=True)
+        with atomic_write(path / "table.md") as file:
+            file.write(self.to_markdown().encode())
         write_json(path / "table.json", self.summary())
 
     def plot(self, ax: Any = None) -> Any:
@@ -186,7 +184,7 @@ class Comparison:
         return load("fedfuse.report.plots:plot_comparison")(self, ax)
 
     def __repr__(self) -> str:
-        return "\n".join([plain_text(self), *footnotes(self)])
+        return "\n".join([_plain_text(self), *footnotes(self)])
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
@@ -195,7 +193,7 @@ class Comparison:
         result = self.results.get((method, seed))
         if result is None:
             return dict.fromkeys(NUMBERS, np.nan)
-        groups = method in self.clustering
+        groups = method in self.grouping
         return {
             "test": result.score("test"),
             "n_clusters": float(result.n_clusters) if groups else np.nan,
@@ -219,10 +217,199 @@ class Comparison:
         pairs = scores.pivot_table(index=["seed", "device"], columns="method", values="test").dropna()
         if method not in pairs or best not in pairs:
             return 0, np.nan
-        if self.same_devices:  # a device that comes again with another seed is not another witness
+        if self.same_devices:  # Scores of one device under two seeds are not independent.
             pairs = pairs.groupby("device").mean()
         differences = (pairs[method] - pairs[best]).to_numpy(dtype=np.float64)
         return len(differences), wilcoxon_p(differences)
 
-    def _first_error(self, method: str) -> str | None:
-        return next((text for (label, _), text in self.errors.items() if label == method), None)
+
+def mean_and_sd(runs: pd.DataFrame, by: list[str], names: tuple[str, ...]) -> pd.DataFrame:
+    """Return means and population standard deviations (``…_sd``) of these columns over the runs of each group."""
+    groups = runs.groupby(by, sort=False)[list(names)]
+    table: pd.DataFrame = pd.concat([groups.mean(), groups.std(ddof=0).add_suffix("_sd")], axis=1)
+    return table
+
+
+# -- significance
+
+
+def wilcoxon_p(differences: Floats) -> float:
+    """Return the two-sided p-value of Wilcoxon's signed ranks; 1 where nothing differs, nan without pairs.
+
+    >>> wilcoxon_p(np.array([0.1, 0.2, 0.3, 0.4, 0.5])), wilcoxon_p(np.zeros(4))
+    (0.0625, 1.0)
+    """
+    from scipy.stats import wilcoxon
+
+    steps = np.round(differences, 12)  # Rounding errors are ties.
+    if not steps.size:
+        return float("nan")
+    return float(wilcoxon(steps).pvalue) if steps.any() else 1.0
+
+
+def holm(p: Floats) -> Floats:
+    """Return p-values corrected for the number of tests, by Holm's step-down rule; nan is no test.
+
+    >>> holm(np.array([0.01, 0.04, np.nan, 0.03])).tolist()
+    [0.03, 0.06, nan, 0.06]
+    """
+    tests = np.flatnonzero(np.isfinite(p))
+    order = tests[np.argsort(p[tests], kind="stable")]
+    corrected = np.full(len(p), np.nan)
+    factors = np.arange(len(order), 0, -1)
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * factors))
+    return corrected
+
+
+def _too_few_pairs(table: pd.DataFrame) -> bool:
+    """Whether no method could differ significantly, even if every device preferred the best one."""
+    tests = int(table["p"].count())
+    # Holm's rule multiplies the smallest p-value by the number of tests.
+    return tests > 0 and 2.0 ** (1 - int(table["pairs"].max())) * tests >= SIGNIFICANCE_LEVEL
+
+
+def _not_different(table: pd.DataFrame) -> pd.Series[bool]:
+    """Return which methods do not differ significantly from the best: none where there are too few pairs to tell."""
+    return table["p_holm"].ge(SIGNIFICANCE_LEVEL) & ~table["best"] & (not _too_few_pairs(table))
+
+
+# -- the table as text: terminal, Markdown, report and `repr` show the same cells
+
+
+def headings(found: Comparison) -> list[str]:
+    """Return the headings of the columns; ARI has none where the true groups are not known."""
+    test = "accuracy %" if found.metric == "accuracy" else "RMSE"
+    ari = ["ARI"] if found.table["ari"].notna().any() else []
+    return ["method", test, "groups", *ari, "floats sent", "rounds", "seconds"]
+
+
+def cells(found: Comparison, *, spreads: bool = True) -> list[list[str]]:
+    """Return the body of the table; ``spreads`` are those of cost, rounds and time."""
+    rows = zip(found.table.iterrows(), _not_different(found.table), strict=True)
+    return [_cells_of(found, str(method), row, marked, spreads) for (method, row), marked in rows]
+
+
+def footnotes(found: Comparison) -> list[str]:
+    """Return what a reader must know: what the means are over, what the mark means, which runs failed."""
+    seeds = f"{found.repeats} {found.seeds[0]}"
+    if len(found.seeds) > 1:
+        seeds = f"mean ± population sd over {counted(len(found.seeds), found.repeats)}"
+    notes = [f"{found.dataset}, {seeds}"]
+    if found.table["p"].notna().any():
+        notes.append(_verdict(found))
+    if len(found.contestants) < len(found.methods):
+        notes.append(f"{', '.join(sorted(found.oracles))}: given the true groups, as an upper bound")
+    return [*notes, *_unfinished(found), *_failures(found)]
+
+
+def _unfinished(found: Comparison) -> list[str]:
+    """Return a line for every method whose search for groups ran out of rounds."""
+    lines = []
+    for method in found.methods:
+        short = [r.rounds for (name, _), r in found.results.items() if name == method and r.cut_short]
+        if short:
+            runs = "" if len(found.seeds) == 1 else f" in {len(short)} of {len(found.seeds)} runs"
+            lines.append(f"{method} {cut_short(max(short))}{runs}: its score is not what it can do")
+    return lines
+
+
+def _failures(found: Comparison) -> list[str]:
+    """Return a line for every method with runs that failed."""
+    failed = found.table[found.table["runs"] < len(found.seeds)]
+    return [
+        f"{method}: {len(found.seeds) - row['runs']} of {len(found.seeds)} runs failed: {row['error']}"
+        for method, row in failed.iterrows()
+    ]
+
+
+def _verdict(found: Comparison) -> str:
+    """Say which methods differ from the best, and by which test."""
+    table, scores = found.table, "device scores"
+    if _too_few_pairs(table):
+        return f"{int(table['pairs'].max())} devices are too few for a paired test of {len(table)} methods"
+    if len(found.seeds) > 1:
+        scores += f" {'averaged over' if found.same_devices else 'of all'} {found.repeats}s"
+    how = f"by Wilcoxon's signed-rank test on {scores} (two-sided, Holm-corrected, level {SIGNIFICANCE_LEVEL:g})"
+    best = ", ".join(str(method) for method in table.index[table["best"]])
+    if not _not_different(table).any():
+        return f"all others differ significantly from the best ({best}), {how}"
+    return f"{NOT_DIFFERENT} not significantly different from the best ({best}), {how}"
+
+
+def _markdown(found: Comparison) -> str:
+    """Return a Markdown table, the best method in bold."""
+    body = [
+        [f"**{cell}**" if best and place < 2 else cell for place, cell in enumerate(row)]
+        for row, best in zip(cells(found), found.table["best"], strict=True)
+    ]
+    rule = ["---", *(["---:"] * (len(headings(found)) - 1))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (headings(found), rule, *body))
+
+
+def _plain_text(found: Comparison) -> str:
+    """Return the table in columns."""
+    rows = [headings(found), *cells(found, spreads=False)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cells_of(found: Comparison, method: str, row: pd.Series[float], marked: bool, spreads: bool) -> list[str]:
+    columns = headings(found)
+    if not row["runs"]:
+        return [method, "failed", *[NOTHING] * (len(columns) - 2)]
+    many = len(found.seeds) > 1
+    scale, places = (100.0, 2) if found.metric == "accuracy" else (1.0, _places(row["test"]))
+    score = _spread(scale * row["test"], scale * row["test_sd"], places, many)
+    ari = [_spread(row["ari"], row["ari_sd"], 2, many)] if "ARI" in columns else []
+    return [
+        method,
+        f"{NOT_DIFFERENT} {score}" if marked else score,  # In front of it, so that the numbers are aligned.
+        _count(row["n_clusters"], row["n_clusters_sd"]),
+        *ari,
+        _floats(row["cost_floats"], row["cost_floats_sd"] if spreads and many else None),
+        _spread(row["rounds"], row["rounds_sd"], 0, spreads and many),
+        _spread(row["seconds"], row["seconds_sd"], 1, spreads and many),
+    ]
+
+
+def _places(value: float) -> int:
+    """Return how many decimals give four significant digits.
+
+    >>> [_places(v) for v in (0.01234, 4.089, 51234.5)]
+    [5, 3, 0]
+    """
+    size = np.floor(np.log10(abs(value))) if value and np.isfinite(value) else 0
+    return int(np.clip(3 - size, 0, 9))
+
+
+def _spread(mean: float, sd: float, places: int, many: bool) -> str:
+    if not np.isfinite(mean):
+        return NOTHING
+    return f"{mean:,.{places}f}" + (f" ± {sd:,.{places}f}" if many else "")
+
+
+def _count(mean: float, sd: float) -> str:
+    """Write a number of groups: whole where it was the same in all seeds.
+
+    >>> _count(4.0, 0.0), _count(11.0, 8.6409), _count(np.nan, np.nan)
+    ('4', '11.00 ± 8.64', '—')
+    """
+    if not np.isfinite(mean):
+        return NOTHING
+    return f"{mean:.0f}" if not sd else f"{mean:.2f} ± {sd:.2f}"
+
+
+def _floats(mean: float, sd: float | None = None) -> str:
+    """Write a number of floats as the paper does.
+
+    >>> _floats(12120), _floats(73261000.0), _floats(1.8324e9, 2.7e5)
+    ('12,120', '7.33e7', '1.83e9 ± 2.70e5')
+    """
+    numbers = [mean] if sd is None else [mean, sd]
+    return " ± ".join(f"{x:,.0f}" if mean < 1e6 or not x else _scientific(x) for x in numbers)
+
+
+def _scientific(value: float) -> str:
+    digits, _, power = f"{value:.2e}".partition("e")
+    return f"{digits}e{int(power)}"

@@ -1,11 +1,12 @@
-"""What a comparison is asked for: data, methods with their settings, and seeds. It is what ``compare.json`` holds."""
+"""What a comparison is asked for: data, methods with their settings, and seeds. ``compare.json`` holds it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Integral
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ from fedfuse.training.settings import Settings
 from fedfuse.utils.files import read_json, write_json
 
 FILE = "compare.json"
+RUNS = "runs"
 Methods: TypeAlias = str | Sequence[str | Method[Any]] | Mapping[str, Method[Any]]
 
 
@@ -30,8 +32,7 @@ class Entry:
     settings: dict[str, Any]
 
     def __post_init__(self) -> None:
-        settings = Settings.named(**self.settings)
-        if callable(settings.participation):
+        if callable(Settings.named(**self.settings).participation):
             raise FedfuseError("a comparison needs a participation share: a function cannot be saved")
 
     def to_json(self) -> dict[str, Any]:
@@ -47,15 +48,15 @@ class Request:
     ----------
     dataset, source
         How the data are called, and what `data.load` needs to find them, without the seed; no source for a
-        federation that came from Python.
+        federation that was built in Python.
     witness, fingerprint
-        A seed, and the fingerprint of the data that it gives: whether data have changed is told by it.
+        A seed, and the fingerprint of its data: they show whether the data have changed.
     model
         The name of the model, where one was given.
     common
-        What was asked of all methods alike.
-    entries
-        Every method with its settings, by the name that it has in the table.
+        Settings that were given to all methods alike.
+    methods
+        Every method with its settings, by its name in the table.
     seeds
         Increasing.
     repeats
@@ -68,39 +69,39 @@ class Request:
     fingerprint: str
     model: str | None
     common: dict[str, Any]
-    entries: dict[str, Entry]
+    methods: dict[str, Entry]
     seeds: tuple[int, ...]
     repeats: str = "seed"
 
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """All runs, as (method, seed), method by method."""
+        return [(label, seed) for label in self.methods for seed in self.seeds]
+
+    @staticmethod
+    def run_directory(directory: str | PathLike[str], run: tuple[str, int]) -> Path:
+        """Return the directory of one run of a comparison."""
+        return Path(directory) / RUNS / f"{run[0]}-seed{run[1]}"
+
     def extended(self, other: Request, directory: Path) -> Request:
         """Return the request of a directory with the methods and seeds of another; all the rest must agree."""
-        old, new = (request._fixed(self.entries.keys() & other.entries) for request in (self, other))
-        gap = _difference(old, new)
-        if gap:
-            raise FedfuseError(f"{directory} holds another comparison: {_in_words(*gap)}; choose another directory")
-        return replace(self, entries=self.entries | other.entries, seeds=tuple(sorted({*self.seeds, *other.seeds})))
+        shared = self.methods.keys() & other.methods
+        difference = _first_difference(self._fixed(shared), other._fixed(shared))
+        if difference:
+            raise FedfuseError(f"{directory} holds another comparison: {difference}; choose another directory")
+        return replace(self, methods=self.methods | other.methods, seeds=tuple(sorted({*self.seeds, *other.seeds})))
 
     def _fixed(self, labels: Iterable[str]) -> dict[str, Any]:
+        """Return what a continued comparison may not change."""
         data = self.to_json()
-        found = {name: data[name] for name in ("source", "model", "common", "fingerprint")}
-        if self.source is None:  # data from Python have no other name
-            found["dataset"] = self.dataset
-        return {**found, "methods": {label: data["methods"][label] for label in labels}}
+        names = ["source", "model", "common", "fingerprint", *(["dataset"] if self.source is None else [])]
+        return {name: data[name] for name in names} | {"methods": {label: data["methods"][label] for label in labels}}
 
     def to_json(self) -> dict[str, Any]:
         """Return the request as JSON-ready data."""
-        return {
-            "version": __version__,
-            "dataset": self.dataset,
-            "source": self.source,
-            "witness": self.witness,
-            "fingerprint": self.fingerprint,
-            "model": self.model,
-            "common": self.common,
-            "methods": {label: entry.to_json() for label, entry in self.entries.items()},
-            "seeds": list(self.seeds),
-            "repeats": self.repeats,
-        }
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        methods = {label: entry.to_json() for label, entry in self.methods.items()}
+        return {"version": __version__, **plain, "methods": methods, "seeds": list(self.seeds)}
 
     def save(self, directory: Path) -> None:
         """Write ``compare.json``."""
@@ -115,13 +116,12 @@ class Request:
         """Read ``compare.json``."""
         data = read_json(directory / FILE)
         try:
-            names = ("dataset", "source", "witness", "fingerprint", "model", "common")
-            entries = {
+            given = {f.name: data[f.name] for f in fields(cls) if f.name != "repeats" or "repeats" in data}
+            given["methods"] = {
                 label: Entry(from_config(entry["method"]), entry["settings"])
                 for label, entry in data["methods"].items()
             }
-            plain = {name: data[name] for name in names}
-            return cls(**plain, entries=entries, seeds=tuple(data["seeds"]), repeats=data.get("repeats", "seed"))
+            return cls(**given | {"seeds": tuple(data["seeds"])})
         except (KeyError, TypeError, AttributeError) as gap:
             raise FedfuseError(f"{directory / FILE} is not a comparison of fedfuse: {gap}") from None
 
@@ -131,24 +131,23 @@ def entries_of(
 ) -> dict[str, Entry]:
     """Return the methods that are asked for, by name or as they are, with the settings of their runs.
 
-    ``settings`` go to all; ``words`` are those of ``--set``, go to methods given by name, and count more.
+    ``settings`` go to all; ``words`` are those of ``--set``, go to methods given by name, and take precedence.
     """
-    chosen = _named(methods)
+    chosen = _by_label(methods)
     names = [label for label, method in chosen.items() if method is None]
     if words and not names:
         raise FedfuseError("key=value words are for methods given by name; set the fields of the others themselves")
     options = options_by_method(words, names)
-    entries = {}
-    for label, method in chosen.items():
-        if method is None:
-            entries[label] = Entry(*build(dataset, label, options[label], settings=settings))
-        else:
-            entries[label] = Entry(method, {**preset(dataset, method.name).settings, **(settings or {})})
-    return entries
+    return {
+        label: Entry(*build(dataset, label, options[label], settings=settings))
+        if method is None
+        else Entry(method, {**preset(dataset, method.name).settings, **(settings or {})})
+        for label, method in chosen.items()
+    }
 
 
 def seeds_of(seeds: int | Iterable[int]) -> tuple[int, ...]:
-    """Return seeds in order: so many from 0 on, or these."""
+    """Return seeds in increasing order: this many from 0 on, or these."""
     numbers = list(range(int(seeds)) if isinstance(seeds, Integral) else seeds)  # type: ignore[arg-type]
     if not numbers or not all(isinstance(n, Integral) and n >= 0 for n in numbers):
         raise FedfuseError(f"seeds must be how many (at least 1) or a list of whole numbers from 0 on, got {seeds!r}")
@@ -157,8 +156,8 @@ def seeds_of(seeds: int | Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(int(n) for n in numbers))
 
 
-def _named(methods: Methods) -> dict[str, Method[Any] | None]:
-    """Return methods by their names in the table; those given by name are still to be built."""
+def _by_label(methods: Methods) -> dict[str, Method[Any] | None]:
+    """Return methods by their names in the table; None for those given by name, which are still to be built."""
     if isinstance(methods, str):
         methods = list(compared_by_default()) if methods == "all" else [word.strip() for word in methods.split(",")]
     pairs: list[tuple[str, Method[Any] | None]]
@@ -168,34 +167,29 @@ def _named(methods: Methods) -> dict[str, Method[Any] | None]:
         pairs = [(m, None) if isinstance(m, str) else (m.name, m) for m in methods]
     if not pairs:
         raise FedfuseError("no method to compare; give names, or 'all'")
+    found: dict[str, Method[Any] | None] = {}
     for label, method in pairs:
         if method is None:
-            method_called(label)
+            method_called(label)  # raises an error for an unknown name
         elif not re.fullmatch(r"[\w.+=-]+", label):
             raise FedfuseError(f"{label!r} cannot name a directory: use letters, digits and . + = - _")
-    labels = [label for label, _ in pairs]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice:
-        raise FedfuseError(
-            f"method {twice!r} is there twice; in Python, {{'a': FPFC(…), 'b': FPFC(…)}} tells them apart"
-        )
-    return dict(pairs)
+        if label in found:
+            advice = "in Python, {'a': FPFC(…), 'b': FPFC(…)} tells them apart"
+            raise FedfuseError(f"method {label!r} is there twice; {advice}")
+        found[label] = method
+    return found
 
 
-def _difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """Return where two pieces of JSON differ first, and how."""
+def _first_difference(old: Any, new: Any, name: str = "") -> str | None:
+    """Say where two pieces of JSON differ first, and how."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(k for k in new if k not in old)]:
-            gap = _difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-            if gap:
-                return gap
-        return None
+        keys = dict.fromkeys([*old, *new])
+        found = (_first_difference(old.get(key), new.get(key), f"{name}.{key}".lstrip(".")) for key in keys)
+        return next(filter(None, found), None)
     same = list(old) == list(new) if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) else old == new
-    return None if same else (name, old, new)
-
-
-def _in_words(name: str, was: Any, now: Any) -> str:
+    if same:
+        return None
     if name == "fingerprint":
         return "its data are not these"
-    before, after = ("not given" if value is None else value for value in (was, now))
+    before, after = ("not given" if value is None else value for value in (old, new))
     return f"{name.removeprefix('common.').removeprefix('source.')} was {before} and is now {after}"

@@ -1,8 +1,8 @@
-"""The runs of a comparison, one after the other here or many at a time in worker processes.
+"""Execution of many runs: one after another in this process, or in parallel in worker processes.
 
-Each run is an ordinary run directory, so a comparison that was interrupted or killed goes on where it was. Workers
-are spawned, not forked: compiled threads do not survive a fork. They do not hear Ctrl-C (their parent does, and asks
-them to stop after the round at work) and end when their parent does, however it ends.
+Every run has an ordinary run directory, so that interrupted work continues from its checkpoints. Workers are spawned,
+not forked: compiled threads do not survive a fork. They ignore Ctrl-C (their parent asks them to stop after the current
+round) and exit when their parent does.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from fedfuse.data.catalog import load
 from fedfuse.data.federation import Federation
@@ -35,8 +36,9 @@ from fedfuse.utils.threads import usable_cores
 log = logging.getLogger(__name__)
 
 WAITING, RUNNING, DONE, FAILED = range(4)
-GLANCE = 0.1  # seconds between two looks at the workers
-THREADS = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+POLL_SECONDS = 0.1
+THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+JobOutcome: TypeAlias = Result | str  # a result or an error message
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Job:
     directory: Path | None = None
 
     def perform(self, federation: Federation, callbacks: Sequence[Callback] = ()) -> Result:
-        """Begin the run, or go on with it where it was."""
+        """Start the run, or resume it from its directory."""
         if self.directory is not None and Store(self.directory).started:
             return resume(self.directory, federation, callbacks)
         return fit(
@@ -63,65 +65,77 @@ class Job:
 
     @property
     def whole_source(self) -> dict[str, Any] | None:
+        """Everything that `data.load` needs to find the data."""
         return None if self.source is None else {**self.source, "seed": self.seed}
 
     def data(self, given: Federation | None) -> Federation:
         """Return the federation that was given, or else the one of the seed."""
-        return given or loaded(self.source or {}, self.seed)
+        return given or load_seed(self.source or {}, self.seed)
 
 
-def loaded(source: dict[str, Any], seed: int) -> Federation:
-    """Load the data of a seed, once for all methods: jobs come seed by seed."""
-    return _loaded(json.dumps({**source, "seed": seed}))
+def load_seed(source: dict[str, Any], seed: int) -> Federation:
+    """Load the data of a seed; the last are kept, as jobs come seed by seed."""
+    return _load_source(json.dumps({**source, "seed": seed}))
 
 
 @lru_cache(maxsize=1)
-def _loaded(source: str) -> Federation:
+def _load_source(source: str) -> Federation:
     return load(**json.loads(source))
 
 
-def forget_data() -> None:
-    """Let go of the data that were loaded last."""
-    _loaded.cache_clear()
+def finished_run(directory: Path) -> JobOutcome:
+    """Read the result of a run, or say why there is none."""
+    if not Store(directory).finished:
+        return "not finished"
+    try:
+        return Result.load(directory)
+    except FedfuseError as problem:
+        return str(problem)
 
 
-# What `Board` knows of a job: state, rounds done and rounds at the most.
-State = tuple[int, int, int]
+class JobState(NamedTuple):
+    """A job's status and progress; ``max_rounds`` is 0 where the method itself decides when to stop."""
+
+    status: int
+    rounds: int
+    max_rounds: int
 
 
 class Board:
-    """How far every job is: numbers that workers write and their parent reads.
+    """Progress of all jobs, in an array that workers write and their parent reads.
 
-    There is no lock, as a worker that is killed would never give it back.
+    There is no lock: a worker that is killed would never release it.
     """
 
     def __init__(self, cells: Any) -> None:
-        self.cells = cells  # whether to stop; then for every job its state, rounds done and rounds at the most
+        self.cells = cells  # Whether to stop; then the state of each job.
 
     @staticmethod
     def size(jobs: int) -> int:
+        """Return how many cells the board of this many jobs has."""
         return 1 + 3 * jobs
 
     @property
     def stop(self) -> bool:
+        """Whether jobs are asked to stop."""
         return bool(self.cells[0])
 
     def ask_to_stop(self) -> None:
+        """Ask all jobs to stop after their current round."""
         self.cells[0] = 1
 
     def put(self, job: int, *numbers: int) -> None:
-        """Write a job's state and, where they are given, its rounds done and rounds at the most."""
-        for place, number in enumerate(numbers):
-            self.cells[1 + 3 * job + place] = number
+        """Write a job's status and, where they are given, its rounds and maximum of rounds."""
+        for place, number in enumerate(numbers, 1 + 3 * job):
+            self.cells[place] = number
 
-    def get(self, job: int) -> State:
-        """Return a job's state, rounds done and rounds at the most (0 where the method decides itself)."""
-        state, done, most = self.cells[1 + 3 * job : 4 + 3 * job]
-        return state, done, most
+    def get(self, job: int) -> JobState:
+        """Return a job's state."""
+        return JobState(*self.cells[1 + 3 * job : 4 + 3 * job])
 
 
 class Watcher:
-    """Sees how the jobs get on."""
+    """Observer of many jobs, such as a progress bar."""
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """Before the first job."""
@@ -136,10 +150,10 @@ class Watcher:
         """After the last job, or an error."""
 
 
-class _Pulse(Callback):
-    """Writes on the board how far a run is, and ends it where the board says so."""
+class _Progress(Callback):
+    """Writes a run's progress to the board, and ends the run where the board says so."""
 
-    def __init__(self, board: Board, job: int, watcher: Watcher | None = None) -> None:
+    def __init__(self, board: Board, job: int, watcher: Watcher) -> None:
         self._board, self._job, self._watcher = board, job, watcher
 
     def on_start(self, run: Run) -> None:
@@ -149,111 +163,116 @@ class _Pulse(Callback):
         self._write(run)
 
     def _write(self, run: Run) -> None:
-        most = 0 if run.now.rounds else run.stage_start + run.settings.rounds
-        self._board.put(self._job, RUNNING, run.k, most)
-        if self._watcher:
-            self._watcher.look(self._board)
+        max_rounds = 0 if run.now.rounds else run.stage_start + run.settings.rounds
+        self._board.put(self._job, RUNNING, run.k, max_rounds)
+        self._watcher.look(self._board)
         if self._board.stop:
-            raise KeyboardInterrupt  # training saves a checkpoint then
+            raise KeyboardInterrupt  # Training saves a checkpoint then.
 
 
-@dataclass(frozen=True)
-class JobReport:
-    """What a worker says of a job: an error, and what was logged."""
+def run_jobs(
+    jobs: Sequence[Job], processes: int, watcher: Watcher, federation: Federation | None = None, advice: str = ""
+) -> list[JobOutcome]:
+    """Run jobs; return a result or an error message for each.
 
-    error: str | None
-    notes: list[str] = field(default_factory=list)
-
-
-def run_here(jobs: Sequence[Job], given: Federation | None, watcher: Watcher) -> list[Result | str]:
-    """Perform jobs in this process; return a result or an error message for each."""
-    board = Board([0] * Board.size(len(jobs)))
-    outcomes: list[Result | str] = []
-    watcher.begin(jobs)
-    for number, job in enumerate(jobs):
-        board.put(number, RUNNING)
-        watcher.look(board)
-        try:
-            outcomes.append(job.perform(job.data(given), [_Pulse(board, number, watcher)]))
-        except Exception as problem:
-            outcomes.append(_message(problem))
-        board.put(number, FAILED if isinstance(outcomes[-1], str) else DONE)
-        watcher.look(board)
-    return outcomes
-
-
-def run_in_workers(jobs: Sequence[Job], processes: int, watcher: Watcher) -> list[Result | str]:
-    """Perform jobs in worker processes; return a result or an error message for each.
-
-    Results come by way of the run directories, which all jobs must have. A worker that is killed breaks the pool, and
-    that is raised; what was done is kept in the directories.
+    Parameters
+    ----------
+    processes
+        Jobs at a time. With more than one, each job must have a directory: results are read from there.
+    watcher
+        Sees the progress.
+    federation
+        The data, where jobs cannot load them.
+    advice
+        How to continue, for the error that is raised if a worker is killed; finished runs stay in their directories.
     """
+    processes = min(processes, len(jobs))
+    try:
+        return _run_in_workers(jobs, processes, watcher) if processes > 1 else _run_here(jobs, federation, watcher)
+    except BrokenProcessPool:
+        raise FedfuseError(
+            "; ".join(filter(None, ["a worker process was killed (is memory short?)", advice]))
+        ) from None
+    finally:
+        watcher.close()
+        _load_source.cache_clear()
+
+
+def _run_here(jobs: Sequence[Job], federation: Federation | None, watcher: Watcher) -> list[JobOutcome]:
+    board = Board([0] * Board.size(len(jobs)))
+    watcher.begin(jobs)
+    return [_run(job, number, board, watcher, federation) for number, job in enumerate(jobs)]
+
+
+def _run(job: Job, number: int, board: Board, watcher: Watcher, federation: Federation | None = None) -> JobOutcome:
+    outcome: JobOutcome
+    board.put(number, RUNNING)
+    watcher.look(board)
+    try:
+        outcome = job.perform(job.data(federation), [_Progress(board, number, watcher)])
+    except Exception as problem:
+        outcome = " ".join(str(problem).split())
+        if not isinstance(problem, FedfuseError):
+            outcome = f"{type(problem).__name__}: {outcome}"
+    board.put(number, FAILED if isinstance(outcome, str) else DONE)
+    watcher.look(board)
+    return outcome
+
+
+def _run_in_workers(jobs: Sequence[Job], processes: int, watcher: Watcher) -> list[JobOutcome]:
     context = get_context("spawn")
     board = Board(context.RawArray("q", Board.size(len(jobs))))
     others = set(active_children())
     pool = ProcessPoolExecutor(processes, context, _become_worker, (board.cells,))
     try:
-        with _as_workers_should_be(max(1, usable_cores() // processes)):
+        with _worker_environment(max(1, usable_cores() // processes)):
             futures = [pool.submit(_work, number, job) for number, job in enumerate(jobs)]
         watcher.begin(jobs)
-        _watch(futures, board, watcher)
+        _wait(futures, board, watcher)
         reports = [future.result() for future in futures]
     except BaseException:
         board.ask_to_stop()
         watcher.stopping()
-        with _second_interrupt_ends(others):
+        with _second_interrupt_terminates(others):
             pool.shutdown(cancel_futures=True)
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-    for note in dict.fromkeys(note for report in reports for note in report.notes):
-        log.warning("%s", note)
-    return [_collected(job, report) for job, report in zip(jobs, reports, strict=True)]
+    for warning in dict.fromkeys(warning for report in reports for warning in report.warnings):
+        log.warning("%s", warning)
+    return [report.error or finished_run(job.directory or Path()) for job, report in zip(jobs, reports, strict=True)]
 
 
-def _watch(futures: list[Future[JobReport]], board: Board, watcher: Watcher) -> None:
+def _wait(futures: list[Future[JobReport]], board: Board, watcher: Watcher) -> None:
     waiting: set[Future[JobReport]] = set(futures)
     while waiting:
-        done, waiting = wait(waiting, timeout=GLANCE)
+        done, waiting = wait(waiting, timeout=POLL_SECONDS)
         watcher.look(board)
         for future in done:
-            future.result()  # a broken pool is to be heard of at once
-
-
-def _collected(job: Job, report: JobReport) -> Result | str:
-    if report.error is not None or job.directory is None:
-        return report.error or ""
-    return loaded_or_error(job.directory)
-
-
-def loaded_or_error(directory: Path) -> Result | str:
-    """Return the result of a finished run, or what is wrong with it."""
-    try:
-        return Result.load(directory)
-    except FedfuseError as problem:
-        return str(problem)
-
-
-def _message(problem: Exception) -> str:
-    """Say in one line what went wrong; what nobody has foreseen goes with the name of its kind."""
-    text = " ".join(str(problem).split())
-    return text if isinstance(problem, FedfuseError) else f"{type(problem).__name__}: {text}"
+            future.result()  # Raises at once if the pool is broken.
 
 
 # -- in a worker
 
-_board: Board  # of this worker
+_board: Board  # The board of this worker.
+
+
+class JobReport(NamedTuple):
+    """What a worker returns for a job; the result is in the job's directory."""
+
+    error: str | None
+    warnings: list[str]
 
 
 def _become_worker(cells: Any) -> None:
     global _board
     _board = Board(cells)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """Leave at once when the parent is gone: whoever begins the comparison again must find nobody at work."""
+def _exit_with_parent() -> None:
+    """Exit at once when the parent is gone, so that a repeated command finds no other process in its directory."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
@@ -262,31 +281,27 @@ def _end_with_parent() -> None:
 
 def _work(number: int, job: Job) -> JobReport:
     if _board.stop:
-        return JobReport("stopped")
-    _board.put(number, RUNNING)
-    error = None
-    with _collected_notes() as notes:
+        return JobReport("stopped", [])
+    with _captured_warnings() as warnings:
         try:
-            job.perform(job.data(None), [_Pulse(_board, number)])
+            outcome: JobOutcome = _run(job, number, _board, Watcher())
         except KeyboardInterrupt:
-            error = "stopped"
-        except Exception as problem:
-            error = _message(problem)
-    _board.put(number, FAILED if error else DONE)
-    return JobReport(error, notes)
+            outcome = "stopped"
+            _board.put(number, FAILED)
+    return JobReport(outcome if isinstance(outcome, str) else None, warnings)
 
 
 @contextmanager
-def _collected_notes() -> Iterator[list[str]]:
+def _captured_warnings() -> Iterator[list[str]]:
     """Collect what the library logs: only the parent may write to the terminal."""
-    notes: list[str] = []
+    warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: notes.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("fedfuse")
     logger.addHandler(handler)
     logger.propagate = False
     try:
-        yield notes
+        yield warnings
     finally:
         logger.removeHandler(handler)
 
@@ -295,9 +310,9 @@ def _collected_notes() -> Iterator[list[str]]:
 
 
 @contextmanager
-def _as_workers_should_be(threads: int) -> Iterator[None]:
-    """Let processes started here inherit a number of threads each, and be deaf to Ctrl-C from their first moment."""
-    missing = {name: str(threads) for name in THREADS if name not in os.environ}
+def _worker_environment(threads: int) -> Iterator[None]:
+    """Start processes with this many threads each, and with Ctrl-C blocked from the first moment."""
+    missing = {name: str(threads) for name in THREAD_VARIABLES if name not in os.environ}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
     os.environ.update(missing)
     try:
@@ -310,8 +325,8 @@ def _as_workers_should_be(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def _second_interrupt_ends(others: set[Any]) -> Iterator[None]:
-    """End the workers at once if the person at the keyboard does not want to wait for their rounds."""
+def _second_interrupt_terminates(others: set[Any]) -> Iterator[None]:
+    """Terminate the workers if Ctrl-C is pressed again while they finish their rounds."""
     try:
         yield
     except KeyboardInterrupt:
@@ -320,11 +335,11 @@ def _second_interrupt_ends(others: set[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
-    """Keep other comparisons out of a directory; the system lets go of it even when this process is killed."""
+def directory_lock(directory: Path) -> Iterator[None]:
+    """Keep other processes out of a directory of runs; the system releases the lock even if this process is killed."""
     try:
         import fcntl
-    except ImportError:  # no such locks on this system
+    except ImportError:  # Windows has no such locks.
         yield
         return
     handle = os.open(directory, os.O_RDONLY)
@@ -333,7 +348,7 @@ def alone_in(directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FedfuseError(f"another process is at work on the comparison in {directory}") from None
-        except OSError:  # some file systems have no locks
+        except OSError:  # Some file systems have no locks.
             log.debug("no lock on %s", directory)
         yield
     finally:

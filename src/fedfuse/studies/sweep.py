@@ -1,7 +1,7 @@
-"""How much a setting matters: the same runs for each of its values, or from many random starts.
+"""`sweep`: the same runs for each value of a setting, or from many random starts.
 
-A sweep is a comparison (`studies.compare`) of one method with itself, and so is resumed, extended and done in
-parallel as one.
+A sweep is a comparison (`studies.compare`) of variants of a method, and so is resumed, extended and run in parallel as
+one.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from fedfuse.data.catalog import load as load_data
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods.method import Method
 from fedfuse.studies.compare import compare
-from fedfuse.studies.comparison import Comparison
-from fedfuse.studies.jobs import loaded
-from fedfuse.training.options import Options, build, keys, options_by_method
-from fedfuse.utils.files import atomic_write
+from fedfuse.studies.comparison import Comparison, mean_and_sd
+from fedfuse.studies.comparison_request import seeds_of
+from fedfuse.training.options import build, keys, options_by_method
+from fedfuse.utils.files import write_csv
 from fedfuse.utils.lazy import load
 
 START = "start"
-DATA_OPTIONS = ("features", "device", "target", "goal", "data_dir", "test", "validation")  # of `compare`
-_PENALTY = ("xi", "nu", "rho", "a", START)  # of no use to a method that finds the groups without lambda and refits them
+SUMMARISED = ("test", "n_clusters", "ari", "cost_floats")
+DATA_OPTIONS = ("features", "device", "target", "goal", "data_dir", "test", "validation")
+# These have no effect on a method that finds the groups without lambda and refits them.
+PENALTY_SETTINGS = ("xi", "nu", "rho", "a", START)
 
 
 @dataclass(frozen=True)
 class Over:
-    """A setting and the values that it takes, as text; or ``start`` and how many random ones."""
+    """A setting and its values, as text; or ``start`` and the number of random starts."""
 
     key: str
     values: tuple[str, ...]
@@ -49,7 +51,8 @@ class Over:
         50
         """
         key, sign, rest = (part.strip() for part in text.partition("="))
-        values = tuple(_split(rest))
+        # Schedules, such as decay(0.1,0.9,5), have commas of their own.
+        values = tuple(part.strip() for part in re.split(r",(?![^(]*\))", rest))
         if not sign or not all(values):
             raise FedfuseError(f"--over takes key=value,value,… or start=N, got {text!r}")
         known = [name for name, kind in keys().items() if kind.part in ("method", "work")]
@@ -64,13 +67,17 @@ class Over:
 
     @property
     def starts(self) -> int | None:
-        """How many random starts, where it is these that are swept over."""
+        """The number of random starts; None in a sweep over the values of a setting."""
         return int(self.values[0]) if self.key == START else None
+
+    def label(self, method: str, value: str) -> str:
+        """Return the name of a variant's runs, which their directories have too."""
+        return method if self.key == START else f"{method}-{self.key}={re.sub(r'[^A-Za-z0-9.+-]+', '_', value)}"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What came of it: `table` has one row per run, `comparison` all the rest."""
+    """The outcome of a sweep: `table` has one row per run, `comparison` everything else."""
 
     dataset: str
     over: Over
@@ -79,21 +86,19 @@ class Sweep:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per run: ``method, value, seed`` and its numbers; for random starts, seed is the number of one."""
-        texts = [START] if self.over.starts is not None else self.over.values
-        meant = {_label(name, self.over, text): (name, text) for name in self.methods for text in texts}
+        """One row per run: ``method, value, seed`` and its numbers; for random starts, seed numbers them."""
+        values = [START] if self.over.starts is not None else self.over.values
+        variants = {self.over.label(name, value): (name, value) for name in self.methods for value in values}
         table: pd.DataFrame = self.comparison.runs.copy()
-        pairs = [meant[label] for label in table["method"]]
-        table["method"] = [name for name, _ in pairs]
-        table.insert(1, "value", [text for _, text in pairs])
+        labels = table["method"].map(variants)
+        table["method"] = labels.str[0]
+        table.insert(1, "value", labels.str[1])
         return table
 
     @cached_property
     def summary(self) -> pd.DataFrame:
         """Means and population standard deviations over seeds, or over random starts."""
-        names = ["test", "n_clusters", "ari", "cost_floats"]
-        groups = self.table.groupby(["method", "value"], sort=False)[names]
-        summary: pd.DataFrame = pd.concat([groups.mean(), groups.std(ddof=0).add_suffix("_sd")], axis=1).reset_index()
+        summary: pd.DataFrame = mean_and_sd(self.table, ["method", "value"], SUMMARISED).reset_index()
         return summary
 
     @property
@@ -106,8 +111,7 @@ class Sweep:
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write ``sweep.csv``."""
-        with atomic_write(Path(directory) / "sweep.csv") as file:
-            file.write(self.table.to_csv(index=False, lineterminator="\n").encode())
+        write_csv(Path(directory) / "sweep.csv", self.table)
 
     def plot(self, axes: Any = None) -> Any:
         """Draw test score and agreement with the truth (`report.plots.plot_sweep`)."""
@@ -133,7 +137,7 @@ def sweep(
     data
         As for `compare`.
     over
-        ``"lam=0.1,0.2,0.4"``: a setting of the method or of its work, with its values. ``"start=50"``: so many starts
+        ``"lam=0.1,0.2,0.4"``: a setting of the method or of its work, with its values. ``"start=50"``: this many starts
         drawn from N(0, 1), on the data of the first seed.
     methods
         Names with commas between them.
@@ -145,12 +149,14 @@ def sweep(
     variants, settings = _variants(what, names, dataset, words)
     if rounds is not None:
         settings["rounds"] = rounds
-    if what.starts is not None and isinstance(data, str):  # one data set, whatever the start
-        data, options, jobs = _first_data(data, seeds, options), _others(options), 1
-    runs: Any = what.starts if what.starts is not None else seeds
     if what.starts is not None:
         options |= {"name": dataset, "repeats": "random start"}
-    found = Sweep(dataset, what, tuple(names), compare(data, variants, runs, out=out, jobs=jobs, **options, **settings))
+        if isinstance(data, str):  # All starts share the data of one seed.
+            source = {key: options.pop(key) for key in DATA_OPTIONS if key in options}
+            data, jobs = load_data(data, seed=seeds_of(seeds)[0], **source), 1
+        seeds = what.starts
+    comparison = compare(data, variants, seeds, out=out, jobs=jobs, **options, **settings)
+    found = Sweep(dataset, what, tuple(names), comparison)
     if out is not None:
         found.save(out)
     return found
@@ -161,52 +167,15 @@ def _variants(
 ) -> tuple[dict[str, Method[Any]], dict[str, Any]]:
     """Return the methods with each value, by the names of their runs, and the settings that all have."""
     variants: dict[str, Method[Any]] = {}
-    texts = ["normal"] if over.starts is not None else over.values
     settings: dict[str, Any] = {}
     for name in names:
-        for text in texts:
-            options: Options = options_by_method([*words, f"{name}.{over.key}={text}"], names)[name]
-            label = _label(name, over, text)
-            variants[label], own = build(dataset, name, options)
+        for value in ["normal"] if over.starts is not None else over.values:
+            options = options_by_method([*words, f"{name}.{over.key}={value}"], names)[name]
+            method, own = build(dataset, name, options)
             if settings and own != settings:
                 raise FedfuseError(f"{names[0]} and {name} differ in settings other than {over.key}: sweep them alone")
-            settings = own
-            _check_of_use(over.key, variants[label])
+            if over.key in PENALTY_SETTINGS and getattr(method, "lam", None) == "auto" and getattr(method, "refit", 0):
+                advice = "add --set lam=0.6 --set refit=no"
+                raise FedfuseError(f"{over.key} does not matter with lam=auto and a refit: {advice}")
+            variants[over.label(name, value)], settings = method, own
     return variants, settings
-
-
-def _label(name: str, over: Over, text: str) -> str:
-    """Return the name of a variant's runs, which is that of directories too."""
-    return name if over.starts is not None else f"{name}-{over.key}={re.sub(r'[^A-Za-z0-9.+-]+', '_', text)}"
-
-
-def _check_of_use(key: str, method: Method[Any]) -> None:
-    if key in _PENALTY and getattr(method, "lam", None) == "auto" and getattr(method, "refit", False):
-        raise FedfuseError(f"{key} does not matter with lam=auto and a refit: add --set lam=0.6 --set refit=no")
-
-
-def _first_data(dataset: str, seeds: Any, options: dict[str, Any]) -> Federation:
-    columns = {key: options.get(key) for key in ("device", "target", "goal", "data_dir")}
-    columns |= {part: options[part] for part in ("test", "validation") if part in options}
-    seed = 0 if isinstance(seeds, (int, np.integer)) else min(seeds)
-    return loaded({"dataset": dataset, "features": options.get("features", "uniform"), **columns}, int(seed))
-
-
-def _others(options: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if k not in DATA_OPTIONS}
-
-
-def _split(text: str) -> list[str]:
-    """Split at commas outside of brackets: schedules have some of their own.
-
-    >>> _split("10, uneven(10),decay(0.1,0.9,5)")
-    ['10', 'uneven(10)', 'decay(0.1,0.9,5)']
-    """
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts]

@@ -1,8 +1,9 @@
-"""Choosing settings by validation rows.
+"""`tune`: choice of settings on validation rows.
 
-Lambda is chosen by the paper's *separate* and *warm-up* strategies (section 4.3 and 6.3), settings of other methods by
-a trial of each candidate. `grouping.lambda_path` and `tuning.grid_search` are the rules; here is the way to them from Python, and
-what they have found. ``FPFC(lam="auto")`` needs no grid and is cheaper than either.
+Lambda is chosen by the paper's *separate* and *warm-up* strategies (sections 4.3 and 6.3), settings of other methods by
+a trial of each candidate. Both are one run of a method that wraps another (`grouping.lambda_path`,
+`tuning.grid_search`), saved and resumed as any run; here are the call and the table of candidates.
+``FPFC(lam="auto")`` needs no grid and is cheaper than either.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fedfuse.results.run_directory import Store
 from fedfuse.training.fit import check_federation, fit, fitting_method, fitting_model
 from fedfuse.training.settings import Settings
 from fedfuse.tuning.grid_search import JUDGING, TRYING, GridSearch
-from fedfuse.utils.files import atomic_write, read_json, write_json
+from fedfuse.utils.files import write_csv, write_json
 from fedfuse.utils.lazy import load
 
 Grid: TypeAlias = Sequence[float] | Sequence[Mapping[str, Any]]
@@ -38,7 +39,7 @@ PAPER_GRIDS = {
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tuning has found.
+    """The outcome of tuning.
 
     Attributes
     ----------
@@ -50,9 +51,9 @@ class Tuning:
     settings
         Those chosen, by name.
     result
-        The outcome of training on with them. Its cost and time are those of tuning and training together.
+        The result of training with them. Its cost and time are those of tuning and training together.
     curve
-        The validation metric as it came in: ``round``, the settings, ``stage, validation, seconds, cost_floats``.
+        The validation metric, round by round: ``round``, the settings, ``stage, validation, seconds, cost_floats``.
     """
 
     strategy: Strategy | Literal["search"]
@@ -63,18 +64,21 @@ class Tuning:
 
     @classmethod
     def of(cls, result: Result) -> Tuning:
-        """Read the tuning out of the result of a run in which something was tuned."""
-        first = from_config(result.method).plan[0]
+        """Read the tuning from the result of its run."""
+        first, history = from_config(result.method).plan[0], result.history
+        strategy: Strategy | Literal["search"]
         if isinstance(first, GridSearch):
-            history = result.history[result.history["stage"].isin([TRYING, JUDGING])]
-            return cls(
-                "search", _candidates(history, result.chosen), result.chosen, result, _curve(history, result.chosen)
-            )
-        if not isinstance(first, LambdaPath) or result.lam is None:
+            strategy, settings, by = "search", result.chosen, "candidate"
+            history = trials = history[history["stage"].isin([TRYING, JUDGING])]
+        elif isinstance(first, LambdaPath) and result.lam is not None:
+            strategy, settings, by = first.strategy, {"lam": result.lam}, "lam"
+            history = history[history["watched"].notna() | history["groups"].notna()]
+            trials = history[history["stage"] != ONWARDS]
+        else:
             raise FedfuseError(f"this run did not tune anything: its method is {result.method['method']}")
-        history = result.history[result.history["watched"].notna() | result.history["groups"].notna()]
-        settings = {"lam": result.lam}
-        return cls(first.strategy, _table(history, result.lam), settings, result, _curve(history, settings))
+        columns = ["round", *settings, "stage", "watched", "seconds", "cost_floats"]
+        curve: pd.DataFrame = history[columns].rename(columns={"watched": "validation"}).reset_index(drop=True)
+        return cls(strategy, _candidates(history, trials, by, settings), settings, result, curve)
 
     @property
     def lam(self) -> float:
@@ -85,34 +89,29 @@ class Tuning:
 
     @property
     def seconds(self) -> float:
-        """Time of choosing, without training on."""
+        """Seconds spent on choosing, without the training that follows."""
         return float(self.table["seconds"].sum())
 
     def summary(self) -> dict[str, Any]:
-        """Return the tuning in a few numbers: the result's summary, and what each candidate came to."""
+        """Return the tuning in a few numbers: the result's summary, and the row of each candidate."""
+        method = from_config(self.result.method)
+        name = method.inner.name if isinstance(method, (LambdaPath, GridSearch)) else method.name
         table = self.table.astype(object).where(self.table.notna(), None)
         rows = "candidates" if self.strategy == "search" else "lambdas"
         tuning = {"strategy": self.strategy, rows: table.to_dict("records")}
-        return {**self.result.summary(), "method": self._inner.name, "tuning": tuning}
-
-    @property
-    def _inner(self) -> Method[Any]:
-        method = from_config(self.result.method)
-        return method.inner if isinstance(method, (LambdaPath, GridSearch)) else method
+        return {**self.result.summary(), "method": name, "tuning": tuning}
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write the result's files, ``tuning.csv`` (the table), ``curve.csv`` and ``tuning.json`` (the summary)."""
         path = Path(directory)
         self.result.save(path)
-        for name, table in (("tuning.csv", self.table), ("curve.csv", self.curve)):
-            with atomic_write(path / name) as file:
-                file.write(table.to_csv(index=False, lineterminator="\n").encode())
+        write_csv(path / "tuning.csv", self.table)
+        write_csv(path / "curve.csv", self.curve)
         write_json(path / "tuning.json", self.summary())
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> Tuning:
         """Read a tuning from the directory of its run."""
-        read_json(Path(directory) / "summary.json")
         return cls.of(Result.load(directory))
 
     def plot(self, axes: Any = None) -> Any:
@@ -122,7 +121,7 @@ class Tuning:
 
     @property
     def words(self) -> str:
-        """What was chosen, in words."""
+        """The settings chosen, as text."""
         return in_words(self.settings)
 
     def __repr__(self) -> str:
@@ -142,7 +141,7 @@ def tune(
     dataset: str = "arrays",
     **settings: Any,
 ) -> Tuning:
-    """Choose lambda, or the settings that another method leaves open, by the validation rows, and train on with them.
+    """Choose lambda, or the open settings of another method, on validation rows, and train with them.
 
     Parameters
     ----------
@@ -153,15 +152,15 @@ def tune(
         Or `CFL`, `PACFL`, `IFCA`: each of their candidates is tried from a fresh start.
     strategy
         For lambda. ``"warmup"`` (default): increasing lambdas, each from where the last one ended, until one ends worse
-        than the one before it. ``"separate"``: every lambda from a fresh start until nothing moves any more.
+        than the one before it. ``"separate"``: every lambda from a fresh start until convergence.
     grid
         Increasing lambdas. Default: the paper's for its data sets, and else from the distances between the devices'
         own models. For other methods settings by name, ``[{"eps1": 0.1, "eps2": 0.2}, …]``; default: the method's own.
     rounds
-        Rounds of one training at the most (500): of each lambda with ``separate``, of the way from the start to the
-        final models with ``warmup``, but for the last ``cap`` of it, and of training with the settings chosen.
+        Maximum of one training (500): of each lambda with ``separate``, of the way from the start to the final models
+        with ``warmup``, but for the last ``cap`` of it, and of training with the settings chosen.
     cap
-        Rounds of one lambda at the most with ``warmup``, default: a quarter of ``rounds``; of each candidate of other
+        Maximum of rounds of one lambda with ``warmup``, default: a quarter of ``rounds``; of each candidate of other
         methods, default: 50.
     model, out, dataset, **settings
         As for `fit`.
@@ -197,15 +196,20 @@ def check_tuning(
     cap: int | None = None,
     dataset: str = "arrays",
 ) -> Method[Any]:
-    """Return the method that tunes as `tune` is asked to, or say what is wrong with that."""
+    """Return the method that tunes as `tune` is asked to; raise an error for what cannot be."""
+    given: Any = None if grid is None else tuple(grid)
     if is_searched(method):
-        return _searched(method, strategy, grid, cap)
-    lambdas: Any = paper_grid(dataset) if grid is None else tuple(grid)
-    if grid is not None and not lambdas:
+        if strategy is not None:
+            words = f"strategies are for lambda; {method.name} tries each candidate"
+            raise FedfuseError(f"{words}, got strategy {strategy!r}")
+        if given is not None and not (given and all(isinstance(c, Mapping) for c in given)):
+            raise FedfuseError(f"a grid for {method.name} is a list of settings by name, got {list(given)}")
+        return GridSearch(inner=method, trial=cap, grid=given or ())
+    if given == ():
         raise FedfuseError("the grid of lambdas is empty")
+    lambdas = paper_grid(dataset) if given is None else given
     limit = Settings().rounds if rounds is None else rounds
-    way = "warmup" if strategy is None else strategy
-    return LambdaPath(inner=method, strategy=way, grid=lambdas, limit=limit, cap=cap)  # type: ignore[arg-type]
+    return LambdaPath(inner=method, strategy=strategy or "warmup", grid=lambdas, limit=limit, cap=cap)  # type: ignore[arg-type]
 
 
 def is_searched(method: Method[Any] | type[Method[Any]]) -> bool:
@@ -214,19 +218,9 @@ def is_searched(method: Method[Any] | type[Method[Any]]) -> bool:
     return kind.candidates is not Method.candidates
 
 
-def _searched(method: Method[Any], strategy: Any, grid: Grid | None, cap: int | None) -> GridSearch:
-    if strategy is not None:
-        raise FedfuseError(f"strategies are for lambda; {method.name} tries each candidate, got strategy {strategy!r}")
-    candidates = tuple(grid or ())
-    if grid is not None and not (candidates and all(isinstance(c, Mapping) for c in candidates)):
-        raise FedfuseError(f"a grid for {method.name} is a list of settings by name, got {list(grid)}")
-    return GridSearch(inner=method, trial=cap, grid=candidates)  # type: ignore[arg-type]
-
-
 def is_tuning(directory: str | PathLike[str]) -> bool:
     """Whether the run in a directory is one of tuning."""
-    config = Store(directory).config()
-    method = config.get("method")
+    method = Store(directory).config().get("method")
     return isinstance(method, dict) and method.get("method") in (LambdaPath.name, GridSearch.name)
 
 
@@ -240,49 +234,27 @@ def paper_grid(dataset: str) -> tuple[float, ...]:
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
-    """Write settings as they are typed.
+    """Write settings as text.
 
     >>> in_words({"lam": 0.5}), in_words({"eps1": 0.1, "eps2": 0.2})
     ('lambda 0.5', 'eps1 0.1, eps2 0.2')
     """
-    names = {name: "lambda" if name == "lam" else name for name in settings}
-    return ", ".join(f"{names[name]} {value:g}" for name, value in settings.items())
+    return ", ".join(f"{'lambda' if name == 'lam' else name} {value:g}" for name, value in settings.items())
 
 
-def _curve(history: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
-    columns = ["round", *settings, "stage", "watched", "seconds", "cost_floats"]
-    curve: pd.DataFrame = history[columns].rename(columns={"watched": "validation"}).reset_index(drop=True)
-    return curve
-
-
-def _candidates(history: pd.DataFrame, chosen: Mapping[str, Any]) -> pd.DataFrame:
-    """Return one row per candidate."""
-    sums = _summed(history, "candidate", history["stage"].notna()).drop(columns="candidate")
-    settings: pd.DataFrame = history.groupby("candidate")[list(chosen)].first().reset_index(drop=True)
-    table: pd.DataFrame = pd.concat([settings, sums], axis=1)
-    best = (settings == pd.Series(dict(chosen))).all(axis=1)
-    table["chosen"] = best & ~best.duplicated()
-    return table
-
-
-def _table(history: pd.DataFrame, chosen: float) -> pd.DataFrame:
-    """Return one row per lambda."""
-    table = _summed(history, "lam", history["stage"] != ONWARDS)
-    table["chosen"] = table["lam"] == chosen
-    return table
-
-
-def _summed(history: pd.DataFrame, by: str, trying: pd.Series[bool]) -> pd.DataFrame:
-    """Return what the rows of each candidate's rounds came to."""
+def _candidates(history: pd.DataFrame, trials: pd.DataFrame, by: str, chosen: Mapping[str, Any]) -> pd.DataFrame:
+    """Return one row per candidate: its settings, and the sums over the rounds of its trial."""
     spent = history[["seconds", "cost_floats"]].diff().fillna(history[["seconds", "cost_floats"]])
-    rows = history[[by, "watched", "groups"]].join(spent)[trying].groupby(by, sort=True)
-    table: pd.DataFrame = rows.agg(
+    groups = trials[[by, "watched", "groups"]].join(spent).groupby(by, sort=True)
+    sums = groups.agg(
         rounds=("watched", "size"),
         seconds=("seconds", "sum"),
         cost_floats=("cost_floats", "sum"),
         validation=("watched", "last"),
         n_clusters=("groups", "last"),
-    ).reset_index()
-    table["cost_floats"] = table["cost_floats"].astype("int64")
-    table["n_clusters"] = table["n_clusters"].astype("Int64")
+    ).astype({"cost_floats": "int64", "n_clusters": "Int64"})
+    settings: pd.DataFrame = trials.groupby(by, sort=True)[list(chosen)].first()
+    best = (settings == pd.Series(dict(chosen))).all(axis=1)
+    table: pd.DataFrame = pd.concat([settings, sums], axis=1).reset_index(drop=True)
+    table["chosen"] = (best & ~best.duplicated()).to_numpy()
     return table

@@ -59,6 +59,12 @@ def read_json(path: Path) -> Any:
     return _read(path, lambda: json.loads(path.read_text(encoding="utf-8")))
 
 
+def write_csv(path: Path, table: Any, *, index: bool = False) -> None:
+    """Write a data frame as CSV."""
+    with atomic_write(path) as file:
+        file.write(table.to_csv(index=index, lineterminator="\n").encode())
+
+
 def check_fields(data: Any, kinds: Mapping[str, Kinds], where: object, *, whole: bool = True) -> dict[str, Any]:
     """Return an object of a JSON file whose fields are of these kinds, and with ``whole`` all there.
 
