@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedfuse.data.federation import Federation
     from fedfuse.errors import FedfuseError
     from fedfuse.estimators import FPFCClassifier, FPFCRegressor
+    from fedfuse.grouping.fusion_tree import FusionTree
     from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, FedAsync, FedAvg, LGFedAvg, Local, PerFedAvg
     from fedfuse.models import LinearRegression, SoftmaxRegression
     from fedfuse.models.networks import CNN, MLP
@@ -50,6 +51,7 @@ __all__ = [
     "Federation",
     "FedfuseError",
     "FusionState",
+    "FusionTree",
     "Grow",
     "LGFedAvg",
     "LinearRegression",
@@ -92,6 +94,7 @@ _LATER = {
     "Federation": "data.federation",
     "FedfuseError": "errors",
     "FusionState": "pairs.state",
+    "FusionTree": "grouping.fusion_tree",
     "Grow": "protocol.local_work",
     "IFCA": "methods",
     "L1": "core.penalties",

@@ -29,7 +29,7 @@ def everything(engine):
     return found
 
 
-def test_replies_come_by_their_times_one_at_a_time():
+def test_replies_come_by_their_times_single_reply_rule():
     engine, law = new_fleet(delay="uniform(0,20)", compute=3), Distribution.of("uniform(0,20)")
     engine.submit([Order(i, 7, GD) for i in range(5)])
     assert engine.busy == frozenset(range(5))

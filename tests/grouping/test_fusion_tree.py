@@ -257,8 +257,8 @@ def test_without_refit_fpfc_goes_on_with_the_lambda_found():
     keep = Keep()
     work = ff.Work(solver="exact")
     result = ff.fit(federation, ff.FPFC(refit=False, work=work), callbacks=[keep], rounds=200)
-    assert keep.run.now.name == "fpfc"
-    assert keep.run.now.lam == result.lam > 0
+    assert keep.run.rule.name == "fpfc"
+    assert keep.run.rule.lam == result.lam > 0
     assert result.ari == 1
     # the fixed point that FPFC reaches from zero with that lambda, too
     alone = ff.fit(federation, ff.FPFC(lam=result.lam, refit=False, work=work), rounds=200)

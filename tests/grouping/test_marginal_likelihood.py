@@ -100,7 +100,7 @@ def test_sureness_falls_where_groups_are_close():
     sure = []
     for models in (far, near):
         evidence, weighted = Evidence.learned(devices(truth, models, n=30, rng=rng), np.ones(10))
-        sure.append(evidence.sureness(truth, weighted))
+        sure.append(evidence.confidence(truth, weighted))
     assert sure[0].min() > 0.999
     assert sure[1].min() < 0.99
     assert all(((s >= 0) & (s <= 1)).all() for s in sure)

@@ -63,7 +63,7 @@ def test_a_refit_turn_is_a_mean_over_members_and_a_mean_over_all():
     federation = turned()
     rng, run = np.random.default_rng(0), Keep()
     fit(federation, Oracle(work=WORK), model(), rounds=1, callbacks=[run])
-    method, state = run.run.now, run.run.state
+    method, state = run.run.rule, run.run.state
     labels, cut, d = state.memory["labels"], state.info.model.fused.start, state.info.d
     replies = rng.normal(size=(federation.m, d)).astype("f4")
     tasks = method.tasks(state, np.arange(federation.m), 0)
@@ -158,7 +158,7 @@ def test_a_suspect_is_not_asked_again(attack):
 def test_who_sends_an_impossible_score_is_not_believed_however_calm_the_update(robust, expelled):
     federation, run = turned(), Keep()
     fit(federation, ff.FPFC(work=WORK, robust=robust), model(), rounds=1, participation=0.2, callbacks=[run])
-    method, state, everybody = run.run.now, run.run.state, np.arange(federation.m)
+    method, state, everybody = run.run.rule, run.run.state, np.arange(federation.m)
     method._enter(state, "together")
     starts = state.memory["models"][state.memory["labels"]]
     steps = np.random.default_rng(0).normal(size=starts.shape) / 1000
@@ -173,7 +173,7 @@ def test_an_update_counts_by_its_length(times):
     """As it is, as long as the others, or not at all: a lie just short of absurd would still ruin a mean."""
     federation, run = turned(), Keep()
     fit(federation, Oracle(work=WORK), model(), rounds=1, callbacks=[run])
-    method, state = run.run.now, run.run.state
+    method, state = run.run.rule, run.run.state
     del state.memory["calm"]  # as if it were the first turn
     cut, everybody = state.info.model.fused.start, np.arange(federation.m)
     starts = state.memory["models"][state.memory["labels"]].astype("f8")
@@ -192,7 +192,7 @@ def test_an_update_counts_by_its_length(times):
 def test_who_still_learns_is_no_liar_beside_those_who_do_not():
     federation, run = turned(), Keep()
     fit(federation, Oracle(work=WORK), model(), rounds=1, callbacks=[run])
-    method, state, everybody = run.run.now, run.run.state, np.arange(federation.m)
+    method, state, everybody = run.run.rule, run.run.state, np.arange(federation.m)
     starts = state.memory["models"][state.memory["labels"]].astype("f8")
     steps = np.random.default_rng(0).normal(size=starts.shape)
     steps *= state.memory["calm"] / np.linalg.norm(steps, axis=1, keepdims=True)
@@ -205,7 +205,7 @@ def test_who_still_learns_is_no_liar_beside_those_who_do_not():
 def test_a_share_of_those_who_are_believed_takes_part():
     federation, run = turned(m=10), Keep()
     fit(federation, ff.FPFC(work=WORK), model(), rounds=1, callbacks=[run])
-    method, state, drawn = run.run.now, run.run.state, np.arange(5)
+    method, state, drawn = run.run.rule, run.run.state, np.arange(5)
     state.memory["suspects"][:] = np.arange(10) < 6
     method._enter(state, "together")
     chosen = method.devices(state, drawn)

@@ -264,7 +264,7 @@ def test_refit_can_be_left_out():
     keep = Keep()
     result = ff.fit(planted(), ff.FPFC(lam=1.0, work=EXACT, refit=False), callbacks=[keep])
     assert result.refit_rounds == 0
-    assert keep.run.now.name == "fpfc"
+    assert keep.run.rule.name == "fpfc"
 
 
 def test_constant_columns_do_no_harm():

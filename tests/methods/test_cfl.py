@@ -48,8 +48,8 @@ def state_of(m, d=2, rounds=PATIENCE, **settings):
         m, LinearRegression().sized(d - 1, 0), counts, lambda start, number=0: np.zeros(d), np.dtype("f8")
     )
     method = ff.CFL(**{"eps1": 0.4, "eps2": 0.5, **settings})
-    state = method.begin(info)
-    state["age"] = np.array([rounds])
+    state = method.init(info)
+    state.age = np.array([rounds])
     return method, state
 
 
@@ -65,9 +65,9 @@ E1, E2 = np.array([1.0, 0.0]), np.array([0.0, 1.0])
 def test_two_groups_with_opposite_updates_are_cut_exactly():
     method, state = state_of(4)
     told(method, state, {0: E1, 1: -E1, 2: E1, 3: -E1})
-    assert state["labels"].tolist() == [0, 1, 0, 1]
+    assert state.labels.tolist() == [0, 1, 0, 1]
     # the mean update of all was 0; each part goes its own way in the same round
-    np.testing.assert_allclose(state["models"], [E1, -E1])
+    np.testing.assert_allclose(state.models, [E1, -E1])
 
 
 def test_further_cuts_are_by_device_number():
@@ -75,10 +75,10 @@ def test_further_cuts_are_by_device_number():
     method, state = state_of(8)
     side = {i: (E1 if i in (0, 3, 5, 6) else -E1) for i in range(8)}
     told(method, state, side)
-    assert state["labels"].tolist() == [0, 1, 1, 0, 1, 0, 0, 1]
+    assert state.labels.tolist() == [0, 1, 1, 0, 1, 0, 0, 1]
     told(method, state, {i: side[i] if i in (1, 2, 4, 7) else (E2 if i in (0, 6) else -E2) for i in range(8)})
-    assert state["labels"].tolist() == [0, 1, 1, 2, 1, 2, 0, 1]
-    np.testing.assert_allclose(state["models"], [E1 + E2, -2 * E1, E1 - E2])
+    assert state.labels.tolist() == [0, 1, 1, 2, 1, 2, 0, 1]
+    np.testing.assert_allclose(state.models, [E1 + E2, -2 * E1, E1 - E2])
 
 
 @pytest.mark.parametrize(
@@ -93,21 +93,21 @@ def test_further_cuts_are_by_device_number():
 def test_when_a_cluster_is_cut(updates, cut):
     method, state = state_of(4)
     told(method, state, updates)
-    assert (len(state["models"]) == 2) == cut
+    assert (len(state.models) == 2) == cut
 
 
 @pytest.mark.parametrize("rounds", [0, PATIENCE - 1, PATIENCE])
 def test_nothing_is_cut_in_the_first_twenty_rounds(rounds):
     method, state = state_of(4, rounds=rounds)
     told(method, state, {0: E1, 1: -E1, 2: E1, 3: -E1})
-    assert (len(state["models"]) == 2) == (rounds >= 20)
+    assert (len(state.models) == 2) == (rounds >= 20)
 
 
 def test_two_devices_stay_together():
     method, state = state_of(2)
     told(method, state, {0: E1, 1: -E1})
-    assert state["labels"].tolist() == [0, 0]
-    np.testing.assert_array_equal(state["models"], [[0.0, 0.0]])
+    assert state.labels.tolist() == [0, 0]
+    np.testing.assert_array_equal(state.models, [[0.0, 0.0]])
 
 
 def test_nobody_is_cut_of_whom_nothing_is_known():
@@ -118,17 +118,17 @@ def test_nobody_is_cut_of_whom_nothing_is_known():
     told(method, fresh, {0: E1, 1: -E1})
     assert fresh["labels"].tolist() == [0, 0, 0, 0]
     told(method, state, {0: E1, 1: -E1})
-    assert state["labels"].tolist() == [0, 1, 0, 0]
-    np.testing.assert_allclose(state["step"], [E1, -E1])  # of the active members alone
+    assert state.labels.tolist() == [0, 1, 0, 0]
+    np.testing.assert_allclose(state.step, [E1, -E1])  # of the active members alone
     told(method, state, {1: E1})
-    np.testing.assert_allclose(state["step"], [0 * E1, E1])  # nobody of the first was there
+    np.testing.assert_allclose(state.step, [0 * E1, E1])  # nobody of the first was there
 
 
 def test_means_are_by_rows():
     method, state = state_of(3)
     state.info.counts["train+validation"][:] = [1, 2, 3]
     told(method, state, {0: E1, 2: E2})
-    np.testing.assert_allclose(state["models"], [[0.25, 0.75]])
+    np.testing.assert_allclose(state.models, [[0.25, 0.75]])
 
 
 @pytest.mark.parametrize("goal", ["regression", "classification"])
@@ -151,8 +151,8 @@ def test_groups_of_lines_are_told_apart_and_devices_know_what_the_server_knows()
     )
     for k in range(33):
         run.round()
-        np.testing.assert_array_equal(run.post.look([PeekModel()] * 6), run.now.models(run.state))
-        assert len(run.state["models"]) == 1 or k >= PATIENCE
+        np.testing.assert_array_equal(run.post.look([PeekModel()] * 6), run.rule.current(run.state).models)
+        assert len(run.state.models) == 1 or k >= PATIENCE
     result = run.result()
     assert result.labels.tolist() == [0, 1, 1, 0, 0, 1]
     np.testing.assert_allclose(result.models[:, 0], [1, -1, -1, 1, 1, -1], atol=1e-2)
@@ -166,8 +166,10 @@ def test_a_newcomer_goes_down_the_tree():
     side = {i: (E1 if i in (0, 3, 5, 6) else -E1) for i in range(8)}
     told(method, state, side)
     told(method, state, {i: side[i] if i in (1, 2, 4, 7) else (E2 if i in (0, 6) else -E2) for i in range(8)})
-    labels = method.labels(state)
-    known = RunSummary(method.models(state), labels, np.ones(8, np.int64), None, method.keep(state))
+    labels = method.outcome(state).labels
+    known = RunSummary(
+        method.outcome(state).models, labels, np.ones(8, np.int64), None, dict(method.outcome(state).kept)
+    )
 
     talk = method.admit(known, state.info, 0)
     root = next(talk)
@@ -190,7 +192,13 @@ def test_a_newcomer_goes_down_the_tree():
 def test_a_newcomer_where_nothing_was_cut():
     method, state = state_of(3, eps1=0.0)
     told(method, state, {0: E1, 1: E2})
-    known = RunSummary(method.models(state), method.labels(state), np.ones(3, np.int64), None, method.keep(state))
+    known = RunSummary(
+        method.outcome(state).models,
+        method.outcome(state).labels,
+        np.ones(3, np.int64),
+        None,
+        dict(method.outcome(state).kept),
+    )
     task = next(method.admit(known, state.info, 0))
     assert isinstance(task, Install)
     np.testing.assert_array_equal(task.model, [0.5, 0.5])

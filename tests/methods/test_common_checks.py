@@ -16,6 +16,7 @@ from fedfuse.core.partitions import canonical
 from fedfuse.engines import InProcess
 from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.registry import METHODS
+from fedfuse.methods.state import fill_state, pack_state
 from fedfuse.models import default_model
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import EVALUATION_ROUND, Install
@@ -28,12 +29,11 @@ GOALS = ["regression", "classification"]
 WORKS = {"gd": Work(steps=5, lr=0.1), "sgd": Work(steps=2, lr=0.1, batch=10), "exact": Work(solver="exact")}
 # what a name of METHODS may stand for
 VARIANTS = {
-    "fpfc": partial(ff.FPFC, lam=0.6, refit=False),
-    "fpfc-refit": partial(ff.FPFC, lam=0.6),
-    "fpfc-auto": ff.FPFC,
-    "fpfc-auto-penalty": partial(ff.FPFC, refit=False),
-    "fpfc-l1": partial(ff.FPFCL1, refit=False),
-    "fpfc-l1-refit": ff.FPFCL1,
+    "fusion-tree": ff.FusionTree,
+    "fpfc": partial(ff.FPFC, lam=0.6),
+    "fpfc-refit": partial(ff.FPFC, lam=0.6, refit=True),
+    "fpfc-l1": ff.FPFCL1,
+    "fpfc-l1-refit": partial(ff.FPFCL1, refit=True),
     "local": ff.Local,
     "fedavg": ff.FedAvg,
     "fedasync": ff.FedAsync,
@@ -59,7 +59,7 @@ PAPER = (
     "lg-fedavg",
     "per-fedavg",
 )  # one exchange of models per round, and nothing else
-DRAWS_NOTHING = ("fpfc-auto", "oracle")  # every device is asked in turn, and answers without chance
+DRAWS_NOTHING = ("fusion-tree", "oracle")  # every device is asked in turn, and answers without chance
 SEARCHED = ("ifca-searched", "cfl-searched", "pacfl-searched")  # many rounds: not in every check
 OWN_MODELS = ("local", "lg-fedavg", "per-fedavg", "pacfl")  # devices of a cluster may differ
 
@@ -88,7 +88,7 @@ def able(kind, work, **options):
 
 # what two runs must share to be the same run
 SAME = (
-    *("labels", "models", "cost_floats", "rounds", "refit_rounds", "converged", "refused", "orders"),
+    *("labels", "models", "cost_floats", "rounds", "stages", "converged", "refused", "orders"),
     *("lam", "stability", "confidence"),
 )
 
@@ -258,7 +258,7 @@ def scrambled(federation, part, seed=0):
 def assert_found_the_same(plain, other):
     np.testing.assert_array_equal(plain.models, other.models)
     np.testing.assert_array_equal(plain.labels, other.labels)
-    for name in ("rounds", "refit_rounds", "cost_floats", "lam", "stability", "converged"):
+    for name in ("rounds", "stages", "cost_floats", "lam", "stability", "converged"):
         assert getattr(plain, name) == getattr(other, name), name
 
 
@@ -291,11 +291,12 @@ class PackedAtEveryRound(Callback):
     """Takes the state apart after every round and goes on with what comes back."""
 
     def on_round(self, run, row):
-        arrays = run.now.pack(run.state)
+        arrays = pack_state(run.state)
         assert all(isinstance(a, np.ndarray) and a.dtype.kind != "O" for a in arrays.values())
-        again = run.now.unpack({name: a.copy() for name, a in arrays.items()}, run.info)
-        np.testing.assert_array_equal(run.now.models(again), run.now.models(run.state))
-        np.testing.assert_array_equal(run.now.labels(again), run.now.labels(run.state))
+        fresh = run.rule.init(run.info, run.previous)
+        again = fill_state(fresh, {name: a.copy() for name, a in arrays.items()})
+        np.testing.assert_array_equal(run.rule.current(again).models, run.rule.current(run.state).models)
+        np.testing.assert_array_equal(run.rule.current(again).labels, run.rule.current(run.state).labels)
         run.state = again
 
 

@@ -34,13 +34,13 @@ def test_clusters_train_apart_and_wait_for_their_members():
     method = ClusteredFedAvg(given_labels=(0, 1, 0, 1, 0, 1), work=WORK)
     run = begun(federation, method, participation=lambda k, m: np.array([[0, 2], [1], [3, 5, 4]][k]))
     run.round()
-    first = run.state["models"].copy()
+    first = run.state.models.copy()
     assert (first[1] == 0).all()
     run.round()
-    np.testing.assert_array_equal(run.state["models"][0], first[0])
-    np.testing.assert_allclose(run.state["models"][1], descended(federation, 1, np.zeros(4), WORK), atol=1e-12)
+    np.testing.assert_array_equal(run.state.models[0], first[0])
+    np.testing.assert_allclose(run.state.models[1], descended(federation, 1, np.zeros(4), WORK), atol=1e-12)
     run.round()
-    np.testing.assert_allclose(run.state["models"][0], descended(federation, 4, first[0], WORK), atol=1e-12)
+    np.testing.assert_allclose(run.state.models[0], descended(federation, 4, first[0], WORK), atol=1e-12)
 
 
 def test_one_step_each_within_the_true_clusters_ends_at_the_oracle():

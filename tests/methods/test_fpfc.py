@@ -94,7 +94,7 @@ def test_shared_weights_are_averaged_and_the_rest_is_fused():
         np.testing.assert_allclose(run.state.pairs.omega, book.omega, atol=1e-10)
         np.testing.assert_allclose(run.state.shared, shared, atol=1e-12)
     np.testing.assert_allclose(run.state.pairs.norms(), np.linalg.norm(book.theta, axis=2), atol=1e-10)
-    np.testing.assert_allclose(run.now.models(run.state)[:, :cut], np.tile(shared, (6, 1)))
+    np.testing.assert_allclose(run.rule.current(run.state).models[:, :cut], np.tile(shared, (6, 1)))
     assert run.ledger.floats == 6 * 4 + 2 * 4 * sum(map(len, turns))
 
 
@@ -162,7 +162,7 @@ def test_all_devices_start_alike(start):
     model, counts = default_model("regression").sized(3, 0), {"train+validation": np.ones(5, np.int64)}
     info = FederationInfo(5, model, counts, {"zero": np.zeros(4), "normal": drawn}.get, np.dtype("f4"))
     method = ff.FPFC(lam=0.6, start=start)
-    state = method.begin(info)
+    state = method.init(info)
     assert (state.models == (drawn.astype("f4") if start == "normal" else 0)).all()
     opening = method.opening(state)
     assert sorted(opening) == list(range(5))
@@ -233,7 +233,7 @@ def test_groups_found_without_lambda_and_kept_by_the_penalty():
     federation, keep = planted(m=8, n=80), Keep()
     result = fit(federation, ff.FPFC(refit=False, work=ff.Work(solver="exact")), callbacks=[keep])
     assert result.labels.tolist() == federation.truth.tolist()
-    assert keep.run.now == ff.FPFC(lam=result.lam, refit=False, work=ff.Work(solver="exact"))
+    assert keep.run.rule == ff.FPFC(lam=result.lam, refit=False, work=ff.Work(solver="exact"))
     assert result.converged
 
 

@@ -36,8 +36,8 @@ NEAR = ((0.5, 0.0), (-0.25, 1.0))
 def test_a_tiny_problem_by_hand(average, expected):
     run = begun(TINY, ff.IFCA(n_models=2, average=average, near=NEAR, work=ff.Work(steps=1, lr=0.1)))
     run.round()
-    np.testing.assert_allclose(run.state["heads"], expected, atol=1e-15)
-    assert run.state["choice"].tolist() == [0, 1]
+    np.testing.assert_allclose(run.state.heads, expected, atol=1e-15)
+    assert run.state.choice.tolist() == [0, 1]
     result = run.result()
     assert result.labels.tolist() == [0, 1]
     np.testing.assert_allclose(result.models, expected, atol=1e-15)
@@ -56,14 +56,14 @@ def test_soft_estimates_favour_the_better_model():
     expected = [
         (w[j] - 0.05 * s[:, j] @ (2 * (w[j] - targets)), b[j] - 0.05 * s[:, j].sum() * 2 * b[j]) for j in range(2)
     ]
-    np.testing.assert_allclose(run.state["heads"], expected, atol=1e-12)
+    np.testing.assert_allclose(run.state.heads, expected, atol=1e-12)
 
 
 def test_soft_means_of_models():
     """Option II with weights: theta_j is the mean of what devices made of it, by rows times s_ij."""
     federation = planted(m=4)
     run = begun(federation, ff.IFCA(n_models=2, temperature=1.0, work=WORK))
-    before = run.state["heads"].copy()
+    before = run.state.heads.copy()
     run.round()
     n = federation.rows("train+validation").counts
     data = run.engine.load("train+validation")
@@ -71,7 +71,7 @@ def test_soft_means_of_models():
     s = n[:, None] * softmax(-losses, axis=1)
     for j, w in enumerate(before):
         trained = np.array([descended(federation, i, w, WORK) for i in range(4)])
-        np.testing.assert_allclose(run.state["heads"][j], s[:, j] @ trained / s[:, j].sum(), atol=1e-10)
+        np.testing.assert_allclose(run.state.heads[j], s[:, j] @ trained / s[:, j].sum(), atol=1e-10)
 
 
 @pytest.mark.parametrize("goal", ["regression", "classification"])
@@ -101,15 +101,15 @@ def test_gradient_averaging_is_descent_on_the_pooled_loss_with_a_shorter_step():
             members = [i for i in active if i % 2 == j]
             share = len(members) / len(active)
             theta[j] = theta[j] - 0.3 * share * gradient(federation, j, theta[j])
-        np.testing.assert_allclose(run.state["heads"][:2], theta[:2], atol=1e-12)
-        np.testing.assert_array_equal(run.state["heads"][2], near[2])
+        np.testing.assert_allclose(run.state.heads[:2], theta[:2], atol=1e-12)
+        np.testing.assert_array_equal(run.state.heads[2], near[2])
 
 
 def test_without_members_a_mean_stays_as_it_is():
     run = begun(TINY, ff.IFCA(n_models=3, near=(*NEAR, (50.0, 50.0)), work=WORK))
     for _ in range(5):
         run.round()
-    np.testing.assert_array_equal(run.state["heads"][2], (50.0, 50.0))
+    np.testing.assert_array_equal(run.state.heads[2], (50.0, 50.0))
     assert run.result().n_clusters == 2
 
 
@@ -117,7 +117,7 @@ def test_ties_go_to_the_lowest_number():
     """On y = 0 the slopes 1 and -1 are equally wrong."""
     run = begun(written_out(line(0.0)), ff.IFCA(n_models=2, near=((1.0, 0.0), (-1.0, 0.0)), work=ff.Work(1, 0.1)))
     run.round()
-    np.testing.assert_allclose(run.state["heads"], [(0.8, 0.0), (-1.0, 0.0)])
+    np.testing.assert_allclose(run.state.heads, [(0.8, 0.0), (-1.0, 0.0)])
     # now the second is worse, for those who would choose again
     assert run.result().labels.tolist() == [0]
 
@@ -141,19 +141,19 @@ def test_of_a_model_with_shared_weights_only_the_heads_are_many(average):
     work = ff.Work(steps=1 if average == "gradient" else 3, lr=0.05)
     method = ff.IFCA(n_models=2, average=average, work=work)
     run = begun(federation, method, PartlyFused(cut=2), participation=lambda k, m: np.array(turn))
-    shared, heads = run.state["shared"].copy(), run.state["heads"].copy()
+    shared, heads = run.state.shared.copy(), run.state.heads.copy()
     run.round()
-    n, choice = federation.rows("train+validation").counts, run.state["choice"]
+    n, choice = federation.rows("train+validation").counts, run.state.choice
     whole = {i: np.concatenate([shared, heads[choice[i]]]) for i in turn}
     new = {i: descended(federation, i, whole[i], work) for i in turn}
     weight = {i: n[i] if average == "model" else 1.0 for i in turn}
     total = sum(weight.values())
-    np.testing.assert_allclose(run.state["shared"], sum(weight[i] * new[i][:2] for i in turn) / total, atol=1e-12)
+    np.testing.assert_allclose(run.state.shared, sum(weight[i] * new[i][:2] for i in turn) / total, atol=1e-12)
     for j in range(2):
         inside = [i for i in turn if choice[i] == j]
         moved = sum((weight[i] * (new[i][2:] - heads[j]) for i in inside), np.zeros(2))
         members = sum(weight[i] for i in inside) if average == "model" else total
-        np.testing.assert_allclose(run.state["heads"][j], heads[j] + moved / max(members, 1), atol=1e-12)
+        np.testing.assert_allclose(run.state.heads[j], heads[j] + moved / max(members, 1), atol=1e-12)
     assert run.ledger.down == 3 * (2 + 2 * 2)
     assert run.ledger.up == 3 * (4 + 2)
 

@@ -100,19 +100,19 @@ def test_the_same_rows_are_at_angle_zero_and_their_order_does_not_matter():
     data = {"a": (X, y), "b": (X, y), "shuffled": (X[order], y[order])}
     federation = ff.Federation.from_arrays(data, test=0.0, validation=0.0)
     state = begun(federation, ff.PACFL(threshold=1e-4, p=3)).state
-    np.testing.assert_allclose(state["angles"], 0, atol=1e-5)
-    bases = np.split(state["bases"], 3, axis=1)
+    np.testing.assert_allclose(state.angles, 0, atol=1e-5)
+    bases = np.split(state.bases, 3, axis=1)
     for other in bases[1:]:
         np.testing.assert_allclose(np.abs(bases[0]), np.abs(other), atol=1e-10)
         np.testing.assert_allclose(bases[0], other, atol=1e-10)  # and their signs are told by their sums
-    assert state["labels"].tolist() == [0, 0, 0]
+    assert state.labels.tolist() == [0, 0, 0]
 
 
 def test_what_a_device_sends():
     """The first p left singular vectors of the features of each class; of all rows, for values."""
     federation = planted("classification", m=2, n=60, p=5)
     state = begun(federation, ff.PACFL(threshold=10.0, p=2)).state
-    columns = np.split(state["bases"], np.cumsum(state["columns"])[:-1], axis=1)
+    columns = np.split(state.bases, np.cumsum(state.columns)[:-1], axis=1)
     for i in range(2):
         X, y = federation.rows("train+validation").of(i)
         each = [np.linalg.svd(X[y == c].T, full_matrices=False)[0][:, :2] for c in range(3) if (y == c).any()]
@@ -166,7 +166,7 @@ def test_one_shot_clusters_of_s1(seed, floats, numbers, aris):
     sent = sum(60 * np.minimum(np.bincount(rows.of(i)[1]), 5).sum() for i in range(100))
     assert run.ledger.floats == sent
     assert sent == pytest.approx(floats, rel=0.01)
-    A = run.state["angles"]
+    A = run.state.angles
     for threshold, number in numbers.items():
         labels = agglomerated(A, threshold)
         assert abs(labels.max() + 1 - number) <= max(2, 0.25 * number), threshold

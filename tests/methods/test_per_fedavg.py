@@ -41,7 +41,7 @@ def test_two_rounds_by_the_formula(variant):
     for active in turns:
         run.round()
         w = sum(n[i] * by_the_formula(federation, i, w, variant) for i in active) / n[active].sum()
-        np.testing.assert_allclose(run.state["models"][0], w, atol=1e-9)
+        np.testing.assert_allclose(run.state.models[0], w, atol=1e-9)
     # and the meta-gradient is that of F(w) = f(w - alpha grad f(w)), for the Hessian-free variant alone
     adapted = [w - ALPHA * gradient(federation, i, w) for i in range(5)]
     np.testing.assert_allclose(run.result().models, adapted, atol=1e-9)
@@ -77,8 +77,8 @@ def test_a_device_uses_one_step_and_nothing_is_kept(goal):
     for _ in range(3):
         seen.round()
         unseen.round()
-        np.testing.assert_array_equal(seen.state["models"], unseen.state["models"])
-    w, result = seen.state["models"][0], seen.result()
+        np.testing.assert_array_equal(seen.state.models, unseen.state.models)
+    w, result = seen.state.models[0], seen.result()
     assert seen.ledger == unseen.ledger
     for i in range(4):
         np.testing.assert_allclose(result.models[i], w - ALPHA * gradient(federation, i, w), atol=1e-12)

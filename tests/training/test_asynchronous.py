@@ -62,7 +62,7 @@ def test_one_device_at_a_time_is_one_active_device_per_round(goal, method, delay
 @every_method
 def test_schedules_count_a_turn_of_everybody_as_a_round(method, monkeypatch):
     """A step size that falls from round to round must not be gone after a few single updates."""
-    asked, kind = [], type(method.one_at_a_time())
+    asked, kind = [], type(method.single_reply_rule())
     tasks = kind.tasks
     monkeypatch.setattr(kind, "tasks", lambda self, state, who, k: asked.append(k) or tasks(self, state, who, k))
     fit(planted(m=5), method, rounds=23, tol=0, mode="async", at_once=1)

@@ -43,7 +43,7 @@ def test_newcomers_come_to_their_own_cluster(goal):
         np.testing.assert_allclose(joined.models[i], result.cluster_models[c], rtol=1e-6, atol=1e-6)
     worse = 1 if goal == "regression" else -1
     assert worse * (joined.score() - result.score()) < 0.05
-    assert all(s > 0.99 for s in joined.sureness)
+    assert all(s > 0.99 for s in joined.confidence)
 
 
 @every_goal
@@ -81,7 +81,7 @@ def test_few_rows_are_enough_to_come_in_but_not_to_be_sure(goal, n):
     assert joined.clusters[0] is not None
     assert joined.counts.tolist() == [n]
     if n == 1:
-        assert joined.sureness == (0.5,)
+        assert joined.confidence == (0.5,)
         assert np.isnan(joined.score())
 
 

@@ -200,7 +200,7 @@ def test_where_groups_were_refitted_losses_decide(both):
     came = admit(result, new)
     assert came.clusters == (0, 1)
     np.testing.assert_allclose(came.models, result.cluster_models, rtol=1e-12)
-    assert min(came.sureness) > 0.99
+    assert min(came.confidence) > 0.99
 
 
 def test_a_device_of_another_kind_is_told_so():

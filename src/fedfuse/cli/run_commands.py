@@ -25,6 +25,7 @@ from fedfuse.cli.arguments import (
     with_data_options,
 )
 from fedfuse.cli.display import compare_and_show, show_tuned, train_and_show, train_with_progress
+from fedfuse.methods.registry import METHODS, default_name
 
 if TYPE_CHECKING:
     from fedfuse.results.result import Result
@@ -36,11 +37,9 @@ if TYPE_CHECKING:
 def run(
     dataset: Dataset,
     *,
-    method: Annotated[
-        str, Opt(help="fpfc, fpfc-l1, local, fedavg, fedasync, lg-fedavg, per-fedavg, ifca, cfl, pacfl or oracle.")
-    ] = "fpfc",
+    method: Annotated[str | None, Opt(help=f"{', '.join(METHODS)} (default: fusion-tree; with --lam, fpfc).")] = None,
     lam: Annotated[
-        str | None, Opt(help="Strength of the penalty, or auto: groups are found without it (default: auto).")
+        str | None, Opt(help="Strength of FPFC's penalty, or warmup or separate: chosen as in the paper.")
     ] = None,
     rounds: Rounds = None,
     seed: Seed = 0,
@@ -61,6 +60,7 @@ def run(
 
     # Check everything first, then load, and write last.
     strength = None if lam is None else read_lambda(lam)
+    method = method or default_name(strength)
     chosen, settings = method_and_settings(dataset, method, strength, set_, rounds, seed, engine, model)
     directory = free_directory(out, dataset, f"{method}-seed{seed}")
     source = data.source_of(dataset, seed)

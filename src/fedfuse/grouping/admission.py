@@ -29,7 +29,7 @@ CERTAIN = 0.995  # chance that a device's own model is better, from which on it 
 
 def judged(known: RunSummary, info: FederationInfo, work: Work, rows: Part, device: int) -> AdmissionDialogue:
     """Find the cluster of a newcomer by how well the clusters' models predict its rows."""
-    models = known.cluster_models.astype(info.dtype)
+    models = known.group_models.astype(info.dtype)
     means, covariance = _read((yield EvaluateModels(models, rows)), len(models))
     best = int(means.argmin())
     sure = 1.0
@@ -43,7 +43,7 @@ def judged(known: RunSummary, info: FederationInfo, work: Work, rows: Part, devi
     better = max(_sum((first, train - train // 2), (second, train // 2)), _sum((whole, validation)))
     if better > CERTAIN:
         return AdmissionResult(whole.own, None, sure)
-    return AdmissionResult(models[best], int(known.clusters[best]), sure)
+    return AdmissionResult(models[best], int(known.groups[best]), sure)
 
 
 class Compared(NamedTuple):

@@ -29,13 +29,14 @@ from fedfuse.core.dendrogram import PairedLosses, Tree, Z, alike, sharing
 from fedfuse.core.partitions import adjusted_rand, canonical, cluster_means
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
+from fedfuse.grouping.admission import judged
 from fedfuse.grouping.marginal_likelihood import LOOSE, STRICT, Evidence
 from fedfuse.grouping.refit import Refit
-from fedfuse.grouping.steps import END, StagedState
-from fedfuse.methods.method import Outcome
+from fedfuse.grouping.steps import StagedState
+from fedfuse.methods.method import AdmissionDialogue, AdmitsNewcomers, FederationInfo, Outcome, RunSummary
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.reply_checks import SLACK, apart, judged_models, possible_judgement
-from fedfuse.protocol.tasks import EvaluateModels, GradientCosine, Install, Rescale, Task, Train
+from fedfuse.protocol.tasks import EvaluateModels, GradientCosine, Install, Task, Train
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 RIDGES = (0.1, 0.03, 0.01)
@@ -50,16 +51,10 @@ DOUBT = 2.33  # one-sided, 1 %: from here on there is structure left
 
 
 @dataclass(frozen=True)
-class AutoFPFC(Refit):
+class FusionTree(Refit, AdmitsNewcomers):
     """Find the groups without being given lambda; ``refit=False`` stops when they are found."""
 
-    name: ClassVar[str] = "auto"
-    a: float = 3.7
-    refit: bool = True
-
-    @property
-    def rounds(self) -> int | None:
-        return None
+    name: ClassVar[str] = "fusion-tree"
 
     def _prepare(self, state: StagedState, before: Outcome | None) -> None:
         m = state.info.m
@@ -338,26 +333,8 @@ class AutoFPFC(Refit):
         return apart(labels, state.memory["suspects"])
 
     def _leave(self, state: StagedState) -> str:
-        state.put("lam", self._lambda(state))
         state.memory["chosen"] = state.memory["models"].copy()
-        return self._go_again(state) if self.refit else END
-
-    def closing(self, state: StagedState) -> dict[int, Task]:
-        # without a refit, FPFC goes on with the columns as they came
-        if self._in_summary(state):
-            return {}
-        columns = len(state.memory["shift"])
-        return dict.fromkeys(range(state.info.m), Rescale(np.zeros(columns), np.ones(columns)))
-
-    def _lambda(self, state: StagedState) -> float:
-        who = self._trusted(state)
-        models = self._raw(state, state.memory["models"][: max(self._groups(state), 1)])
-        if len(models) >= len(who):
-            return 0.0
-        if len(models) > 1:
-            return float(0.9 * scipy.spatial.distance.pdist(models).min() / self.a)
-        # one group: a lambda that reaches the two devices that are furthest apart
-        return float(scipy.spatial.distance.pdist(self._raw(state, state.memory["estimates"][COMMON][who])).max())
+        return self._go_again(state)
 
     def stability(self, state: StagedState) -> float:
         """Return how well the groupings of all ridges, or odds, and the final one agree (1: all the same).
@@ -373,8 +350,12 @@ class AutoFPFC(Refit):
         enough = min(1.0, state.info.counts[judges][who].sum() / (ENOUGH * state.info.d))
         return float(enough * np.clip(np.mean(agreement), 0, 1) / (1 + left))
 
-    def sureness(self, state: StagedState) -> tuple[float, Floats]:
-        return self.stability(state), state.memory["confidence"]
+    def outcome(self, state: StagedState) -> Outcome:
+        return super().outcome(state)._replace(stability=self.stability(state), confidence=state.memory["confidence"])
+
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
+        """Find the newcomer's group by how well the groups' models predict its rows."""
+        return (yield from judged(known, info, self.work, "train+validation", device))
 
     def recovery(self, state: StagedState) -> list[dict[int, Task]]:
         tasks = super().recovery(state)

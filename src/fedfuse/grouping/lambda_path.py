@@ -20,16 +20,15 @@ lambda = 0, from their 5 % quantile to the largest: the penalty reaches as far a
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.refit import Refit
 from fedfuse.methods.fpfc import FPFC, FPFCL1, BaseFPFC, FPFCState
-from fedfuse.methods.method import Arrays, FederationInfo, Method, Outcome
+from fedfuse.methods.method import FederationInfo, Method, Outcome
+from fedfuse.methods.state import Arrays
 from fedfuse.pairs.state import FusionState, Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.results.result import mean_score
@@ -68,9 +67,6 @@ class LambdaPathState:
         return self.grid[self.place]
 
 
-_PLAIN = [f.name for f in fields(LambdaPathState) if f.name not in ("info", "fusion", "scores", "stale", "kept")]
-
-
 @dataclass(frozen=True)
 class LambdaPath(Method[LambdaPathState]):
     """Choose lambda for ``inner`` from ``grid`` by the validation metric; warm-up then trains on with it.
@@ -93,7 +89,7 @@ class LambdaPath(Method[LambdaPathState]):
     """
 
     name: ClassVar[str] = "tuned"
-    inner: BaseFPFC = field(default_factory=FPFC)
+    inner: BaseFPFC = field(default_factory=lambda: FPFC(lam=0.0))
     strategy: Strategy = "warmup"
     grid: tuple[float, ...] = ()
     limit: int = 2000
@@ -121,29 +117,22 @@ class LambdaPath(Method[LambdaPathState]):
         """Return the method that trains with this lambda."""
         return replace(self.inner, lam=lam, refit=False, rows="train")
 
-    @property
-    def plan(self) -> tuple[Method[Any], ...]:
-        return (self, Refit()) if self.inner.refit else (self,)
-
-    @property
-    def rounds(self) -> int | None:
-        return 10**9  # ends by itself
-
     # -- one round
 
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> LambdaPathState:
-        state = LambdaPathState(info, self._fresh(info, before), list(self.grid) or [0.0])
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> LambdaPathState:
+        state = LambdaPathState(info, self._fresh(info, previous), list(self.grid) or [0.0])
         state.scores, state.stale = np.full(info.m, np.nan), np.zeros(info.m, np.bool_)
         return state
 
-    def _fresh(self, info: FederationInfo, before: Outcome | None = None) -> FPFCState:
-        return self.at(self.grid[0] if self.grid else 0.0).begin(info, before)
+    def _fresh(self, info: FederationInfo, previous: Outcome | None = None) -> FPFCState:
+        return self.at(self.grid[0] if self.grid else 0.0).init(info, previous)
 
     def opening(self, state: LambdaPathState) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.fusion.models)}
 
     def tasks(self, state: LambdaPathState, devices: Ints, k: int) -> list[Task]:
         work, fusion = self.inner.work.at(state.lineage), state.fusion
+        fusion.pairs.penalty = self.at(state.lam).penalty
         anchors, models = fusion.pairs.anchors(devices), fusion.models
         # who is up to date needs the shared part alone, where there is one
         trunk: dict[str, Any] = {"start": fusion.shared, "into": "shared"} if fusion.shared.size else {}
@@ -188,7 +177,7 @@ class LambdaPath(Method[LambdaPathState]):
         return self.cap or -(-self.limit // 4)
 
     def _next(self, state: LambdaPathState) -> None:
-        state.row["groups"] = int(self.labels(state).max()) + 1
+        state.row["groups"] = int(self.current(state).labels.max()) + 1
         state.outcome.append(state.watched[-1])
         if not self.grid and len(state.grid) == 1:
             state.grid += self._grid_from(state.fusion.pairs)
@@ -220,8 +209,7 @@ class LambdaPath(Method[LambdaPathState]):
             kept = state.kept
             state.place, state.lineage, state.scores = best, int(kept["lineage"][0]), kept["scores"]
             arrays = {name: array for name, array in kept.items() if name not in ("scores", "lineage")}
-            weights = state.info.counts["train"]
-            state.fusion = FPFCState.unpack(arrays, self.at(state.lam).penalty, weights, **self.inner.room)
+            state.fusion = state.fusion.filled(arrays)
             state.stale[:] = True
         state.kept, state.choosing = {}, False
         state.goal = max(self.limit, state.lineage + self._cap)
@@ -254,38 +242,14 @@ class LambdaPath(Method[LambdaPathState]):
         # whether training on has converged, the run can tell
         return self.strategy == "separate" and state.lineage < self.limit
 
-    def models(self, state: LambdaPathState) -> Floats:
-        return state.fusion.models
+    def current(self, state: LambdaPathState) -> Outcome:
+        return self.at(state.lam).current(state.fusion)
 
-    def labels(self, state: LambdaPathState) -> Ints:
-        return self.at(state.lam).labels(state.fusion)
-
-    def final(self, state: LambdaPathState, info: FederationInfo) -> Outcome:
-        return self.at(state.lam).final(state.fusion, info)
-
-    def validated(self, state: LambdaPathState, found: Outcome) -> Floats | None:
-        return found.models
+    def outcome(self, state: LambdaPathState) -> Outcome:
+        return self.at(state.lam).outcome(state.fusion)
 
     def describe(self, state: LambdaPathState) -> dict[str, Any]:
         return state.row
-
-    def pack(self, state: LambdaPathState) -> Arrays:
-        plain = {name: getattr(state, name) for name in _PLAIN}
-        return {
-            "header": np.frombuffer(json.dumps(plain).encode(), np.uint8),
-            "scores": state.scores,
-            "stale": state.stale,
-            **{f"fusion_{name}": array for name, array in state.fusion.pack().items()},
-            **{f"kept_{name}": array for name, array in state.kept.items()},
-        }
-
-    def unpack(self, arrays: Arrays, info: FederationInfo) -> LambdaPathState:
-        plain = json.loads(arrays["header"].tobytes())
-        lam = plain["grid"][plain["place"]]
-        packed, weights = _under("fusion_", arrays), info.counts["train"]
-        fusion = FPFCState.unpack(packed, self.at(lam).penalty, weights, **self.inner.room)
-        kept = _under("kept_", arrays)
-        return LambdaPathState(info, fusion, **plain, scores=arrays["scores"], stale=arrays["stale"], kept=kept)
 
 
 def _change(values: list[float], window: int) -> float:
@@ -293,7 +257,3 @@ def _change(values: list[float], window: int) -> float:
     if len(values) < 2 * window:
         return np.inf
     return float(abs(np.mean(values[-window:]) - np.mean(values[-2 * window : -window])))
-
-
-def _under(prefix: str, arrays: Arrays) -> Arrays:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

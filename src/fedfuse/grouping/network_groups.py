@@ -56,10 +56,6 @@ class NetworkRefit(Staged):
     most: int = 20  # rounds
     robust: Robust = "screen"
 
-    @property
-    def rounds(self) -> int | None:
-        return self.most
-
     def settled(self, state: StagedState) -> bool:
         return True  # a network is trained for as many rounds as there are
 
@@ -193,13 +189,23 @@ class NetworkRefit(Staged):
     def labels(self, state: StagedState) -> Ints:
         return canonical(state.memory["labels"])
 
-    def final(self, state: StagedState, info: FederationInfo) -> Outcome:
+    def outcome(self, state: StagedState) -> Outcome:
         lam = float(state.memory["lam"][0])
         suspects = np.flatnonzero(state.memory["suspects"])
-        return Outcome(self.models(state), self.labels(state), lam if np.isfinite(lam) else None, suspects=suspects)
+        return Outcome(
+            self.models(state),
+            self.labels(state),
+            lam if np.isfinite(lam) else None,
+            suspects=suspects,
+            validated=self.validated(state),
+        )
+
+    def validated(self, state: StagedState) -> Floats | None:
+        """Return the models that never saw the validation rows."""
+        return None
 
     def describe(self, state: StagedState) -> dict[str, Any]:
-        return {"stage": state.stage, "lam": float(state.memory["lam"][0])}
+        return {"lam": float(state.memory["lam"][0])}
 
     def recovery(self, state: StagedState) -> list[dict[int, Task]]:
         return []
@@ -210,10 +216,6 @@ class NetworkOracle(NetworkRefit):
     """The same within the true groups, for all rounds of the run."""
 
     name: ClassVar[str] = "network-oracle"
-
-    @property
-    def rounds(self) -> int | None:
-        return None
 
     def _clusters(self, info: FederationInfo, before: Outcome | None) -> Ints:
         if info.truth is None:
@@ -227,11 +229,6 @@ class NetworkAuto(NetworkRefit):
 
     name: ClassVar[str] = "network-auto"
     first: ClassVar[str] = "together"
-    a: float = 3.7
-
-    @property
-    def rounds(self) -> int | None:
-        return None
 
     def settled(self, state: StagedState) -> bool:
         return state.stage == "refit"  # only then are there groups
@@ -298,7 +295,6 @@ class NetworkAuto(NetworkRefit):
         labels = np.zeros(state.info.m, np.int64)
         labels[who] = tree.cut(judged)
         self._group(state, state.memory["own"], labels)
-        state.put("lam", self._lambda(state))
         return "check" if self._groups(state) > 1 else "refit"
 
     def _ask_check(self, state: StagedState, devices: Ints) -> list[Task]:
@@ -329,14 +325,9 @@ class NetworkAuto(NetworkRefit):
         self._group(state, state.memory["own"], moved)
         return "refit"
 
-    def _lambda(self, state: StagedState) -> float:
-        """Return the largest lambda that keeps the groups apart, as `grouping.fusion_tree` does."""
-        heads = state.memory["models"][: self._groups(state), state.info.model.fused].astype(np.float64)
-        if len(heads) >= int((~state.memory["suspects"]).sum()):
-            return 0.0
-        if len(heads) > 1:
-            return float(0.9 * scipy.spatial.distance.pdist(heads).min() / self.a)
-        return float(state.memory["heights"].max())
-
-    def sureness(self, state: StagedState) -> tuple[float, Floats]:
-        return float(state.memory["agreement"][0]), state.memory["confidence"]
+    def outcome(self, state: StagedState) -> Outcome:
+        return (
+            super()
+            .outcome(state)
+            ._replace(stability=float(state.memory["agreement"][0]), confidence=state.memory["confidence"])
+        )

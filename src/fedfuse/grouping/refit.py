@@ -28,11 +28,9 @@ from fedfuse.core.robust_mean import Robust, pooled_moments, robust_mean
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.admission import judged
-from fedfuse.grouping.network_groups import NetworkOracle
 from fedfuse.grouping.simulated_replies import SimulatedReplies
 from fedfuse.grouping.steps import END, SKIPPED, Staged, StagedState
-from fedfuse.methods.method import AdmissionDialogue, FederationInfo, Method, Outcome, RunSummary
-from fedfuse.models.model import Model
+from fedfuse.methods.method import AdmissionDialogue, FederationInfo, Outcome, RunSummary
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.reply_checks import apart, monotone, possible_moments, possible_summary, supported
 from fedfuse.protocol.tasks import (
@@ -73,17 +71,13 @@ class Refit(Staged):
 
     name: ClassVar[str] = "refit"
     first: ClassVar[str] = "moments"
-    rows: Part = "train"
+    rows: Part = "train+validation"
     robust: Robust = "screen"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.robust not in get_args(Robust):
             raise FedfuseError(f"robust must be one of {', '.join(get_args(Robust))}, got {self.robust!r}")
-
-    @property
-    def rounds(self) -> int | None:
-        return 10**9  # ends by itself: every stage is bounded
 
     def _prepare(self, state: StagedState, before: Outcome | None) -> None:
         suspects = np.zeros(state.info.m, np.bool_)
@@ -441,17 +435,23 @@ class Refit(Staged):
     def labels(self, state: StagedState) -> Ints:
         return canonical(state.memory["labels"])
 
-    def final(self, state: StagedState, info: FederationInfo) -> Outcome:
+    def outcome(self, state: StagedState) -> Outcome:
         lam = float(state.memory["lam"][0])
         suspects = np.flatnonzero(state.memory["suspects"])
-        return Outcome(self.models(state), self.labels(state), lam if np.isfinite(lam) else None, suspects=suspects)
+        return Outcome(
+            self.models(state),
+            self.labels(state),
+            lam if np.isfinite(lam) else None,
+            suspects=suspects,
+            validated=self.validated(state),
+        )
 
-    def validated(self, state: StagedState, found: Outcome) -> Floats | None:
+    def validated(self, state: StagedState) -> Floats | None:
         chosen = state.memory.get("chosen")
         return None if chosen is None else self._raw(state, chosen)[state.memory["labels"]]
 
     def describe(self, state: StagedState) -> dict[str, Any]:
-        return {"stage": state.stage, "lam": float(state.memory["lam"][0])}
+        return {"lam": float(state.memory["lam"][0])}
 
     def _raw(self, state: StagedState, models: Floats) -> Floats:
         """Return models for the columns as they are on the devices at first."""
@@ -469,10 +469,6 @@ class Oracle(Refit):
     """Pooled training within the true clusters: the yardstick for every method, where the truth is known."""
 
     name: ClassVar[str] = "oracle"
-
-    def plan_for(self, model: Model[Any]) -> tuple[Method[Any], ...]:
-        network = NetworkOracle(work=self.work, start=self.start, rows="train+validation")
-        return (self,) if model.convex else (network,)
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Find the newcomer's cluster by losses: its true group is not known here."""

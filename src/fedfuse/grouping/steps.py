@@ -7,14 +7,14 @@ get lost, and nobody is left out.
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.methods.method import Arrays, FederationInfo, Method, Outcome
+from fedfuse.methods.method import FederationInfo, GathersReplies, Method, Outcome
+from fedfuse.methods.state import Arrays
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Bools, Floats, Ints
@@ -53,7 +53,7 @@ class StagedState:
 
 
 @dataclass(frozen=True)
-class Staged(Method[StagedState]):
+class Staged(Method[StagedState], GathersReplies):
     """A method whose stages are pairs of methods ``_ask_X(state, devices)`` and ``_take_X(state)``.
 
     The first returns a task for each device. The second is called when all have answered and returns the name of
@@ -61,11 +61,10 @@ class Staged(Method[StagedState]):
     """
 
     first: ClassVar[str]
-    gathers: ClassVar[bool] = True
 
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> StagedState:
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> StagedState:
         state = StagedState(info, self.first, silent=np.zeros(info.m, np.int64))
-        self._prepare(state, before)
+        self._prepare(state, previous)
         self._enter(state, self._first(info))
         return state
 
@@ -76,9 +75,6 @@ class Staged(Method[StagedState]):
     @abstractmethod
     def _prepare(self, state: StagedState, before: Outcome | None) -> None:
         """Put into memory what the first stage needs."""
-
-    def opening(self, state: StagedState) -> dict[int, Task]:
-        return {}
 
     def devices(self, state: StagedState, drawn: Ints) -> Ints:
         # the least asked first, so that one who is silent does not hold up the others; at least one: stages must end
@@ -106,25 +102,8 @@ class Staged(Method[StagedState]):
         if skip is not None:
             state.asked[skip(state)] = SKIPPED
 
+    def phase(self, state: StagedState) -> str:
+        return state.stage
+
     def finished(self, state: StagedState) -> bool:
         return state.stage == END
-
-    def pack(self, state: StagedState) -> Arrays:
-        names = sorted(state.answers)
-        header = {"stage": state.stage, "answered": names, "sizes": [state.answers[i].size for i in names]}
-        values = [state.answers[i].astype(np.float64) for i in names]
-        return {
-            "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
-            "asked": state.asked,
-            "silent": state.silent,
-            "answers": np.concatenate([np.empty(0), *values]),
-            **{f"memory_{name}": array for name, array in state.memory.items()},
-        }
-
-    def unpack(self, arrays: Arrays, info: FederationInfo) -> StagedState:
-        header = json.loads(arrays["header"].tobytes())
-        cuts = np.cumsum(header["sizes"])[:-1]
-        values = np.split(arrays["answers"], cuts) if header["answered"] else []
-        memory = {k.removeprefix("memory_"): v for k, v in arrays.items() if k.startswith("memory_")}
-        answers = dict(zip(header["answered"], values, strict=True))
-        return StagedState(info, header["stage"], memory, arrays["asked"], answers, arrays["silent"])

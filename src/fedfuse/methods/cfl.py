@@ -29,18 +29,17 @@ from fedfuse.methods.fedavg import averaged
 from fedfuse.methods.method import (
     AdmissionDialogue,
     AdmissionResult,
-    Arrays,
-    ArrayState,
-    ArrayStateMethod,
+    AdmitsNewcomers,
+    Broadcasts,
     FederationInfo,
     Method,
     Outcome,
     RunSummary,
+    Searchable,
     moved,
 )
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Add, Install, Task, Train
-from fedfuse.tuning.grid_search import GridSearch
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 Linkage = Literal["complete", "single"]
@@ -71,8 +70,29 @@ def bipartition(updates: Floats, how: Linkage = "complete") -> Bools:
     return np.asarray(part == part[0])
 
 
+@dataclass
+class CFLState:
+    """Models and groups, everybody's last update, and for newcomers every cut.
+
+    Of each cut: its model, its two sides (cuts, or -1 - group), who was in it, on which side, with which update.
+    """
+
+    info: FederationInfo
+    models: Floats
+    labels: Ints
+    step: Floats
+    last: Floats
+    heard: Bools
+    cut_models: Floats
+    cut_updates: Floats
+    cut_children: Ints
+    cut_of: Ints
+    cut_side: Ints
+    age: int = 0
+
+
 @dataclass(frozen=True)
-class CFL(ArrayStateMethod):
+class CFL(Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
     """Recursive bipartition.
 
     Parameters
@@ -98,102 +118,99 @@ class CFL(ArrayStateMethod):
             raise FedfuseError(f"linkage must be 'complete' or 'single', got {self.linkage!r}")
 
     @property
-    def plan(self) -> tuple[Method[Any], ...]:
-        return GridSearch(inner=self).plan if "auto" in (self.eps1, self.eps2) else (self,)
+    def has_open_settings(self) -> bool:
+        return "auto" in (self.eps1, self.eps2)
 
-    def candidates(self, state: ArrayState) -> list[dict[str, Any]]:
+    def candidates(self, state: CFLState) -> list[dict[str, Any]]:
         firsts = EPS1 if self.eps1 == "auto" else (float(self.eps1),)
         pairs = [(e, e * ratio if self.eps2 == "auto" else float(self.eps2)) for e in firsts for ratio in RATIOS]
         return [{"eps1": e1, "eps2": e2} for e1, e2 in dict.fromkeys(pairs)]
 
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> CFLState:
         start, m, d = info.initial(self.start).astype(info.dtype), info.m, info.d
-        return ArrayState(info, {
-            "models": start[None].copy(), "labels": np.zeros(m, np.int64), "age": np.zeros(1, np.int64),
-            "last": np.zeros((m, d), info.dtype), "heard": np.zeros(m, np.bool_),
-            "step": np.zeros((1, d), info.dtype),
-            # for newcomers, every cut: which node of the tree, who was in it, on which side, with which update
-            "cut_models": np.zeros((0, d), info.dtype),
-            "cut_children": np.zeros((0, 2), np.int64), "cut_of": np.zeros(0, np.int64),
-            "cut_side": np.zeros(0, np.int64), "cut_updates": np.zeros((0, d), info.dtype),
-        })  # fmt: skip
+        nothing = np.zeros((0, d), info.dtype)
+        return CFLState(
+            info,
+            models=start[None].copy(),
+            labels=np.zeros(m, np.int64),
+            step=np.zeros((1, d), info.dtype),
+            last=np.zeros((m, d), info.dtype),
+            heard=np.zeros(m, np.bool_),
+            cut_models=nothing,
+            cut_updates=nothing,
+            cut_children=np.zeros((0, 2), np.int64),
+            cut_of=np.zeros(0, np.int64),
+            cut_side=np.zeros(0, np.int64),
+        )
 
-    def opening(self, state: ArrayState) -> dict[int, Task]:
-        return {i: Install(w) for i, w in enumerate(self.models(state))}
+    def opening(self, state: CFLState) -> dict[int, Task]:
+        return {i: Install(w) for i, w in enumerate(state.models[state.labels])}
 
-    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: CFLState, devices: Ints, k: int) -> list[Task]:
         return [Train(self.work.at(k), rows=self.rows, send="update")] * len(devices)
 
-    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
-        state["age"] += 1
+    def update(self, state: CFLState, devices: Ints, values: list[Floats]) -> Residuals | None:
+        state.age += 1
         updates = np.array(values, dtype=state.info.dtype).reshape(len(devices), state.info.d)
-        state["last"][devices], state["heard"][devices] = updates, True
-        for cluster in range(len(state["models"])):
+        state.last[devices], state.heard[devices] = updates, True
+        for cluster in range(len(state.models)):
             if self._apart(state, cluster, devices):
                 self._cut(state, cluster)
-        state["step"] = self._means(state, devices, updates).astype(state.info.dtype)
-        old = state["models"]
-        state["models"] = old + state["step"]
-        return moved(old, state["models"])
+        state.step = self._means(state, devices, updates).astype(state.info.dtype)
+        old = state.models
+        state.models = old + state.step
+        return moved(old, state.models)
 
-    def _means(self, state: ArrayState, devices: Ints, updates: Floats) -> Floats:
+    def _means(self, state: CFLState, devices: Ints, updates: Floats) -> Floats:
         """Return every cluster's mean update, over its active members."""
         rows = state.info.counts[self.rows][devices].astype(np.float64)
-        return averaged(np.zeros(state["models"].shape), state["labels"][devices], updates, rows)
+        return averaged(np.zeros(state.models.shape), state.labels[devices], updates, rows)
 
-    def _apart(self, state: ArrayState, cluster: int, devices: Ints) -> bool:
+    def _apart(self, state: CFLState, cluster: int, devices: Ints) -> bool:
         """Whether the cluster has come to rest as a whole and its members have not."""
-        members = state["labels"] == cluster
+        members = state.labels == cluster
         active = devices[members[devices]]
-        if state["age"][0] <= PATIENCE or members.sum() <= SMALLEST or not active.size:
+        if state.age <= PATIENCE or members.sum() <= SMALLEST or not active.size:
             return False
-        updates = state["last"][active].astype(np.float64)
+        updates = state.last[active].astype(np.float64)
         mean = np.average(updates, axis=0, weights=state.info.counts[self.rows][active])
         at_rest = np.linalg.norm(mean) < float(self.eps1)
         restless = np.linalg.norm(updates, axis=1).max() > float(self.eps2)
-        return bool(at_rest and restless and state["heard"][members].all())
+        return bool(at_rest and restless and state.heard[members].all())
 
-    def _cut(self, state: ArrayState, cluster: int) -> None:
-        members = np.flatnonzero(state["labels"] == cluster)
-        first = bipartition(state["last"][members], self.linkage)
+    def _cut(self, state: CFLState, cluster: int) -> None:
+        members = np.flatnonzero(state.labels == cluster)
+        first = bipartition(state.last[members], self.linkage)
         self._remember(state, cluster, members, first)
-        state["labels"][members[~first]] = len(state["models"])
-        state["models"] = np.vstack([state["models"], state["models"][cluster]])
+        state.labels[members[~first]] = len(state.models)
+        state.models = np.vstack([state.models, state.models[cluster]])
 
-    def _remember(self, state: ArrayState, cluster: int, members: Ints, first: Bools) -> None:
+    def _remember(self, state: CFLState, cluster: int, members: Ints, first: Bools) -> None:
         """Keep the cut: node numbers are cuts first come first, leaves are -1 - cluster."""
-        new, parent = len(state["cut_models"]), self._leaf(state, cluster)
+        new, parent = len(state.cut_models), self._leaf(state, cluster)
         if parent is not None:
-            state["cut_children"][parent] = new
-        children = [-1 - cluster, -1 - len(state["models"])]
-        state["cut_models"] = np.vstack([state["cut_models"], state["models"][cluster]])
-        state["cut_children"] = np.vstack([state["cut_children"], children])
-        state["cut_of"] = np.concatenate([state["cut_of"], np.full(len(members), new)])
-        state["cut_side"] = np.concatenate([state["cut_side"], np.where(first, 0, 1)])
-        state["cut_updates"] = np.vstack([state["cut_updates"], state["last"][members]])
+            state.cut_children[parent] = new
+        children = [-1 - cluster, -1 - len(state.models)]
+        state.cut_models = np.vstack([state.cut_models, state.models[cluster]])
+        state.cut_children = np.vstack([state.cut_children, children])
+        state.cut_of = np.concatenate([state.cut_of, np.full(len(members), new)])
+        state.cut_side = np.concatenate([state.cut_side, np.where(first, 0, 1)])
+        state.cut_updates = np.vstack([state.cut_updates, state.last[members]])
 
-    def _leaf(self, state: ArrayState, cluster: int) -> tuple[int, int] | None:
+    def _leaf(self, state: CFLState, cluster: int) -> tuple[int, int] | None:
         """Return where in the tree the cluster hangs: (cut, side), or None for the root."""
-        cut, side = np.nonzero(state["cut_children"] == -1 - cluster)
+        cut, side = np.nonzero(state.cut_children == -1 - cluster)
         return (int(cut[0]), int(side[0])) if cut.size else None
 
-    def broadcast(self, state: ArrayState) -> dict[int, Task]:
-        return {i: Add(state["step"][cluster]) for i, cluster in enumerate(state["labels"])}
+    def broadcast(self, state: CFLState) -> dict[int, Task]:
+        return {i: Add(state.step[cluster]) for i, cluster in enumerate(state.labels)}
 
-    def models(self, state: ArrayState) -> Floats:
-        return np.asarray(state["models"][state["labels"]])
-
-    def labels(self, state: ArrayState) -> Ints:
-        return canonical(state["labels"])
-
-    def final(self, state: ArrayState, info: FederationInfo) -> Outcome:
-        return Outcome(self.models(state), self.labels(state))
-
-    def keep(self, state: ArrayState) -> Arrays:
+    def outcome(self, state: CFLState) -> Outcome:
         names = ("models", "cut_models", "cut_children", "cut_of", "cut_side", "cut_updates")
-        place = canonical(state["labels"])
-        number = np.array([place[np.argmax(state["labels"] == c)] for c in range(len(state["models"]))])
-        return {"number": number, **{name: state[name] for name in names}}
+        place = canonical(state.labels)
+        number = np.array([place[np.argmax(state.labels == c)] for c in range(len(state.models))])
+        kept = {"number": number, **{name: getattr(state, name) for name in names}}
+        return Outcome(state.models[state.labels], place, kept=kept)
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Go down the tree of cuts, each time to the side of the member whose update is most like one's own."""

@@ -13,16 +13,24 @@ as in FedAvg. Where several replies are taken in together, the step is the mean 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.fedavg import FedAvg
-from fedfuse.methods.method import ArrayState, FederationInfo, Outcome, moved
+from fedfuse.methods.fedavg import FedAvg, GroupModels
+from fedfuse.methods.method import FederationInfo, Outcome, moved
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints
+
+
+@dataclass
+class AsyncModel(GroupModels):
+    """The model, the server's updates so far, and how many there were when each device was asked."""
+
+    updates: int
+    sent: Ints
 
 
 @dataclass(frozen=True)
@@ -48,26 +56,24 @@ class FedAsync(FedAvg):
         if not 0 <= self.power < np.inf:
             raise FedfuseError(f"power must be a number of at least 0, got {self.power}")
 
-    def one_at_a_time(self) -> FedAsync:
+    def single_reply_rule(self) -> FedAsync:
         return self
 
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
-        state = super().begin(info, before)
-        state["updates"] = np.zeros(1, np.int64)
-        state["sent"] = np.zeros(info.m, np.int64)  # updates of the server when each device was asked
-        return state
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> AsyncModel:
+        start = super().init(info, previous)
+        return AsyncModel(info, start.models, start.labels, 0, np.zeros(info.m, np.int64))
 
-    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
-        state["sent"][devices] = state["updates"]
+    def tasks(self, state: Any, devices: Ints, k: int) -> list[Task]:
+        state.sent[devices] = state.updates
         return super().tasks(state, devices, k)
 
-    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: Any, devices: Ints, values: list[Floats]) -> Residuals | None:
         if not values:
             return None
-        counts, old = state.info.counts[self.rows], state["models"]
-        staleness = state["updates"] - state["sent"][devices]
+        counts, old = state.info.counts[self.rows], state.models
+        staleness = state.updates - state.sent[devices]
         shares = np.minimum(1, self.alpha * counts[devices] / counts.mean() * (1.0 + staleness) ** -self.power)
         new = old[0] + (shares[:, None] * (np.stack(values) - old[0])).mean(axis=0)
-        state["models"] = new[None].astype(old.dtype)
-        state["updates"] += 1
-        return moved(old, state["models"])
+        state.models = new[None].astype(old.dtype)
+        state.updates += 1
+        return moved(old, state.models)

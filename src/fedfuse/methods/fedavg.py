@@ -20,11 +20,12 @@ from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import (
     AdmissionDialogue,
     AdmissionResult,
-    ArrayState,
-    ArrayStateMethod,
+    AdmitsNewcomers,
     FederationInfo,
+    Method,
     Outcome,
     RunSummary,
+    TakesSingleReplies,
     moved,
 )
 from fedfuse.pairs.state import Residuals
@@ -43,54 +44,56 @@ def averaged(models: Floats, clusters: Ints, values: Floats, weights: Floats) ->
     return new
 
 
+@dataclass
+class GroupModels:
+    """One model per group, and the group of every device."""
+
+    info: FederationInfo
+    models: Floats
+    labels: Ints
+
+
 @dataclass(frozen=True)
-class Averaging(ArrayStateMethod):
+class Averaging(Method[GroupModels]):
     """Every cluster's model is the mean of what its active members made of it."""
 
-    def _state(self, info: FederationInfo, labels: Ints) -> ArrayState:
+    def _state(self, info: FederationInfo, labels: Ints) -> GroupModels:
         models = np.tile(info.initial(self.start), (int(labels.max()) + 1, 1)).astype(info.dtype)
-        return ArrayState(info, {"models": models, "labels": labels})
+        return GroupModels(info, models, labels)
 
-    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
-        work, starts = self.work.at(k), state["models"][state["labels"][devices]]
+    def tasks(self, state: GroupModels, devices: Ints, k: int) -> list[Task]:
+        work, starts = self.work.at(k), state.models[state.labels[devices]]
         return [Train(work, start=w, rows=self.rows) for w in starts]
 
-    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: GroupModels, devices: Ints, values: list[Floats]) -> Residuals | None:
         if not values:
             return None
         weights = state.info.counts[self.rows][devices].astype(np.float64)
-        old = state["models"]
-        state["models"] = averaged(old, state["labels"][devices], np.stack(values), weights)
-        return moved(old, state["models"])
+        old = state.models
+        state.models = averaged(old, state.labels[devices], np.stack(values), weights)
+        return moved(old, state.models)
 
-    def models(self, state: ArrayState) -> Floats:
-        return np.asarray(state["models"][state["labels"]])
-
-    def labels(self, state: ArrayState) -> Ints:
-        return canonical(state["labels"])
-
-    def final(self, state: ArrayState, info: FederationInfo) -> Outcome:
-        return Outcome(self.models(state), self.labels(state))
+    def outcome(self, state: GroupModels) -> Outcome:
+        return Outcome(state.models[state.labels], canonical(state.labels))
 
 
 @dataclass(frozen=True)
-class FedAvg(Averaging):
+class FedAvg(Averaging, TakesSingleReplies, AdmitsNewcomers):
     """One model for all devices; with replies that come one at a time it is `FedAsync`."""
 
     name: ClassVar[str] = "fedavg"
-    clusters: ClassVar[bool] = False
-    asynchronous: ClassVar[bool] = True
+    finds_groups: ClassVar[bool] = False
 
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> GroupModels:
         return self._state(info, np.zeros(info.m, np.int64))
 
-    def one_at_a_time(self) -> FedAvg:
+    def single_reply_rule(self) -> FedAvg:
         from fedfuse.methods.fedasync import FedAsync  # a FedAvg itself
 
         return FedAsync(self.start, self.work, self.rows)
 
-    def opening(self, state: ArrayState) -> dict[int, Task]:
-        return {i: Install(w) for i, w in enumerate(self.models(state))}
+    def opening(self, state: GroupModels) -> dict[int, Task]:
+        return {i: Install(w) for i, w in enumerate(state.models[state.labels])}
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Use the model as it is."""
@@ -105,11 +108,8 @@ class ClusteredFedAvg(Averaging):
     name: ClassVar[str] = "clustered-fedavg"
     given_labels: tuple[int, ...] = ()
 
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
-        labels = np.array(self.given_labels, np.int64) if before is None else before.labels
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> GroupModels:
+        labels = np.array(self.given_labels, np.int64) if previous is None else previous.labels
         if labels.shape != (info.m,):
             raise FedfuseError(f"clusters must be given for {info.m} devices, got {labels.size}")
         return self._state(info, canonical(labels))
-
-    def opening(self, state: ArrayState) -> dict[int, Task]:
-        return {}

@@ -1,6 +1,7 @@
 """FPFC and FPFC-l1: fusion penalised federated clustering.
 
-X. Yu, Z. Liu, W. Wang, Y. Sun: Clustered Federated Learning based on Nonconvex Pairwise Fusion (Algorithm 2).
+X. Yu, Z. Liu, W. Wang, Y. Sun: Clustered Federated Learning based on Nonconvex Pairwise Fusion (Algorithm 2, and 3
+where replies are taken one at a time).
 
     server: sends zeta_i to each active device i
     device: omega_i <- T local steps on f_i(w) + rho/2 ||w - zeta_i||^2, from its last omega_i; sends omega_i
@@ -11,7 +12,7 @@ Algorithm 2 says "or", we follow the latter. Devices start at zero instead of at
 otherwise: on convex models far fewer rounds are needed.
 
 Of a model with shared weights only the last part is fused. The rest goes along with zeta_i and omega_i, and becomes the
-mean over the active devices, weighted by their rows; whoever is active next gets it.
+mean over the active devices, weighted by their rows; a device that is active next gets it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -27,20 +28,17 @@ from fedfuse.core.partitions import cluster_means
 from fedfuse.core.penalties import L1, Penalty, SmoothedSCAD
 from fedfuse.core.robust_mean import Robust
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.admission import judged
-from fedfuse.grouping.fusion_tree import AutoFPFC
-from fedfuse.grouping.network_groups import NetworkAuto, NetworkRefit
-from fedfuse.grouping.refit import Refit
 from fedfuse.methods.method import (
     AdmissionDialogue,
     AdmissionResult,
-    Arrays,
+    AdmitsNewcomers,
     FederationInfo,
     Method,
     Outcome,
     RunSummary,
+    TakesSingleReplies,
 )
-from fedfuse.models.model import Model
+from fedfuse.methods.state import Arrays
 from fedfuse.pairs.collapsed import check_collapse
 from fedfuse.pairs.newcomer_pairs import NewcomerPairs
 from fedfuse.pairs.ray_blocks import check_backend
@@ -48,31 +46,33 @@ from fedfuse.pairs.state import FusionState, Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
-MEETINGS, FEW = 100, 20  # with a newcomer, at the most; few where rows come in batches: then nothing ever rests
-ENOUGH = 5  # devices for a mean; of fewer, as where each reply is taken in by itself, what is shared keeps some
-RESTLESS = 20.0  # times the usual move of devices in clusters, and a device that stands alone is a suspect,
-SELDOM = 0.5  # if it was heard at least this often, as a share of the median;
-CALM = 0.01  # where the usual move is at least this, relative to the parameters
-STILL = 1e-4  # relative: a newcomer that moves less has come to rest
+Lambda: TypeAlias = Literal["auto", "warmup", "separate"]
+# Exchanges with a newcomer; with mini-batches its parameters never come to rest.
+MAX_ADMISSION_ROUNDS, MAX_ADMISSION_ROUNDS_SGD = 100, 20
+# A newcomer whose parameters move less, relative to their size, has come to rest.
+ADMISSION_TOLERANCE = 1e-4
+# A mean over fewer devices, as where each reply is taken in by itself, only moves the shared part towards it.
+MIN_DEVICES_FOR_A_MEAN = 5
+# A device that stands alone and moves this many times further than others usually do is a suspect, ...
+SUSPECT_MOVE_RATIO = 20.0
+# ... if it was heard at least this often, as a share of the median, ...
+MIN_HEARD_RATIO = 0.5
+# ... where the usual move is at least this, relative to the parameters.
+MIN_USUAL_MOVE_RATIO = 0.01
 
 
 @dataclass
 class FPFCState:
     """The pairs of what is fused, and the part of the model that all devices share (often none)."""
 
+    info: FederationInfo
+
     pairs: FusionState
     shared: Floats
     weights: Ints  # rows of every device
-    moves: Floats  # how far each moved when it was last heard,
-    heard: Ints  # and how often it was
-
-    @classmethod
-    def start(cls, models: Floats, weights: Ints, cut: int, penalty: Penalty, rho: float, **options: Any) -> FPFCState:
-        """Begin with these models (m x d), of which the first ``cut`` columns are shared."""
-        shared = np.average(models[:, :cut], axis=0, weights=weights) if cut else models[0, :0]
-        dtype = options["dtype"]
-        pairs = FusionState(models[:, cut:], penalty, rho, **options)
-        return cls(pairs, shared.astype(dtype), weights, np.zeros(len(models)), np.zeros(len(models), np.int64))
+    moves: Floats  # how far each moved when it was last heard
+    heard: Ints  # how often each was heard
+    room: dict[str, Any]  # where and how the pairs are kept
 
     @property
     def models(self) -> Floats:
@@ -85,24 +85,25 @@ class FPFCState:
         cut = self.shared.size
         if cut:
             mean = np.average(models[:, :cut], axis=0, weights=self.weights[devices])
-            weight = min(1.0, len(devices) / min(ENOUGH, len(self.weights)))
+            weight = min(1.0, len(devices) / min(MIN_DEVICES_FOR_A_MEAN, len(self.weights)))
             self.shared = ((1 - weight) * self.shared + weight * mean).astype(self.shared.dtype)
         self.moves[devices] = np.linalg.norm(models[:, cut:] - self.pairs.omega[devices], axis=1)
         self.heard[devices] += 1
         return self.pairs.update(devices, models[:, cut:])
 
     def pack(self) -> Arrays:
+        """Return the state as arrays: the pairs have a compact form of their own."""
         return {**self.pairs.pack(), "shared": self.shared, "moves": self.moves, "heard": self.heard}
 
-    @classmethod
-    def unpack(cls, arrays: Arrays, penalty: Penalty, weights: Ints, **room: Any) -> FPFCState:
-        pairs = {name: array for name, array in arrays.items() if name not in ("shared", "moves", "heard")}
-        own = (arrays["shared"], weights, arrays["moves"], arrays["heard"])
-        return cls(FusionState.unpack(pairs, penalty, **room), *own)
+    def filled(self, arrays: Arrays) -> FPFCState:
+        """Return the state that `pack` took apart, with the penalty of this one."""
+        own: dict[str, Any] = {name: arrays[name] for name in ("shared", "moves", "heard")}
+        rest = {name: array for name, array in arrays.items() if name not in own}
+        return replace(self, pairs=FusionState.unpack(rest, self.pairs.penalty, **self.room), **own)
 
 
-def restless(state: FPFCState, labels: Ints) -> Ints:
-    """Return the devices that stand alone and still move much further than those in clusters: they seem to lie.
+def restless_devices(state: FPFCState, labels: Ints) -> Ints:
+    """Return the devices that stand alone and still move much further than those in groups: they seem to lie.
 
     The penalty has no hold on them, nor they on others, so nothing else comes of it. Who was heard much less often
     than others, as slow devices are where there is a deadline, has had no time to come to rest: of these nothing is
@@ -111,26 +112,27 @@ def restless(state: FPFCState, labels: Ints) -> Ints:
     alone = np.bincount(labels)[labels] == 1
     if not state.heard.any():
         return np.empty(0, np.int64)
-    known = state.heard >= max(1.0, SELDOM * np.median(state.heard[state.heard > 0]))
+    known = state.heard >= max(1.0, MIN_HEARD_RATIO * np.median(state.heard[state.heard > 0]))
     # where all are alone, most may lie: then the calm ones say what is usual
     crowd, share = (known, 0.25) if alone[known].all() else (known & ~alone, 0.5)
     if not crowd.any():  # nobody to measure by
         return np.empty(0, np.int64)
     sizes = np.linalg.norm(state.pairs.omega[crowd], axis=1)
-    usual = max(np.quantile(state.moves[crowd], share), CALM * np.quantile(sizes, share))
-    return np.flatnonzero(known & alone & (state.moves > RESTLESS * usual))
+    usual = max(np.quantile(state.moves[crowd], share), MIN_USUAL_MOVE_RATIO * np.quantile(sizes, share))
+    return np.flatnonzero(known & alone & (state.moves > SUSPECT_MOVE_RATIO * usual))
 
 
 @dataclass(frozen=True)
-class BaseFPFC(Method[FPFCState]):
+class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     """What FPFC and FPFC-l1 share.
 
     Parameters
     ----------
     lam
-        Strength of the penalty; 0 is local training. ``"auto"`` finds the groups without it (`grouping.fusion_tree`).
+        Strength of the penalty; 0 is local training. ``"warmup"`` and ``"separate"`` choose it on validation rows as
+        the paper does (`grouping.lambda_path`).
     refit
-        Train each cluster's model anew once the clusters are found (`grouping.refit`), instead of keeping FPFC's own
+        Train each group's model anew once the groups are found (`grouping.refit`), instead of keeping FPFC's own
         estimates, which are biased by the penalty.
     rho
         Weight of the proximal term.
@@ -138,7 +140,7 @@ class BaseFPFC(Method[FPFCState]):
         Devices with ``||theta_ij|| <= nu`` are joined. Default: 0.5, the upper end of the paper's range, or
         three quarters of a smaller lambda, where the penalty still pulls with its full slope.
     robust
-        Whom to believe where clusters are refitted, and how to pool them: see `grouping.refit.Refit`.
+        Whom to believe where groups are refitted, and how to pool them: see `grouping.refit`.
     memory, spill
         Bytes that the server may take for pairs, and a directory for what is more: see `pairs.state.FusionState`.
     backend, blocks
@@ -149,10 +151,8 @@ class BaseFPFC(Method[FPFCState]):
         much memory or time; not always exact: see `pairs.collapsed.CollapsingState`.
     """
 
-    asynchronous: ClassVar[bool] = True  # Algorithm 3: Algorithm 2 with the devices whose reply has come
-
-    lam: float | Literal["auto"] = "auto"
-    refit: bool = True
+    lam: float | Lambda = "auto"
+    refit: bool = False
     rho: float = 1.0
     nu: float | None = None
     robust: Robust = "screen"
@@ -164,17 +164,18 @@ class BaseFPFC(Method[FPFCState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.lam, Real) and self.lam != "auto":
-            raise FedfuseError(f"lam must be a number or 'auto', got {self.lam!r}")
-        if self.lam != "auto":
+        if self.has_lambda:
             self.penalty.check(self.rho)
+        elif self.lam not in get_args(Lambda):
+            raise FedfuseError(f"lam must be a number, 'warmup' or 'separate', got {self.lam!r}")
         if self.nu is not None and not 0 < self.nu < np.inf:
             raise FedfuseError(f"nu must be a positive number, got {self.nu:g}")
         if self.memory is not None and self.memory <= 0:
             raise FedfuseError(f"memory must be a positive number of bytes, got {self.memory}")
         check_backend(self.backend, self.blocks)
         check_collapse(self.collapse)
-        Refit(robust=self.robust)  # looks at it
+        if self.robust not in get_args(Robust):
+            raise FedfuseError(f"robust must be one of {', '.join(get_args(Robust))}, got {self.robust!r}")
 
     @property
     @abstractmethod
@@ -182,25 +183,9 @@ class BaseFPFC(Method[FPFCState]):
         """The penalty on pairwise distances."""
 
     @property
-    def plan(self) -> tuple[Method[Any], ...]:
-        own = replace(self, refit=False)
-        if self.lam != "auto":
-            return (own, Refit(robust=self.robust)) if self.refit else (own,)
-        found = AutoFPFC(a=self.reach, refit=self.refit, robust=self.robust)
-        return (found,) if self.refit else (found, own)
-
-    def plan_for(self, model: Model[Any]) -> tuple[Method[Any], ...]:
-        if model.convex:
-            return self.plan
-        own = replace(self, refit=False)
-        common: dict[str, Any] = {"work": self.work, "start": self.start, "rows": self.rows, "robust": self.robust}
-        if self.lam != "auto":
-            return (own, NetworkRefit(**common)) if self.refit else (own,)
-        found = NetworkAuto(a=self.reach, **common)
-        return (found,) if self.refit else (found, own)
-
-    def given(self, before: Outcome | None) -> BaseFPFC:
-        return self
+    def has_lambda(self) -> bool:
+        """Whether lambda is a number."""
+        return isinstance(self.lam, Real)
 
     @property
     def reach(self) -> float:
@@ -210,8 +195,8 @@ class BaseFPFC(Method[FPFCState]):
     @property
     def strength(self) -> float:
         """Lambda as a number."""
-        if self.lam == "auto":
-            raise FedfuseError("lambda is still to be found: run the method's plan")
+        if not self.has_lambda:
+            raise FedfuseError(f"lambda is still to be found (lam={self.lam!r})")
         return float(self.lam)
 
     @property
@@ -224,12 +209,15 @@ class BaseFPFC(Method[FPFCState]):
         """Devices whose theta is at most this long are joined."""
         return min(0.5, 0.75 * self.strength) if self.nu is None else self.nu
 
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> FPFCState:
-        # from models that differ there is no pull to their mean
-        warm = before is not None
-        models = np.tile(info.initial(self.start), (info.m, 1)) if before is None else before.models
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> FPFCState:
+        models = np.tile(info.initial(self.start), (info.m, 1)) if previous is None else previous.models
         weights, cut = info.counts[self.rows], info.model.fused.start
-        return FPFCState.start(models, weights, cut, self.penalty, self.rho, warm=warm, dtype=info.dtype, **self.room)
+        shared = np.average(models[:, :cut], axis=0, weights=weights) if cut else models[0, :0]
+        # Models that differ are not pulled to their mean.
+        how: dict[str, Any] = {"warm": previous is not None, "dtype": info.dtype, **self.room}
+        pairs = FusionState(models[:, cut:], self.penalty, self.rho, **how)
+        moves, heard = np.zeros(info.m), np.zeros(info.m, np.int64)
+        return FPFCState(info, pairs, shared.astype(info.dtype), weights, moves, heard, self.room)
 
     def opening(self, state: FPFCState) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.models)}
@@ -244,44 +232,31 @@ class BaseFPFC(Method[FPFCState]):
     def update(self, state: FPFCState, devices: Ints, values: list[Floats]) -> Residuals | None:
         return state.update(devices, np.stack(values)) if values else None
 
-    def models(self, state: FPFCState) -> Floats:
-        return state.models
+    def current(self, state: FPFCState) -> Outcome:
+        return Outcome(state.models, state.pairs.labels(self.threshold))
 
-    def labels(self, state: FPFCState) -> Ints:
-        return state.pairs.labels(self.threshold)
-
-    def final(self, state: FPFCState, info: FederationInfo) -> Outcome:
-        labels = self.labels(state)
+    def outcome(self, state: FPFCState) -> Outcome:
+        labels = state.pairs.labels(self.threshold)
         models = cluster_means(state.models, labels, state.weights)[labels]
-        return Outcome(models, labels, self.strength, suspects=restless(state, labels))
-
-    def pack(self, state: FPFCState) -> Arrays:
-        return state.pack()
-
-    def unpack(self, arrays: Arrays, info: FederationInfo) -> FPFCState:
-        return FPFCState.unpack(arrays, self.penalty, info.counts[self.rows], **self.room)
+        return Outcome(models, labels, self.strength, suspects=restless_devices(state, labels))
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Let a newcomer meet all old devices, whose parameters stay as they are (the paper's section 6.4.2).
 
         First it trains alone; then server and newcomer take turns as in training, until its parameters rest. It is of
-        the cluster whose devices it has been fused with, and takes their model. Where clusters were refitted, their
-        models' losses decide (`grouping.admission`).
+        the group whose devices it has been fused with, and takes their model.
         """
-        if self.refit:
-            return (yield from judged(known, info, self.work, self.rows, device))
         work, rows, cut = self.work, self.rows, info.model.fused.start
-        method = self.given(Outcome(known.models, known.labels, known.lam))
         shared = known.models[0, :cut]
         w = yield Train(work.at(0), start=np.concatenate([shared, info.initial(self.start)[cut:]]), rows=rows)
-        guest = NewcomerPairs(known.models[:, cut:], w[cut:], method.penalty, self.rho)
-        for k in range(FEW if work.batch else MEETINGS):
+        guest = NewcomerPairs(known.models[:, cut:], w[cut:], self.penalty, self.rho)
+        for k in range(MAX_ADMISSION_ROUNDS_SGD if work.batch else MAX_ADMISSION_ROUNDS):
             w = yield Train(work.at(k + 1), anchor=guest.anchor(), rho=self.rho, rows=rows)
-            if guest.update(w[cut:]) <= STILL:
+            if guest.update(w[cut:]) <= ADMISSION_TOLERANCE:
                 break
         near = guest.norms()
         nearest = int(near.argmin())
-        if near[nearest] > method.threshold:
+        if near[nearest] > self.threshold:
             return AdmissionResult(w)
         return AdmissionResult(known.models[nearest], int(known.labels[nearest]))
 
@@ -312,15 +287,8 @@ class FPFC(BaseFPFC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lam == "auto":  # all the rest can be looked at before lambda is found
+        if not self.has_lambda:  # all the rest can be looked at before lambda is found
             SmoothedSCAD(2 * self.xi if 0 < self.xi < np.inf else 1.0, self.a, self.xi).check(self.rho)
-
-    def given(self, before: Outcome | None) -> BaseFPFC:
-        if self.lam != "auto":
-            return self
-        lam = before.lam if before else None
-        # a lambda that was found may be of any size
-        return replace(self, lam=lam or 0.0, xi=min(self.xi, lam / 10) if lam else self.xi)
 
     @property
     def reach(self) -> float:
@@ -333,10 +301,10 @@ class FPFC(BaseFPFC):
 
 @dataclass(frozen=True)
 class FPFCL1(BaseFPFC):
-    """FPFC-l1: the same with the convex l1 penalty, which also pulls on devices of other clusters."""
+    """FPFC-l1: the same with the convex l1 penalty, which also pulls on devices of other groups."""
 
     name: ClassVar[str] = "fpfc-l1"
-    lam: float | Literal["auto"] = 0.2
+    lam: float | Lambda = 0.2
 
     def __post_init__(self) -> None:
         if self.lam == "auto":

@@ -29,28 +29,38 @@ from fedfuse.methods.fedavg import averaged
 from fedfuse.methods.method import (
     AdmissionDialogue,
     AdmissionResult,
-    Arrays,
-    ArrayState,
-    ArrayStateMethod,
+    AdmitsNewcomers,
     FederationInfo,
     Method,
     Outcome,
     RunSummary,
+    Searchable,
+    WorksAtHome,
     moved,
 )
 from fedfuse.models.model import Start
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import value
 from fedfuse.protocol.tasks import Choose, Losses, Task
-from fedfuse.tuning.grid_search import GridSearch
 from fedfuse.utils.typing import Floats, Ints
 
 Average = Literal["gradient", "model"]
 NUMBERS = (1, 2, 3, 4, 6, 8, 12)  # of clusters, where none is given
 
 
+@dataclass
+class IFCAState:
+    """The shared part, L heads, the head that each device chose last, and the step size of the round."""
+
+    info: FederationInfo
+    shared: Floats
+    heads: Floats
+    choice: Ints
+    rate: float = 0.0
+
+
 @dataclass(frozen=True)
-class IFCA(ArrayStateMethod):
+class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
     """Iterative federated clustering.
 
     Parameters
@@ -86,87 +96,73 @@ class IFCA(ArrayStateMethod):
             raise FedfuseError(f"near must be one row for each of the {self.n_models} models, got {len(self.near)}")
 
     @property
-    def plan(self) -> tuple[Method[Any], ...]:
-        return GridSearch(inner=self).plan if self.n_models == "auto" else (self,)
+    def has_open_settings(self) -> bool:
+        return self.n_models == "auto"
 
-    def candidates(self, state: ArrayState) -> list[dict[str, Any]]:
+    def candidates(self, state: IFCAState) -> list[dict[str, Any]]:
         return [{"n_models": n} for n in NUMBERS if n <= state.info.m]
 
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> IFCAState:
         count = 1 if self.n_models == "auto" else int(self.n_models)
         start: Start = "normal" if self.start == "auto" and info.model.convex else self.start
         drawn = [info.initial(start, number) for number in range(count)]
         models = np.array(self.near or drawn, dtype=info.dtype)
         fused = info.model.fused
         # one trunk for all, as a device would have it
-        return ArrayState(info, {
-            "shared": models[0, : fused.start], "heads": models[:, fused], "choice": np.zeros(info.m, np.int64),
-            "rate": np.zeros(1),
-        })  # fmt: skip
+        return IFCAState(info, models[0, : fused.start], models[:, fused], np.zeros(info.m, np.int64))
 
-    def opening(self, state: ArrayState) -> dict[int, Task]:
-        return {}
-
-    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: IFCAState, devices: Ints, k: int) -> list[Task]:
         work = self.work.at(k)
-        state["rate"] = [value(work.lr, 0)]
+        state.rate = float(value(work.lr, 0))
         local = None if self.average == "gradient" else work
-        return [Choose(state["shared"], state["heads"], local, self.temperature, self.rows)] * len(devices)
+        return [Choose(state.shared, state.heads, local, self.temperature, self.rows)] * len(devices)
 
-    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: IFCAState, devices: Ints, values: list[Floats]) -> Residuals | None:
         if not values:
             return None
-        old, count, d = self._all(state), len(state["heads"]), state.info.d
+        old, count, d = self._all(state), len(state.heads), state.info.d
         replies = np.stack(values)
         weights = replies[:, -count:]
-        state["choice"][devices] = weights.argmax(axis=1)
+        state.choice[devices] = weights.argmax(axis=1)
         answers = replies[:, :-count].reshape(len(devices), -1, d)  # one each, or with soft estimates one per model
         self._descend(state, weights, answers) if self.average == "gradient" else self._mean(
             state, devices, weights, answers
         )
         return moved(old, self._all(state))
 
-    def _descend(self, state: ArrayState, weights: Floats, gradients: Floats) -> None:
+    def _descend(self, state: IFCAState, weights: Floats, gradients: Floats) -> None:
         """Option I: the divisor is the number of all active devices, whatever cluster they are of."""
-        rate, cut = float(state["rate"][0]) / len(gradients), state.info.model.fused.start
+        rate, cut = state.rate / len(gradients), state.info.model.fused.start
         per_head = np.einsum("ij,ijd->jd", weights, np.broadcast_to(gradients, (*weights.shape, state.info.d)))
-        state["heads"] = (state["heads"] - rate * per_head[:, cut:]).astype(state.info.dtype)
-        state["shared"] = (state["shared"] - rate * per_head[:, :cut].sum(axis=0)).astype(state.info.dtype)
+        state.heads = (state.heads - rate * per_head[:, cut:]).astype(state.info.dtype)
+        state.shared = (state.shared - rate * per_head[:, :cut].sum(axis=0)).astype(state.info.dtype)
 
-    def _mean(self, state: ArrayState, devices: Ints, weights: Floats, models: Floats) -> None:
+    def _mean(self, state: IFCAState, devices: Ints, weights: Floats, models: Floats) -> None:
         """Option II, weighted by rows as in the original's experiments on images."""
-        cut, count = state.info.model.fused.start, len(state["heads"])
+        cut, count = state.info.model.fused.start, len(state.heads)
         rows = state.info.counts[self.rows][devices].astype(np.float64)
         every = np.broadcast_to(models, (*weights.shape, state.info.d)).reshape(-1, state.info.d)
         weight = (rows[:, None] * weights).ravel()
         cluster = np.tile(np.arange(count), len(devices))
-        state["heads"] = averaged(state["heads"], cluster, every[:, cut:], weight)
+        state.heads = averaged(state.heads, cluster, every[:, cut:], weight)
         one = np.zeros(len(cluster), np.int64)
-        state["shared"] = averaged(state["shared"][None], one, every[:, :cut], weight)[0]
+        state.shared = averaged(state.shared[None], one, every[:, :cut], weight)[0]
 
-    def _all(self, state: ArrayState) -> Floats:
+    def _all(self, state: IFCAState) -> Floats:
         """Return the L models, whole."""
-        shared = np.tile(state["shared"], (len(state["heads"]), 1))
-        return np.hstack([shared, state["heads"]])
+        shared = np.tile(state.shared, (len(state.heads), 1))
+        return np.hstack([shared, state.heads])
 
-    def at_home(self, state: ArrayState) -> list[Task]:
+    def at_home(self, state: IFCAState) -> list[Task]:
         return [Losses(self._all(state), self.rows)] * state.info.m
 
-    def deployed(self, state: ArrayState, found: Outcome, seen: list[Floats]) -> Outcome:
+    def in_use(self, state: IFCAState, found: Outcome, seen: list[Floats]) -> Outcome:
         choice = np.stack(seen).argmin(axis=1)
-        return Outcome(self._all(state)[choice], canonical(choice))
+        return found._replace(models=self._all(state)[choice], labels=canonical(choice))
 
-    def models(self, state: ArrayState) -> Floats:
-        return np.asarray(self._all(state)[state["choice"]])
-
-    def labels(self, state: ArrayState) -> Ints:
-        return canonical(state["choice"])
-
-    def final(self, state: ArrayState, info: FederationInfo) -> Outcome:
-        return Outcome(self.models(state), self.labels(state))
-
-    def keep(self, state: ArrayState) -> Arrays:
-        return {"all": self._all(state)}
+    def outcome(self, state: IFCAState) -> Outcome:
+        models = self._all(state)
+        return Outcome(models[state.choice], canonical(state.choice), kept={"all": models})
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Take the model with the least loss on the newcomer's training rows, as it is."""

@@ -23,12 +23,12 @@ from fedfuse.methods.fedavg import averaged
 from fedfuse.methods.method import (
     AdmissionDialogue,
     AdmissionResult,
-    Arrays,
-    ArrayState,
-    ArrayStateMethod,
+    AdmitsNewcomers,
     FederationInfo,
+    Method,
     Outcome,
     RunSummary,
+    WorksAtHome,
     moved,
 )
 from fedfuse.pairs.state import Residuals
@@ -36,65 +36,66 @@ from fedfuse.protocol.tasks import Install, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
 
+@dataclass
+class LGState:
+    """The first representation, the global head, and the heads that devices were last evaluated with."""
+
+    info: FederationInfo
+    start: Floats
+    head: Floats
+    trained: Floats
+
+
 @dataclass(frozen=True)
-class LGFedAvg(ArrayStateMethod):
+class LGFedAvg(Method[LGState], WorksAtHome, AdmitsNewcomers):
     """A representation for every device, one head for all."""
 
     name: ClassVar[str] = "lg-fedavg"
-    clusters: ClassVar[bool] = False
-    private: ClassVar[bool] = True
+    finds_groups: ClassVar[bool] = False
+    keeps_models: ClassVar[bool] = True
 
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> LGState:
         start = info.initial(self.start).astype(info.dtype)
         everyone = np.tile(start, (info.m, 1))
         head = start[info.model.fused]
-        return ArrayState(info, {"start": start, "head": head, "trained": everyone[:, info.model.fused]})
+        return LGState(info, start, head, everyone[:, info.model.fused])
 
-    def opening(self, state: ArrayState) -> dict[int, Task]:
+    def opening(self, state: LGState) -> dict[int, Task]:
         # the head is sent; the representation is one that devices can draw by themselves
-        return dict.fromkeys(range(state.info.m), Install(state["start"], known=state.info.model.fused.start))
+        return dict.fromkeys(range(state.info.m), Install(state.start, known=state.info.model.fused.start))
 
-    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: LGState, devices: Ints, k: int) -> list[Task]:
         work = self.work.at(k)
-        return [Train(work, start=state["head"], rows=self.rows, into="fused", send="part") for _ in devices]
+        return [Train(work, start=state.head, rows=self.rows, into="fused", send="part") for _ in devices]
 
-    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: LGState, devices: Ints, values: list[Floats]) -> Residuals | None:
         if not values:
             return None
         weights, heads = state.info.counts[self.rows][devices].astype(np.float64), np.stack(values)
-        old = state["head"]
+        old = state.head
         # those who were not active are at the head of which the active ones set out
         trained = np.tile(old, (state.info.m, 1))
         trained[devices] = heads
-        state["trained"] = trained
-        state["head"] = averaged(old[None], np.zeros(len(devices), np.int64), heads, weights)[0]
-        return moved(old[None], state["head"][None])
+        state.trained = trained
+        state.head = averaged(old[None], np.zeros(len(devices), np.int64), heads, weights)[0]
+        return moved(old[None], state.head[None])
 
-    def at_home(self, state: ArrayState) -> list[Task]:
+    def at_home(self, state: LGState) -> list[Task]:
         return [PeekModel()] * state.info.m
 
-    def deployed(self, state: ArrayState, found: Outcome, seen: list[Floats]) -> Outcome:
+    def in_use(self, state: LGState, found: Outcome, seen: list[Floats]) -> Outcome:
         fused, models = state.info.model.fused, np.stack(seen).astype(found.models.dtype)
         # with a representation of its own a device uses the global head, as in the original
-        models[:, fused] = state["head"] if fused.start else state["trained"]
+        models[:, fused] = state.head if fused.start else state.trained
         return found._replace(models=models)
 
-    def models(self, state: ArrayState) -> Floats:
+    def outcome(self, state: LGState) -> Outcome:
         """Return what the server knows: everybody's head on the first representation."""
-        models = np.tile(state["start"], (state.info.m, 1))
-        models[:, state.info.model.fused] = state["trained"]
-        return models
-
-    def labels(self, state: ArrayState) -> Ints:
-        return np.zeros(state.info.m, np.int64)
-
-    def final(self, state: ArrayState, info: FederationInfo) -> Outcome:
-        return Outcome(self.models(state), self.labels(state))
-
-    def keep(self, state: ArrayState) -> Arrays:
-        model = state["start"].copy()
-        model[state.info.model.fused] = state["head"]
-        return {"model": model}
+        models = np.tile(state.start, (state.info.m, 1))
+        models[:, state.info.model.fused] = state.trained
+        model = state.start.copy()
+        model[state.info.model.fused] = state.head
+        return Outcome(models, np.zeros(state.info.m, np.int64), kept={"model": model})
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Fine-tune the global head, on the first representation."""

@@ -13,60 +13,61 @@ import numpy as np
 from fedfuse.methods.method import (
     AdmissionDialogue,
     AdmissionResult,
-    Arrays,
-    ArrayState,
-    ArrayStateMethod,
+    AdmitsNewcomers,
     FederationInfo,
+    Method,
     Outcome,
     RunSummary,
+    WorksAtHome,
 )
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
 
+@dataclass
+class LocalState:
+    """Where devices began, and how many rounds they have trained."""
+
+    info: FederationInfo
+    start: Floats
+    age: int = 0
+
+
 @dataclass(frozen=True)
-class Local(ArrayStateMethod):
+class Local(Method[LocalState], WorksAtHome, AdmitsNewcomers):
     """A model for every device, from its own rows."""
 
     name: ClassVar[str] = "local"
-    clusters: ClassVar[bool] = False
-    private: ClassVar[bool] = True
+    finds_groups: ClassVar[bool] = False
+    keeps_models: ClassVar[bool] = True
 
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
-        return ArrayState(info, {"start": info.initial(self.start).astype(info.dtype), "age": np.zeros(1, np.int64)})
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> LocalState:
+        return LocalState(info, info.initial(self.start).astype(info.dtype))
 
-    def opening(self, state: ArrayState) -> dict[int, Task]:
-        return dict.fromkeys(range(state.info.m), Install(state["start"], known=state.info.d))
+    def opening(self, state: LocalState) -> dict[int, Task]:
+        return dict.fromkeys(range(state.info.m), Install(state.start, known=state.info.d))
 
-    def devices(self, state: ArrayState, drawn: Ints) -> Ints:
+    def devices(self, state: LocalState, drawn: Ints) -> Ints:
         return np.arange(state.info.m)
 
-    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: LocalState, devices: Ints, k: int) -> list[Task]:
         return [Train(self.work.at(k), rows=self.rows, send="nothing")] * len(devices)
 
-    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
-        state["age"] += 1
+    def update(self, state: LocalState, devices: Ints, values: list[Floats]) -> Residuals | None:
+        state.age += 1
         return None
 
-    def at_home(self, state: ArrayState) -> list[Task]:
+    def outcome(self, state: LocalState) -> Outcome:
+        """Return all that the server knows: where devices began."""
+        models, kept = np.tile(state.start, (state.info.m, 1)), {"start": state.start, "age": np.array([state.age])}
+        return Outcome(models, np.arange(state.info.m), kept=kept)
+
+    def at_home(self, state: LocalState) -> list[Task]:
         return [PeekModel()] * state.info.m
 
-    def deployed(self, state: ArrayState, found: Outcome, seen: list[Floats]) -> Outcome:
+    def in_use(self, state: LocalState, found: Outcome, seen: list[Floats]) -> Outcome:
         return found._replace(models=np.stack(seen))
-
-    def models(self, state: ArrayState) -> Floats:
-        """Return all that the server knows: where devices began."""
-        return np.tile(state["start"], (state.info.m, 1))
-
-    def labels(self, state: ArrayState) -> Ints:
-        return np.arange(state.info.m)
-
-    def final(self, state: ArrayState, info: FederationInfo) -> Outcome:
-        return Outcome(self.models(state), self.labels(state))
-
-    def keep(self, state: ArrayState) -> Arrays:
-        return dict(state.arrays)
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Train alone, for as many rounds as the others did."""

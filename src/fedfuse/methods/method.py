@@ -1,10 +1,19 @@
-"""What a method is: the server's state and its rule. It never touches data, processes or the network."""
+"""What a method is: the server's state and its rule, in four hooks. It never touches data, processes or the network.
+
+    init     the state before the first round
+    tasks    what each active device is asked
+    update   what the replies do to the state
+    outcome  every device's model and group
+
+A state is a dataclass of arrays and plain values; it is saved as it is (`methods.state`). What only some methods have
+is a mix-in below: they admit newcomers, have settings to search for, take single replies, work at home, and so on.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args
@@ -15,6 +24,7 @@ import numpy.typing as npt
 from fedfuse.core.partitions import cluster_means
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
+from fedfuse.methods.state import Arrays
 from fedfuse.models.model import Model, Start
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import SCHEDULES, Work, parse
@@ -22,7 +32,6 @@ from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints
 
 State = TypeVar("State")
-Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -42,71 +51,40 @@ class FederationInfo:
 
 
 class Outcome(NamedTuple):
-    """What a method ends with, and what the next one of a run may begin with."""
+    """What a method has found, and what the next stage of a run begins with.
 
-    models: Floats  # of every device
+    Attributes
+    ----------
+    models, labels
+        Of every device.
+    lam
+        The strength of the penalty that was used, where there was one.
+    settings
+        Settings that were left open and have been chosen.
+    kept
+        What a newcomer, or the next stage, needs besides: devices need not send it again.
+    suspects
+        Devices that seem to lie.
+    validated
+        Models that never saw the validation rows, for their score; None: ``models``, unless trained on these rows.
+    stability, confidence
+        How sure the grouping is as a whole and for every device (0 to 1), where the method can tell.
+    """
+
+    models: Floats
     labels: Ints
     lam: float | None = None
-    settings: Mapping[str, Any] = MappingProxyType({})  # that were left open, and have been chosen
-    kept: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})  # what devices need not send again
-    suspects: npt.ArrayLike = ()  # devices that seem to lie
-
-
-class RunSummary(NamedTuple):
-    """What the server still knows when a run is over and somebody new comes."""
-
-    models: Floats  # of every device
-    labels: Ints
-    counts: Ints  # rows of each
-    lam: float | None
-    kept: Arrays  # what `Method.keep` kept
-
-    @property
-    def clusters(self) -> Ints:
-        """The numbers of the clusters; those of suspects alone are not among them."""
-        return np.unique(self.labels)
-
-    @property
-    def cluster_models(self) -> Floats:
-        """One model for each of the clusters; where devices have models of their own, their mean."""
-        return cluster_means(self.models, np.searchsorted(self.clusters, self.labels), self.counts)
-
-
-class AdmissionResult(NamedTuple):
-    """A newcomer's model, and the cluster it has come to (None: to none)."""
-
-    model: Floats
-    cluster: int | None = None
-    sureness: float | None = None
-
-
-AdmissionDialogue: TypeAlias = Generator[Task, Floats, AdmissionResult]
-
-
-@dataclass
-class ArrayState:
-    """A state that is a few arrays under names."""
-
-    info: FederationInfo
-    arrays: Arrays = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        return self.arrays[name]
-
-    def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
-        self.arrays[name] = np.asarray(value)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.arrays
+    settings: Mapping[str, Any] = MappingProxyType({})
+    kept: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
+    suspects: npt.ArrayLike = ()
+    validated: Floats | None = None
+    stability: float | None = None
+    confidence: Floats | None = None
 
 
 @dataclass(frozen=True)
 class Method(ABC, Generic[State]):
-    """A rule for the server. Parameters are stored here; what changes is in the state of `begin`.
-
-    One round: `tasks` says what each active device is asked, `update` takes in what came back. A state may
-    be large, so `update` changes it in place. `pack` and `unpack` turn it into plain arrays and back: that is
-    all a checkpoint needs.
+    """A rule for the server: four hooks, and a few more with defaults that most methods keep.
 
     Parameters
     ----------
@@ -121,10 +99,7 @@ class Method(ABC, Generic[State]):
     """
 
     name: ClassVar[str]
-    clusters: ClassVar[bool] = True  # whether it finds groups of devices
-    private: ClassVar[bool] = False  # whether devices hold what the server never sees
-    asynchronous: ClassVar[bool] = False  # whether a single reply, to a question of some time ago, is of use
-    gathers: ClassVar[bool] = False  # whether replies add up over rounds, however few come in one
+    finds_groups: ClassVar[bool] = True
     start: Start = "auto"
     work: Work = field(default_factory=Work)
     rows: Part = "train+validation"
@@ -137,86 +112,35 @@ class Method(ABC, Generic[State]):
             words = "rows must be 'train' or 'train+validation' (test rows are never trained on)"
             raise FedfuseError(f"{words}, got {self.rows!r}")
 
-    @property
-    def plan(self) -> tuple[Method[Any], ...]:
-        """What really runs, one after the other: most methods are their own plan."""
-        return (self,)
-
-    def plan_for(self, model: Model[Any]) -> tuple[Method[Any], ...]:
-        """Return the plan with this model: networks may need another."""
-        return self.plan
-
-    @property
-    def rounds(self) -> int | None:
-        """A limit on rounds of the method's own, in place of the run's."""
-        return None
-
-    def within(self, rounds: int) -> Method[Any]:
-        """Return the method for a run of so many rounds: a search tries nothing for longer than that."""
-        return self
+    @abstractmethod
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> State:
+        """Return the state before the first round; ``previous`` is what the stage before has found."""
 
     @abstractmethod
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> State:
-        """Return the state before the first round; ``before`` is what the plan's last method has found."""
+    def tasks(self, state: State, devices: Ints, k: int) -> list[Task]:
+        """Return one task for each active device of round k."""
 
     @abstractmethod
+    def update(self, state: State, devices: Ints, values: list[Floats]) -> Residuals | None:
+        """Take in the replies of a round, in place; say how far it moved things, where the method can tell."""
+
+    @abstractmethod
+    def outcome(self, state: State) -> Outcome:
+        """Return every device's model and group."""
+
+    # -- with defaults
+
+    def current(self, state: State) -> Outcome:
+        """Return what devices have in the course of training, where the end differs from it."""
+        return self.outcome(state)
+
     def opening(self, state: State) -> dict[int, Task]:
         """Return what is sent before the first round (device: task)."""
-
-    def opened(self, state: State, devices: Ints, values: list[Floats]) -> None:
-        """Take in what was answered to `opening`."""
-
-    def broadcast(self, state: State) -> dict[int, Task]:
-        """Return what is sent when a round's replies have been taken in. Nothing comes back."""
-        return {}
-
-    def at_home(self, state: State) -> list[Task] | None:
-        """Return what every device does for itself before it uses its model, one task each; None for nothing.
-
-        It costs nothing and changes nothing: the answers go to `deployed`, for evaluation and for the result.
-        """
-        return None
-
-    def deployed(self, state: State, found: Outcome, seen: list[Floats]) -> Outcome:
-        """Return what devices really use, from what was found and their answers to `at_home`."""
-        return found
-
-    def keep(self, state: State) -> Arrays:
-        """Return what a newcomer may need later, besides models, labels and lambda."""
-        return {}
-
-    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
-        """Take in a newcomer, device ``device`` of ``world``: yield tasks for it, return its model and cluster."""
-        raise FedfuseError(f"{self.name} has no way to take in newcomers")
-        yield
-
-    def fresh(self, info: FederationInfo, used: State) -> State:
-        """Return a first state for a new training, for which devices need not send again what ``used`` has of them."""
-        return self.begin(info)
-
-    def candidates(self, state: State) -> list[dict[str, Any]]:
-        """Return the settings to choose from on validation rows, where some were left open (`tuning.grid_search`)."""
-        return []
-
-    def closing(self, state: State) -> dict[int, Task]:
-        """Return what is sent before the plan's next method begins."""
         return {}
 
     def recovery(self, state: State) -> list[dict[int, Task]]:
         """Return what brings devices up to date that have lost their memory, in this order."""
         return [self.opening(state)]
-
-    def given(self, before: Outcome | None) -> Method[Any]:
-        """Return the method with the settings that the plan's last method has chosen, where it waits for some."""
-        return replace(self, **before.settings) if before else self
-
-    def one_at_a_time(self) -> Method[Any]:
-        """Return the rule for replies that come one at a time, where the method is `asynchronous`."""
-        return self
-
-    def sureness(self, state: State) -> tuple[float, Floats] | None:
-        """Return how sure the grouping is, as a whole and for every device (0 to 1), where the method can tell."""
-        return None
 
     def devices(self, state: State, drawn: Ints) -> Ints:
         """Return who is asked in this round: the devices drawn, unless the method has reasons of its own."""
@@ -230,56 +154,126 @@ class Method(ABC, Generic[State]):
         """Whether it has, and not because it ran out of rounds."""
         return self.finished(state)
 
-    @abstractmethod
-    def tasks(self, state: State, devices: Ints, k: int) -> list[Task]:
-        """Return one task for each active device of round k."""
-
-    @abstractmethod
-    def update(self, state: State, devices: Ints, values: list[Floats]) -> Residuals | None:
-        """Take in the replies of a round; say how far it moved things, where the method can tell."""
-
-    @abstractmethod
-    def models(self, state: State) -> Floats:
-        """Return the parameters that every device has now (m x d)."""
-
-    @abstractmethod
-    def labels(self, state: State) -> Ints:
-        """Return the cluster of every device now."""
-
-    @abstractmethod
-    def final(self, state: State, info: FederationInfo) -> Outcome:
-        """Return every device's parameters and cluster at the end."""
-
-    def validated(self, state: State, found: Outcome) -> Floats | None:
-        """Return the models that never saw the validation rows, for their score; None if there are none."""
-        return None if "validation" in self.rows else found.models
-
-    @abstractmethod
-    def pack(self, state: State) -> Arrays:
-        """Return the state as arrays."""
-
-    @abstractmethod
-    def unpack(self, arrays: Arrays, info: FederationInfo) -> State:
-        """Build the state that `pack` took apart."""
+    def phase(self, state: State) -> str:
+        """Return what the history calls the round to come, where a stage has parts."""
+        return ""
 
     def describe(self, state: State) -> dict[str, Any]:
-        """Return what the history should say of the state besides the common columns."""
+        """Return what the history says of a round besides the common columns."""
         return {}
 
     def to_config(self) -> dict[str, Any]:
-        """Return the method as JSON-ready data (see `methods.from_config`)."""
+        """Return the method as JSON-ready data (see `methods.registry.from_config`)."""
         return {"method": self.name, **{f.name: _plain(getattr(self, f.name)) for f in fields(self)}}
 
 
-@dataclass(frozen=True)
-class ArrayStateMethod(Method[ArrayState]):
-    """A method whose state is a `ArrayState`: it packs by itself."""
+# -- what only some methods have
 
-    def pack(self, state: ArrayState) -> Arrays:
-        return dict(state.arrays)
 
-    def unpack(self, arrays: Arrays, info: FederationInfo) -> ArrayState:
-        return ArrayState(info, dict(arrays))
+class RunSummary(NamedTuple):
+    """What the server still knows when a run is over and a newcomer arrives."""
+
+    models: Floats  # of every device
+    labels: Ints
+    counts: Ints  # rows of each
+    lam: float | None
+    kept: Arrays  # `Outcome.kept`
+
+    @property
+    def groups(self) -> Ints:
+        """The numbers of the groups; those of suspects alone are not among them."""
+        return np.unique(self.labels)
+
+    @property
+    def group_models(self) -> Floats:
+        """One model for each of the groups; where devices have models of their own, their mean."""
+        return cluster_means(self.models, np.searchsorted(self.groups, self.labels), self.counts)
+
+
+class AdmissionResult(NamedTuple):
+    """A newcomer's model, and the group it has come to (None: to none)."""
+
+    model: Floats
+    group: int | None = None
+    confidence: float | None = None
+
+
+AdmissionDialogue: TypeAlias = Generator[Task, Floats, AdmissionResult]
+
+
+class AdmitsNewcomers(ABC):
+    """A method with a rule for devices that come when training is over."""
+
+    @abstractmethod
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
+        """Take in a newcomer, device ``device`` of ``info``: yield tasks for it, return its model and group."""
+
+
+class TakesSingleReplies:
+    """A method that can be trained asynchronously: a single reply, to an order of some time ago, is of use."""
+
+    takes_single_replies: ClassVar[bool] = True
+
+    def single_reply_rule(self) -> Any:
+        """Return the rule for replies that come one at a time: the method itself, unless it needs another."""
+        return self
+
+
+class WorksAtHome(ABC):
+    """A method whose devices make something of their model before they use it; the server does not see it.
+
+    It costs nothing and changes nothing: devices are looked at for evaluation and for the result only.
+    """
+
+    keeps_models: ClassVar[bool] = False  # whether devices hold models that the server never sees
+
+    @abstractmethod
+    def at_home(self, state: Any) -> list[Task]:
+        """Return what every device does for itself, one task each."""
+
+    @abstractmethod
+    def in_use(self, state: Any, found: Outcome, seen: list[Floats]) -> Outcome:
+        """Return what devices really use, from what was found and what was seen of them."""
+
+
+class Searchable(ABC):
+    """A method with settings that may be left open: they are chosen on validation rows (`tuning.grid_search`)."""
+
+    @property
+    @abstractmethod
+    def has_open_settings(self) -> bool:
+        """Whether some are left open."""
+
+    @abstractmethod
+    def candidates(self, state: Any) -> list[dict[str, Any]]:
+        """Return the settings to choose from."""
+
+    def restart(self, info: FederationInfo, used: Any) -> Any:
+        """Return a first state for a new training; what ``used`` has of devices they need not send again."""
+        return self.init(info)  # type: ignore[attr-defined]
+
+
+class AsksFirst(ABC):
+    """A method whose opening is answered."""
+
+    @abstractmethod
+    def opened(self, state: Any, devices: Ints, values: list[Floats]) -> None:
+        """Take in what was answered to `Method.opening`."""
+
+
+class Broadcasts(ABC):
+    """A method that sends devices something when a round's replies have been taken in."""
+
+    @abstractmethod
+    def broadcast(self, state: Any) -> dict[int, Task]:
+        """Return what is sent. Nothing comes back."""
+
+
+class GathersReplies:
+    """A method whose replies add up over rounds, however few come in one: it ends when all are there."""
+
+
+# -- for methods
 
 
 def moved(old: Floats, new: Floats) -> Residuals:

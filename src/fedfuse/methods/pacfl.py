@@ -15,7 +15,6 @@ principal angle of the two spaces, which is of use while they are small against 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -24,20 +23,19 @@ import scipy
 
 from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.fedavg import Averaging
+from fedfuse.methods.fedavg import Averaging, GroupModels
 from fedfuse.methods.method import (
     AdmissionDialogue,
     AdmissionResult,
-    Arrays,
-    ArrayState,
+    AdmitsNewcomers,
+    AsksFirst,
     FederationInfo,
-    Method,
     Outcome,
     RunSummary,
+    Searchable,
 )
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Subspace, Task
-from fedfuse.tuning.grid_search import GridSearch
 from fedfuse.utils.typing import Floats, Ints
 
 Angle = Literal["column", "principal"]
@@ -93,8 +91,18 @@ def thresholds(A: Floats, how: Linkage = "average") -> list[float]:
     return sorted({float(f"{(heights[k] + heights[k + 1]) / 2:.6g}") for k in merged})
 
 
+@dataclass
+class PACFLState(GroupModels):
+    """Models and groups, everybody's last local model, the devices' bases side by side, and their angles."""
+
+    trained: Floats
+    angles: Floats
+    bases: Floats
+    columns: Ints
+
+
 @dataclass(frozen=True)
-class PACFL(Averaging):
+class PACFL(Averaging, Searchable, AsksFirst, AdmitsNewcomers):
     """FedAvg within clusters of devices whose data span alike spaces.
 
     Parameters
@@ -131,69 +139,69 @@ class PACFL(Averaging):
             raise FedfuseError(f"evaluate must be 'local' or 'cluster', got {self.evaluate!r}")
 
     @property
-    def plan(self) -> tuple[Method[Any], ...]:
-        return GridSearch(inner=self).plan if self.threshold == "auto" else (self,)
+    def has_open_settings(self) -> bool:
+        return self.threshold == "auto"
 
-    def candidates(self, state: ArrayState) -> list[dict[str, Any]]:
-        return [{"threshold": threshold} for threshold in thresholds(state["angles"], self.linkage)]
+    def candidates(self, state: Any) -> list[dict[str, Any]]:
+        return [{"threshold": threshold} for threshold in thresholds(state.angles, self.linkage)]
 
-    def begin(self, info: FederationInfo, before: Outcome | None = None) -> ArrayState:
-        state = self._state(info, np.zeros(info.m, np.int64))
-        state["trained"] = np.repeat(state["models"], info.m, axis=0)
-        if before is not None and "angles" in before.kept:
-            self._recall(state, before.kept)
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> PACFLState:
+        one = self._state(info, np.zeros(info.m, np.int64))
+        unknown = np.zeros((0, 0))
+        trained = np.repeat(one.models, info.m, axis=0)
+        state = PACFLState(info, one.models, one.labels, trained, unknown, unknown, np.zeros(0, np.int64))
+        if previous is not None and "angles" in previous.kept:
+            self._recall(state, previous.kept["angles"], previous.kept["bases"], previous.kept["columns"])
         return state
 
-    def fresh(self, info: FederationInfo, used: ArrayState) -> ArrayState:
-        state = self.begin(info)
-        self._recall(state, used.arrays)
+    def restart(self, info: FederationInfo, used: PACFLState) -> PACFLState:
+        state = self.init(info)
+        self._recall(state, used.angles, used.bases, used.columns)
         return state
 
-    def _recall(self, state: ArrayState, arrays: Mapping[str, Any]) -> None:
+    def _recall(self, state: Any, angles: Floats, bases: Floats, columns: Ints) -> None:
         """Use the bases that devices have sent before."""
-        for name in ("angles", "bases", "columns"):
-            state[name] = arrays[name]
+        state.angles, state.bases, state.columns = angles, bases, columns
         self._cluster(state)
 
-    def opening(self, state: ArrayState) -> dict[int, Task]:
-        if "angles" in state:
+    def opening(self, state: Any) -> dict[int, Task]:
+        if state.angles.size:
             return {}
         model = state.info.model
         task = Subspace(self.p, model.n_features, model.n_classes, self.rows)
         return dict.fromkeys(range(state.info.m), task)
 
-    def opened(self, state: ArrayState, devices: Ints, values: list[Floats]) -> None:
-        if "angles" in state:
+    def opened(self, state: Any, devices: Ints, values: list[Floats]) -> None:
+        if state.angles.size:
             return
         features, m = state.info.model.n_features, state.info.m
         bases = {int(i): v.reshape(-1, features).T for i, v in zip(devices, values, strict=True)}
         nothing = np.zeros((features, 0))  # who has not answered is at right angles to everybody, and stays alone
         each = [bases.get(i, nothing) for i in range(m)]
-        state["angles"] = proximities(each, self.angle)
-        state["columns"] = [basis.shape[1] for basis in each]
-        state["bases"] = np.hstack(each)
+        state.angles = proximities(each, self.angle)
+        state.columns = np.array([basis.shape[1] for basis in each])
+        state.bases = np.hstack(each)
         self._cluster(state)
 
-    def _cluster(self, state: ArrayState) -> None:
+    def _cluster(self, state: Any) -> None:
         if self.threshold == "auto":
             return
-        labels = agglomerated(state["angles"], float(self.threshold), self.linkage)
-        state["models"] = np.repeat(state["models"][:1], int(labels.max()) + 1, axis=0)
-        state["labels"] = labels
+        labels = agglomerated(state.angles, float(self.threshold), self.linkage)
+        state.models = np.repeat(state.models[:1], int(labels.max()) + 1, axis=0)
+        state.labels = labels
 
-    def update(self, state: ArrayState, devices: Ints, values: list[Floats]) -> Residuals | None:
+    def update(self, state: Any, devices: Ints, values: list[Floats]) -> Residuals | None:
         if values:
-            state["trained"][devices] = np.stack(values)
+            state.trained[devices] = np.stack(values)
         return super().update(state, devices, values)
 
-    def models(self, state: ArrayState) -> Floats:
-        return np.asarray(state["trained"]) if self.evaluate == "local" else super().models(state)
+    def outcome(self, state: Any) -> Outcome:
+        found = super().outcome(state)
+        kept = {name: getattr(state, name) for name in ("models", "angles", "bases", "columns", "labels")}
+        return found._replace(models=state.trained if self.evaluate == "local" else found.models, kept=kept)
 
-    def recovery(self, state: ArrayState) -> list[dict[int, Task]]:
+    def recovery(self, state: Any) -> list[dict[int, Task]]:
         return []
-
-    def keep(self, state: ArrayState) -> Arrays:
-        return {name: state[name] for name in ("models", "angles", "bases", "columns", "labels")}
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Send one's basis; the server clusters anew with the same threshold, and the newcomer takes that model."""

@@ -20,16 +20,8 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.fedavg import FedAvg
-from fedfuse.methods.method import (
-    AdmissionDialogue,
-    AdmissionResult,
-    Arrays,
-    ArrayState,
-    FederationInfo,
-    Outcome,
-    RunSummary,
-)
+from fedfuse.methods.fedavg import FedAvg, GroupModels
+from fedfuse.methods.method import AdmissionDialogue, AdmissionResult, FederationInfo, Outcome, RunSummary, WorksAtHome
 from fedfuse.protocol.local_work import value
 from fedfuse.protocol.tasks import MetaTrain, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
@@ -38,7 +30,7 @@ Variant = Literal["first-order", "hessian-free"]
 
 
 @dataclass(frozen=True)
-class PerFedAvg(FedAvg):
+class PerFedAvg(FedAvg, WorksAtHome):
     """A model that is made to be adapted.
 
     Parameters
@@ -50,7 +42,7 @@ class PerFedAvg(FedAvg):
     """
 
     name: ClassVar[str] = "per-fedavg"
-    asynchronous: ClassVar[bool] = False
+    takes_single_replies: ClassVar[bool] = False
     adapt_lr: float | None = None
     variant: Variant = "first-order"
 
@@ -68,9 +60,9 @@ class PerFedAvg(FedAvg):
         """The step size of the adaptation."""
         return float(value(self.work.lr, 0)) if self.adapt_lr is None else self.adapt_lr
 
-    def tasks(self, state: ArrayState, devices: Ints, k: int) -> list[Task]:
+    def tasks(self, state: GroupModels, devices: Ints, k: int) -> list[Task]:
         work, hessian = self.work.at(k), self.variant == "hessian-free"
-        starts = state["models"][state["labels"][devices]]
+        starts = state.models[state.labels[devices]]
         return [MetaTrain(work, w, self.alpha, hessian, self.rows) for w in starts]
 
     def _adapt(self, w: Floats) -> Train:
@@ -78,14 +70,14 @@ class PerFedAvg(FedAvg):
         one = replace(self.work, steps=1, lr=self.alpha, momentum=0.0)
         return Train(one, start=w, rows=self.rows, send="update")
 
-    def at_home(self, state: ArrayState) -> list[Task]:
-        return [self._adapt(state["models"][0])] * state.info.m
+    def at_home(self, state: GroupModels) -> list[Task]:
+        return [self._adapt(state.models[0])] * state.info.m
 
-    def deployed(self, state: ArrayState, found: Outcome, seen: list[Floats]) -> Outcome:
+    def in_use(self, state: GroupModels, found: Outcome, seen: list[Floats]) -> Outcome:
         return found._replace(models=found.models + np.stack(seen))
 
-    def keep(self, state: ArrayState) -> Arrays:
-        return {"model": state["models"][0]}
+    def outcome(self, state: GroupModels) -> Outcome:
+        return super().outcome(state)._replace(kept={"model": state.models[0]})
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Adapt the model by one step."""

@@ -42,6 +42,7 @@ class Registry(Mapping[str, type[Method[Any]]]):
 
 METHODS = Registry(
     {
+        "fusion-tree": "fedfuse.grouping.fusion_tree:FusionTree",
         "fpfc": "fedfuse.methods.fpfc:FPFC",
         "fpfc-l1": "fedfuse.methods.fpfc:FPFCL1",
         "local": "fedfuse.methods.local:Local",
@@ -63,6 +64,15 @@ _PARTS = Registry(
         "clustered-fedavg": "fedfuse.methods.fedavg:ClusteredFedAvg",
     }
 )
+
+
+# What runs where no method is named.
+DEFAULT_METHOD = "fusion-tree"
+
+
+def default_name(lam: object = None) -> str:
+    """Return the method that is meant where none is named: a lambda means FPFC."""
+    return DEFAULT_METHOD if lam is None else "fpfc"
 
 
 def compared_by_default() -> tuple[str, ...]:

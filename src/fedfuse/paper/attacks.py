@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedfuse.engines.attacks import draw_liars
-from fedfuse.methods.method import Method
+from fedfuse.methods.method import Method, Searchable
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Shown, both
 from fedfuse.paper.setup import AUTO, PAPER, PRINTED, PaperSetup
@@ -91,7 +91,7 @@ class Attacks(Experiment):
 
 
 def _open(method: Method[Any]) -> bool:
-    return isinstance(method, GridSearch) or any(isinstance(part, GridSearch) for part in method.plan)
+    return isinstance(method, GridSearch) or (isinstance(method, Searchable) and method.has_open_settings)
 
 
 def _settled(calm: Trial) -> Method[Any]:

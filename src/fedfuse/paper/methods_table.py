@@ -95,7 +95,7 @@ def _row(label: str, trial: Trial) -> dict[str, Any]:
         "ari": np.nan if result.ari is None or not groups else result.ari,
         "cost": float(training_cost(result)),
         "cost_with_tuning": float(result.cost_floats),
-        "rounds": float(result.rounds + result.refit_rounds),
+        "rounds": float(result.rounds),
         "seconds": result.seconds,
     }
 

@@ -16,13 +16,13 @@ from fedfuse.data.synthetic import SCENARIOS
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.lambda_path import LambdaPath
 from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL
-from fedfuse.methods.method import Method
+from fedfuse.methods.method import Method, Searchable
 from fedfuse.paper.data import DEVICES, Data
 from fedfuse.paper.trial import Trial
 from fedfuse.protocol.local_work import Work, value
 from fedfuse.training.options import build, parse_options
 from fedfuse.training.presets import PAPER_LAMBDAS, Style
-from fedfuse.tuning.grid_search import TRIAL, GridSearch
+from fedfuse.tuning.grid_search import TRIAL_ROUNDS, GridSearch
 
 Size: TypeAlias = Literal["full", "middle", "quick"]
 AUTO = "fpfc auto"
@@ -233,9 +233,9 @@ def effort(trial: Trial) -> float:
     rounds = settings.get("rounds", 60)
     if isinstance(method, LambdaPath):
         rounds = method.limit * (len(method.grid) if method.strategy == "separate" else 1)
-    elif isinstance(method, GridSearch) or len(method.plan) > 1:
+    elif isinstance(method, GridSearch) or (isinstance(method, Searchable) and method.has_open_settings):
         said = method.trial if isinstance(method, GridSearch) else None
-        rounds += _CANDIDATES * (said or min(TRIAL, rounds))
+        rounds += _CANDIDATES * (said or min(TRIAL_ROUNDS, rounds))
     per_device = _passes(inner.work, rows) if getattr(inner, "average", "model") != "gradient" else 1.0
     if isinstance(inner, IFCA) and inner.n_models != "auto":
         per_device += 0.5 * inner.n_models  # to choose among them; half a gradient each

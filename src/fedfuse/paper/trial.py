@@ -146,7 +146,7 @@ class _Keep(Callback):
 
     def _keep(self, run: Run) -> None:
         if run.k in self._rounds:
-            models = np.asarray(run.now.models(run.state))
+            models = np.asarray(run.rule.current(run.state).models)
             write_arrays(self._directory / f"after-{run.k}.npz", {"models": models})
 
 

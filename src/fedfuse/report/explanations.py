@@ -50,7 +50,7 @@ def gain(ours: float, theirs: float, metric: str) -> str:
 def finds_groups(result: Result) -> bool:
     """Whether the run's method looks for groups at all."""
     method = METHODS.get(result.method["method"])
-    return method is None or method.clusters
+    return method is None or method.finds_groups
 
 
 def headline(result: Result) -> str:
@@ -110,7 +110,7 @@ def supporting(result: Result, sticks: Mapping[str, Floats]) -> list[str]:
 def tiles(result: Result) -> list[tuple[str, str, str]]:
     """Return the run in a few numbers: name, number, and what it means."""
     metric = "test accuracy" if result.profile.metric == "accuracy" else "test RMSE"
-    rounds = f"{result.rounds:,}" + (f" + {result.refit_rounds:,}" if result.refit_rounds else "")
+    rounds = f"{result.rounds:,}"
     found = [
         ("groups", f"{len(result.groups):,}", _among(result)),
         (metric, score(result.score("test"), result.profile.metric), "mean over " + _whom(result)),
@@ -119,10 +119,10 @@ def tiles(result: Result) -> list[tuple[str, str, str]]:
         found.append(("ARI", f"{result.ari:.3f}", "agreement with the truth, 1 is perfect"))
     if result.stability is not None:
         found.append(("stability", f"{result.stability:.2f}", "how sure the grouping is (0 to 1)"))
-    if result.penalised:
+    if result.lam is not None:
         found.append(("lambda", f"{result.lam:.3g}", "strength of the penalty"))
     how = "converged" if result.converged else "limit reached, not converged"
-    found.append(("rounds", rounds, how + (", + refit" if result.refit_rounds else "")))
+    found.append(("rounds", rounds, how))
     sent = f"{_bytes(4 * result.cost_floats)} in single precision"
     found.append(("floats sent", compact(result.cost_floats), sent))
     found.append(("time", f"{result.seconds:,.1f} s", "of training"))

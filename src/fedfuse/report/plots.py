@@ -374,7 +374,7 @@ def _pairs(seen: Result | DistanceSnapshot, labels: Ints | None) -> tuple[Distan
     if isinstance(seen, Result):
         # a module of one's own is not there after loading, and with it not the knowledge of what is fused
         fused = seen.models[:, seen.model.fused] if seen.model.d == seen.models.shape[1] else seen.models
-        seen = DistanceSnapshot.of(seen.rounds + seen.refit_rounds, fused, seen.labels)
+        seen = DistanceSnapshot.of(seen.rounds, fused, seen.labels)
     return seen, seen.labels if labels is None else np.asarray(labels)[seen.devices]
 
 

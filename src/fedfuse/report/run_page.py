@@ -76,7 +76,7 @@ def run_page(directory: Path, note: str = "") -> dict[str, Any]:
 
 def _as_found(result: Result) -> DistanceSnapshot:
     fused = result.models[:, result.model.fused] if result.model.d == result.models.shape[1] else result.models
-    return DistanceSnapshot.of(result.rounds + result.refit_rounds, fused, result.labels)
+    return DistanceSnapshot.of(result.rounds, fused, result.labels)
 
 
 def _data(result: Result, pairs: PairFrame, path: FusionPath | None, scores: Mapping[str, Floats]) -> dict[str, Any]:

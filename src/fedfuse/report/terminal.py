@@ -72,16 +72,12 @@ class ProgressBar(Callback):
         self._known: Row = {}
 
     def on_start(self, run: Run) -> None:
-        self._progress.update(self._task, total=self._total(run), completed=run.k)
+        self._progress.update(self._task, total=run.settings.rounds, completed=run.k)
         self._progress.start()
 
     def on_round(self, run: Run, row: Row) -> None:
         self._known |= row
-        self._progress.update(self._task, completed=run.k, total=self._total(run), note=self._note(run))
-
-    def _total(self, run: Run) -> int | None:
-        """Return how many rounds there will be at the most, where the method at work does not decide itself."""
-        return None if run.now.rounds else run.stage_start + run.settings.rounds
+        self._progress.update(self._task, completed=run.k, total=run.settings.rounds, note=self._note(run))
 
     def on_end(self, run: Run, result: Result) -> None:
         self.close()
@@ -211,7 +207,7 @@ def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> N
     inside = counted(m - len(result.apart), "device")
     _say(console, f"[bold]{inside} in {counted(len(result.groups), 'group')}{others}[/bold]{ari}")
     sent = f"{result.cost_floats:,} floats sent, {result.seconds:.1f} s"
-    lam = f", lambda {result.lam:.3g}" if result.penalised else ""
+    lam = f", lambda {result.lam:.3g}" if result.lam is not None else ""
     sure = "" if result.stability is None else f", stability {result.stability:.2f}"
     _say(console, f"{how} {counted(result.rounds, 'round')}, {sent}{lam}{sure}\n")
     console.print(_cluster_table(result, console.width))
@@ -248,7 +244,7 @@ def show_newcomers(joined: Newcomers, console: Console) -> None:
     """Print what has become of newcomers."""
     table = _plain_table("newcomer", "rows", "group", "confidence", "test")
     for i, name in enumerate(joined.names):
-        group, sure = joined.clusters[i], joined.sureness[i]
+        group, sure = joined.clusters[i], joined.confidence[i]
         fits = "none" if joined.grouped else "-"
         words = (f"{joined.counts[i]:,}", fits if group is None else str(group), "-" if sure is None else f"{sure:.2f}")
         table.add_row(escape(name), *words, _number(joined.scores[i]))

@@ -19,6 +19,7 @@ from fedfuse.data.federation import Federation, Goal, Part, default_features
 from fedfuse.data.targets import GOALS
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.models import Model, from_config
+from fedfuse.results.run_directory import modern_config
 from fedfuse.utils.files import (
     NOTHING,
     NUMBER,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 SUMMARY: dict[str, Kinds] = {
     "dataset": str, "method": str, "seed": int, "lam": (*NUMBER, NOTHING), "rounds": int, "metric": str,
-    "cost_floats": int, "seconds": NUMBER, "labels": list, "version": str, "converged": bool, "refit_rounds": int,
+    "cost_floats": int, "seconds": NUMBER, "labels": list, "version": str, "converged": bool, "stages": list,
     "chosen": dict, "refused": dict, "orders": dict, "stability": (*NUMBER, NOTHING), "suspects": list,
 }  # fmt: skip
 SAVED_WITH: dict[str, Kinds] = {"model": (dict, str), "method": dict}
@@ -132,11 +133,10 @@ class Result:
     privacy
         Where devices add noise to what they send: the ``"epsilon"`` that they have spent at the most, with which
         ``"delta"``, the ``"clip"``, the standard deviation of the ``"noise"`` and the number of ``"uploads"``.
-    rounds, refit_rounds
-        Rounds until the groups were found, and further rounds of the refit, where it is a step of its own.
+    rounds, stages
+        Rounds in all, and ``name``, ``rounds`` and ``floats`` of each stage.
     lam
-        The strength of the penalty that was given. With ``"auto"`` and a refit no penalty was used: then it is the
-        largest lambda that would keep the groups apart, and training with it need not find them (see `penalised`).
+        The strength of the penalty that was used; None for methods without one.
     stability
         How sure the grouping is as a whole (0 to 1), where the method can tell.
     confidence
@@ -172,7 +172,7 @@ class Result:
     orders: dict[str, int] = field(default_factory=dict)
     trouble: dict[str, int] = field(default_factory=dict)
     privacy: dict[str, float] | None = None
-    refit_rounds: int = 0
+    stages: tuple[dict[str, Any], ...] = ()
     lam: float | None = None
     stability: float | None = None
     confidence: Floats | None = None
@@ -201,18 +201,9 @@ class Result:
         return np.flatnonzero(~np.isin(self.labels, self.groups))
 
     @property
-    def penalised(self) -> bool:
-        """Whether `lam` is the strength of a penalty that was used."""
-        return self.lam is not None and not self._automatic
-
-    @property
     def cut_short(self) -> bool:
-        """Whether rounds were over before ``lam="auto"`` had found its groups."""
-        return self._automatic and not self.converged
-
-    @property
-    def _automatic(self) -> bool:
-        return self.method.get("lam") == "auto" and bool(self.method.get("refit"))
+        """Whether rounds were over before the fusion tree had found its groups."""
+        return self.method["method"] == "fusion-tree" and not self.converged
 
     @property
     def ari(self) -> float | None:
@@ -389,6 +380,7 @@ class Result:
             "seed": self.seed,
             "lam": self.lam,
             "rounds": self.rounds,
+            "stages": list(self.stages),
             "metric": self.profile.metric,
             "test": self.score("test"),
             "validation": self.score("validation"),
@@ -399,13 +391,12 @@ class Result:
             "labels": self.labels.tolist(),
             "version": __version__,
             "converged": self.converged,
-            "refit_rounds": self.refit_rounds,
             "chosen": self.chosen,
             "refused": self.refused,
             "orders": self.orders,
             "stability": self.stability,
             "uncertain": self.uncertain,
-            "unsure_devices": [self.profile.names[i] for i in self.unsure],
+            "unsure": [self.profile.names[i] for i in self.unsure],
             "suspects": [self.profile.names[i] for i in self.suspects],
             **({"trouble": self.trouble} if self.trouble else {}),
             **({"privacy": self.privacy} if self.privacy else {}),
@@ -476,12 +467,13 @@ class Result:
         try:
             known, saved = Profile.from_json(profile), profile["model"]
             check_fields(profile["method"], {"method": str}, f"the method in {path / 'profile.json'}")
+            method = modern_config(profile["method"])
             used = from_config(saved, model).sized(len(known.features), len(known.classes), _shape(saved))
             _check_lengths(known, used, summary, arrays)
             return cls(
                 profile=known,
                 model=used,
-                method=profile["method"],
+                method=method,
                 labels=np.array(summary["labels"], dtype=np.int64),
                 models=arrays.pop("models"),
                 confidence=arrays.pop("confidence", None),
@@ -493,11 +485,11 @@ class Result:
                 trouble=summary.get("trouble", {}),
                 privacy=summary.get("privacy"),
                 suspects=np.array([known.names.index(name) for name in summary["suspects"]], dtype=np.int64),
-                **{k: summary[k] for k in ("dataset", "seed", "rounds", "converged", "orders")},
-                **{
-                    k: summary[k]
-                    for k in ("cost_floats", "refused", "seconds", "lam", "stability", "refit_rounds", "chosen")
-                },
+                rounds=summary["rounds"] + summary.get("refit_rounds", 0),
+                stages=tuple(summary.get("stages", ())),
+                lam=None if method["method"] == "fusion-tree" else summary["lam"],
+                **{k: summary[k] for k in ("dataset", "seed", "converged", "orders")},
+                **{k: summary[k] for k in ("cost_floats", "refused", "seconds", "stability", "chosen")},
             )
         except FedfuseError:
             raise

@@ -57,7 +57,8 @@ class Store:
         config = read_json(path)
         if not isinstance(config, dict):
             raise FedfuseError(f"{self.directory} holds no run of fedfuse: config.json says something else")
-        return check_fields(config, CONFIG, path, whole=False)
+        config = check_fields(config, CONFIG, path, whole=False)
+        return {**config, "method": modern_config(config["method"])} if "method" in config else config
 
     def withdraw(self) -> None:
         """Take back `create`, and remove the directories that were made for the run, if nothing else is in them."""
@@ -113,3 +114,14 @@ class Store:
     @property
     def _checkpoint(self) -> Path:
         return self.directory / "checkpoint" / "latest.npz"
+
+
+def modern_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a method's configuration as it is written today.
+
+    Version 0.1.0 called the fusion tree FPFC with ``lam="auto"``.
+    """
+    if config.get("method") != "fpfc" or config.get("lam") != "auto":
+        return config
+    common = ("start", "work", "rows", "robust")
+    return {"method": "fusion-tree", **{name: config[name] for name in common if name in config}}

@@ -199,7 +199,7 @@ class Comparison:
             "n_clusters": float(result.n_clusters) if groups else np.nan,
             "ari": np.nan if result.ari is None or not groups else result.ari,
             "cost_floats": float(result.cost_floats),
-            "rounds": float(result.rounds + result.refit_rounds),
+            "rounds": float(result.rounds),
             "seconds": round(result.seconds, 3),
         }
 

@@ -163,8 +163,7 @@ class _Progress(Callback):
         self._write(run)
 
     def _write(self, run: Run) -> None:
-        max_rounds = 0 if run.now.rounds else run.stage_start + run.settings.rounds
-        self._board.put(self._job, RUNNING, run.k, max_rounds)
+        self._board.put(self._job, RUNNING, run.k, run.settings.rounds)
         self._watcher.look(self._board)
         if self._board.stop:
             raise KeyboardInterrupt  # Training saves a checkpoint then.

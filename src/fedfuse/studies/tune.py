@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import pandas as pd
 
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.lambda_path import ONWARDS, LambdaPath, Strategy
-from fedfuse.methods.method import Method
+from fedfuse.methods.method import Method, Searchable
 from fedfuse.methods.registry import from_config
 from fedfuse.models import Model
 from fedfuse.results.result import Result
@@ -65,13 +65,14 @@ class Tuning:
     @classmethod
     def of(cls, result: Result) -> Tuning:
         """Read the tuning from the result of its run."""
-        first, history = from_config(result.method).plan[0], result.history
+        method, history = from_config(result.method), result.history
+        path: Any = getattr(method, "strategy", getattr(method, "lam", None))
         strategy: Strategy | Literal["search"]
-        if isinstance(first, GridSearch):
+        if isinstance(method, (GridSearch, Searchable)):
             strategy, settings, by = "search", result.chosen, "candidate"
             history = trials = history[history["stage"].isin([TRYING, JUDGING])]
-        elif isinstance(first, LambdaPath) and result.lam is not None:
-            strategy, settings, by = first.strategy, {"lam": result.lam}, "lam"
+        elif path in get_args(Strategy) and result.lam is not None:
+            strategy, settings, by = path, {"lam": result.lam}, "lam"
             history = history[history["watched"].notna() | history["groups"].notna()]
             trials = history[history["stage"] != ONWARDS]
         else:
@@ -214,8 +215,7 @@ def check_tuning(
 
 def is_searched(method: Method[Any] | type[Method[Any]]) -> bool:
     """Whether a method's settings are chosen among candidates."""
-    kind = method if isinstance(method, type) else type(method)
-    return kind.candidates is not Method.candidates
+    return issubclass(method if isinstance(method, type) else type(method), Searchable)
 
 
 def is_tuning(directory: str | PathLike[str]) -> bool:

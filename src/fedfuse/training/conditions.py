@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
@@ -13,7 +12,7 @@ from fedfuse.engines import Engine, Faults, Latency
 from fedfuse.engines.distributions import Distribution
 from fedfuse.engines.faults import Trouble
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import Method
+from fedfuse.methods.method import Method, TakesSingleReplies
 
 Mode: TypeAlias = Literal["sync", "async"]
 Late: TypeAlias = Literal["refuse", "use"]
@@ -99,12 +98,13 @@ class Conditions:
         return engine
 
 
-def check_mode(method: Method[Any], mode: Mode, plan: Sequence[Method[Any]] | None = None) -> None:
-    """Refuse a method that has nothing to do asynchronously; ``plan`` is what really runs."""
-    if mode == "sync" or any(part.asynchronous for part in plan or method.plan):
-        return
-    if method.asynchronous:
-        words = "with lam='auto' and a refit every part of it asks everybody once: give lam, or refit=no"
-    else:
+def takes_single_replies(method: Method[Any]) -> bool:
+    """Whether a method can be trained asynchronously."""
+    return isinstance(method, TakesSingleReplies) and method.takes_single_replies
+
+
+def check_mode(method: Method[Any], mode: Mode) -> None:
+    """Refuse a method that has nothing to do asynchronously."""
+    if mode == "async" and not takes_single_replies(method):
         words = "it needs the replies of a whole round; fpfc, fpfc-l1 and fedavg do not"
-    raise FedfuseError(f"{method.name} cannot be trained asynchronously: {words}")
+        raise FedfuseError(f"{method.name} cannot be trained asynchronously: {words}")

@@ -9,13 +9,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fedfuse import methods
 from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
 from fedfuse.engines import Attacks, Engine, EngineSpec
 from fedfuse.engines.attacks import draw_liars, flipped
 from fedfuse.errors import FedfuseError
-from fedfuse.methods import FPFC
+from fedfuse.grouping.fusion_tree import FusionTree
+from fedfuse.methods.fedavg import FedAvg
+from fedfuse.methods.fpfc import FPFC
+from fedfuse.methods.lg_fedavg import LGFedAvg
+from fedfuse.methods.local import Local
 from fedfuse.methods.method import Method
 from fedfuse.methods.registry import METHODS
 from fedfuse.methods.registry import from_config as method_from_config
@@ -27,11 +30,12 @@ from fedfuse.results.run_directory import Store
 from fedfuse.training.loop import Callback, Run
 from fedfuse.training.options import Options, build
 from fedfuse.training.settings import Settings
+from fedfuse.training.stages import default_rounds, stages_of
 
 log = logging.getLogger(__name__)
 
-NETWORK = Work(steps=5, lr=0.05, batch=10, momentum=0.9)  # of a device with a network, where none is given,
-NETWORK_ROUNDS = 60  # and for how long
+# Local work of a device with a network, where none is given.
+NETWORK_WORK = Work(steps=5, lr=0.05, batch=10, momentum=0.9)
 
 
 def fit(
@@ -56,12 +60,13 @@ def fit(
     federation
         The devices and their rows.
     method
-        `FPFC` by default; or a name, as on the command line: ``"fedavg"``, with work that suits the model.
+        `FusionTree` by default; or a name, as on the command line: ``"fedavg"``, with work that suits the model.
     model
         Softmax regression for classes, linear regression for values and the paper's network for images by default; or a
         name: ``"softmax"``, ``"linear"``, ``"cnn"``, ``"mlp"``.
     rounds, seed
-        At most so many rounds (500; networks: 60); every random draw depends on the seed.
+        At most so many rounds in all (500; networks: 60; more where settings are searched for); every random draw
+        depends on the seed.
     out
         A new directory for checkpoints and results.
     engine, workers
@@ -90,11 +95,9 @@ def fit(
     check_federation(federation)
     chosen = Settings.named(seed=seed, **settings)
     model = fitting_model(federation, model)
-    if rounds is None and not model.convex:
-        rounds = NETWORK_ROUNDS
-    chosen = replace(chosen, rounds=rounds) if rounds is not None else chosen
     method = fitting_method(method, model)
-    _check_plan(method, model)
+    chosen = replace(chosen, rounds=default_rounds(method, model) if rounds is None else rounds)
+    _check_solver(method, model)
     _check_noise(method, model, chosen)
     own = engine if isinstance(engine, Engine) else None
     place = EngineSpec() if isinstance(engine, Engine) else EngineSpec(engine, workers)
@@ -223,13 +226,15 @@ def check_federation(given: Any) -> None:
 
 
 def fitting_method(given: Any, model: Model[Any]) -> Method[Any]:
-    """Return the method that is asked for, by name or as it is; without one, FPFC with work that suits the model."""
+    """Return the method that is asked for, by name or as it is; without one, the fusion tree."""
     if given is None:
-        return FPFC(work=Work(solver="exact") if model.convex else NETWORK)
+        return FusionTree(work=Work(solver="exact") if model.convex else NETWORK_WORK)
     if isinstance(given, str):
         return build("arrays", given, Options(), network=not model.convex)[0]
     if not isinstance(given, Method):
-        raise FedfuseError(f"method must be one such as FPFC() or a name ({', '.join(METHODS)}), got {_kind(given)}")
+        raise FedfuseError(
+            f"method must be one such as FusionTree() or a name ({', '.join(METHODS)}), got {_kind(given)}"
+        )
     return given
 
 
@@ -254,25 +259,24 @@ def fitting_model(federation: Federation, model: Model[Any] | str | None) -> Mod
     return model.sized(federation.n_features, federation.n_classes, federation.shape)
 
 
-def _check_plan(method: Method[Any], model: Model[Any]) -> None:
+def _check_solver(method: Method[Any], model: Model[Any]) -> None:
     """Refuse what a network cannot do before anything is trained."""
-    if model.convex:
-        return
-    for part in method.plan_for(model):
-        if part.work.solver == "exact":
-            raise FedfuseError(
-                "a network has no exact solver: give work=Work(steps=5, lr=0.05, batch=10) or the like; on the command "
-                "line, --set steps=5 --set lr=0.05 --set batch=10"
-            )
+    if not model.convex and getattr(method, "inner", method).work.solver == "exact":
+        raise FedfuseError(
+            "a network has no exact solver: give work=Work(steps=5, lr=0.05, batch=10) or the like; on the command "
+            "line, --set steps=5 --set lr=0.05 --set batch=10"
+        )
 
 
 def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> None:
     """Refuse a method that asks devices for more than changes of models, if these are to be protected."""
-    protected = (FPFC, methods.FedAvg, methods.FedAsync, methods.PerFedAvg, methods.Local, methods.LGFedAvg)
-    plan = method.plan_for(model)
-    if settings.epsilon and not all(isinstance(part, protected) for part in plan):
+    if not settings.epsilon:
+        return
+    protected = (FPFC, FedAvg, Local, LGFedAvg)
+    wrong = [s for s in stages_of(method, model, settings.rounds) if not isinstance(s.method, protected)]
+    if wrong:
         raise FedfuseError(
-            f"epsilon: {method.name} asks devices for more than changes of models ({plan[-1].name}), which noise does "
+            f"epsilon: {method.name} asks devices for more than changes of models ({wrong[-1].name}), which noise does "
             "not protect: use fpfc with a lambda and refit=no, or fedavg"
         )
 

@@ -25,9 +25,16 @@ from fedfuse.data.federation import Federation, Part
 from fedfuse.engines import Engine
 from fedfuse.engines.attacks import known_attack
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.network_groups import NetworkRefit
-from fedfuse.grouping.refit import Refit
-from fedfuse.methods.method import Arrays, FederationInfo, Method, Outcome
+from fedfuse.methods.method import (
+    AsksFirst,
+    Broadcasts,
+    FederationInfo,
+    GathersReplies,
+    Method,
+    Outcome,
+    WorksAtHome,
+)
+from fedfuse.methods.state import Arrays, fill_state, pack_state, prefixed, within
 from fedfuse.models import Model
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.ledger import CommunicationLedger
@@ -47,8 +54,9 @@ from fedfuse.protocol.tasks import (
 )
 from fedfuse.results.result import Profile, Result, mean_score
 from fedfuse.results.run_directory import Store
-from fedfuse.training.conditions import check_mode
+from fedfuse.training.conditions import check_mode, takes_single_replies
 from fedfuse.training.settings import Settings
+from fedfuse.training.stages import Stage, stage_totals, stages_of
 from fedfuse.training.transport import ReceivedReply, Transport
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
@@ -59,6 +67,7 @@ Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
 TRIES = 3  # to send what comes before the first round
 FAILURES = 10  # rounds in a row that may be given up
+CHECKPOINT_FORMAT = 2
 
 
 class Callback:
@@ -88,10 +97,10 @@ class Run:
     dataset: str = "arrays"
 
     k: int = 0
-    stage: int = 0  # which method of the plan is at work,
-    stage_start: int = 0  # and since which round
-    before: Outcome | None = None  # what the last one has found,
-    cut_short: bool = False  # and whether one ran out of rounds
+    place: int = 0  # of the stage at work
+    stage_start: int = 0  # the round in which it began
+    previous: Outcome | None = None  # what the stage before has found
+    cut_short: bool = False  # whether a stage ran out of rounds
     state: Any = None
     turns: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # orders that each device has had
     failures: int = 0  # rounds in a row that were given up
@@ -99,28 +108,31 @@ class Run:
     history: list[Row] = field(default_factory=list)
     seconds: float = 0.0
     trouble: dict[str, int] = field(default_factory=dict)  # of the engines before a resume
-    whole: bool = False  # whether the state is that between two rounds, and so may be saved
+    between_rounds: bool = False  # only then may the state be saved
 
     def __post_init__(self) -> None:
-        self.plan = tuple(part.within(self.settings.rounds) for part in self.method.plan_for(self.model))
-        self.info = _world(self.federation, self.model, self.settings)
+        self.stages = stages_of(self.method, self.model, self.settings.rounds)
+        self.info = info_of(self.federation, self.model, self.settings.seed, self.settings.dtype)
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype) if self.federation.here else None
-        check_mode(self.method, self.settings.mode, self.plan)
+        check_mode(self.method, self.settings.mode)
         self.post = Transport(self.engine, self.info.m, self.info.d, self.info.dtype)
         lying = known_attack(self.engine)
         self.liars: Ints = lying.who if lying else np.empty(0, np.int64)
         self.honest = np.setdiff1d(np.arange(self.info.m), self.liars)
 
     @property
-    def now(self) -> Method[Any]:
-        """The method of the plan that is at work."""
-        method = self.plan[self.stage].given(self.before)
-        return method.one_at_a_time() if self.asynchronous else method
+    def stage(self) -> Stage:
+        """The stage at work."""
+        return self.stages[self.place]
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the method at work takes replies one at a time."""
-        return self.settings.mode == "async" and self.plan[self.stage].asynchronous
+        """Whether the stage at work takes replies one at a time."""
+        return self.settings.mode == "async" and takes_single_replies(self.stage.method)
+
+    def _set_rule(self) -> None:
+        """Look up the rule of the stage at work, once for all its rounds."""
+        self.rule = self.stage.given(self.previous, single_replies=self.asynchronous)
 
     @property
     def ledger(self) -> CommunicationLedger:
@@ -128,11 +140,12 @@ class Run:
         return self.post.ledger
 
     def begin(self) -> None:
-        """Set up the state of the method at work and send what it sends before its first round."""
-        self.state = self.now.begin(self.info, self.before)
+        """Set up the state of the stage at work and send what it sends before its first round."""
+        self._set_rule()
+        self.state = self.rule.init(self.info, self.previous)
         self.turns = np.zeros(self.info.m, np.int64)
-        self._open(self.now.opening(self.state))
-        self.whole = True
+        self._open(self.rule.opening(self.state))
+        self.between_rounds = True
 
     def _open(self, tasks: dict[int, Task]) -> None:
         """Send what comes before the first round, to those who do not answer a few times."""
@@ -141,20 +154,21 @@ class Run:
             missing = {i: task for i, task in tasks.items() if i not in answers}
             answers |= {r.device: r.values for r in self.post.exchange(self._orders(missing, -1))}
         devices = np.array(sorted(answers), dtype=np.int64)
-        self.now.opened(self.state, devices, [answers[i] for i in sorted(answers)])
+        if isinstance(self.rule, AsksFirst):
+            self.rule.opened(self.state, devices, [answers[i] for i in sorted(answers)])
 
     def go(self) -> Result:
         """Train to the end."""
         clock, before = time.perf_counter(), self.seconds
         self._tell("on_start")
-        while not self.over or self._next_method():
+        while not self.over or self._next_stage():
             with _interrupts_wait():
-                self.whole = False
+                self.between_rounds = False
                 row = self.round()
                 self.seconds = before + time.perf_counter() - clock
                 moment = self.seconds if self.engine.time is None else self.engine.time
                 self.history.append({**row, "seconds": self.seconds, "time": moment})
-                self.whole = True
+                self.between_rounds = True
             self._tell("on_round", self.history[-1])
             if self.store and self.k % self.settings.checkpoint_every == 0:
                 self.save()
@@ -164,16 +178,19 @@ class Run:
 
     def round(self) -> Row:
         """One round of the method: of all devices drawn, or asynchronously of the next one that answers."""
-        k, method = self.k, self.now
+        k, method = self.k, self.rule
+        phase = method.phase(self.state) or self.stage.name
         active = self._free() if self.asynchronous else self._drawn(k)
         tasks = method.tasks(self.state, active, self._scheduled(k)) if active.size else []
         self.post.send(self._orders(dict(zip(active.tolist(), tasks, strict=True)), k))
         self.turns[active] += 1
         heard = self._replies(len(active))
         residuals = self._take_in(heard)
-        self.post.exchange(self._orders(method.broadcast(self.state), k))
+        if isinstance(method, Broadcasts):
+            self.post.exchange(self._orders(method.broadcast(self.state), k))
         self.k = k + 1
-        row: Row = {"round": k, "active": len(heard) if self.asynchronous else len(active), "replies": len(heard)}
+        active_now = len(heard) if self.asynchronous else len(active)
+        row: Row = {"round": k, "stage": phase, "active": active_now, "replies": len(heard)}
         row["staleness"] = max((h.staleness for h in heard), default=0)
         row["cost_floats"] = self.ledger.floats
         row |= asdict(residuals) if residuals else dict.fromkeys(RESIDUALS, np.nan)
@@ -190,7 +207,7 @@ class Run:
     def _drawn(self, k: int) -> Ints:
         """Return who is asked in a synchronous round: nobody who is still at work on an older order."""
         drawn = self.settings.active(k, self.info.m, self.info.counts["train"])
-        chosen = self.now.devices(self.state, drawn)
+        chosen = self.rule.devices(self.state, drawn)
         return chosen[~np.isin(chosen, list(self.engine.busy))] if self.engine.busy else chosen
 
     def _free(self) -> Ints:
@@ -215,13 +232,17 @@ class Run:
 
     def _replies(self, asked: int) -> list[ReceivedReply]:
         """Wait for the replies of a round, and return those that may be used, by device."""
-        settings, late = self.settings, self.settings.late == "use" and self.now.asynchronous
+        settings, late = self.settings, self.settings.late == "use" and takes_single_replies(self.rule)
         if self.asynchronous:
             heard = self.post.gather(1, self.post.left(settings.deadline), late=late)
             if not heard:
                 self.post.give_up(settings.deadline)
         else:
-            first = settings.wanted(self.info.m) if settings.overselect and not self.now.gathers else asked
+            first = (
+                settings.wanted(self.info.m)
+                if settings.overselect and not isinstance(self.rule, GathersReplies)
+                else asked
+            )
             heard = self.post.gather(max(first, 1), settings.deadline, late=late)
             self.post.close()
         return self._screened(sorted(heard, key=lambda h: h.reply.device))
@@ -237,7 +258,7 @@ class Run:
 
     def _take_in(self, heard: list[ReceivedReply]) -> Residuals | None:
         """Give replies to the method, unless they are too few."""
-        if len(heard) < self.settings.minimum and not self.now.gathers:
+        if len(heard) < self.settings.minimum and not isinstance(self.rule, GathersReplies):
             self._fail()
             self.post.drop(heard, "too few in the round")
             return None
@@ -245,7 +266,7 @@ class Run:
         self.post.use(heard)
         self.post.updates += bool(heard)
         devices = np.array([h.reply.device for h in heard], dtype=np.int64)
-        return self.now.update(self.state, devices, [h.reply.values for h in heard])
+        return self.rule.update(self.state, devices, [h.reply.values for h in heard])
 
     def _fail(self) -> None:
         self.failures += 1
@@ -255,25 +276,26 @@ class Run:
                 "raise participation or overselect, or give them more time (deadline)"
             )
 
-    def _next_method(self) -> bool:
-        """Go on with the next method of the plan, from what this one has found; False if this was the last."""
-        if self.stage + 1 == len(self.plan):
+    def _next_stage(self) -> bool:
+        """Go on with the next stage, from what this one has found; False if this was the last or rounds are over."""
+        if self.place + 1 == len(self.stages) or self.k >= self.settings.rounds:
             return False
         if self.asynchronous or self.engine.busy:
             self.post.drain()
-        self.post.exchange(self._orders(self.now.closing(self.state), -1))
         self.cut_short |= not self.settled
-        self.before = self.now.final(self.state, self.info)
-        self.stage, self.stage_start = self.stage + 1, self.k
+        self.previous = self.rule.outcome(self.state)
+        self.place, self.stage_start = self.place + 1, self.k
         self.begin()
         return not self.over
 
     @property
     def over(self) -> bool:
-        """Whether the method at work has come to its end."""
-        limit = self.now.rounds or self.settings.rounds
-        spent = self.settings.budget is not None and self.spent >= self.settings.budget and not self.now.gathers
-        return self.now.finished(self.state) or self.k - self.stage_start >= limit or spent or self.converged
+        """Whether the stage at work has come to its end."""
+        limit = self.stage.max_rounds or self.settings.rounds
+        rounds_spent = self.k >= self.settings.rounds or self.k - self.stage_start >= limit
+        steps_spent = self.settings.budget is not None and self.spent >= self.settings.budget
+        steps_spent = steps_spent and not isinstance(self.rule, GathersReplies)
+        return self.rule.finished(self.state) or rounds_spent or steps_spent or self.converged
 
     @property
     def converged(self) -> bool:
@@ -289,16 +311,17 @@ class Run:
 
     @property
     def settled(self) -> bool:
-        """Whether the methods so far came to their end before their rounds did."""
-        return not self.cut_short and (self.converged or self.now.settled(self.state))
+        """Whether all stages so far converged within their rounds."""
+        return not self.cut_short and (self.converged or self.rule.settled(self.state))
 
     def save(self) -> None:
         """Write a checkpoint from which `resume` goes on as if nothing had happened."""
-        if self.store and self.whole:
+        if self.store and self.between_rounds:
             meta = {
+                "format": CHECKPOINT_FORMAT,
                 "fingerprint": self.federation.fingerprint,
                 "round": self.k,
-                "stage": self.stage,
+                "stage": self.place,
                 "stage_start": self.stage_start,
                 "cut_short": self.cut_short,
                 "seconds": self.seconds,
@@ -315,15 +338,16 @@ class Run:
                 log.warning("no checkpoint after round %d: %s", self.k, problem)
                 return
             under_way = self.engine.pack()
-            post = {"turns": self.turns, **self.post.pack(), **_under("engine_", under_way or {})}
+            post = {"turns": self.turns, **self.post.pack(), **prefixed("engine.", under_way or {})}
             post["kept"] = np.array([under_way is not None])
-            state = self.now.pack(self.state) | _under("before_", _packed(self.before)) | hidden
-            self.store.save_checkpoint(meta, state | _under("run_", post))
+            parts = {"state.": pack_state(self.state), "previous.": _packed(self.previous), "run.": post}
+            arrays = {name: a for prefix, part in parts.items() for name, a in prefixed(prefix, part).items()}
+            self.store.save_checkpoint(meta, arrays | hidden)
 
     def _hidden(self) -> Arrays:
         """Return devices' own models where the server may not have them: private, late, under way or lied about."""
         ahead = self.post.unsettled and self.engine.pack() is not None
-        hidden = self.now.private or ahead or self.liars.size > 0
+        hidden = keeps_models(self.rule) or ahead or self.liars.size > 0
         return {"own": np.stack(self.post.look([PeekModel()] * self.info.m))} if hidden else {}
 
     def restore(self) -> bool:
@@ -332,24 +356,29 @@ class Run:
         if saved is None:
             return False
         meta, arrays = saved
+        if meta.get("format") != CHECKPOINT_FORMAT:
+            log.warning(
+                "the checkpoint is of an older version of fedfuse: its rounds are run again, with the same draws"
+            )
+            return False
         try:
             if meta["fingerprint"] != self.federation.fingerprint:
                 raise FedfuseError("the checkpoint belongs to another federation: its data are not these")
-            self.stage, self.stage_start, self.before = meta["stage"], meta["stage_start"], _unpacked(arrays)
-            self.cut_short = meta["cut_short"]
-            own = arrays.pop("own", None)
-            post, arrays = _within("run_", arrays), _without(("run_", "before_"), arrays)
-            scratch = {name: array.copy() for name, array in arrays.items()}
-            self.state = self.now.unpack(arrays, self.info)
+            self.place, self.stage_start = meta["stage"], meta["stage_start"]
+            self.previous, self.cut_short = _unpacked(within("previous.", arrays)), meta["cut_short"]
+            own, post, packed = arrays.get("own"), within("run.", arrays), within("state.", arrays)
+            scratch = {name: array.copy() for name, array in packed.items()}
+            self._set_rule()
+            self.state = self._filled(packed)
             self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
             self.failures, self.spent, self.post.updates = meta["failures"], meta["spent"], meta["updates"]
             self.turns, self.post.ledger = post["turns"], CommunicationLedger(**meta["ledger"])
             self.trouble = meta.get("trouble", {})
         except (KeyError, TypeError) as gap:
             raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
-        if self.now.models(self.state).shape != (self.info.m, self.info.d):
+        if self.rule.current(self.state).models.shape != (self.info.m, self.info.d):
             raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
-        lost = self.now.recovery(self.state)  # devices of this process have forgotten everything
+        lost = self.rule.recovery(self.state)  # devices of this process have forgotten everything
         if own is not None:
             lost.append({i: Install(w) for i, w in enumerate(own)})
         for tasks in lost:
@@ -357,42 +386,43 @@ class Run:
             while self.engine.collect():
                 pass
         self._restore_post(post, scratch)
-        self.whole = True
+        self.between_rounds = True
         return True
+
+    def _filled(self, arrays: Arrays) -> Any:
+        return fill_state(self.rule.init(self.info, self.previous), arrays)
 
     def _restore_post(self, post: Arrays, state: Arrays) -> None:
         """Take back what was under way; where an engine cannot, devices are asked again in the next round."""
         kept = bool(post["kept"][0])
         if kept:
-            self.engine.unpack(_within("engine_", post))
+            self.engine.unpack(within("engine.", post))
         tasks: Sequence[Task] = [PeekModel()] * self.info.m
-        if self.now.asynchronous:  # on a copy: to ask is an event for some
+        if takes_single_replies(self.rule):  # on a copy: to ask is an event for some
             everyone = np.arange(self.info.m)
-            tasks = self.now.tasks(self.now.unpack(state, self.info), everyone, self.k - self.stage_start)
+            tasks = self.rule.tasks(self._filled(state), everyone, self.k - self.stage_start)
         self.post.unpack(post, tasks, kept=kept)
 
     def result(self) -> Result:
         """Return what the run has found so far."""
-        found = self._in_use(self.now.final(self.state, self.info))
-        sure = self.now.sureness(self.state)
-        refitting = self.stage > 0 and isinstance(self.now, (Refit, NetworkRefit))
+        found = self._in_use(self.rule.outcome(self.state))
         return Result(
             profile=Profile.of(self.federation),
             model=self.model,
             method=self.method.to_config(),
             dataset=self.dataset,
             seed=self.settings.seed,
-            rounds=self.stage_start if refitting else self.k,
-            refit_rounds=self.k - self.stage_start if refitting else 0,
+            rounds=self.k,
+            stages=stage_totals(self.history, self.ledger.floats),
             converged=self.settled,
             lam=found.lam,
-            chosen=dict(self.before.settings) if self.before else {},
+            chosen=dict(self.previous.settings) if self.previous else {},
             labels=found.labels,
             models=np.asarray(found.models),
             scores=self._scores(found),
-            stability=None if sure is None else sure[0],
-            confidence=None if sure is None else sure[1],
-            kept=self.now.keep(self.state),
+            stability=found.stability,
+            confidence=found.confidence,
+            kept=dict(found.kept),
             history=pd.DataFrame(self.history),
             cost_floats=self.ledger.floats,
             refused=dict(self.ledger.refused),
@@ -420,19 +450,20 @@ class Run:
 
     def in_use(self) -> Outcome:
         """Return the models that devices have now, and their clusters."""
-        return self._in_use(Outcome(self.now.models(self.state), self.now.labels(self.state)))
+        return self._in_use(self.rule.current(self.state))
 
     def _in_use(self, found: Outcome) -> Outcome:
         """Return what devices really use: what they make of it at home, where they do."""
-        tasks = self.now.at_home(self.state)
-        if tasks is None:
+        tasks = self.rule.at_home(self.state) if isinstance(self.rule, WorksAtHome) else []
+        if not isinstance(self.rule, WorksAtHome) or not tasks:
             return found
         own = [for_device(task, self.settings.seed, EVALUATION_ROUND, i) for i, task in enumerate(tasks)]
-        return self.now.deployed(self.state, found, self.post.look(own, list(found.models)))
+        return self.rule.in_use(self.state, found, self.post.look(own, list(found.models)))
 
     def _scores(self, found: Outcome) -> dict[str, Floats]:
         """Return every device's score on each held-out part; devices whose rows are elsewhere are asked for it."""
-        validated = self.now.validated(self.state, found)
+        unseen = None if "validation" in self.rule.rows else found.models
+        validated = unseen if found.validated is None else found.validated
         if self._evaluator is not None:  # rows are here
             return self._evaluator.all_parts(found.models, validated)
         unknown = np.full(self.info.m, np.nan)
@@ -522,13 +553,20 @@ def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> F
     return w
 
 
-def _world(federation: Federation, model: Model[Any], settings: Settings) -> FederationInfo:
+def info_of(federation: Federation, model: Model[Any], seed: int, dtype: Any) -> FederationInfo:
+    """Return what the server knows of a federation."""
+
     def initial(start: Any, number: int = 0) -> Floats:
-        return draw_initial(model, start, settings.seed, number)
+        return draw_initial(model, start, seed, number)
 
     parts: tuple[Part, ...] = ("train", "validation", "train+validation")
     counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
-    return FederationInfo(federation.m, model, counts, initial, np.dtype(settings.dtype), federation.truth)
+    return FederationInfo(federation.m, model, counts, initial, np.dtype(dtype), federation.truth)
+
+
+def keeps_models(method: Method[Any]) -> bool:
+    """Whether devices hold models that the server never sees."""
+    return isinstance(method, WorksAtHome) and method.keeps_models
 
 
 def _packed(found: Outcome | None) -> Arrays:
@@ -538,28 +576,15 @@ def _packed(found: Outcome | None) -> Arrays:
     settings = np.frombuffer(json.dumps(dict(found.settings)).encode(), np.uint8)
     plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam]), "settings": settings}
     plain["suspects"] = np.asarray(found.suspects, np.int64)
-    kept = {f"kept_{name}": array for name, array in found.kept.items()}
-    return plain | kept
-
-
-def _under(prefix: str, arrays: Arrays) -> Arrays:
-    return {prefix + name: array for name, array in arrays.items()}
-
-
-def _within(prefix: str, arrays: Arrays) -> Arrays:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _without(prefixes: tuple[str, ...], arrays: Arrays) -> Arrays:
-    return {name: array for name, array in arrays.items() if not name.startswith(prefixes)}
+    return plain | prefixed("kept.", dict(found.kept))
 
 
 def _unpacked(arrays: Arrays) -> Outcome | None:
-    if "before_models" not in arrays:
+    if not arrays:
         return None
-    lam = float(arrays["before_lam"][0])
-    settings = json.loads(arrays["before_settings"].tobytes())
-    prefix = "before_kept_"
-    kept = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    lam = float(arrays["lam"][0])
+    settings = json.loads(arrays["settings"].tobytes())
     known = lam if np.isfinite(lam) else None
-    return Outcome(arrays["before_models"], arrays["before_labels"], known, settings, kept, arrays["before_suspects"])
+    return Outcome(
+        arrays["models"], arrays["labels"], known, settings, within("kept.", arrays), suspects=arrays["suspects"]
+    )

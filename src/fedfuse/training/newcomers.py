@@ -18,18 +18,25 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedfuse.data.federation import Federation, Part
+from fedfuse.data.federation import Federation
 from fedfuse.engines import Engine, InProcess
 from fedfuse.errors import FedfuseError
+from fedfuse.grouping.admission import judged as admit_by_losses
 from fedfuse.grouping.lambda_path import LambdaPath
-from fedfuse.methods.method import AdmissionDialogue, AdmissionResult, FederationInfo, Method, RunSummary
+from fedfuse.methods.method import (
+    AdmissionDialogue,
+    AdmissionResult,
+    AdmitsNewcomers,
+    FederationInfo,
+    Method,
+    RunSummary,
+)
 from fedfuse.methods.registry import from_config
-from fedfuse.models import Model
 from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.reply_checks import fault
 from fedfuse.protocol.tasks import Order, PeekModel, Task, for_device
 from fedfuse.results.result import Result, mean_score
-from fedfuse.training.loop import draw_initial
+from fedfuse.training.loop import info_of
 from fedfuse.training.newcomer_rows import aligned
 from fedfuse.tuning.grid_search import GridSearch
 from fedfuse.utils.files import read_json, write_json
@@ -50,7 +57,7 @@ class Newcomers:
         One each (newcomers x d).
     clusters
         The cluster of the run that each has come to; None for one that fits none, or where the method has none.
-    sureness
+    confidence
         How sure that is (0 to 1), where the method can tell.
     scores
         Accuracy or RMSE of each on its test rows (nan without any).
@@ -67,7 +74,7 @@ class Newcomers:
     names: tuple[str, ...]
     models: Floats
     clusters: tuple[int | None, ...]
-    sureness: tuple[float | None, ...]
+    confidence: tuple[float | None, ...]
     scores: Floats
     iterations: tuple[int, ...]
     cost_floats: int
@@ -111,7 +118,7 @@ class Newcomers:
     def tell(self, newcomer: str | int = 0) -> str:
         """Say in one sentence what has become of a newcomer."""
         i = self.index(newcomer)
-        sure = "" if self.sureness[i] is None else f", confidence {self.sureness[i]:.2f}"
+        sure = "" if self.confidence[i] is None else f", confidence {self.confidence[i]:.2f}"
         if self.clusters[i] is not None:
             return f"{self.names[i]}: joins cluster {self.clusters[i]}{sure}"
         if self.grouped:
@@ -123,7 +130,7 @@ class Newcomers:
         columns = {
             "newcomer": self.names,
             "cluster": pd.array(list(self.clusters), dtype="Int64"),
-            "sure": np.array(self.sureness, dtype=np.float64),
+            "sure": np.array(self.confidence, dtype=np.float64),
             "rows": self.counts,
             "test": self.scores,
             "iterations": self.iterations,
@@ -142,7 +149,7 @@ class Newcomers:
                     "name": name,
                     "cluster": self.clusters[i],
                     "fits": self.clusters[i] is not None if self.grouped else None,
-                    "sure": self.sureness[i],
+                    "sure": self.confidence[i],
                     "rows": int(self.counts[i]),
                     "test": float(self.scores[i]),
                     "iterations": self.iterations[i],
@@ -170,7 +177,7 @@ def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -
     """Take in the devices of another federation, with the same columns, by the rule of the run's method."""
     model, newcomers = result.model, aligned(result, newcomers)
     method, dtype = _rule(result), result.models.dtype
-    info = _world(newcomers, model, result.seed, dtype)
+    info = info_of(newcomers, model, result.seed, dtype)
     believed = np.setdiff1d(np.arange(len(result.labels)), result.suspects)
     if not believed.size:
         raise FedfuseError("every device of this run is suspected of lying: there is nobody to join")
@@ -178,20 +185,20 @@ def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -
         result.models[believed], result.labels[believed], result.profile.counts[believed], result.lam, result.kept
     )
     engine = engine or InProcess(newcomers, model, seed=result.seed, dtype=dtype)
-    talks = [method.admit(known, info, i) for i in range(newcomers.m)]
+    talks = [admission(method, known, info, i) for i in range(newcomers.m)]
     joined, iterations, ledger = _converse(talks, engine, model.d, dtype, result.seed)
     models = np.stack([j.model for j in joined])
     scores = model.metric(model.load(newcomers.rows("test"), dtype), np.arange(newcomers.m), models.astype(dtype))
     return Newcomers(
         names=newcomers.names,
         models=models,
-        clusters=tuple(j.cluster for j in joined),
-        sureness=tuple(j.sureness for j in joined),
+        clusters=tuple(j.group for j in joined),
+        confidence=tuple(j.confidence for j in joined),
         scores=scores,
         iterations=tuple(iterations),
         cost_floats=ledger.floats,
         counts=newcomers.rows("all").counts,
-        grouped=method.clusters,
+        grouped=method.finds_groups,
         run=result,
     )
 
@@ -227,13 +234,13 @@ def _rule(result: Result) -> Method[Any]:
     return replace(method, **result.chosen)
 
 
-def _world(newcomers: Federation, model: Model[Any], seed: int, dtype: Any) -> FederationInfo:
-    def initial(start: Any, number: int = 0) -> Floats:
-        return draw_initial(model, start, seed, number)
-
-    parts: tuple[Part, ...] = ("train", "validation", "train+validation")
-    counts: dict[str, Ints] = {part: newcomers.rows(part).counts for part in parts}
-    return FederationInfo(newcomers.m, model, counts, initial, np.dtype(dtype))
+def admission(method: Method[Any], known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
+    """Begin the dialogue with a newcomer: by its losses where groups were refitted, else by the method's own rule."""
+    if getattr(method, "refit", False):
+        return admit_by_losses(known, info, method.work, method.rows, device)
+    if not isinstance(method, AdmitsNewcomers):
+        raise FedfuseError(f"{method.name} has no way to take in newcomers")
+    return method.admit(known, info, device)
 
 
 def _converse(

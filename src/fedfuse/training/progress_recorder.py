@@ -51,8 +51,8 @@ class Recorder(Callback):
 
     def _look(self, run: Run) -> None:
         if due(run.k, self._last, _new_stage(run.history)):
-            models = run.now.models(run.state)[:, run.model.fused]
-            self._album.add(DistanceSnapshot.of(run.k, models, run.now.labels(run.state)))
+            now = run.rule.current(run.state)
+            self._album.add(DistanceSnapshot.of(run.k, now.models[:, run.model.fused], now.labels))
             self._last = run.k
 
     def _flush(self) -> None:

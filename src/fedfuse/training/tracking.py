@@ -136,7 +136,7 @@ def numbers(row: Row) -> Iterator[tuple[str, float]]:
 
 
 def _outcome(result: Result) -> Row:
-    names = ("test", "validation", "n_clusters", "ari", "cost_floats", "rounds", "refit_rounds", "seconds", "lam")
+    names = ("test", "validation", "n_clusters", "ari", "cost_floats", "rounds", "seconds", "lam")
     summary = result.summary()
     return {name: summary[name] for name in (*names, "stability")}
 
