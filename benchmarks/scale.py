@@ -65,13 +65,13 @@ def _compile(d: int) -> None:
     from fedfuse.core.penalties import SmoothedSCAD
     from fedfuse.pairs import state
 
-    large, state.LARGE = state.LARGE, 0
+    large, state.MIN_THREADED_NUMBERS = state.MIN_THREADED_NUMBERS, 0
     omega = np.random.default_rng(0).standard_normal((100, d), np.float32) / np.float32(np.sqrt(d))
     state = state.FusionState(omega, SmoothedSCAD(0.4), warm=True)
     for scale in (0.5, 3.0, 0.5):
         state.anchors(range(50))
         state.update(range(50), omega[:50] * scale)
-    state.LARGE = large
+    state.MIN_THREADED_NUMBERS = large
 
 
 def in_own_process(m: int, d: int, groups: int) -> dict[str, Any]:

@@ -80,5 +80,5 @@ def both_ways(request):
     from fedfuse.pairs import state as pair_state
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair_state, "SMALL", 10**12 if request.param == "plain" else -1)
+        patch.setattr(pair_state, "MAX_NUMPY_NUMBERS", 10**12 if request.param == "plain" else -1)
         yield request.param

@@ -12,6 +12,7 @@ import fedfuse as ff
 from fedfuse.core.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
 from fedfuse.errors import FedfuseError
 from fedfuse.pairs import ray_blocks
+from fedfuse.pairs.blocks import COLUMNS_PER_BLOCK, MAX_BLOCKS
 from fedfuse.pairs.state import FusionState
 from fedfuse.utils import threads as _threads
 from pairs.test_state import assert_equal_anchors, assert_equal_pairs, pull, spread_out, wandering_rounds
@@ -133,12 +134,12 @@ def test_long_rows_in_many_tiles_and_threads(monkeypatch):
 
 def test_blocks_by_default_depend_on_the_length_alone():
     assert FusionState(np.zeros((2, 10)), SCAD(0.5), backend="threads").blocks == 1
-    assert FusionState(np.zeros((2, 3 * ray_blocks.WORTH)), SCAD(0.5), backend="threads").blocks == 3
-    assert FusionState(np.zeros((2, 50 * ray_blocks.WORTH)), SCAD(0.5), backend="threads").blocks == ray_blocks.MOST
+    assert FusionState(np.zeros((2, 3 * COLUMNS_PER_BLOCK)), SCAD(0.5), backend="threads").blocks == 3
+    assert FusionState(np.zeros((2, 50 * COLUMNS_PER_BLOCK)), SCAD(0.5), backend="threads").blocks == MAX_BLOCKS
 
 
 def test_rows_that_are_given_back_and_moved_together(monkeypatch):
-    monkeypatch.setattr("fedfuse.pairs.memory.SLACK", 0)
+    monkeypatch.setattr("fedfuse.pairs.memory.MIN_RETURNED_BYTES", 0)
     start = spread_out()
     plain, cut = pair_of_states(start, warm=True)
     for turn in wandering_rounds(start):
@@ -301,6 +302,6 @@ def test_a_method_runs_on_ray(cluster):
 @pytest.mark.slow
 def test_an_actor_that_dies_is_named(cluster):
     state = FusionState(np.zeros((3, 4)), SCAD(0.5), backend="ray", blocks=2)
-    cluster.kill(state._crew._actors[0])
+    cluster.kill(state._executor._actors[0])
     with pytest.raises(FedfuseError, match="is gone"):
         state.anchors([0])

@@ -34,7 +34,7 @@ def pull(rng, targets, state, active, strength=0.5):
 @pytest.fixture
 def threads(monkeypatch):
     """Cut even small rounds into chunks, and give them to several threads."""
-    monkeypatch.setattr(pair_state, "LARGE", 0)
+    monkeypatch.setattr(pair_state, "MIN_THREADED_NUMBERS", 0)
     monkeypatch.setattr(_threads, "SMALL", 0)
 
 
@@ -122,7 +122,7 @@ def test_pairs_that_go_out_of_reach_and_come_back_equal_the_textbook(penalty, wa
         np.testing.assert_allclose(state.norms(), np.linalg.norm(book.theta, axis=2), atol=1e-10)
         distances = state.distances()[np.tril_indices(m, -1)]
         lo, hi = devices_of(np.arange(len(distances)))
-        ways = state._watch.way[lo] + state._watch.way[hi]
+        ways = state._bounds.path_length[lo] + state._bounds.path_length[hi]
         assert (state.r - ways <= distances + 1e-12)[state.far].all()
     assert min(left, returned) > 20 or not penalty.lam
 
@@ -411,7 +411,7 @@ def test_moving_rows_together_changes_nothing(monkeypatch):
     plain = FusionState(start, SmoothedSCAD(0.6), warm=True)
     for turn in wandering_rounds(start):
         plain.update(*turn)
-    monkeypatch.setattr("fedfuse.pairs.memory.SLACK", 0)
+    monkeypatch.setattr("fedfuse.pairs.memory.MIN_RETURNED_BYTES", 0)
     tidy, sizes = FusionState(start, SmoothedSCAD(0.6), warm=True), []
     for turn in wandering_rounds(start):
         tidy.update(*turn)
@@ -438,7 +438,7 @@ def test_more_pairs_than_memory_go_to_a_file(tmp_path):
 
 @pytest.mark.parametrize("large", [0, np.inf], ids=["several chunks", "one chunk"])
 def test_without_memory_the_round_is_refused_and_undone(large, monkeypatch):
-    monkeypatch.setattr(pair_state, "LARGE", large)
+    monkeypatch.setattr(pair_state, "MIN_THREADED_NUMBERS", large)
     start = spread_out()
     state = FusionState(start, SmoothedSCAD(0.6), warm=True, memory=100_000)
     state.update([0], start[:1])
@@ -453,7 +453,7 @@ def test_without_memory_the_round_is_refused_and_undone(large, monkeypatch):
 
 def test_a_chunk_that_has_its_rows_waits_for_one_that_may_not_get_them(monkeypatch):
     """Else its pairs would be ahead of the others when the round is refused."""
-    monkeypatch.setattr(pair_state, "LARGE", 0)
+    monkeypatch.setattr(pair_state, "MIN_THREADED_NUMBERS", 0)
     rng = np.random.default_rng(0)
     start = rng.normal(size=(50, 20))
     start[40:] += 100 * np.arange(1, 11)[:, None]  # in the second of two chunks, and far from all
@@ -504,13 +504,13 @@ def test_far_pairs_are_looked_at_again_only_when_they_may_be_near(both_ways, mon
     start, between = two_groups()
     state = FusionState(start, SmoothedSCAD(1.0), warm=True, dtype=np.float64)
     book = Textbook(start, SmoothedSCAD(1.0), warm=True)
-    looks, come_near = [], FusionState._come_near
+    looks, enter = [], FusionState._enter
 
-    def noted(self, turn, meetings):
-        come_near(self, turn, meetings)
-        looks.append(self._watch.due(turn.active, self._reach).any())
+    def noted(self, turn, touched):
+        enter(self, turn, touched)
+        looks.append(self._bounds.within(turn.active, self._reach).any())
 
-    monkeypatch.setattr(FusionState, "_come_near", noted)
+    monkeypatch.setattr(FusionState, "_enter", noted)
     rng = np.random.default_rng(3)
     for k in range(250):
         active = rng.choice(12, 5, replace=False) if k else np.arange(12)
@@ -526,7 +526,7 @@ def test_far_pairs_are_looked_at_again_only_when_they_may_be_near(both_ways, mon
 
 def test_long_ways_are_taken_out_of_bounds(monkeypatch):
     """Devices that go to and fro for ever stay where they are."""
-    monkeypatch.setattr("fedfuse.pairs.distance_bounds.LONG", 3.0)
+    monkeypatch.setattr("fedfuse.pairs.distance_bounds.MAX_PATH_RATIO", 3.0)
     start, between = two_groups()
     state, book = FusionState(start, SmoothedSCAD(1.0), warm=True), Textbook(start, SmoothedSCAD(1.0), warm=True)
     for k in range(60):
@@ -534,7 +534,7 @@ def test_long_ways_are_taken_out_of_bounds(monkeypatch):
         state.update(range(0, 12, 2), omegas)
         book.update(range(0, 12, 2), omegas)
     assert state.far[between].all()
-    assert state._watch.way.max() < 60
+    assert state._bounds.path_length.max() < 60
     assert_equal_anchors(state, book, range(12), 1e-4)
 
 

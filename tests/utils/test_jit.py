@@ -62,7 +62,7 @@ def test_a_later_process_needs_no_compiler_and_computes_the_same_bits(tmp_path):
     assert not later["numba"]
     assert first["models"] == later["models"]
     kept = {path.name.split("-")[0] for path in tmp_path.glob("fedfuse/*/*")}
-    assert {"descend", "evaluate", "line_up", "place", "settle", "anchors"} <= kept
+    assert {"descend", "evaluate", "cut_chunks", "set_parameters", "update_pairs", "anchors"} <= kept
 
 
 def test_every_combination_of_types_is_a_file(shelf):

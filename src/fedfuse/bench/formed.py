@@ -14,7 +14,7 @@ from fedfuse.bench.server import APART, PENALTY, draws, grouped, some_rounds
 from fedfuse.bench.sizes import BenchSizes
 from fedfuse.bench.timing import race
 from fedfuse.errors import FedfuseError
-from fedfuse.pairs.layout import LEFT
+from fedfuse.pairs.layout import LEAVING
 from fedfuse.pairs.state import FusionState
 from fedfuse.utils.typing import Floats
 
@@ -32,7 +32,7 @@ class DenseState(FusionState):
     def _reach(self) -> float:
         return np.inf
 
-    def _let_go(self) -> None:
+    def _release_far(self) -> None:
         _keep(self._where)
 
 
@@ -40,8 +40,8 @@ class DenseState(FusionState):
 def _keep(where: Any) -> None:
     """Undo what marks rows as to be given back: in a fraction of a millisecond, so that the race is a fair one."""
     for p in range(where.size):
-        if where[p] <= LEFT:
-            where[p] = LEFT - where[p]
+        if where[p] <= LEAVING:
+            where[p] = LEAVING - where[p]
 
 
 def figures(sizes: BenchSizes) -> Iterator[Figure]:

@@ -39,9 +39,9 @@ from fedfuse.methods.method import (
     TakesSingleReplies,
 )
 from fedfuse.methods.state import Arrays
+from fedfuse.pairs.blocks import check_backend
 from fedfuse.pairs.collapsed import check_collapse
 from fedfuse.pairs.newcomer_pairs import NewcomerPairs
-from fedfuse.pairs.ray_blocks import check_backend
 from fedfuse.pairs.state import FusionState, Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.typing import Floats, Ints

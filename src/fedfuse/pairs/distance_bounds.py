@@ -1,11 +1,13 @@
-"""When far pairs have to be looked at: not as long as their devices cannot have come within reach of each other.
+"""Lower bounds of pair distances: far pairs are measured again only when they may have come within reach.
 
-Every device has a way behind it, the sum of the lengths of all its moves. What is kept of a far pair in ``r`` is a
-lower bound of its distance plus the ways that its two devices had behind them then. Less their ways now, that is a
-lower bound of their distance now, however they have moved, and nothing needs to be written as they go.
+Every device has a path length, the sum of the lengths of all its moves. For a far pair, ``r`` holds a lower bound of
+its distance plus the path lengths of its two devices at that time. Less their path lengths now, that bounds their
+distance now, however they have moved, and nothing is written as they move.
 
-And for every device there is one such bound for all its far pairs together. While that is beyond reach, none of them
-is looked at: once groups have formed, a round does not touch the pairs between them.
+Each device also has one such bound for all its far pairs together. While that is beyond reach, none of them is
+looked at: once groups have formed, a round does not touch the pairs between them.
+
+The first bounds come from matrix products (`lower_bounds`).
 """
 
 from __future__ import annotations
@@ -14,72 +16,114 @@ from math import isfinite
 
 import numpy as np
 
-from fedfuse.pairs.layout import CAUTION, FAR, RECKLESS
+from fedfuse.pairs.layout import FAR, ROUND_DOWN, ROUND_UP
 from fedfuse.pairs.memory import Numbers
+from fedfuse.utils.jit import Kernels
+from fedfuse.utils.threads import one_blas_thread, spread
 from fedfuse.utils.typing import Bools, Floats, Ints
 
-# Ways beyond so many times the reach are taken out of the bounds: in single precision they would cost too many digits.
-LONG = 1000.0
+# Longer paths, in units of the reach, are taken out of the bounds: in single precision they would cost too many digits.
+MAX_PATH_RATIO = 1000.0
+# Devices whose products with all others are formed at once.
+PRODUCT_ROWS = 250
+# Rows that the centre of all rows is estimated from.
+CENTRE_ROWS = 101
+
+_pairs = Kernels("fedfuse.pairs.pair_kernels")
 
 
 class DistanceBounds:
-    """What is known of m devices' far pairs: at first nothing."""
+    """Bounds of the distances of m devices' far pairs; unknown at first."""
 
     def __init__(self, m: int) -> None:
-        self.way: Floats = np.zeros(m)
-        self._drift = 0.0  # the way of a device that always had the longest step
-        self._least: Floats = np.full(m, -np.inf)  # bound of all far pairs, plus way and drift then
+        self.path_length: Floats = np.zeros(m)
+        self._max_path_length = 0.0  # that of a device that always made the longest move
+        self._bound: Floats = np.full(m, -np.inf)  # of all far pairs, plus own and longest path length then
 
     def move(self, devices: Ints, lengths: Floats) -> None:
-        """Note that these devices have gone so far."""
+        """Record that these devices have moved so far."""
         longest = float(lengths.max(initial=0.0))
         if isfinite(longest):
-            self.way[devices] += lengths
-            self._drift += longest
+            self.path_length[devices] += lengths
+            self._max_path_length += longest
             return
         sound = np.isfinite(lengths)
-        self.way[devices] += np.where(sound, lengths, np.inf)  # of these pairs nothing is known any more
-        self._drift += float(lengths[sound].max(initial=0.0))
+        self.path_length[devices] += np.where(sound, lengths, np.inf)  # nothing is known of these pairs any more
+        self._max_path_length += float(lengths[sound].max(initial=0.0))
         self.forget()
 
-    def due(self, devices: Ints, reach: float) -> Bools:
-        """Say which of these devices may have far pairs that are far no longer."""
+    def within(self, devices: Ints, reach: float) -> Bools:
+        """Return which of these devices may have far pairs within reach."""
         return ~(self._bounds(devices) > reach)
 
     def beyond(self, distance: float) -> bool:
-        """Say whether all far pairs are known to be further apart than this."""
-        return not self.due(np.arange(self.way.size), distance).any()
+        """Return whether all far pairs are known to be further apart than this."""
+        return not self.within(np.arange(self.path_length.size), distance).any()
 
     def _bounds(self, devices: Ints) -> Floats:
-        """Return how far all far pairs of each of these devices at least are."""
-        # neither is ever + inf and the other, too, so that there is nothing to warn of
-        return np.asarray(self._least[devices] * CAUTION - (self.way[devices] + self._drift) * RECKLESS)
+        """Return lower bounds of the distances of each device's far pairs."""
+        # never + inf less + inf, which would warn
+        paths = self.path_length[devices] + self._max_path_length
+        return np.asarray(self._bound[devices] * ROUND_DOWN - paths * ROUND_UP)
 
-    def learn(self, devices: Ints, least: Floats) -> None:
-        """Note that all far pairs of these devices are at least so far apart."""
-        self._least[devices] = np.where(
-            np.isfinite(self.way[devices]), least + self.way[devices] + self._drift, -np.inf
-        )
+    def set(self, devices: Ints, bounds: Floats) -> None:
+        """Record lower bounds of the distances of these devices' far pairs."""
+        paths = self.path_length[devices]
+        self._bound[devices] = np.where(np.isfinite(paths), bounds + paths + self._max_path_length, -np.inf)
 
     def forget(self, devices: Ints | slice = slice(None)) -> None:
-        """Look at these devices' pairs when they move next."""
-        self._least[devices] = -np.inf
+        """Have these devices' pairs measured when they move next."""
+        self._bound[devices] = -np.inf
 
-    def long(self, reach: float) -> bool:
-        """Say whether ways are so long that `settle` is worth while."""
-        return bool(np.isfinite(reach) and self.way.max(initial=0.0) > LONG * reach)
+    def too_long(self, reach: float) -> bool:
+        """Return whether paths are so long that `reset_paths` is worth while."""
+        return bool(np.isfinite(reach) and self.path_length.max(initial=0.0) > MAX_PATH_RATIO * reach)
 
-    def settle(self, r: Floats, where: Numbers) -> None:
-        """Take all ways out of the bounds: then ``r`` is what it seems."""
-        if not self.way.any():
+    def reset_paths(self, r: Floats, where: Numbers) -> None:
+        """Take all path lengths out of the bounds: ``r`` then bounds the distances themselves."""
+        paths = self.path_length
+        if not paths.any():
             return
-        for hi in range(1, self.way.size):
-            own = slice(hi * (hi - 1) // 2, hi * (hi + 1) // 2)
-            with np.errstate(invalid="ignore"):
-                bound = r[own].astype(np.float64) * CAUTION - (self.way[:hi] + self.way[hi]) * RECKLESS
-            r[own] = np.where(where[own] == FAR, np.fmax(bound * CAUTION, 0.0), r[own])
         with np.errstate(invalid="ignore"):
-            self._least = np.nan_to_num(
-                self._bounds(np.arange(self.way.size)), nan=-np.inf, posinf=np.inf, neginf=-np.inf
-            )
-        self.way[:], self._drift = 0.0, 0.0
+            for hi in range(1, paths.size):
+                own = slice(hi * (hi - 1) // 2, hi * (hi + 1) // 2)
+                bound = r[own].astype(np.float64) * ROUND_DOWN - (paths[:hi] + paths[hi]) * ROUND_UP
+                r[own] = np.where(where[own] == FAR, np.fmax(bound * ROUND_DOWN, 0.0), r[own])
+            bounds = self._bounds(np.arange(paths.size))
+        self._bound = np.nan_to_num(bounds, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+        self.path_length[:], self._max_path_length = 0.0, 0.0
+
+
+def lower_bounds(omega: Floats, r: Floats, reach: float) -> int:
+    """Write a lower bound of ||omega_i - omega_j|| into ``r`` for all pairs; return how many may be within ``reach``.
+
+    ||x - y||^2 = ||x||^2 + ||y||^2 - 2 <x, y> makes a block of devices against all others one product, many times as
+    fast as a loop over pairs. The bounds are lower by the digits that it may lose at worst. Blocks are cut by sizes
+    alone, so the bits do not depend on the number of threads.
+    """
+    m, d = omega.shape
+    with np.errstate(invalid="ignore", over="ignore"):  # uploads may carry anything
+        centred = (omega - _centre(omega)).astype(omega.dtype, order="C")
+        squares = np.einsum("ij,ij->i", centred, centred, dtype=np.float64)
+    cuts = np.append(np.arange(0, m, PRODUCT_ROWS), m)
+    counts = np.zeros(len(cuts) - 1, np.int64)
+
+    def screen(blocks: Ints) -> None:
+        for b in blocks:
+            first, last = int(cuts[b]), int(cuts[b + 1])
+            with np.errstate(invalid="ignore", over="ignore"):  # a setting of each thread
+                products = centred[first:last] @ centred[:last].T
+            _pairs.write_bounds(products, first, squares, d, reach, r, counts[b : b + 1])
+
+    with one_blas_thread():
+        spread(screen, np.diff(cuts).astype(np.float64) * cuts[1:] * d)
+    return int(counts.sum())
+
+
+def _centre(omega: Floats) -> Floats:
+    """Return a vector to subtract from all rows, so that little is lost where they share a large part.
+
+    A median, since one lying device moves a mean as far as it likes; of a few rows, which is precise enough.
+    """
+    centre = np.median(omega[:: -(-len(omega) // CENTRE_ROWS)], axis=0)
+    return np.asarray(np.where(np.isfinite(centre), centre, 0.0))

@@ -1,14 +1,12 @@
-"""How the pair state lies in memory, and what a round works in; here, as it needs nothing compiled.
+"""Memory layout of the pair state, and the arrays of one round; imports nothing compiled.
 
-Per unordered pair lo < hi there are two numbers, its shrink factor ``s`` and its norm ``r``, and one vector, the row
-of ``delta`` that ``where`` says. Pair (lo, hi) has number ``hi (hi - 1) / 2 + lo``, so that a newcomer's pairs are
-appended at the end.
+Each unordered pair lo < hi has two numbers, its shrink factor ``s`` and its norm ``r``, and one vector: the row of
+``delta`` that ``where`` names. Pair (lo, hi) has number ``hi (hi - 1) / 2 + lo``, so a newcomer's pairs are appended.
 
-A pair that has come to lie beyond the penalty's reach is far: s = 1, delta = omega_lo - omega_hi, there is no row, and
-``r`` is at most the true norm, plus the ways that its devices have gone (see `pairs.distance_bounds`).
+A pair beyond the penalty's reach is far: s = 1, delta = omega_lo - omega_hi, it has no row, and ``r`` is at most the
+true norm plus the path lengths of its devices (see `pairs.distance_bounds`).
 
-Per device there is a sum over its pairs, ``sum_j (2 s_ij - 1) delta_ij - (omega_i - omega_j)``, to which far
-pairs add nothing.
+Each device has the sum over its pairs ``sum_j (2 s_ij - 1) delta_ij - (omega_i - omega_j)``; far pairs add nothing.
 """
 
 from __future__ import annotations
@@ -20,24 +18,23 @@ import numpy.typing as npt
 
 from fedfuse.utils.typing import Floats, Ints
 
-# Active devices near to a partner, of those that partners go by at once: their rows stay in the second-level cache.
-# Partners are put in order for that.
-TILE = 128
-# Partners that are put in order together.
-RUN = 256
+# Active devices near one partner that are processed together: their rows stay in the second-level cache.
+TILE_DEVICES = 128
+# Partners that are sorted together.
+RUN_PARTNERS = 256
 # Elements that are summed in the array's own type before float64 takes over.
-BLOCK = 1024
-# What `where` says of a pair without a row: far, or far until this round. Below that: its row is to be given back.
-FAR, WANTED, LEFT = -1, -2, -3
-# Lower bounds are rounded down by more than a float32 can be wrong.
-CAUTION = 1 - 1e-5
-RECKLESS = 1 / CAUTION
+SUM_BLOCK = 1024
+# Values of `where` for a pair without a row: far, or far until this round. At LEAVING and below, its row is returned.
+FAR, ENTERING, LEAVING = -1, -2, -3
+# Factors that round bounds down and up by more than the error of a float32.
+ROUND_DOWN = 1 - 1e-5
+ROUND_UP = 1 / ROUND_DOWN
 
 
 class Pairs(NamedTuple):
-    """What is known of all pairs, and their sums per device."""
+    """State of all pairs, and their sums per device."""
 
-    delta: Floats  # d numbers in each row; zeros may follow, here and in other rows, for the sake of whole vectors
+    delta: Floats  # d numbers in each row; zeros may follow, here and in other rows, to fill whole vectors
     s: Floats
     r: Floats
     where: npt.NDArray[np.int32]
@@ -45,7 +42,7 @@ class Pairs(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Who has moved, and how the meetings of a round are cut into chunks of about the same work."""
+    """Devices that have moved, and the chunks of about equal work that a round's pairs are cut into."""
 
     rank: Ints  # place among the active devices, or -1
     bounds: Ints  # chunk c has the partners bounds[c] … bounds[c + 1] - 1
@@ -57,13 +54,23 @@ class Round(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What each chunk collects, and its space to work in."""
+    """Results and working space of each chunk."""
 
     rows: Floats  # chunks x (active + 5) x d: active devices' sums; two partners' parameters, sums' changes; steps
-    todo: Ints  # chunks x 3 x (tile RUN + 1): meetings of near pairs: place of active device, partner, pair
-    order: Ints  # chunks x 2 x (RUN + tile + 2): partners in order, and how many come before
+    todo: Ints  # chunks x 3 x (tile run + 1): near pairs to update: place of active device, partner, pair
+    order: Ints  # chunks x 2 x (run + tile + 2): partners in order, and how many come before
     squares: Floats  # chunks x 2: squared primal and dual residuals
-    left: Ints  # how many pairs of a chunk leave their rows
+    left: Ints  # number of pairs of a chunk that leave their rows
+
+
+def pair_count(m: int) -> int:
+    """Return the number of pairs of m devices."""
+    return m * (m - 1) // 2
+
+
+def pair_numbers(lo: Ints, hi: Ints) -> Ints:
+    """Return the numbers of the pairs of these devices."""
+    return hi * (hi - 1) // 2 + lo
 
 
 def devices_of(pairs: Ints) -> tuple[Ints, Ints]:

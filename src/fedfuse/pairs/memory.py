@@ -1,10 +1,10 @@
-"""Rows that are handed out and given back, in memory that is taken only where rows are in use.
+"""Pool of pair vectors: rows are handed out and returned; memory is used only where rows are in use.
 
-Space for all rows that may ever be in memory is reserved at once. That costs nothing: the system provides a page when
-it is first written to. So rows need not move when more are needed, and kernels see one array, however few there are.
+Address space for all rows is reserved at once and costs nothing: the system provides a page when it is first written.
+So rows never move when more are needed, and kernels see one array.
 
-Providing a page can take much longer than writing to it, above all where the machine is a virtual one whose host has to
-find it first (seen: 0.25 GB/s). So whoever knows how many rows will soon be needed says so (`Pool.provide`).
+Providing a page can take much longer than writing to it, above all on virtual machines (seen: 0.25 GB/s). Callers that
+know how many rows they will soon need say so (`Pool.provide`).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from fedfuse.utils.typing import Floats, Ints
 
 Numbers = npt.NDArray[np.int32]
 
-# Bytes below which giving rows back to the system is not worth moving others.
-SLACK = 1 << 26
-# Share of the memory that is free when a pool is made, and that it may take where nobody sets a limit.
-MODEST = 0.9
+# Below so many bytes, returning rows to the system is not worth moving others.
+MIN_RETURNED_BYTES = 1 << 26
+# Share of the free memory that a pool without a limit may take.
+MAX_MEMORY_RATIO = 0.9
 # Bytes that one thread provides at a time.
-PORTION = 1 << 25
+PROVIDED_BYTES = 1 << 25
 
 
 class Pool:
-    """Up to ``capacity`` rows of ``width`` numbers; numbers 0 … ``used`` - 1 have been handed out at some time.
+    """Up to ``capacity`` rows of ``width`` numbers; rows 0 … ``used`` - 1 have been handed out at some time.
 
     Parameters
     ----------
     capacity, width, dtype
-        How many rows there may be, and what they are.
+        Number of rows, and what they are.
     limit
         Bytes of memory that the rows in use may take; nine tenths of what is free by default.
     directory
@@ -49,16 +49,15 @@ class Pool:
     def __init__(
         self, capacity: int, width: int, dtype: npt.DTypeLike, limit: int | None = None, directory: Path | None = None
     ) -> None:
-        self.limit, self.directory = limit, directory
-        self._allowed = _free_memory() if limit is None else limit
-        self.capacity = capacity
+        self.capacity, self.limit, self.directory = capacity, limit, directory
+        self._allowed = free_memory() if limit is None else limit
         row = width * np.dtype(dtype).itemsize
         here = min(capacity, self._allowed // max(row, 1))
         self._space = _reserve(here * row)
         self.rows = _rows(self._space, here, width, dtype)
-        self.used, self._on_disk = 0, False
-        self._provided = 0
-        self._given_back: Numbers = np.empty(0, np.int32)
+        self.used, self.on_disk, self._provided = 0, False, 0
+        self.clean = True  # while no row was returned, the next ones are zeros
+        self._returned: Numbers = np.empty(0, np.int32)
 
     @property
     def row_bytes(self) -> int:
@@ -66,78 +65,74 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows that have been handed out, or provided to be."""
+        """Bytes of the rows that have been handed out or provided."""
         return max(self.used, self._provided) * self.row_bytes
 
     @property
     def live(self) -> int:
-        """How many rows are in use."""
-        return self.used - int(self._given_back.size)
-
-    @property
-    def on_disk(self) -> bool:
-        return self._on_disk
+        """Number of rows in use."""
+        return self.used - int(self._returned.size)
 
     def take(self, n: int) -> Numbers:
-        """Hand out the numbers of ``n`` rows; what is in them is not defined."""
-        old = min(n, self._given_back.size)
-        again, self._given_back = self._given_back[:old], self._given_back[old:]
+        """Hand out the numbers of ``n`` rows; their content is undefined, unless the pool is ``clean``."""
+        old = min(n, self._returned.size)
+        again, self._returned = self._returned[:old], self._returned[old:]
         fresh = np.arange(self.used, self.used + n - old, dtype=np.int32)
         self._make_room(self.used + n - old)
         self.used += n - old
         return np.concatenate([again, fresh])
 
+    def give_back(self, numbers: Numbers) -> None:
+        """Take these rows back."""
+        self._returned = np.sort(np.concatenate([self._returned, numbers]))
+        self.clean &= not self._returned.size
+
     def provide(self, n: int) -> None:
-        """See to it that the next ``n`` rows are in memory before they are taken, where they are large and allowed."""
-        n = self.used + n - self._given_back.size
+        """Page in the next ``n`` rows before they are taken, where they are large and allowed."""
+        n = self.used + n - self._returned.size
         done, size = max(self.used, self._provided) * self.row_bytes, n * self.row_bytes
-        if self._on_disk or size > self._allowed or size - done < SLACK:
+        if self.on_disk or size > self._allowed or size - done < MIN_RETURNED_BYTES:
             return
         pages = np.frombuffer(self._space, np.uint8, size)[done :: mmap.PAGESIZE]
-        step = PORTION // mmap.PAGESIZE
+        step = PROVIDED_BYTES // mmap.PAGESIZE
 
         def touch(portions: Ints) -> None:
             for k in portions:
-                pages[k * step : (k + 1) * step] = 0  # of a row that nobody has
+                pages[k * step : (k + 1) * step] = 0  # in rows that are not in use
 
-        spread(touch, np.full(-(-len(pages) // step), float(PORTION)))
+        spread(touch, np.full(-(-len(pages) // step), float(PROVIDED_BYTES)))
         self._provided = n
 
-    def give_back(self, numbers: Numbers) -> None:
-        """Take these rows back."""
-        self._given_back = np.sort(np.concatenate([self._given_back, numbers]))
+    def compact(self, where: Numbers) -> None:
+        """Return memory to the system where much of it is idle: move rows to the front.
 
-    @property
-    def sparse(self) -> bool:
-        """Whether `squeeze` would give enough memory back to the system."""
-        idle = self._given_back.size
-        return idle > self.used // 2 and idle * self.row_bytes > SLACK
-
-    def squeeze(self, places: Numbers) -> None:
-        """Move rows to the front, into the gaps between them; ``places`` are the rows in use, and are changed."""
-        live = self.live
-        back, gaps = np.flatnonzero(places >= live), self._given_back[self._given_back < live]
-        self.rows[gaps] = self.rows[places[back]]
-        places[back] = gaps
+        ``where`` has the rows of all pairs, or negative numbers, and is changed.
+        """
+        idle, live = self._returned.size, self.live
+        if idle <= self.used // 2 or idle * self.row_bytes <= MIN_RETURNED_BYTES:
+            return
+        moving, gaps = np.flatnonzero(where >= live), self._returned[self._returned < live]
+        self.rows[gaps] = self.rows[where[moving]]
+        where[moving] = gaps
         first, last = (-(-live * self.row_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE, self.nbytes
-        if last > first and hasattr(mmap, "MADV_DONTNEED") and not self._on_disk:
+        if last > first and hasattr(mmap, "MADV_DONTNEED") and not self.on_disk:
             self._space.madvise(mmap.MADV_DONTNEED, first, last - first)
-        self.used, self._provided, self._given_back = live, live, np.empty(0, np.int32)
+        self.used, self._provided, self._returned = live, live, np.empty(0, np.int32)
 
     def grown(self, capacity: int) -> Pool:
         """Return a pool with the same rows and room for more."""
         if capacity <= self.capacity:
             return self
         pool = Pool(capacity, self.rows.shape[1], self.rows.dtype, self.limit, self.directory)
-        pool._allowed, pool._given_back = self._allowed, self._given_back
+        pool._allowed, pool._returned, pool.clean = self._allowed, self._returned, self.clean
         pool._make_room(self.used)
         pool.used = self.used
         pool.rows[: self.used] = self.rows[: self.used]
         return pool
 
     def _make_room(self, n: int) -> None:
-        """Make sure that ``n`` rows may be in use."""
-        if n * self.row_bytes <= self._allowed or self._on_disk:
+        """Allow ``n`` rows to be in use: move them to a file if they exceed the limit."""
+        if n * self.row_bytes <= self._allowed or self.on_disk:
             return
         if self.directory is None:
             raise FedfuseError(
@@ -148,7 +143,17 @@ class Pool:
         space = _reserve_file(self.capacity * self.row_bytes, self.directory)
         rows = _rows(space, self.capacity, self.rows.shape[1], self.rows.dtype)
         rows[: self.used] = self.rows[: self.used]
-        self._space, self.rows, self._on_disk = space, rows, True
+        self._space, self.rows, self.on_disk = space, rows, True
+
+
+def free_memory() -> int:
+    """Return the bytes that pools may take where no limit is set."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        known = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+        return int(MAX_MEMORY_RATIO * known["MemAvailable"])
+    except (OSError, KeyError, ValueError):
+        return 1 << 62  # not Linux: the system itself will say
 
 
 def _rows(space: Any, n: int, width: int, dtype: npt.DTypeLike) -> Floats:
@@ -156,38 +161,28 @@ def _rows(space: Any, n: int, width: int, dtype: npt.DTypeLike) -> Floats:
 
 
 def _reserve(size: int) -> mmap.mmap:
-    """Return so many zeros, of which no page is in memory yet."""
+    """Reserve zeros without a page in memory."""
     if os.name != "posix":
         return mmap.mmap(-1, max(size, 1))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if sys.platform == "linux":
         flags |= 0x4000  # MAP_NORESERVE, which older Pythons have no name for
     space = mmap.mmap(-1, max(size, 1), flags=flags)
-    if hasattr(mmap, "MADV_HUGEPAGE") and size >= SLACK // 32:  # rows are visited far apart
+    if hasattr(mmap, "MADV_HUGEPAGE") and size >= MIN_RETURNED_BYTES // 32:  # rows are visited far apart
         space.madvise(mmap.MADV_HUGEPAGE)
     return space
 
 
 def _reserve_file(size: int, directory: Path) -> mmap.mmap:
-    """Return so many zeros in a file that is gone with this process."""
+    """Reserve zeros in a file that vanishes with this process."""
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=directory, prefix="pairs-") as file:
         file.truncate(max(size, 1))
         return mmap.mmap(file.fileno(), max(size, 1))
 
 
-def _free_memory() -> int:
-    """Return the bytes that a pool may take where nobody says."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        known = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
-        return int(MODEST * known["MemAvailable"])
-    except (OSError, KeyError, ValueError):
-        return 1 << 62  # not Linux: the system itself will say
-
-
 def _text(size: float) -> str:
-    """Return a number of bytes as people write it.
+    """Format a number of bytes.
 
     >>> _text(19_764_000_000)
     '19.8 GB'

@@ -1,6 +1,6 @@
-"""A round of the pair state in plain NumPy: for federations so small that to compile takes longer than it ever saves.
+"""A round of the pair state in plain NumPy, for federations so small that compiling takes longer than it saves.
 
-The arrays are those of `pairs.pair_kernels` (see `pairs.layout`), and so are the formulas, for all pairs of a round at once.
+Arrays (`pairs.layout`) and formulas are those of `pairs.pair_kernels`, for all pairs of a round at once.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfuse.pairs.layout import CAUTION, FAR, Pairs, devices_of
+from fedfuse.pairs.layout import FAR, ROUND_DOWN, Pairs, devices_of, pair_count
 from fedfuse.pairs.memory import Numbers, Pool
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 
-class Outcome(NamedTuple):
-    """What a round has come to."""
+class UpdatedPairs(NamedTuple):
+    """Results of a round."""
 
     primal: float  # sums of squared residuals
     dual: float
     left: Numbers  # rows of pairs that have become far
 
 
-def settle(
+def update_pairs(
     pairs: Pairs,
     omega: Floats,
     before: Floats,
@@ -31,48 +31,48 @@ def settle(
     shrink: Callable[[Floats], Floats],
     reach: float,
     pool: Pool,
-) -> Outcome:
+) -> UpdatedPairs:
     """Update every pair of these devices, which have moved from ``before``; ``pool`` has the rows of ``pairs``."""
     d = omega.shape[1]
-    p, lo, hi = _meetings(len(omega), active)
+    p, lo, hi = _touched_pairs(len(omega), active)
     apart, was = omega[lo] - omega[hi], before[lo] - before[hi]
-    stays = _sift(pairs, p, apart, was, reach, pool)
+    stays = _enter(pairs, p, apart, was, reach, pool)
     pairs = pairs._replace(delta=pool.rows)  # which may have gone to disk
-    dual = _square(apart[stays] - was[stays]).sum()  # theta of a far pair moves as its devices do
+    dual = row_squares(apart[stays] - was[stays]).sum()  # theta of a far pair moves as its devices do
     p, apart = p[~stays], apart[~stays]
     place, s_old = pairs.where[p], pairs.s[p]
     old = pairs.delta[place, :d]
     new = apart + (1 - s_old)[:, None] * old
-    norms = np.sqrt(_square(new))
+    norms = np.sqrt(row_squares(new))
     s_new = shrink(np.nan_to_num(norms, nan=0.0)).astype(s_old.dtype)
     pairs.delta[place, :d], pairs.s[p], pairs.r[p] = new, s_new, norms
     # omega_i - omega_j - theta is the change of v / rho = (1 - s) delta; theta is s delta
-    primal = _moved(1 - s_new, new, 1 - s_old, old).sum()
-    dual += _moved(s_new, new, s_old, old).sum()
+    primal = _square_changes(1 - s_new, new, 1 - s_old, old).sum()
+    dual += _square_changes(s_new, new, s_old, old).sum()
     far = (s_old == 1) & (s_new == 1)
     pairs.where[p[far]] = FAR
     total_sums(pairs, omega)
-    return Outcome(float(primal), float(dual), place[far])
+    return UpdatedPairs(float(primal), float(dual), place[far])
 
 
-def _meetings(m: int, active: Ints) -> tuple[Ints, Ints, Ints]:
+def _touched_pairs(m: int, active: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the pairs that have one of these devices, and their devices."""
     moved = np.zeros(m, bool)
     moved[active] = True
-    lo, hi = devices_of(np.arange(m * (m - 1) // 2))
+    lo, hi = devices_of(np.arange(pair_count(m)))
     p = np.flatnonzero(moved[lo] | moved[hi])
     return p, lo[p], hi[p]
 
 
-def _sift(pairs: Pairs, p: Ints, apart: Floats, was: Floats, reach: float, pool: Pool) -> Bools:
-    """Say which of these pairs stay far; give rows to those that are far no longer: what they were before."""
-    bound = np.sqrt(_square(apart)) * CAUTION
+def _enter(pairs: Pairs, p: Ints, apart: Floats, was: Floats, reach: float, pool: Pool) -> Bools:
+    """Return which of these pairs stay far; give rows to those that come within reach: their differences before."""
+    bound = np.sqrt(row_squares(apart)) * ROUND_DOWN
     far = pairs.where[p] < 0
     stays = far & (bound > reach)
-    comes = far & ~stays
-    rows = pool.take(int(comes.sum()))
-    pairs.where[p[comes]] = rows
-    pool.rows[rows, : apart.shape[1]] = was[comes]
+    enters = far & ~stays
+    rows = pool.take(int(enters.sum()))
+    pairs.where[p[enters]] = rows
+    pool.rows[rows, : apart.shape[1]] = was[enters]
     pairs.r[p[stays]] = bound[stays]
     return stays
 
@@ -98,10 +98,11 @@ def rescale(pairs: Pairs, ratio: float) -> None:
     pairs.s[p] /= stretch[p]
 
 
-def _square(rows: Floats) -> Floats:
+def row_squares(rows: Floats) -> Floats:
+    """Return the squared lengths of rows."""
     return np.asarray(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
 
 
-def _moved(a: Floats, new: Floats, b: Floats, old: Floats) -> Floats:
+def _square_changes(a: Floats, new: Floats, b: Floats, old: Floats) -> Floats:
     """Return ||a new - b old||^2 of each pair."""
-    return _square(a[:, None].astype(np.float64) * new - b[:, None].astype(np.float64) * old)
+    return row_squares(a[:, None].astype(np.float64) * new - b[:, None].astype(np.float64) * old)

@@ -1,9 +1,9 @@
-"""Compiled passes over the pair state; `pairs.state.FusionState` is the face of this module.
+"""Compiled passes over the pair state, for `pairs.state.FusionState` and `pairs.blocks.CoordinateBlock`.
 
-How pairs lie in memory is said in `pairs.layout`. A round first finds out which far pairs are no longer (`look`), gives them
-rows (`claim`), and does the work (`settle`), which marks those that have become far.
+The layout of pairs in memory is in `pairs.layout`. A round finds far pairs that come within reach (`find_entering`),
+gives them rows (`fill_entering`), and updates all near pairs (`update_pairs`), marking those that have become far.
 
-Functions that take ``jobs`` do the parts of the work whose numbers it lists; other threads do the others.
+Functions that take ``jobs`` do the parts of the work with these numbers; other threads do the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedfuse.pairs.layout import BLOCK, CAUTION, FAR, LEFT, RECKLESS, RUN, TILE, WANTED
+from fedfuse.pairs.layout import (
+    ENTERING,
+    FAR,
+    LEAVING,
+    ROUND_DOWN,
+    ROUND_UP,
+    RUN_PARTNERS,
+    SUM_BLOCK,
+    TILE_DEVICES,
+)
 from fedfuse.utils.alignment import LINE
 from fedfuse.utils.compiler import COMMON
 from fedfuse.utils.simd import load, prefetch, splat, store, total, width
@@ -24,13 +33,13 @@ _INNER = {**_APART, "forceinline": True}
 _ENTRY = {**_APART, "inline": "always"}
 
 # Active devices whose rows are given out partner by partner, so that those of a partner lie beside each other.
-SPAN = 1024
-# Bytes of the next pair's row that are asked for early; in longer rows the processor looks ahead by itself.
-AHEAD = 8192
+CLAIM_DEVICES = 1024
+# Bytes of the next pair's row that are prefetched; in longer rows the processor does so by itself.
+PREFETCH_BYTES = 8192
 
 
 @njit(**_INNER)
-def _number(i: Any, j: Any) -> Any:
+def _pair(i: Any, j: Any) -> Any:
     lo, hi = min(i, j), max(i, j)
     return hi * (hi - 1) // 2 + lo
 
@@ -48,8 +57,8 @@ def _shrink(r: Any, pieces: Any) -> Any:
 def _apart(a: Any, b: Any) -> Any:
     """||a - b||^2."""
     w, square = width(a), 0.0
-    for first in range(0, a.size, BLOCK):
-        last = min(first + BLOCK, a.size)
+    for first in range(0, a.size, SUM_BLOCK):
+        last = min(first + SUM_BLOCK, a.size)
         x, e = splat(a.dtype.type(0)), first
         y, z, u = x, x, x
         while e + 4 * w <= last:  # four at once: fewer would wait for their sums
@@ -71,7 +80,7 @@ def _apart(a: Any, b: Any) -> Any:
 def _products(row: Any, lo: Any, hi: Any, keep: Any, first: Any, last: Any, ahead: Any) -> Any:
     """||new||^2 and ||gap||^2 of some elements: new = lo - hi + keep row, gap = new - row.
 
-    Meanwhile those of the row ahead come into the cache.
+    Meanwhile those of the row ahead are prefetched.
     """
     none, k = splat(row.dtype.type(0)), splat(keep)
     a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none
@@ -102,13 +111,13 @@ def _products(row: Any, lo: Any, hi: Any, keep: Any, first: Any, last: Any, ahea
 
 
 @njit(**_INNER)
-def _spread(row: Any, mine: Any, theirs: Any, own: Any, other: Any, weights: Any, ahead: Any) -> None:
-    """Put in the new row of a pair, and hand on what it means for the sums of its two devices.
+def _write_row(row: Any, mine: Any, theirs: Any, own: Any, other: Any, weights: Any, ahead: Any) -> None:
+    """Write the new row of a pair, and add it to the sums of its two devices.
 
-    All as the active device sees it: new = apart + keep row, where apart = mine - theirs. Its sum is built anew and
-    gets gain new - apart. So does its partner's, if that is active too (lift is 1, back 0), with the other sign. An
-    inactive partner's sum gets the difference to what it had of this pair, - gain new - back row, and besides what the
-    active device has moved by: the same for all partners that are near to the same devices, so that is not done here.
+    As the active device sees it, new = apart + keep row with apart = mine - theirs. Its sum is built anew and gets
+    gain new - apart. So does its partner's, if that is active too (lift is 1, back 0), with the other sign. An inactive
+    partner's sum gets the difference to what it had of this pair, - gain new - back row, and the active device's move,
+    which is the same for all partners near to the same devices and therefore added elsewhere (`_sum_moves`).
     """
     keep, sign, gain, lift, back = weights
     k, s, g, f, b = splat(keep), splat(sign), splat(gain), splat(lift), splat(back)
@@ -151,7 +160,7 @@ def _add(source: Any, target: Any) -> None:
 
 
 @njit(**_INNER)
-def _moved(a: Any, b: Any, products: Any) -> Any:
+def _square_change(a: Any, b: Any, products: Any) -> Any:
     """||a new - b old||^2 = ||(a - b) new + b gap||^2: no digits are lost where little has moved."""
     new_new, gap_new, gap_gap = products
     c = a - b
@@ -159,58 +168,58 @@ def _moved(a: Any, b: Any, products: Any) -> Any:
 
 
 @njit(**_ENTRY)
-def look(pairs: Any, omega: Any, turn: Any, due: Any, way: Any, reach: float, found: Any, jobs: Any) -> None:
-    """Look at the far pairs of active devices that are ``due`` (see `pairs.distance_bounds`); mark those that are near from now on.
+def find_entering(pairs: Any, omega: Any, turn: Any, due: Any, path: Any, reach: float, found: Any, jobs: Any) -> None:
+    """Mark the far pairs of active devices that are within reach now; only those that are ``due`` may have any.
 
-    What is ``found`` of each chunk: how many these are, and how far the others of each active device at least are.
+    ``found`` gets the number of these in each chunk, and lower bounds for the other far pairs of each active device.
     """
-    wanted, least = found
+    entering, least = found
     _, _, r, where, _ = pairs
     rank, bounds, active, _, _, _, _ = turn
     for c in jobs:
-        wanted[c] = 0
+        entering[c] = 0
         for b in range(active.size):
             least[c, b] = np.inf
-        for first in range(0, active.size, TILE):  # so that what is far apart in memory is met again soon
-            last = min(first + TILE, active.size)
+        for first in range(0, active.size, TILE_DEVICES):  # so that what is far apart in memory is met again soon
+            last = min(first + TILE_DEVICES, active.size)
             for j in range(bounds[c], bounds[c + 1]):
                 other = rank[j]
                 # two active devices meet once, at the higher one's turn
                 for b in range(first, last if other < 0 else min(last, other)):
                     if not due[b] and (other < 0 or not due[other]):
                         continue
-                    p = _number(active[b], j)
+                    p = _pair(active[b], j)
                     if where[p] != FAR:
                         continue
-                    ways = way[active[b]] + way[j]
-                    bound = r[p] * CAUTION - ways * RECKLESS
+                    paths = path[active[b]] + path[j]
+                    bound = r[p] * ROUND_DOWN - paths * ROUND_UP
                     if not bound > reach:  # the distance itself is taken only where it may matter
-                        bound = np.sqrt(_apart(omega[active[b]], omega[j])) * CAUTION
+                        bound = np.sqrt(_apart(omega[active[b]], omega[j])) * ROUND_DOWN
                         if not bound > reach:
-                            where[p] = WANTED
-                            wanted[c] += 1
+                            where[p] = ENTERING
+                            entering[c] += 1
                             continue
-                        r[p] = bound + ways
+                        r[p] = bound + paths
                     least[c, b] = min(least[c, b], bound)
                     if other >= 0:
                         least[c, other] = min(least[c, other], bound)
 
 
 @njit(**_INNER)
-def _tile(order: Any) -> Any:
+def _tile_size(order: Any) -> Any:
     """How many active devices there is room for."""
-    return order.shape[1] - RUN - 2
+    return order.shape[1] - RUN_PARTNERS - 2
 
 
 @njit(**_INNER)
-def _lined_up(near: Any, turn: Any, first: Any, run: Any, order: Any) -> Any:
-    """Put these partners in the order of the first active device of this tile that they are near to.
+def _sort_partners(near: Any, turn: Any, first: Any, run: Any, order: Any) -> Any:
+    """Sort these partners by the first active device of this tile that they are near to; return how many have one.
 
-    Those of one cluster then follow each other, and meet the same few rows. Return how many have any.
+    Those of one group then follow each other, and use the same few rows.
     """
     active, rank = turn.active, turn.rank
     start, stop = run
-    tile = _tile(order)
+    tile = _tile_size(order)
     last = min(first + tile, active.size)
     # order[1] has how many come before, then everybody's first
     for b in range(tile + 2):
@@ -234,55 +243,54 @@ def _lined_up(near: Any, turn: Any, first: Any, run: Any, order: Any) -> Any:
 
 
 @njit(**_INNER)
-def _near(near: Any, turn: Any, first: Any, run: Any, order: Any, todo: Any) -> Any:
-    """List this tile's meetings with these partners whose pairs are near; return how many."""
+def _list_near(near: Any, turn: Any, first: Any, run: Any, order: Any, todo: Any) -> Any:
+    """List this tile's near pairs with these partners; return how many."""
     active, rank = turn.active, turn.rank
-    n, last = 0, min(first + _tile(order), active.size)
-    for t in range(_lined_up(near, turn, first, run, order)):
+    n, last = 0, min(first + _tile_size(order), active.size)
+    for t in range(_sort_partners(near, turn, first, run, order)):
         j = order[0, t]
         for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
             if near[j, active[b]]:
-                todo[0, n], todo[1, n], todo[2, n] = b, j, _number(active[b], j)
+                todo[0, n], todo[1, n], todo[2, n] = b, j, _pair(active[b], j)
                 n += 1
     return n
 
 
 @njit(**_INNER)
-def _measure(pairs: Any, turn: Any, b: Any, j: Any, p: Any, theirs: Any, following: Any) -> Any:
+def _pair_products(pairs: Any, turn: Any, b: Any, j: Any, p: Any, theirs: Any, following: Any) -> Any:
     """Return ||new||^2, <gap, new> and ||gap||^2 of a pair's new row (see `_products`)."""
     delta, one = pairs.delta, pairs.delta.dtype.type(1)
     row, mine, was = delta[pairs.where[p]], turn.now[b], np.float64(pairs.r[p])
     lo, hi = (mine, theirs) if turn.active[b] < j else (theirs, mine)
     new, gap = 0.0, 0.0
-    for first in range(0, row.size, BLOCK):
-        last = min(first + BLOCK, row.size)
-        ahead = delta[pairs.where[following]] if first * delta.itemsize < AHEAD else row
+    for first in range(0, row.size, SUM_BLOCK):
+        last = min(first + SUM_BLOCK, row.size)
+        ahead = delta[pairs.where[following]] if first * delta.itemsize < PREFETCH_BYTES else row
         part = _products(row, lo, hi, one - pairs.s[p], first, last, ahead)
         new, gap = new + part[0], gap + part[1]
     return new, (new + gap - was * was) / 2, gap  # the second: since row = new - gap
 
 
 @njit(**_INNER)
-def _settle(pairs: Any, pieces: Any, sign: Any, both: Any, p: Any, products: Any) -> Any:
-    """Put in a pair's new numbers; return what `_spread` has to do, squared residuals, and whether it is far now."""
+def _new_numbers(pairs: Any, pieces: Any, sign: Any, both: Any, p: Any, products: Any) -> Any:
+    """Write a pair's new numbers; return the weights for `_write_row`, squared residuals, and whether it is far now."""
     s, one = pairs.s, sign * sign
     norm, s_old = np.sqrt(products[0]), s[p]
     s_new = s.dtype.type(_shrink(norm, pieces))
     s[p], pairs.r[p] = s_new, norm
     # omega_i - omega_j - theta is the change of v / rho = (1 - s) delta; theta is s delta
-    primal = _moved(np.float64(one - s_new), np.float64(one - s_old), products)
-    dual = _moved(np.float64(s_new), np.float64(s_old), products)
+    primal = _square_change(np.float64(one - s_new), np.float64(one - s_old), products)
+    dual = _square_change(np.float64(s_new), np.float64(s_old), products)
     keep, gain, back = sign * (one - s_old), s_new + s_new - one, sign * (one - s_old - s_old)
     weights = (keep, sign, gain, one, one - one) if both else (keep, sign, gain, one - one, back)
     return weights, primal, dual, s_old == one and s_new == one
 
 
 @njit(**_APART)
-def _step_together(todo: Any, t: Any, n: Any, crowd: Any, moved: Any, steps: Any) -> Any:
-    """Sum up the moves of the devices that the partner of meeting t meets; return its first meeting and the one after.
+def _sum_moves(todo: Any, t: Any, n: Any, crowd: Any, moved: Any, steps: Any) -> Any:
+    """Add up the moves of the devices that are near the partner of entry t; return the span of its entries.
 
-    ``crowd`` are those of the partner before it that was not active: where they are with the same devices, so is the
-    sum.
+    ``crowd`` is the span of the inactive partner before it: where that is near the same devices, the sum is the same.
     """
     last = t
     while last < n and todo[1, last] == todo[1, t]:
@@ -298,18 +306,18 @@ def _step_together(todo: Any, t: Any, n: Any, crowd: Any, moved: Any, steps: Any
 
 
 @njit(**_ENTRY)
-def settle(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest: bool, scratch: Any, c: int) -> None:
+def update_pairs(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest: bool, scratch: Any, c: int) -> None:
     """Update the near pairs of a chunk, each once.
 
-    If there is a ``rest`` of far pairs, whose theta moves as their devices do, its dual residuals are what all pairs
-    would have (see `place`) less what the near ones would.
+    The ``rest`` of far pairs, if there is one, has a theta that moves as their devices do: its dual residuals are what
+    all pairs would have (see `set_parameters`) less what the near ones would.
 
     Sums of inactive devices are corrected by the difference; such a partner belongs to one chunk alone. Sums
-    of active devices are built anew (all their pairs pass by): every chunk collects its part, and `gather`
+    of active devices are built anew (all their pairs pass by): every chunk collects its part, and `gather_sums`
     adds the parts in a fixed order, so that the result does not depend on how many threads there are.
 
-    While the processor waits for a pair's norm, it goes through the next pair's row. All this is one function since
-    compilers go through a function again for each that calls it.
+    While the processor waits for a pair's norm, it goes through the next pair's row. It is one function because
+    compilers compile a function again for each caller.
     """
     active, rank, delta, one = turn.active, turn.rank, pairs.delta, pairs.delta.dtype.type(1)
     where = pairs.where
@@ -318,12 +326,12 @@ def settle(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest: bool
     for b in range(active.size):
         _clear(rows[b])
     primal, dual, left = 0.0, 0.0, 0
-    runs = (bounds[c + 1] - bounds[c] + RUN - 1) // RUN
-    tile = _tile(scratch.order[c])
+    runs = (bounds[c + 1] - bounds[c] + RUN_PARTNERS - 1) // RUN_PARTNERS
+    tile = _tile_size(scratch.order[c])
     for part in range((active.size + tile - 1) // tile * runs):
-        start = bounds[c] + part % runs * RUN
-        run = start, min(start + RUN, bounds[c + 1])
-        n = _near(near, turn, part // runs * tile, run, scratch.order[c], todo)
+        start = bounds[c] + part % runs * RUN_PARTNERS
+        run = start, min(start + RUN_PARTNERS, bounds[c + 1])
+        n = _list_near(near, turn, part // runs * tile, run, scratch.order[c], todo)
         seat, products, crowd = 0, (0.0, 0.0, 0.0), (0, 0)
         for t in range(n + 1):
             known, chair = products, seat
@@ -332,23 +340,23 @@ def settle(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest: bool
                 if rank[j] < 0 and (t == 0 or todo[1, t - 1] != j):
                     seat = 1 - seat
                     _copy(omega[j], partners[seat])
-                    crowd = _step_together(todo, t, n, crowd, turn.moved, steps)
+                    crowd = _sum_moves(todo, t, n, crowd, turn.moved, steps)
                     _copy(steps, changes[seat])
                 theirs = partners[seat] if rank[j] < 0 else turn.now[rank[j]]
-                products = _measure(pairs, turn, b, j, p, theirs, todo[2, t + 1] if t + 1 < n else p)
+                products = _pair_products(pairs, turn, b, j, p, theirs, todo[2, t + 1] if t + 1 < n else p)
             if t > 0:
                 b, j, p = todo[0, t - 1], todo[1, t - 1], todo[2, t - 1]
                 other, row, mine = rank[j], delta[where[p]], turn.now[b]
                 ahead = delta[where[todo[2, min(t + 1, n - 1)]]]
-                weights, x, y, far = _settle(pairs, pieces, one if active[b] < j else -one, other >= 0, p, known)
+                weights, x, y, far = _new_numbers(pairs, pieces, one if active[b] < j else -one, other >= 0, p, known)
                 primal, dual = primal + x, dual + y
                 if rest:
                     dual -= turn.lengths[b] * turn.lengths[b] if other < 0 else _apart(turn.moved[b], turn.moved[other])
                 if far:
-                    where[p] = LEFT - where[p]
+                    where[p] = LEAVING - where[p]
                     left += 1
                 theirs, change = (partners[chair], changes[chair]) if other < 0 else (turn.now[other], rows[other])
-                _spread(row, mine, theirs, rows[b], change, weights, ahead)
+                _write_row(row, mine, theirs, rows[b], change, weights, ahead)
                 if other < 0 and (t == n or todo[1, t] != j):
                     _add(change, pairs.sums[j])
     scratch.squares[c, 0] = primal
@@ -357,23 +365,23 @@ def settle(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest: bool
 
 
 @njit(**_ENTRY)
-def claim(pairs: Any, near: Any, omega: Any, turn: Any, due: Any, rows: Any, starts: Any, jobs: Any) -> None:
-    """Give rows to the pairs that `look` has marked, in the order of its visits: what they stood for before the round.
+def fill_entering(pairs: Any, near: Any, omega: Any, turn: Any, due: Any, rows: Any, starts: Any, jobs: Any) -> None:
+    """Give rows to the pairs that `find_entering` has marked: their differences before the round.
 
-    Those of chunk c begin at starts[c].
+    Those of chunk c begin at rows[starts[c]].
     """
     delta, _, r, where, _ = pairs
     rank, bounds, active, _, _, before, _ = turn
     for c in jobs:
         n = starts[c]
-        for first in range(0, active.size, SPAN):
-            last = min(first + SPAN, active.size)
+        for first in range(0, active.size, CLAIM_DEVICES):
+            last = min(first + CLAIM_DEVICES, active.size)
             for j in range(bounds[c], bounds[c + 1]):
                 for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
                     if not due[b] and (rank[j] < 0 or not due[rank[j]]):
                         continue
-                    p = _number(active[b], j)
-                    if where[p] == WANTED:
+                    p = _pair(active[b], j)
+                    if where[p] == ENTERING:
                         mine, theirs = before[b], omega[j] if rank[j] < 0 else before[rank[j]]
                         lo, hi = (mine, theirs) if active[b] < j else (theirs, mine)
                         row, square = delta[rows[n]], 0.0
@@ -386,7 +394,7 @@ def claim(pairs: Any, near: Any, omega: Any, turn: Any, due: Any, rows: Any, sta
 
 
 @njit(**_ENTRY)
-def gather(rows: Any, active: Any, sums: Any, jobs: Any) -> None:
+def gather_sums(rows: Any, active: Any, sums: Any, jobs: Any) -> None:
     """Set the sums of active devices to what all chunks have collected."""
     for b in jobs:
         target, source = sums[active[b]], rows[0, b]
@@ -397,8 +405,8 @@ def gather(rows: Any, active: Any, sums: Any, jobs: Any) -> None:
 
 
 @njit(**_ENTRY)
-def line_up(devices: Any, rank: Any, bounds: Any) -> None:
-    """Fill in ``rank`` and ``bounds`` of a `Round`; unless all devices exist, each once: then bounds[0] is -1."""
+def cut_chunks(devices: Any, rank: Any, bounds: Any) -> None:
+    """Fill in ``rank`` and ``bounds`` of a `Round`; bounds[0] is -1 if a device is unknown or occurs twice."""
     for j in range(rank.size):
         rank[j] = -1
     bounds[0] = -1
@@ -424,16 +432,16 @@ def line_up(devices: Any, rank: Any, bounds: Any) -> None:
 
 
 @njit(**_ENTRY)
-def place(omega: Any, devices: Any, new: Any, turn: Any, squares: Any, together: Any, found: Any) -> None:
-    """Put in new parameters, note in ``turn`` what changes.
+def set_parameters(omega: Any, devices: Any, new: Any, turn: Any, squares: Any, together: Any, found: Any) -> None:
+    """Write new parameters, and record in ``turn`` what changes.
 
-    ``squares`` has the squared lengths of all devices' parameters. What is ``found``: the squared length of what has
-    changed, of all, and the sum of ||a - b||^2 over all pairs of which one has moved: of two moves, or of one and
-    nothing. That of pairs of n vectors is n times that of their squares less that of their sum, for which ``together``
-    is room; nothing is a vector, too.
+    ``squares`` has the squared lengths of all devices' parameters. ``found`` gets the squared length of all moves, of
+    all parameters, and the sum of ||a - b||^2 over all pairs of moves with at least one active device (an inactive one
+    moves by 0). Over all pairs of n vectors that is n times the sum of their squares less the square of their sum, for
+    which ``together`` is room.
     """
     rank, _, active, lengths, now, before, moved = turn
-    way, size, scatter = 0.0, 0.0, 0.0
+    moves, size, scatter = 0.0, 0.0, 0.0
     _clear(together)
     for q in range(devices.size):
         i, own = devices[q], new[q]
@@ -449,12 +457,12 @@ def place(omega: Any, devices: Any, new: Any, turn: Any, squares: Any, together:
         lengths[b], squares[i] = np.sqrt(step), square
     for b in range(active.size):  # in an order that is not the caller's
         _add(moved[b], together)
-        way += lengths[b] * lengths[b]
+        moves += lengths[b] * lengths[b]
     for i in range(squares.size):
         size += squares[i]
     for e in range(together.size):
         scatter += together[e] * together[e]
-    found[0], found[1], found[2] = way, size, squares.size * way - scatter
+    found[0], found[1], found[2] = moves, size, squares.size * moves - scatter
 
 
 @njit(**_ENTRY)
@@ -476,7 +484,7 @@ def total_sums(pairs: Any, omega: Any, jobs: Any) -> None:
         for e in range(total.size):
             total[e] = 0.0
         for j in range(sums.shape[0]):
-            p = _number(i, j) if i != j else 0
+            p = _pair(i, j) if i != j else 0
             if i != j and where[p] >= 0:
                 gain = np.float64(s[p] + s[p] - 1) * (1 if i < j else -1)
                 row, other = delta[where[p]], omega[j]
@@ -501,11 +509,11 @@ def rescale(delta: Any, s: Any, r: Any, where: Any, ratio: float) -> None:
 
 
 @njit(**{**COMMON, "inline": "always"})  # sums as they are written: what they may be wrong by is counted
-def bound(products: Any, first: int, squares: Any, d: int, reach: float, r: Any, within: Any) -> None:
-    """Write lower bounds of the distances of some devices to those before them (see `pairs.screening`).
+def write_bounds(products: Any, first: int, squares: Any, d: int, reach: float, r: Any, within: Any) -> None:
+    """Write lower bounds of the distances of some devices to those before them (`distance_bounds.lower_bounds`).
 
-    ``products`` are scalar products of devices from ``first`` on with all up to the last of them. How many pairs may be
-    ``within`` reach, is added.
+    ``products`` are scalar products of devices from ``first`` on with all up to the last of them. The number of pairs
+    that may be within reach is added to ``within``.
     """
     eps, most = np.finfo(products.dtype).eps, np.float64(np.finfo(r.dtype).max)
     # n eps / 2 is the most that a sum of n products can be wrong, relative to ||x|| ||y||
@@ -517,7 +525,93 @@ def bound(products: Any, first: int, squares: Any, d: int, reach: float, r: Any,
             x, y = squares[hi], squares[lo]
             square = x + y - 2 * products[row, lo] - slack * np.sqrt(x * y)
             least = 0.0
-            if 0 < square < most:  # of what is not a number, or too large for the products, nothing is known
-                least = max(np.sqrt(square) * CAUTION - eps * (np.sqrt(x) + np.sqrt(y)), 0.0)  # rows were rounded, too
-            r[start + lo] = least * CAUTION
-            within[0] += 0 if least * CAUTION * CAUTION > reach else 1
+            if 0 < square < most:  # else not a number, or too large: nothing is known
+                least = max(
+                    np.sqrt(square) * ROUND_DOWN - eps * (np.sqrt(x) + np.sqrt(y)), 0.0
+                )  # rows were rounded, too
+            r[start + lo] = least * ROUND_DOWN
+            within[0] += 0 if least * ROUND_DOWN * ROUND_DOWN > reach else 1
+
+
+# -- passes over one block of coordinates (`pairs.blocks.CoordinateBlock`). Once norms are known, a pass may go through
+# the coordinates in tiles: a tile of all devices' parameters and sums stays in the cache while pair vectors stream by.
+# ``lo``, ``hi`` and ``place`` are lists of the same length: the devices of each pair, and the row of its vector.
+
+
+@njit(**_ENTRY)
+def tile_distances(omega: Any, lo: Any, hi: Any, squares: Any, width: int) -> None:
+    """Add each pair's ||omega_lo - omega_hi||^2 to ``squares``."""
+    for first in range(0, omega.shape[1], width):
+        last = min(first + width, omega.shape[1])
+        for t in range(lo.size):
+            squares[t] += _apart(omega[lo[t]][first:last], omega[hi[t]][first:last])
+
+
+@njit(**_ENTRY)
+def tile_fill(rows: Any, omega: Any, before: Any, rank: Any, lo: Any, hi: Any, place: Any) -> None:
+    """Set the rows of pairs that were far until now to the differences before the round."""
+    for t in range(lo.size):
+        row, i, j = rows[place[t]], lo[t], hi[t]
+        a = omega[i] if rank[i] < 0 else before[rank[i]]
+        b = omega[j] if rank[j] < 0 else before[rank[j]]
+        for e in range(row.size):
+            row[e] = a[e] - b[e]
+
+
+@njit(**_ENTRY)
+def tile_lengths(rows: Any, place: Any, squares: Any, width: int) -> None:
+    """Add each row's squared length to ``squares``."""
+    for t in range(place.size):
+        row = rows[place[t]]
+        for first in range(0, row.size, width):
+            part = row.dtype.type(0)
+            for e in range(first, min(first + width, row.size)):
+                part += row[e] * row[e]
+            squares[t] += np.float64(part)
+
+
+@njit(**_ENTRY)
+def tile_products(rows: Any, omega: Any, lo: Any, hi: Any, place: Any, keep: Any, squares: Any, width: int) -> None:
+    """Add ||new||^2 and ||new - row||^2 of each pair to ``squares``: new = omega_lo - omega_hi + keep row."""
+    for first in range(0, omega.shape[1], width):
+        last = min(first + width, omega.shape[1])
+        for t in range(lo.size):
+            ahead = rows[place[min(t + 1, lo.size - 1)]]
+            part = _products(rows[place[t]], omega[lo[t]], omega[hi[t]], keep[t], first, last, ahead)
+            squares[t, 0] += part[0]
+            squares[t, 1] += part[1]
+
+
+@njit(**_ENTRY)
+def tile_update(
+    rows: Any, omega: Any, before: Any, sums: Any, active: Any, rank: Any, todo: Any, factors: Any, space: Any
+) -> None:
+    """Write the new rows of pairs, and add them to the sums of their devices (see `_write_row`).
+
+    Sums of active devices, all of whose pairs pass by, are built anew; the others' are corrected by the difference.
+    """
+    lo, hi, place = todo
+    s_old, s_new = factors
+    parts, moved = space  # a tile for each device, and for each active one
+    one = rows.dtype.type(1)
+    width = parts.shape[1]
+    for first in range(0, omega.shape[1], width):
+        last = min(first + width, omega.shape[1])
+        n = last - first
+        parts[:] = 0
+        for b in range(active.size):
+            for e in range(n):
+                moved[b, e] = omega[active[b], first + e] - before[b, first + e]
+        for t in range(lo.size):
+            sign, i, j = (one, lo[t], hi[t]) if rank[lo[t]] >= 0 else (-one, hi[t], lo[t])  # i is active
+            row, ahead = rows[place[t]][first:last], rows[place[min(t + 1, lo.size - 1)]][first:last]
+            keep, gain, both = sign * (one - s_old[t]), s_new[t] + s_new[t] - one, rank[j] >= 0
+            lift, back = (one, one - one) if both else (one - one, sign * (one - s_old[t] - s_old[t]))
+            mine, theirs = omega[i][first:last], omega[j][first:last]
+            _write_row(row, mine, theirs, parts[i][:n], parts[j][:n], (keep, sign, gain, lift, back), ahead)
+            if not both:
+                _add(moved[rank[i]][:n], parts[j][:n])
+        for i in range(sums.shape[0]):
+            for e in range(n):
+                had = 0.0 if rank[i] >= 0 else sums[i, first + e]
+                sums[i, first + e] = had + parts[i, e]

@@ -1,4 +1,4 @@
-"""The server's half of FPFC: parameters of all devices and the state of all their pairs.
+"""FusionState: the server's half of FPFC, parameters of all devices and the state of all their pairs.
 
 The textbook keeps theta_ij and v_ij for every ordered pair. After an update both are multiples of one vector,
 theta = s delta and v = rho (1 - s) delta, so one vector and one number per unordered pair are enough:
@@ -9,9 +9,9 @@ theta = s delta and v = rho (1 - s) delta, so one vector and one number per unor
               = omega_i + (1/m) sum_{j != i} [(2 s_ij - 1) delta_ij - (omega_i - omega_j)]
 
 The start theta = v = 0 is delta = 0, s = 1; the start theta = omega_i - omega_j, v = 0 is delta = omega_i -
-omega_j, s = 1. A pair beyond the reach of the penalty gets there by itself and adds nothing to the sum: while
-it stays there, its vector is not even kept. So memory and work are those of the pairs within reach, and a number or
-three for each of the others.
+omega_j, s = 1. A pair beyond the penalty's reach gets there by itself and adds nothing to the sum: while it stays
+there, its vector is not kept. So memory and work are those of the pairs within reach, plus a few numbers for each of
+the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from itertools import product
 from math import sqrt
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,29 +31,44 @@ from fedfuse.core import penalties
 from fedfuse.core.partitions import joined
 from fedfuse.core.penalties import Penalty
 from fedfuse.errors import FedfuseError
-from fedfuse.pairs import numpy_state, screening
-from fedfuse.pairs.distance_bounds import DistanceBounds
-from fedfuse.pairs.layout import CAUTION, FAR, LEFT, RUN, TILE, WANTED, Pairs, Round, Scratch, devices_of
+from fedfuse.pairs import numpy_state
+from fedfuse.pairs.distance_bounds import DistanceBounds, lower_bounds
+from fedfuse.pairs.layout import (
+    ENTERING,
+    FAR,
+    LEAVING,
+    ROUND_DOWN,
+    RUN_PARTNERS,
+    TILE_DEVICES,
+    Pairs,
+    Round,
+    Scratch,
+    devices_of,
+    pair_count,
+    pair_numbers,
+)
 from fedfuse.pairs.memory import Numbers, Pool
+from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.utils import alignment
 from fedfuse.utils.jit import Kernels
+from fedfuse.utils.lazy import load
 from fedfuse.utils.threads import spread
 from fedfuse.utils.typing import Bools, Bytes, Floats, Ints
 
-# Numbers in all pairs up to which a round is done in plain NumPy: some milliseconds, when to compile takes seconds.
-SMALL = 1 << 16
-# Numbers in a round's pairs below which a second thread costs more than it saves.
-LARGE = 3_000_000
-# How much work such a number is, in the units of `spread`: memory is slower than arithmetic.
-WORK = 4.0
-# How many numbers of a pair's vector a look at a far pair is worth.
-GLANCE = 10
+# Up to so many numbers in all pairs, rounds are done in NumPy: they take milliseconds, and compiling takes seconds.
+MAX_NUMPY_NUMBERS = 1 << 16
+# With fewer numbers in a round's pairs, a second thread costs more than it saves.
+MIN_THREADED_NUMBERS = 3_000_000
+# Work of such a number, in the units of `spread`: memory is slower than arithmetic.
+WORK_PER_NUMBER = 4.0
+# Work of checking a far pair, in numbers of a pair's vector.
+NUMBERS_PER_FAR_PAIR = 10
 # Devices whose distances to all others are taken at once where not all are needed.
-BLOCK = 500
+DISTANCE_ROWS = 500
 # Columns whose differences are taken in double precision at once.
-PANEL = 1 << 16
-# The jobs of a round that is one chunk.
-ONLY = np.zeros(1, np.int64)
+DISTANCE_COLUMNS = 1 << 16
+# Jobs of a round with one chunk.
+ONLY_CHUNK = np.zeros(1, np.int64)
 
 _pairs = Kernels("fedfuse.pairs.pair_kernels")
 
@@ -94,15 +109,15 @@ class FusionState:
     memory
         Bytes that the vectors of pairs may take; nine tenths of what is free by default. More is an error, unless
     spill
-        names a directory: then the vectors go to a file there (which is gone with the process).
+        names a directory: then the vectors go to a file there, which vanishes with the process.
     backend
-        Cut the state into blocks of coordinates, for long vectors (`blocked`): ``"threads"`` of this process, or
-        ``"ray"``, actors on the machines of a Ray cluster with one block each. Iterates are the same up to rounding.
+        Cut the state into blocks of coordinates, for long vectors (`pairs.blocks`): ``"threads"`` of this process, or
+        ``"ray"``, actors of a Ray cluster with one block each. Iterates are the same up to rounding.
     blocks
         How many blocks. By default a process has up to eight, by ``d`` alone; Ray one for every processor it has.
     collapse
-        Represent devices once that have been fused for about so many rounds (`collapsing`): memory and work of a group
-        are then those of its devices, not of its pairs. Off by default, since it is exact in simple cases only.
+        Represent devices once that have been fused for about so many rounds (`pairs.collapsed`): memory and work of a
+        group are then those of its devices, not of its pairs. Off by default, since it is exact in simple cases only.
 
     Examples
     --------
@@ -112,12 +127,13 @@ class FusionState:
     [[9.0, 9.0]]
     """
 
-    _kept: tuple[Any, ...] | None = None
-    _last: Scratch | None = None
-    _beside: Bytes | None = None
+    _kept_round: tuple[Any, ...] | None = None
+    _kept_scratch: Scratch | None = None
+    _adjacency: Bytes | None = None
+    _sums: Floats
 
     def __new__(cls, *_: Any, backend: str | None = None, collapse: int | None = None, **__: Any) -> FusionState:
-        """Choose the class by where and how the state is to live, as `pathlib.Path` does."""
+        """Choose the class by backend and collapse, as `pathlib.Path` does by platform."""
         return super().__new__(_kind(backend, collapse) if cls is FusionState else cls)
 
     def __init__(
@@ -134,23 +150,52 @@ class FusionState:
         blocks: int | None = None,
         collapse: int | None = None,
     ) -> None:
-        if blocks is not None:  # with a backend it is another class that is made
-            raise FedfuseError("blocks need a backend: 'threads' or 'ray'")
-        self.omega: Floats = one_row_each(omega, dtype)
+        self.omega: Floats = np.array(omega, dtype=dtype, order="C")
+        if self.omega.ndim != 2:
+            raise FedfuseError(f"omega must have one row per device, got an array of shape {self.omega.shape}")
         self._rho = rho
         self.penalty = penalty
-        pairs = self.m * (self.m - 1) // 2
-        self._pool = _pool(pairs, self.omega, memory, spill)
+        pairs = pair_count(self.m)
         self.s: Floats = np.ones(pairs, dtype)
         self.r: Floats = np.zeros(pairs, dtype)
-        self._where: Numbers = np.full(pairs, FAR, np.int32)
-        self._sums: Floats = cold_sums(self.omega)
-        self._squares = squares_of(self.omega)
-        self._watch = DistanceBounds(self.m)
+        self._allocate(memory=memory, spill=spill, backend=backend, blocks=blocks)
         if warm:
             self.restart_pairs()
         else:
-            self._where[:] = self._pool.take(pairs)  # of zeros
+            self._set_vectors(np.arange(pairs))
+            total = self.omega.sum(axis=0, dtype=np.float64)
+            self._sums = np.asarray(total - self.m * self.omega.astype(np.float64))
+
+    def _allocate(
+        self,
+        *,
+        memory: int | None = None,
+        spill: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        blocks: int | None = None,
+        collapse: int | None = None,
+    ) -> None:
+        """Make room for vectors; all pairs are far."""
+        if blocks is not None:  # with a backend this is another class
+            raise FedfuseError("blocks need a backend: 'threads' or 'ray'")
+        d, itemsize = self.d, self.omega.itemsize
+        # long rows are whole cache lines; in short ones that would cost more memory than it is worth
+        width = alignment.whole(d, self.omega.dtype) if d * itemsize >= 16 * alignment.LINE else d
+        self._pool = Pool(len(self.s), width, self.omega.dtype, memory, None if spill is None else Path(spill))
+        self._where: Numbers = np.full(len(self.s), FAR, np.int32)
+        self._sums = np.zeros(self.omega.shape)
+        self._squares = row_squares(self.omega)
+        self._bounds = DistanceBounds(self.m)
+
+    def _set_vectors(self, pairs: Ints, delta: Floats | None = None) -> None:
+        """Give vectors to these pairs, by default zeros."""
+        self._where[pairs] = places = self._pool.take(pairs.size)
+        if delta is not None or not self._pool.clean:  # pages of zeros need not be in memory
+            self._pool.rows[places, : self.d] = 0 if delta is None else delta
+
+    def _vectors(self, pairs: Ints) -> Floats:
+        """Return the vectors of these near pairs."""
+        return np.asarray(self._pool.rows[self._where[pairs], : self.d])
 
     @property
     def m(self) -> int:
@@ -190,20 +235,22 @@ class FusionState:
     def rho(self, rho: float) -> None:
         """Change rho; theta and v stay what they are."""
         self._penalty.check(rho)
-        ratio = self._rho / rho
-        if self._small:
-            numpy_state.rescale(self._all, ratio)
-        else:
-            _pairs.rescale(self._pool.rows, self.s, self.r, self._where, ratio)
+        self._rescale(self._rho / rho)
         self._rho = rho
         self._pieces = self._penalty.pieces(rho)
         self.recompute_anchors()
 
+    def _rescale(self, ratio: float) -> None:
+        if self._small:
+            numpy_state.rescale(self._all, ratio)
+        else:
+            _pairs.rescale(self._pool.rows, self.s, self.r, self._where, ratio)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the pair state."""
-        beside = 0 if self._beside is None else self._beside.nbytes
-        return self._pool.nbytes + self.s.nbytes + self.r.nbytes + self._where.nbytes + beside
+        adjacency = 0 if self._adjacency is None else self._adjacency.nbytes
+        return self._pool.nbytes + self.s.nbytes + self.r.nbytes + self._where.nbytes + adjacency
 
     def update(self, devices: npt.ArrayLike, omegas: npt.ArrayLike) -> Residuals:
         """Take the new parameters of some devices and update every pair that has one of them."""
@@ -215,55 +262,64 @@ class FusionState:
             )
         if not active.size:
             return Residuals(0.0, 0.0, 0.0)
-        if self._small:
-            way, size, primal, dual = self._update_with_numpy(active, new)
-        else:
-            way, size, primal, dual = self._update_compiled(active, new)
-        scale, meetings = sqrt(size / self.m) or 1.0, max(_meetings(self.m, active.size), 1)
+        return self._update(active, new)
+
+    def _update(self, active: Ints, new: Floats) -> Residuals:
+        moved, size, primal, dual = self._update_squares(active, new)
+        scale, touched = sqrt(size / self.m) or 1.0, max(_touched_pairs(self.m, active.size), 1)
         # a dual residual that is a difference may round below zero
-        residuals = sqrt(primal / meetings), sqrt(max(dual, 0.0) / meetings), sqrt(way / active.size)
+        residuals = sqrt(primal / touched), sqrt(max(dual, 0.0) / touched), sqrt(moved / active.size)
         return Residuals(*(residual / scale for residual in residuals))
 
+    def _update_squares(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
+        """Update; return squared lengths: of the devices' moves, of all parameters, of primal and dual residuals."""
+        return self._update_with_numpy(active, new) if self._small else self._update_compiled(active, new)
+
     def _update_with_numpy(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
-        """Return squared lengths: of what devices have moved by, of all parameters, of primal and dual residuals."""
-        if np.unique(active).size < active.size or not 0 <= active.min() <= active.max() < self.m:
-            raise unknown_device(active, self.m)
+        check_devices(active, self.m, once=True)
         before = self.omega.copy()
         self.omega[active] = new
         try:
-            end = numpy_state.settle(self._all, self.omega, before, active, self._shrunk, self._reach, self._pool)
+            end = numpy_state.update_pairs(
+                self._all,
+                self.omega,
+                before,
+                active,
+                lambda r: self.penalty.shrink(r, self.rho),
+                self._reach,
+                self._pool,
+            )
         except FedfuseError:
             self.omega[:] = before
             raise
-        self._take_back(end.left)
-        self._squares = squares_of(self.omega)
-        way = squares_of(self.omega[active] - before[active]).sum()
-        return float(way), float(self._squares.sum()), end.primal, end.dual
-
-    def _shrunk(self, norms: Floats) -> Floats:
-        return self.penalty.shrink(norms, self.rho)
+        self._return_rows(end.left)
+        self._squares = row_squares(self.omega)
+        moved = row_squares(self.omega[active] - before[active]).sum()
+        return float(moved), float(self._squares.sum()), end.primal, end.dual
 
     def _update_compiled(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
-        """As `_update_with_numpy`."""
         if np.may_share_memory(new, self.omega):
             new = new.copy()
         # chunks by sizes alone, so that the number of threads does not change results
-        meetings = _meetings(self.m, active.size)
-        chunks = min(max(self.m // 25, 2), 8) if meetings * self.d > LARGE else 1
+        touched = _touched_pairs(self.m, active.size)
+        chunks = min(max(self.m // 25, 2), 8) if touched * self.d > MIN_THREADED_NUMBERS else 1
         rank, bounds = _cut(self.m, active, chunks)
-        turn = Round(rank, bounds, *self._space(active.size))
+        turn = Round(rank, bounds, *self._round_arrays(active.size))
         rest = self._pool.live < self.s.size  # pairs that are far
         together, found = np.empty(self.d), np.empty(3)
-        _pairs.place(self.omega, active, new, turn, self._squares, together, found)
-        way, size, scatter = found.tolist()
-        primal, dual = self._update_pairs(turn, meetings, rest)
-        return way, size, primal, dual + scatter if rest else dual
+        _pairs.set_parameters(self.omega, active, new, turn, self._squares, together, found)
+        moved, size, scatter = found.tolist()
+        primal, dual = self._update_pairs(turn, touched, rest)
+        return moved, size, primal, dual + scatter if rest else dual
 
     def anchors(self, devices: npt.ArrayLike) -> Floats:
         """Return zeta_i, the vector that device i is pulled to, for each of these devices."""
         index = np.array(devices, dtype=np.int64)
-        if index.size and not 0 <= index.min() <= index.max() < self.m:
-            raise unknown_device(index, self.m)
+        if index.size:
+            check_devices(index, self.m)
+        return self._anchors(index)
+
+    def _anchors(self, index: Ints) -> Floats:
         zeta: Floats = np.empty((index.size, self.d), self.omega.dtype)
         if self._small:
             zeta[:] = self.omega[index] + self._sums[index] / self.m
@@ -272,28 +328,31 @@ class FusionState:
         return zeta
 
     def admit(self, omega: npt.ArrayLike, *, warm: bool = True) -> Ints:
-        """Add newcomers (one vector, or one row each); return their numbers. Nobody else's parameters change.
+        """Add newcomers (one vector, or one row each); return their numbers. No other parameters change.
 
         With ``warm`` a newcomer starts without a pull (theta = omega_i - omega_j); else from theta = 0.
         """
         new = np.atleast_2d(np.asarray(omega, dtype=self.omega.dtype))
         if new.shape[1] != self.d:
             raise FedfuseError(f"a newcomer needs {self.d} parameters, got {new.shape[1]}")
-        self._watch.settle(self.r, self._where)
-        before, self.omega = self.m, np.concatenate([self.omega, new])
-        self._watch, self._beside = DistanceBounds(self.m), None
-        known, pairs = len(self.s), self.m * (self.m - 1) // 2
-        self._pool = self._pool.grown(pairs)
-        self.s = np.concatenate([self.s, np.ones(pairs - known, self.s.dtype)])
-        self.r = np.concatenate([self.r, np.zeros(pairs - known, self.r.dtype)])
-        self._where = np.concatenate([self._where, np.full(pairs - known, FAR, np.int32)])
-        self._sums = np.concatenate([self._sums, np.zeros((len(new), self.d))])
-        self._squares = np.concatenate([self._squares, squares_of(new)])
+        before, known = self.m, len(self.s)
+        self._bounds.reset_paths(self.r, self._where)
+        self._add_devices(new)
+        self._bounds, self._adjacency = DistanceBounds(self.m), None
+        added = np.arange(known, pair_count(self.m))
+        self.s = np.concatenate([self.s, np.ones(added.size, self.s.dtype)])
+        self.r = np.concatenate([self.r, np.zeros(added.size, self.r.dtype)])
+        self._where = np.concatenate([self._where, np.full(added.size, FAR, np.int32)])
         if not warm:
-            self._where[known:] = self._pool.take(pairs - known)
-            self._pool.rows[self._where[known:]] = 0
+            self._set_vectors(added)
             self.recompute_anchors()
         return np.arange(before, self.m)
+
+    def _add_devices(self, new: Floats) -> None:
+        self.omega = np.concatenate([self.omega, new])
+        self._pool = self._pool.grown(pair_count(self.m))
+        self._sums = np.concatenate([self._sums, np.zeros(new.shape)])
+        self._squares = np.concatenate([self._squares, row_squares(new)])
 
     def restart_pairs(self) -> None:
         """Forget all pairs: theta_ij = omega_i - omega_j, v_ij = 0.
@@ -302,25 +361,21 @@ class FusionState:
         """
         self._pool.give_back(self._where[self._where >= 0])
         self.s[:], self.r[:], self._where[:] = 1, 0, FAR
-        self._watch, self._beside = DistanceBounds(self.m), None
+        self._bounds, self._adjacency = DistanceBounds(self.m), None
         self._sums[:] = 0
-        self._tidy()
-        self._pool.provide(self._bound_all())
+        self._pool.compact(self._where)
+        known = np.isfinite(self._reach) and not self._small
+        self._pool.provide(lower_bounds(self.omega, self.r, self._reach) if known else self.r.size)
         if not self._small:
-            self._beside = self._matrix()
-
-    def _bound_all(self) -> int:
-        """Find out how far apart all devices at least are; return how many pairs may be within reach."""
-        if not np.isfinite(self._reach) or self._small:
-            return self.r.size
-        return screening.lower_bounds(self.omega, self.r, self._reach)
+            self._adjacency = self._near_matrix()
 
     def recompute_anchors(self) -> None:
         """Build all anchor sums anew from the stored pairs."""
         if self._small:
             numpy_state.total_sums(self._all, self.omega)
             return
-        spread(lambda jobs: _pairs.total_sums(self._all, self.omega, jobs), np.full(self.m, WORK * self.m * self.d))
+        work = np.full(self.m, WORK_PER_NUMBER * self.m * self.d)
+        spread(lambda jobs: _pairs.total_sums(self._all, self.omega, jobs), work)
 
     def norms(self) -> Floats:
         """Return ||theta_ij|| for all pairs (m x m, symmetric)."""
@@ -329,45 +384,45 @@ class FusionState:
         return near + self._square(far) * self.distances() if far.any() else near
 
     def labels(self, nu: float) -> Ints:
-        """Return the clusters: devices with ||theta_ij|| <= nu are in one, and so are their other neighbours.
+        """Return the groups: devices with ||theta_ij|| <= nu are in one, and so are their other neighbours.
 
         As `core.partitions.components` of `norms`, without a number for every pair of devices.
         """
         near = self.near
         lo, hi = devices_of(near[self.s[near].astype(np.float64) * self.r[near] <= nu])
-        if not self._beyond(nu):  # far, so theta is the difference; but how far is not known
+        if not self._beyond(nu):  # theta of a far pair is the difference of its devices
             i, j = self._close(nu)
             lo, hi = np.concatenate([lo, i]), np.concatenate([hi, j])
         return joined(self.m, lo, hi)
 
     def _beyond(self, nu: float) -> bool:
-        """Say whether all far pairs are certainly further apart than this."""
-        if self._watch.beyond(nu):
+        """Return whether all far pairs are certainly further apart than this."""
+        if self._bounds.beyond(nu):
             return True
-        self._watch.settle(self.r, self._where)
+        self._bounds.reset_paths(self.r, self._where)
         return not (self.r[self._where < 0] <= nu).any()
 
     def _close(self, nu: float) -> tuple[Ints, Ints]:
         """Return the far pairs whose devices are at most ``nu`` apart."""
         found = []
-        for first in range(0, self.m, BLOCK):
-            hi, lo = np.nonzero(self.distances(slice(first, first + BLOCK)) <= nu)
+        for first in range(0, self.m, DISTANCE_ROWS):
+            hi, lo = np.nonzero(self.distances(slice(first, first + DISTANCE_ROWS)) <= nu)
             hi += first
             lo, hi = lo[lo < hi], hi[lo < hi]
-            far = self._where[hi * (hi - 1) // 2 + lo] < 0
+            far = self._where[pair_numbers(lo, hi)] < 0
             found.append((lo[far], hi[far]))
         return np.concatenate([i for i, _ in found]), np.concatenate([j for _, j in found])
 
     def distances(self, rows: slice = slice(None)) -> Floats:
         """Return ||omega_i - omega_j|| for these devices and all (m x m)."""
-        # the shortest, not the mean, which a single device that lies can move as far as it likes
-        origin = int(squares_of(self.omega).argmin()) if self.m else 0
-        gaps = self._gaps(origin, rows)
-        gaps[np.arange(len(gaps)), np.arange(self.m)[rows]] = 0.0
-        return np.asarray(np.sqrt(np.maximum(gaps, 0.0)))
+        # the shortest, not the mean, which a single lying device can move as far as it likes
+        origin = int(row_squares(self.omega).argmin()) if self.m else 0
+        squares = self._square_distances(origin, rows)
+        squares[np.arange(len(squares)), np.arange(self.m)[rows]] = 0.0
+        return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
-    def _gaps(self, origin: int, rows: slice) -> Floats:
-        return squared_distances(self.omega, origin, rows)
+    def _square_distances(self, origin: int, rows: slice) -> Floats:
+        return square_distances(self.omega, origin, rows)
 
     def theta(self, i: int, j: int) -> Floats:
         """Return theta_ij."""
@@ -377,41 +432,46 @@ class FusionState:
         """Return v_ij."""
         return self._oriented(i, j, lambda s: self.rho * (1 - s))
 
+    def _oriented(self, i: int, j: int, weight: Any) -> Floats:
+        if i == j:
+            return np.zeros(self.d, self.omega.dtype)
+        lo, hi = min(i, j), max(i, j)
+        p = hi * (hi - 1) // 2 + lo
+        delta = self.omega[lo] - self.omega[hi] if self._where[p] < 0 else self._vectors(np.array([p]))[0]
+        return np.asarray(weight(self.s[p]) * delta * (1 if i < j else -1))
+
+    def _square(self, pairs: Floats | Bools) -> Floats:
+        full = np.zeros((self.m, self.m))
+        full[np.tril_indices(self.m, -1)] = pairs
+        return np.asarray(full + full.T)
+
+    # -- saved and loaded
+
     def pack(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the whole state as arrays (see `unpack`)."""
+        """Return the whole state as arrays (see `unpack`), in the same form from every backend."""
         near = self.near
-        self._watch.settle(self.r, self._where)
-        rows = self._pool.rows[self._where[near], : self.d]
+        self._bounds.reset_paths(self.r, self._where)
         numbers = {"s": self.s, "r": self.r, "sums": self._sums, "omega": self.omega, "rho": np.float64(self.rho)[None]}
-        return {"near": near, "delta": rows, **numbers}
+        return {"near": near, "delta": self._vectors(near), **numbers}
 
     @classmethod
-    def unpack(
-        cls,
-        arrays: dict[str, npt.NDArray[Any]],
-        penalty: Penalty,
-        *,
-        memory: int | None = None,
-        spill: str | PathLike[str] | None = None,
-        backend: str | None = None,
-        blocks: int | None = None,
-        collapse: int | None = None,
-    ) -> FusionState:
-        """Build the state that `pack` took apart, here or wherever ``backend`` says."""
-        kind = _kind(backend, collapse)
-        if kind is not FusionState:
-            room = {"memory": memory, "spill": spill, "backend": backend, "blocks": blocks, "collapse": collapse}
-            return kind.unpack(arrays, penalty, **room)  # type: ignore[arg-type]
-        check_fit(arrays)
-        state = cls.__new__(cls)
-        state.omega, state._rho = arrays["omega"], float(arrays["rho"][0])
-        near, delta, state.s, state.r, state._sums = (arrays[name] for name in ("near", "delta", "s", "r", "sums"))
-        pairs = state.m * (state.m - 1) // 2
-        state._pool, state._squares = _pool(pairs, state.omega, memory, spill), squares_of(state.omega)
-        state._where = np.full(pairs, FAR, np.int32)
-        state._where[near] = state._pool.take(near.size)
-        state._pool.rows[: near.size, : state.d] = delta
-        state._watch, state.penalty = DistanceBounds(state.m), penalty
+    def unpack(cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, **room: Any) -> FusionState:
+        """Build the state that `pack` took apart; ``room``: memory, spill, backend, blocks, collapse."""
+        return _kind(room.get("backend"), room.get("collapse"))._restored(arrays, penalty, **room)
+
+    @classmethod
+    def _restored(cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, **room: Any) -> FusionState:
+        near, delta, s, r, sums, omega = (arrays[name] for name in ("near", "delta", "s", "r", "sums", "omega"))
+        (m, d), pairs = omega.shape, pair_count(len(omega))
+        shapes = [delta.shape, s.shape, r.shape, sums.shape]
+        if shapes != [(near.size, d), (pairs,), (pairs,), (m, d)] or (near >= pairs).any():
+            raise FedfuseError("the arrays of this fusion state do not fit each other")
+        state = object.__new__(cls)
+        state.omega, state.s, state.r, state._rho = omega.copy(), s.copy(), r.copy(), float(arrays["rho"][0])
+        state.penalty = penalty
+        state._allocate(**room)
+        state._set_vectors(near, delta)
+        state._sums = sums.copy()
         return state
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -428,237 +488,187 @@ class FusionState:
         settings = {k.removeprefix("penalty_"): v.item() for k, v in arrays.items() if k.startswith("penalty_")}
         return cls.unpack(arrays, penalties.from_config(settings), **room)
 
+    # -- one compiled round
+
     @property
     def _small(self) -> bool:
         """Whether nothing of this state is worth compiling; by sizes alone, as results differ in their last bits."""
-        return len(self.s) * self.d <= SMALL
+        return len(self.s) * self.d <= MAX_NUMPY_NUMBERS
 
     @property
     def _all(self) -> Pairs:
         return Pairs(self._pool.rows, self.s, self.r, self._where, self._sums)
-
-    def _space(self, k: int) -> tuple[Any, ...]:
-        """Return arrays for a round of k active devices (see `Round`): the last ones if they fit."""
-        if self._kept is None or self._kept[0].size != k:
-            rows = alignment.rows((3, k), self.d, self.omega.dtype)
-            self._kept = np.empty(k, np.int64), np.empty(k), *rows
-        return self._kept
-
-    def _scratch(self, k: int, chunks: int) -> Scratch:
-        """Return space for the chunks of such a round: the last one if it fits."""
-        tile = self._tile(k)
-        shapes = (chunks, k + 5), (chunks, 3, tile * RUN + 1), (chunks, 2, RUN + tile + 2)
-        last = self._last
-        if last is None or (last.rows.shape[:2], last.todo.shape, last.order.shape) != shapes:
-            rows = alignment.rows(shapes[0], self.d, self.omega.dtype)
-            todo, order = (np.empty(shape, np.int64) for shape in shapes[1:])
-            self._last = last = Scratch(rows, todo, order, np.empty((chunks, 2)), np.empty(chunks, np.int64))
-        return last
-
-    def _tile(self, k: int) -> int:
-        """Return how many of k active devices partners go by at once: about `TILE` of them are near to each."""
-        tile, near = TILE, self._pool.live
-        while tile < k and 2 * tile * near <= TILE * self.s.size:
-            tile *= 2
-        return tile
-
-    def _update_pairs(self, turn: Round, meetings: int, rest: bool) -> tuple[float, float]:
-        """Update every pair with an active device; return the sums of its squared residuals."""
-        chunks = turn.bounds.size - 1
-        if rest:
-            self._come_near(turn, meetings)
-        scratch = self._scratch(turn.active.size, chunks)
-        state = self._all, self._adjacent, self.omega, turn, self._pieces, rest, scratch
-
-        def run(jobs: Ints) -> None:
-            for c in jobs.tolist():
-                _pairs.settle(*state, c)
-
-        _share_out(run, chunks, meetings * self.d)
-        if scratch.left.any():
-            self._let_go()
-        self._gather(turn.active, scratch)
-        primal, dual = map(sum, scratch.squares.T.tolist())
-        return primal, dual
-
-    def _come_near(self, turn: Round, meetings: int) -> None:
-        """Give rows to pairs that are far no longer; if there are none to be had, undo the round."""
-        self._watch.move(turn.active, turn.lengths)
-        due = self._watch.due(turn.active, self._reach)
-        if not due.any():
-            return
-        chunks, way, reach, everything = turn.bounds.size - 1, self._watch.way, self._reach, self._all
-        least, wanted = np.empty((chunks, due.size)), np.empty(chunks, np.int64)
-
-        def look(jobs: Ints) -> None:
-            _pairs.look(everything, self.omega, turn, due, way, reach, (wanted, least), jobs)
-
-        _share_out(look, chunks, meetings * GLANCE)
-        if wanted.any():
-            rows, starts = self._rows_for(int(wanted.sum()), turn), np.cumsum(wanted) - wanted
-            everything, near = self._all, self._adjacent  # the rows may have gone to disk
-
-            def claim(jobs: Ints) -> None:
-                _pairs.claim(everything, near, self.omega, turn, due, rows, starts, jobs)
-
-            _share_out(claim, chunks, float(wanted.sum()) * self.d)
-        self._watch.learn(turn.active[due], least.min(axis=0)[due])
-        if self._watch.long(reach):
-            self._watch.settle(self.r, self._where)
-
-    @property
-    def _adjacent(self) -> Bytes:
-        """Say of every two devices whether their pair is near (m x m, 0 or 1)."""
-        if self._beside is None:
-            self._beside = self._matrix()
-        return self._beside
-
-    def _matrix(self) -> Bytes:
-        beside: Bytes = alignment.zeros(self.m**2, np.uint8).reshape(self.m, self.m)
-        if not self._pool.live:
-            return beside
-        for hi in range(1, self.m):
-            beside[hi, :hi] = self._where[hi * (hi - 1) // 2 : hi * (hi + 1) // 2] >= 0
-        for a, b in product(range(0, self.m, BLOCK), repeat=2):
-            beside[a : a + BLOCK, b : b + BLOCK] |= beside[b : b + BLOCK, a : a + BLOCK].T
-        return beside
-
-    def _gather(self, active: Ints, scratch: Scratch) -> None:
-        """Put together what chunks have collected for active devices."""
-        rows = scratch.rows
-        if len(rows) == 1:
-            self._sums[active] = rows[0, : active.size, : self.d]
-            return
-        cost = np.full(active.size, WORK * rows[:, 0].size)
-        spread(lambda some: _pairs.gather(rows, active, self._sums, some), cost)
 
     @property
     def _reach(self) -> float:
         """Distance from which on a pair needs no vector."""
         return float(self.penalty.reach)
 
-    def _let_go(self) -> None:
-        """Take back the rows of pairs that have become far in this round."""
-        pairs = np.flatnonzero(self._where <= LEFT)
-        rows, (lo, hi), watch = LEFT - self._where[pairs], devices_of(pairs), self._watch
-        self._where[pairs] = FAR
-        self.r[pairs] = self.r[pairs] * CAUTION + watch.way[lo] + watch.way[hi]
-        self._adjacent[lo, hi] = self._adjacent[hi, lo] = 0
-        watch.forget(np.concatenate([lo, hi]))
-        self._take_back(rows)
+    def _round_arrays(self, k: int) -> tuple[Any, ...]:
+        """Return arrays for a round of k active devices (see `Round`): the last ones if they fit."""
+        if self._kept_round is None or self._kept_round[0].size != k:
+            rows = alignment.rows((3, k), self.d, self.omega.dtype)
+            self._kept_round = np.empty(k, np.int64), np.empty(k), *rows
+        return self._kept_round
 
-    def _take_back(self, rows: Numbers) -> None:
-        if rows.size:
-            self._pool.give_back(rows)
-            self._tidy()
+    def _scratch(self, k: int, chunks: int) -> Scratch:
+        """Return space for the chunks of such a round: the last one if it fits."""
+        tile = self._tile(k)
+        shapes = (chunks, k + 5), (chunks, 3, tile * RUN_PARTNERS + 1), (chunks, 2, RUN_PARTNERS + tile + 2)
+        last = self._kept_scratch
+        if last is None or (last.rows.shape[:2], last.todo.shape, last.order.shape) != shapes:
+            rows = alignment.rows(shapes[0], self.d, self.omega.dtype)
+            todo, order = (np.empty(shape, np.int64) for shape in shapes[1:])
+            self._kept_scratch = last = Scratch(rows, todo, order, np.empty((chunks, 2)), np.empty(chunks, np.int64))
+        return last
 
-    def _rows_for(self, wanted: int, turn: Round) -> Numbers:
+    def _tile(self, k: int) -> int:
+        """Return how many of k active devices are processed together: each partner is near about `TILE_DEVICES`."""
+        tile, near = TILE_DEVICES, self._pool.live
+        while tile < k and 2 * tile * near <= TILE_DEVICES * self.s.size:
+            tile *= 2
+        return tile
+
+    def _update_pairs(self, turn: Round, touched: int, rest: bool) -> tuple[float, float]:
+        """Update every pair with an active device; return the sums of its squared residuals."""
+        chunks = turn.bounds.size - 1
+        if rest:
+            self._enter(turn, touched)
+        scratch = self._scratch(turn.active.size, chunks)
+        state = self._all, self._adjacent, self.omega, turn, self._pieces, rest, scratch
+
+        def run(jobs: Ints) -> None:
+            for c in jobs.tolist():
+                _pairs.update_pairs(*state, c)
+
+        _run_chunks(run, chunks, touched * self.d)
+        if scratch.left.any():
+            self._release_far()
+        self._gather(turn.active, scratch)
+        primal, dual = map(sum, scratch.squares.T.tolist())
+        return primal, dual
+
+    def _enter(self, turn: Round, touched: int) -> None:
+        """Give rows to far pairs that come within reach; if there is no memory for them, undo the round."""
+        bounds = self._bounds
+        bounds.move(turn.active, turn.lengths)
+        due = bounds.within(turn.active, self._reach)
+        if not due.any():
+            return
+        chunks, path, reach, everything = turn.bounds.size - 1, bounds.path_length, self._reach, self._all
+        least, entering = np.empty((chunks, due.size)), np.empty(chunks, np.int64)
+
+        def find(jobs: Ints) -> None:
+            _pairs.find_entering(everything, self.omega, turn, due, path, reach, (entering, least), jobs)
+
+        _run_chunks(find, chunks, touched * NUMBERS_PER_FAR_PAIR)
+        if entering.any():
+            rows, starts = self._rows_for(int(entering.sum()), turn), np.cumsum(entering) - entering
+            everything, near = self._all, self._adjacent  # the rows may have gone to disk
+
+            def fill(jobs: Ints) -> None:
+                _pairs.fill_entering(everything, near, self.omega, turn, due, rows, starts, jobs)
+
+            _run_chunks(fill, chunks, float(entering.sum()) * self.d)
+        bounds.set(turn.active[due], least.min(axis=0)[due])
+        if bounds.too_long(reach):
+            bounds.reset_paths(self.r, self._where)
+
+    def _rows_for(self, n: int, turn: Round) -> Numbers:
         """Return rows for so many pairs; if there are none, undo what the round has done so far."""
         try:
-            return self._pool.take(wanted)
+            return self._pool.take(n)
         except FedfuseError:
             self.omega[turn.active] = turn.before[:, : self.d]
-            self._squares = squares_of(self.omega)
-            self.r[self._where < 0] = 0  # bounds for parameters that are no more
-            self._watch = DistanceBounds(self.m)
-            self._where[self._where == WANTED] = FAR
+            self._squares = row_squares(self.omega)
+            self.r[self._where < 0] = 0  # bounds for parameters that no longer hold
+            self._bounds = DistanceBounds(self.m)
+            self._where[self._where == ENTERING] = FAR
             raise
 
-    def _tidy(self) -> None:
-        """Give memory back to the system where much of it lies idle."""
-        if self._pool.sparse:
-            near = self.near
-            places = self._where[near]
-            self._pool.squeeze(places)
-            self._where[near] = places
+    @property
+    def _adjacent(self) -> Bytes:
+        """Adjacency of near pairs (m x m, 0 or 1)."""
+        if self._adjacency is None:
+            self._adjacency = self._near_matrix()
+        return self._adjacency
 
-    def _square(self, pairs: Floats | Bools) -> Floats:
-        full = np.zeros((self.m, self.m))
-        full[np.tril_indices(self.m, -1)] = pairs
-        return np.asarray(full + full.T)
+    def _near_matrix(self) -> Bytes:
+        near: Bytes = alignment.zeros(self.m**2, np.uint8).reshape(self.m, self.m)
+        if not self._pool.live:
+            return near
+        for hi in range(1, self.m):
+            near[hi, :hi] = self._where[hi * (hi - 1) // 2 : hi * (hi + 1) // 2] >= 0
+        n = DISTANCE_ROWS
+        for a, b in product(range(0, self.m, n), repeat=2):
+            near[a : a + n, b : b + n] |= near[b : b + n, a : a + n].T
+        return near
 
-    def _oriented(self, i: int, j: int, weight: Any) -> Floats:
-        if i == j:
-            return np.zeros(self.d, self.omega.dtype)
-        lo, hi = min(i, j), max(i, j)
-        p = hi * (hi - 1) // 2 + lo
-        delta = self.omega[lo] - self.omega[hi] if self._where[p] < 0 else self._vectors(np.array([p]))[0]
-        return np.asarray(weight(self.s[p]) * delta * (1 if i < j else -1))
+    def _gather(self, active: Ints, scratch: Scratch) -> None:
+        """Add up what chunks have collected for active devices."""
+        rows = scratch.rows
+        if len(rows) == 1:
+            self._sums[active] = rows[0, : active.size, : self.d]
+            return
+        work = np.full(active.size, WORK_PER_NUMBER * rows[:, 0].size)
+        spread(lambda some: _pairs.gather_sums(rows, active, self._sums, some), work)
 
-    def _vectors(self, pairs: Ints) -> Floats:
-        """Return the vectors of these near pairs."""
-        return np.asarray(self._pool.rows[self._where[pairs], : self.d])
+    def _release_far(self) -> None:
+        """Take back the rows of pairs that have become far in this round."""
+        pairs = np.flatnonzero(self._where <= LEAVING)
+        rows, (lo, hi), paths = LEAVING - self._where[pairs], devices_of(pairs), self._bounds.path_length
+        self._where[pairs] = FAR
+        self.r[pairs] = self.r[pairs] * ROUND_DOWN + paths[lo] + paths[hi]
+        self._adjacent[lo, hi] = self._adjacent[hi, lo] = 0
+        self._bounds.forget(np.concatenate([lo, hi]))
+        self._return_rows(rows)
+
+    def _return_rows(self, rows: Numbers) -> None:
+        if rows.size:
+            self._pool.give_back(rows)
+            self._pool.compact(self._where)
 
 
 def _kind(backend: str | None, collapse: int | None) -> type[FusionState]:
-    """Return the class of a state that lives so."""
+    """Return the class for these settings."""
     if collapse is not None:
-        from fedfuse.pairs.collapsed import CollapsingState
-
-        return CollapsingState
+        return cast("type[FusionState]", load("fedfuse.pairs.collapsed:CollapsingState"))
     if backend is not None:
-        from fedfuse.pairs.blocks import BlockedState
-
-        return BlockedState
+        return cast("type[FusionState]", load("fedfuse.pairs.blocks:BlockedState"))
     return FusionState
 
 
-def one_row_each(omega: npt.ArrayLike, dtype: npt.DTypeLike) -> Floats:
-    """Return first parameters as an array of this type; raise unless they have one row per device."""
-    start: Floats = np.array(omega, dtype=dtype, order="C")
-    if start.ndim != 2:
-        raise FedfuseError(f"omega must have one row per device, got an array of shape {start.shape}")
-    return start
-
-
-def cold_sums(omega: Floats) -> Floats:
-    """Return the anchor sums of pairs that all have theta = v = 0."""
-    return np.asarray(omega.sum(axis=0, dtype=np.float64) - len(omega) * omega.astype(np.float64))
-
-
-def squared_distances(omega: Floats, origin: int, rows: slice) -> Floats:
+def square_distances(omega: Floats, origin: int, rows: slice) -> Floats:
     """Return ||omega_i - omega_j||^2 of these rows and all, by matrix products in double precision.
 
     The product formula loses digits where rows share a large part, so row ``origin`` is taken from all first.
     """
     apart: Floats = np.zeros((len(omega[rows]), len(omega)))
-    for first in range(0, omega.shape[1], PANEL):  # a panel at a time: copies in double precision are large
-        panel = omega[:, first : first + PANEL].astype(np.float64)
+    for first in range(0, omega.shape[1], DISTANCE_COLUMNS):  # copies in double precision are large
+        panel = omega[:, first : first + DISTANCE_COLUMNS].astype(np.float64)
         panel -= panel[origin].copy()
         squares = np.square(panel).sum(axis=1)
         apart += squares[rows, None] + squares[None, :] - 2 * panel[rows] @ panel.T
     return apart
 
 
-def _share_out(run: Callable[[Ints], None], chunks: int, work: float) -> None:
+def check_devices(devices: Ints, m: int, *, once: bool = False) -> None:
+    """Raise unless all devices exist and, where asked, occur once."""
+    if devices.min() < 0 or devices.max() >= m:
+        raise FedfuseError(f"devices must lie in 0 … {m - 1}, got {devices.min()} … {devices.max()}")
+    if once and np.unique(devices).size < devices.size:
+        raise FedfuseError("a device occurs twice in one round")
+
+
+def _run_chunks(run: Callable[[Ints], None], chunks: int, work: float) -> None:
     """Do all chunks, in threads if there are several."""
     if chunks == 1:
-        run(ONLY)
+        run(ONLY_CHUNK)
     else:
-        spread(run, np.full(chunks, WORK * work / chunks))
+        spread(run, np.full(chunks, WORK_PER_NUMBER * work / chunks))
 
 
-def _pool(pairs: int, omega: Floats, memory: int | None, spill: str | PathLike[str] | None) -> Pool:
-    """Return room for the vectors of so many pairs.
-
-    Long ones are whole cache lines; in short ones that would cost more memory than it is worth.
-    """
-    d, long = omega.shape[1], omega.shape[1] * omega.itemsize >= 16 * alignment.LINE
-    width = alignment.whole(d, omega.dtype) if long else d
-    return Pool(pairs, width, omega.dtype, memory, None if spill is None else Path(spill))
-
-
-def check_fit(arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Raise unless these arrays can be those of one state."""
-    near, delta, s, r, sums = (arrays[name] for name in ("near", "delta", "s", "r", "sums"))
-    m, d = arrays["omega"].shape
-    pairs = m * (m - 1) // 2
-    shapes = [delta.shape, s.shape, r.shape, sums.shape]
-    if shapes != [(near.size, d), (pairs,), (pairs,), (m, d)] or (near >= pairs).any():
-        raise FedfuseError("the arrays of this fusion state do not fit each other")
-
-
-def _meetings(m: int, k: int) -> int:
+def _touched_pairs(m: int, k: int) -> int:
     """Return the number of pairs that have at least one of k active devices."""
     return k * (m - k) + k * (k - 1) // 2
 
@@ -666,19 +676,7 @@ def _meetings(m: int, k: int) -> int:
 def _cut(m: int, devices: Ints, chunks: int) -> tuple[Ints, Ints]:
     """Return each device's place among the active ones (or -1), and partners cut into runs of equal work."""
     rank, bounds = np.empty(m, np.int64), np.empty(chunks + 1, np.int64)
-    _pairs.line_up(devices, rank, bounds)
+    _pairs.cut_chunks(devices, rank, bounds)
     if bounds[0] < 0:
-        raise unknown_device(devices, m)
+        check_devices(devices, m, once=True)
     return rank, bounds
-
-
-def unknown_device(devices: Ints, m: int) -> FedfuseError:
-    """Say what is wrong with these devices."""
-    if devices.min() >= 0 and devices.max() < m:
-        return FedfuseError("a device occurs twice in one round")
-    return FedfuseError(f"devices must lie in 0 … {m - 1}, got {devices.min()} … {devices.max()}")
-
-
-def squares_of(omega: Floats) -> Floats:
-    """Return the squared lengths of rows."""
-    return np.asarray(np.einsum("ij,ij->i", omega, omega, dtype=np.float64))

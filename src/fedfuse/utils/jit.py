@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 # What loops are written in: when one of these files changes, all are compiled anew.
 SOURCES = (
     "utils/alignment", "utils/compiler", "utils/jit", "utils/simd", "utils/vector_exp",
-    "pairs/layout", "pairs/pair_kernels", "pairs/tile_kernels",
+    "pairs/layout", "pairs/pair_kernels",
     "models/convolution_kernels", "models/loss_kernels", "models/cnn_layers", "models/panels",
 )  # fmt: skip
 # Settings of numba that change nothing in its code.

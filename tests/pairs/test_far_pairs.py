@@ -34,7 +34,7 @@ def test_clusters_were_not_there_at_the_start():
 
 @pytest.mark.parametrize("large", [0, np.inf], ids=["several chunks", "one chunk"])
 def test_residuals_are_the_same_whether_far_pairs_are_added_or_the_others_subtracted(large, monkeypatch):
-    monkeypatch.setattr(pair_state, "LARGE", large)
+    monkeypatch.setattr(pair_state, "MIN_THREADED_NUMBERS", large)
     d = 100
     start = grouped(200, d, APART, WIDTH)
     state, dense = (kind(start, PENALTY, warm=True, dtype=np.float64) for kind in (FusionState, DenseState))
