@@ -60,7 +60,7 @@ def test_a_comparison_in_which_nothing_is_sent(fedfuse, reg):
 @pytest.mark.parametrize("command", ["run", "compare", "sweep"])
 def test_a_number_of_bytes_is_finite(refused, reg, command):
     how = {"run": ["--lam", "1"], "compare": ["--methods", "fpfc"], "sweep": ["--over", "lam=1,2"]}[command]
-    assert "--set memory takes a number of bytes, e.g. 4GB, got 'inf'" in refused(
+    assert "memory takes a number of bytes, e.g. 4GB, got 'inf'" in refused(
         command, *TABLE, *how, "--set", "memory=inf"
     )
 
@@ -377,12 +377,12 @@ def test_numbers_of_numpy_are_saved(fed, here, method):
         (("compare", *TABLE, "--out", ""), "'' is not a directory"),
         (("run", "folder.csv", "--device", "site", "--target", "y"), "folder.csv' is a directory; give a file"),
         (("tune", *TABLE, "--method", "cfl", "--grid", "1,2"), "--grid takes candidates such as eps1=0.1"),
-        (("tune", *TABLE, "--method", "cfl", "--grid", "eps1=x"), "--grid eps1 takes a number or auto, got 'x'"),
+        (("tune", *TABLE, "--method", "cfl", "--grid", "eps1=x"), "eps1 takes a number or auto, got 'x'"),
         (("compare", *TABLE, "--seeds", "0"), "--seeds takes how many (at least 1)"),
         (("compare", *TABLE, "--seeds", "-2"), "got '-2'"),
-        ((*RUN, "--rounds", "5", "--set", "rounds=3"), "rounds are given twice: by --set rounds and by --rounds 5"),
-        (("compare", *TABLE, "--rounds", "5", "--set", "rounds=3"), "rounds are given twice"),
-        ((*RUN, "--set", "seed=3"), "--set has no key 'seed': it is an option of its own, --seed"),
+        ((*RUN, "--rounds", "5", "--set", "rounds=3"), "rounds is given twice, as 3 and as 5: leave one out"),
+        (("compare", *TABLE, "--rounds", "5", "--set", "rounds=3"), "--set rounds: --rounds 5 is given too"),
+        ((*RUN, "--set", "seed=3"), "'seed' is not a key of --set: it is an option of its own, --seed"),
         (("run", "synthetic:5,x"), "synthetic:5,5 (groups of so many devices)"),
         (("path", "one.csv", "--device", "site", "--target", "y", "--out", "p.png"), "one device has no pairs"),
         (("resume", "run", "--engine", "nope"), "unknown engine 'nope'; known: inprocess"),

@@ -322,7 +322,7 @@ def test_missing_images_say_how_to_get_them(fedfuse, here):
 SETTINGS = {
     "--lam -1": "lambda must be at least 0, got -1",
     "--lam nan": "lambda must be a finite number, got nan",
-    "--lam much": "--lam takes a number or auto, got 'much'",
+    "--lam much": "lam takes a number or auto, got 'much'",
     "--method fpfc-l1 --lam auto": "fpfc-l1 has no lam='auto': its groups depend on lambda; give a number",
     "--rounds 0": "rounds must be a whole number of at least 1, got 0",
     "--rounds ten": "Invalid value for '--rounds': 'ten' is not a whole number",
@@ -342,15 +342,15 @@ SETTINGS = {
     "--set lossy=often": "lossy takes name:probability with commas (lost, late, twice, stale, nan), got 'often'",
     "--set deadline=0": "deadline must be a positive number of seconds, got 0.0",
     "--set late=maybe": "late must be refuse or use, got 'maybe'",
-    "--set steps=uneven(0)": "--set steps: uneven takes a whole number of at least 1, got uneven(0)",
+    "--set steps=uneven(0)": "steps: uneven takes a whole number of at least 1, got uneven(0)",
     "--task guess": "--task must be classification or regression, got 'guess'",
     "--features normal": "--features normal is for synthetic data only",
     "--colour red": "No such option",
     "--set participation=0": "participation must be a share above 0 and at most 1, got 0.0",
     "--set participation=1.5": "participation must be a share above 0 and at most 1, got 1.5",
     "--set participation=nan": "participation must be a share above 0 and at most 1, got nan",
-    "--set participation=half": "--set participation takes a share above 0 and at most 1, or sizes(share), got 'half'",
-    "--set nu=close": "--set nu takes a number, got 'close'",
+    "--set participation=half": "participation takes a share above 0 and at most 1, or sizes(share), got 'half'",
+    "--set nu=close": "nu takes a number, got 'close'",
     "--set nu=-1": "nu must be a positive number, got -1",
     "--set nu=nan": "nu must be a positive number, got nan",
     "--set nu": "--set takes key=value, got 'nu'",
@@ -358,7 +358,7 @@ SETTINGS = {
     "--lam 0.6 --set xi=0": "xi must lie between 0 and lambda = 0.6, got xi = 0",
     "--set xi=0": "xi must lie between 0 and lambda = 1, got xi = 0",
     "--set xi=nan": "xi must be a finite number, got nan",
-    "--set refit=maybe": "--set refit takes yes or no, got 'maybe'",
+    "--set refit=maybe": "refit takes yes or no, got 'maybe'",
     "--set rho=0.3": "rho must exceed 1/(a - 1) = 0.3704 for a = 3.7",
     "--set rho=-1": "rho must be positive, got -1",
     "--set a=2": "SCAD needs a > 2, got a = 2; 3.7 is the usual choice",
@@ -368,16 +368,16 @@ SETTINGS = {
     "--set steps=0": "steps must be a whole number of at least 1, got 0",
     "--set steps=2.5": "steps must be a whole number of at least 1, got 2.5",
     "--set steps=nan": "steps must be a whole number of at least 1, got nan",
-    "--set steps=many": "--set steps: 'many' is neither a number nor a schedule",
-    "--set steps=grow(0)": "--set steps: the numbers of a schedule must be positive, got grow(0)",
+    "--set steps=many": "steps: 'many' is neither a number nor a schedule",
+    "--set steps=grow(0)": "steps: the numbers of a schedule must be positive, got grow(0)",
     "--set lr=0": "lr must be a positive number, got 0",
     "--set batch=0": "batch must be at least 1, got 0",
-    "--set batch=1.5": "--set batch takes a whole number or 'all', got '1.5'",
+    "--set batch=1.5": "batch takes a whole number or 'all', got '1.5'",
     "--set solver=magic": "solver must be 'gd' or 'exact', got 'magic'",
     "--set dtype=float16": "dtype must be float32 or float64, got 'float16'",
     "--set tol=-1": "tol must be a number of at least 0, got -1.0",
     "--set checkpoint_every=0": "checkpoint_every must be a whole number of at least 1, got 0",
-    "--set partcipation=0.5": "--set has no key 'partcipation'; did you mean 'participation'?",
+    "--set partcipation=0.5": "there is no setting 'partcipation'; did you mean 'participation'?",
 }
 
 
@@ -644,7 +644,7 @@ def test_tables_that_cannot_be_predicted(trained, refused, tables):
         "predict", "run", "c.csv"
     )
     assert "there is no file" in refused("predict", "run", "gone.csv")
-    assert "answers are written as .csv" in refused("predict", "run", "stay.csv", "--out", "x.parquet")
+    assert "predictions are written as .csv" in refused("predict", "run", "stay.csv", "--out", "x.parquet")
     assert "No such file or directory" in refused("predict", "run", "stay.csv", "--out", "no/where.csv")
 
 
@@ -690,7 +690,7 @@ OTHERS = {
 @pytest.mark.parametrize("key", OTHERS)
 def test_every_key_of_other_methods_reaches_its_place(key):
     name, text, value = OTHERS[key]
-    assert getattr(build_method(name, None, Work(), parse_options([f"{key}={text}"])), key) == value
+    assert getattr(build_method(name, Work(), parse_options([f"{key}={text}"])), key) == value
 
 
 def test_every_key_reaches_its_place():
@@ -712,7 +712,7 @@ def test_every_key_reaches_its_place():
     assert options.preset == {"preset": "paper"}
     assert options.method.pop("alpha") == 0.5
     assert options.method.pop("power") == 1.0
-    method = build_method("fpfc", None, Work(), options)
+    method = build_method("fpfc", Work(), options)
     assert method == ff.FPFC(
         lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train", robust="median",
         memory=4_000_000_000, spill="pairs", backend="threads", blocks=3, collapse=20,
@@ -725,7 +725,7 @@ def test_every_key_reaches_its_place():
         budget=100, attack="gaussian", liars=0.2, lies="models", scope="fused", screen=True,
         clip=3.0, epsilon=8.0, delta=1e-6,
     )  # fmt: skip
-    assert build_method("fedasync", None, Work(), parse_options(["alpha=0.5", "power=1"])).alpha == 0.5
+    assert build_method("fedasync", Work(), parse_options(["alpha=0.5", "power=1"])).alpha == 0.5
     assert parse_options(["batch=all"]).work == {"batch": None}
 
 

@@ -137,5 +137,5 @@ def test_class_numbers_of_the_whole_federation():
 def test_configuration_is_that_of_the_command_line():
     method, settings = method_and_settings({"method": "ifca", "set": "n_models=3 mode=sync tol=0", "seed": 4})
     assert (method.name, method.n_models, settings["tol"], settings["seed"]) == ("ifca", 3, 0.0, 4)
-    with pytest.raises(FedfuseError, match="--set has no key 'stepz'"):
+    with pytest.raises(FedfuseError, match="there is no setting 'stepz'"):
         method_and_settings({"set": "stepz=3"})

@@ -90,18 +90,18 @@ def test_wrong_work_is_named(wrong, words):
 
 def test_work_goes_through_options_and_configurations():
     words = ["momentum=0.9", "decay=0.01", "unit=batches", "batch=20", "lr=decay(0.1,0.9,5)"]
-    method = build_method("fpfc", 0.5, Work(), parse_options(words))
+    method = build_method("fpfc", Work(), parse_options([*words, "lam=0.5"]))
     assert (method.work.momentum, method.work.decay, method.work.unit) == (0.9, 0.01, "batches")
     assert work_from_config(method.to_config()["work"]) == method.work
     later = method.work.at(7)
     assert (later.lr, later.momentum, later.unit, later.batch) == (0.09000000000000001, 0.9, "batches", 20)
-    assert build_method("fpfc", 0.5, Work(), Options()) == FPFC(lam=0.5, work=Work())
+    assert build_method("fpfc", Work(), Options(method={"lam": 0.5})) == FPFC(lam=0.5, work=Work())
 
 
 def test_who_speaks_of_steps_wants_some():
     """On tables the solver is the exact one, which would do nothing with them."""
     exact = Work(solver="exact")
     for words, solver in ((["steps=5"], "gd"), (["lr=0.1", "batch=20"], "gd"), ([], "exact"), (["rho=2"], "exact")):
-        assert build_method("fpfc", None, exact, parse_options(words)).work.solver == solver
+        assert build_method("fpfc", exact, parse_options(words)).work.solver == solver
     both = parse_options(["steps=5", "solver=exact"])
-    assert build_method("fpfc", None, exact, both).work.solver == "exact"
+    assert build_method("fpfc", exact, both).work.solver == "exact"

@@ -524,8 +524,8 @@ def test_the_papers_preset_and_what_overrides_it():
     method, settings = build("synthetic:S1", "fpfc", parse_options(["preset=paper"]))
     assert method == ff.FPFC(lam=0.6, refit=False, nu=0.1, start="normal", work=Work(steps=10, lr=0.1))
     assert settings["tol"] == 0
-    method, settings = build("synthetic:S1", "fpfc", parse_options(["preset=paper", "nu=0.2", "rounds=9"]), 0.5)
+    method, settings = build("synthetic:S1", "fpfc", parse_options(["preset=paper", "nu=0.2", "rounds=9", "lam=0.5"]))
     assert (method.nu, method.lam, settings["rounds"]) == (0.2, 0.5, 9)
     assert build("synthetic:S1", "oracle", parse_options(["preset=paper"]))[0].start == "normal"
-    with pytest.raises(FedfuseError, match="lambda is given twice"):
-        build("synthetic:S1", "fpfc", parse_options(["lam=0.5"]), 0.6)
+    with pytest.raises(FedfuseError, match=r"lam is given twice, as 0.5 and as 0.6"):
+        parse_options(["lam=0.5", "lam=0.6"])

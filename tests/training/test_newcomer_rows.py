@@ -209,7 +209,7 @@ def test_nothing_to_predict_is_said(fedfuse, tables):
 
 
 def test_nobody_to_join(refused, tables):
-    assert "there is no newcomer in this table" in refused("join", tables / "run", tables / "old.csv")
+    assert "this table has no newcomers" in refused("join", tables / "run", tables / "old.csv")
     assert "written as .csv" in refused("join", tables / "run", tables / "new.csv", "--out", "p.txt")
 
 

@@ -70,6 +70,9 @@ Engine = Annotated[str, Opt(help="Where devices compute: inprocess, workers (pro
 Out = Annotated[
     Path | None, Opt(parser=place, metavar="PATH", help="A new directory for the run (default: below runs/).")
 ]
+StudyOut = Annotated[
+    Path | None, Opt(parser=place, metavar="PATH", help="A directory; a study that is there is continued.")
+]
 Set = Annotated[list[str], Opt("--set", help="key=value, e.g. steps=grow(20), mode=async, delay=uniform(0,20).")]
 Jobs = Annotated[int | None, Opt(parser=whole, metavar="N", help="Runs at a time (default: one per core).")]
 _ROUNDS = "Maximum number of rounds of a run (default: by data set and method, 500 for a table)."
@@ -140,14 +143,7 @@ def load_data(source: dict[str, Any]) -> Federation:
 
 
 def method_and_settings(
-    dataset: str,
-    method: str,
-    lam: float | str | None,
-    pairs: list[str],
-    rounds: int | None,
-    seed: int,
-    engine: str,
-    model: str | None = None,
+    dataset: str, method: str, words: list[str], seed: int, engine: str, model: str | None = None
 ) -> tuple[Method[Any], dict[str, Any]]:
     """Return the method, and what else the options tell `fit`; all of it checked."""
     from fedfuse.engines import EngineSpec
@@ -156,23 +152,28 @@ def method_and_settings(
     from fedfuse.training.options import build, parse_options
     from fedfuse.training.settings import Settings
 
-    options = parse_options(pairs, method)
-    refuse_rounds_twice(rounds, pairs)
-    chosen, settings = build(dataset, method, options, lam, network=model is not None and is_network(model))
+    options = parse_options(words, method)
+    chosen, settings = build(dataset, method, options, network=model is not None and is_network(model))
     settings["seed"] = seed
-    if rounds is not None:
-        settings["rounds"] = rounds
     check_mode(chosen, Settings(**settings).mode)
     EngineSpec(engine, **options.engine)
     return chosen, {**settings, "engine": engine, **options.engine}
 
 
-def refuse_rounds_twice(rounds: int | None, pairs: list[str]) -> None:
-    """Refuse --rounds beside --set rounds; fedavg.rounds=5 for one of several methods is allowed."""
-    from fedfuse.training.options import common_words
+def words_of(pairs: list[str], **given: object) -> list[str]:
+    """Return the words of ``--set`` and of options that stand for a key of their own."""
+    return [*pairs, *(f"{key}={value}" for key, value in given.items() if value is not None)]
 
-    if rounds is not None and "rounds" in common_words(pairs):
-        raise FedfuseError(f"rounds are given twice: by --set rounds and by --rounds {rounds}; leave one out")
+
+def refuse_key(key: str, pairs: list[str], reason: str) -> None:
+    """Refuse a key of ``--set``; a word for one of several methods, as fedavg.rounds=5, is allowed."""
+    if key in (pair.partition("=")[0].strip() for pair in pairs):
+        raise FedfuseError(f"--set {key}: {reason}")
+
+
+def refuse_rounds_twice(rounds: int | None, pairs: list[str]) -> None:
+    if rounds is not None:
+        refuse_key("rounds", pairs, f"--rounds {rounds} is given too; leave one of them out")
 
 
 def read_grid(text: str) -> list[float]:
@@ -197,10 +198,7 @@ def read_candidates(text: str, method: str) -> list[dict[str, Any]]:
 
     words = [candidate.split(",") for candidate in text.split(";") if candidate.strip()]
     named = all("=" in word for candidate in words for word in candidate)
-    try:
-        candidates = [parse_options(candidate, method).method for candidate in words] if named else []
-    except FedfuseError as problem:
-        raise FedfuseError(str(problem).replace("--set", "--grid", 1)) from None
+    candidates = [parse_options(candidate, method).method for candidate in words] if named else []
     if not candidates or not all(candidates):
         raise FedfuseError(f"--grid takes candidates such as eps1=0.1,eps2=0.2;eps1=0.5,eps2=1, got {text!r}")
     return candidates

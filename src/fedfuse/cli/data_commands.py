@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fedfuse.cli.arguments import Arg, DataDir
+from fedfuse.cli import arguments as args
+from fedfuse.cli.arguments import Arg
 from fedfuse.cli.console import Answers, console
 
 
-def data_list(data_dir: DataDir = None) -> None:
+def data_list(data_dir: args.DataDir = None) -> None:
     """Show the data sets that have a name, and whether their files are here."""
     from rich.table import Table
 
@@ -28,7 +29,7 @@ def data_list(data_dir: DataDir = None) -> None:
 
 
 def data_fetch(
-    name: Annotated[str, Arg(help="A data set with files: mnist, fashion-mnist.")], data_dir: DataDir = None
+    name: Annotated[str, Arg(help="A data set with files: mnist, fashion-mnist.")], data_dir: args.DataDir = None
 ) -> None:
     """Download the files of a data set, checked; what is there is not touched, partial downloads are resumed."""
     from fedfuse.data.download import fetch

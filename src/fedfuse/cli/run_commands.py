@@ -1,29 +1,12 @@
-"""One run: run, tune, resume."""
+"""Commands that train: run, tune, resume."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedfuse.cli.arguments import (
-    Arg,
-    DataOptions,
-    Dataset,
-    Engine,
-    Json,
-    Opt,
-    Out,
-    Plot,
-    Rounds,
-    Seed,
-    Set,
-    free_directory,
-    load_data,
-    method_and_settings,
-    read_candidates,
-    read_grid,
-    with_data_options,
-)
+from fedfuse.cli import arguments as args
+from fedfuse.cli.arguments import Arg, Opt
 from fedfuse.cli.display import compare_and_show, show_tuned, train_and_show, train_with_progress
 from fedfuse.methods.registry import METHODS, default_name
 
@@ -32,39 +15,38 @@ if TYPE_CHECKING:
     from fedfuse.studies.tune import Tuning
     from fedfuse.training.loop import Callback
 
+_METHOD = f"{', '.join(METHODS)} (default: fusion-tree; with --lam, fpfc)."
+_LAM = "Strength of FPFC's penalty, or warmup or separate: chosen as in the paper."
+_GRID = "Lambdas, e.g. 0,0.5,1; or candidates of other settings, e.g. eps1=0.1,eps2=0.2;eps1=0.5,eps2=1."
 
-@with_data_options
+
+@args.with_data_options
 def run(
-    dataset: Dataset,
+    dataset: args.Dataset,
     *,
-    method: Annotated[str | None, Opt(help=f"{', '.join(METHODS)} (default: fusion-tree; with --lam, fpfc).")] = None,
-    lam: Annotated[
-        str | None, Opt(help="Strength of FPFC's penalty, or warmup or separate: chosen as in the paper.")
-    ] = None,
-    rounds: Rounds = None,
-    seed: Seed = 0,
-    data: DataOptions,
+    method: Annotated[str | None, Opt(help=_METHOD)] = None,
+    lam: Annotated[str | None, Opt(help=_LAM)] = None,
+    rounds: args.Rounds = None,
+    seed: args.Seed = 0,
+    data: args.DataOptions,
     model: Annotated[str | None, Opt(help="softmax, linear, cnn or mlp (default: by target; images: cnn).")] = None,
-    engine: Engine = "inprocess",
-    out: Out = None,
-    set_: Set = [],  # noqa: B006
+    engine: args.Engine = "inprocess",
+    out: args.Out = None,
+    set_: args.Set = [],  # noqa: B006
     baselines: Annotated[bool, Opt(help="Compare with local and pooled models.")] = True,
-    report: Annotated[
-        bool | None, Opt("--report/--no-report", help="Write report.html (default: unless --json).")
-    ] = None,
-    json_: Json = False,
+    report: Annotated[bool | None, Opt(help="Write report.html (default: unless --json).")] = None,
+    json_: args.Json = False,
 ) -> None:
     """Train on a data set and show which devices belong together."""
     from fedfuse.training.fit import fit
-    from fedfuse.training.options import read_lambda
 
     # Check everything first, then load, and write last.
-    strength = None if lam is None else read_lambda(lam)
-    method = method or default_name(strength)
-    chosen, settings = method_and_settings(dataset, method, strength, set_, rounds, seed, engine, model)
-    directory = free_directory(out, dataset, f"{method}-seed{seed}")
+    method = method or default_name(lam)
+    words = args.words_of(set_, lam=lam, rounds=rounds)
+    chosen, settings = args.method_and_settings(dataset, method, words, seed, engine, model)
+    directory = args.free_directory(out, dataset, f"{method}-seed{seed}")
     source = data.source_of(dataset, seed)
-    federation = load_data(source)
+    federation = args.load_data(source)
 
     def train(callbacks: list[Callback]) -> Result:
         named: dict[str, Any] = {"dataset": dataset, "source": source}
@@ -73,44 +55,45 @@ def run(
     train_and_show(train, directory, json_, federation if baselines else None, report)
 
 
-@with_data_options
+@args.with_data_options
 def tune(
-    dataset: Dataset,
+    dataset: args.Dataset,
     *,
     strategy: Annotated[str | None, Opt(help="For lambda: warmup (default) or separate.")] = None,
-    grid: Annotated[
-        str | None, Opt(help="Lambdas, 0,0.5,1, or other settings, eps1=0.1,eps2=0.2;eps1=0.5,eps2=1.")
-    ] = None,
+    grid: Annotated[str | None, Opt(help=_GRID)] = None,
     method: Annotated[str, Opt(help="fpfc, fpfc-l1, cfl, pacfl or ifca.")] = "fpfc",
-    rounds: Annotated[int | None, Opt(help="At most so many for each lambda (separate), or in all (warmup).")] = None,
-    cap: Annotated[int | None, Opt(help="At most so many rounds for one lambda (warmup) or other candidate.")] = None,
-    seed: Seed = 0,
-    data: DataOptions,
-    engine: Engine = "inprocess",
-    out: Out = None,
-    set_: Set = [],  # noqa: B006
-    plot: Plot = None,
-    json_: Json = False,
+    rounds: Annotated[int | None, Opt(help="Maximum for each lambda (separate) or in all (warmup).")] = None,
+    cap: Annotated[int | None, Opt(help="Maximum for one lambda (warmup) or other candidate.")] = None,
+    seed: args.Seed = 0,
+    data: args.DataOptions,
+    engine: args.Engine = "inprocess",
+    out: args.Out = None,
+    set_: args.Set = [],  # noqa: B006
+    plot: args.Plot = None,
+    json_: args.Json = False,
 ) -> None:
-    """Choose lambda, or the settings of another method, by validation rows, and train with them."""
+    """Choose lambda, or the settings of another method, on validation rows, and train with them."""
     from fedfuse.methods.registry import method_called
     from fedfuse.report.plots import check_picture
     from fedfuse.studies.tune import check_tuning, is_searched, tune
 
     kind = method_called(method)
-    searched, lam = is_searched(kind), 0.0 if hasattr(kind, "lam") else None
+    searched, lam = is_searched(kind), 0 if hasattr(kind, "lam") else None
     candidates: Any = None
     if grid is not None:
-        candidates = read_candidates(grid, method) if searched else read_grid(grid)
-    chosen, settings = method_and_settings(dataset, method, lam, set_, rounds, seed, engine)
+        candidates = args.read_candidates(grid, method) if searched else args.read_grid(grid)
+    if lam is not None:
+        args.refuse_key("lam", set_, "lambda is chosen here; --grid takes the candidates")
+    words = args.words_of(set_, lam=lam, rounds=rounds)
+    chosen, settings = args.method_and_settings(dataset, method, words, seed, engine)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
     check_tuning(chosen, strategy, candidates, dataset=dataset, **limits)
     if plot:
         check_picture(plot)
     way = "search" if searched else strategy or "warmup"
-    directory = free_directory(out, dataset, f"tune-{way}-{method}-seed{seed}")
+    directory = args.free_directory(out, dataset, f"tune-{way}-{method}-seed{seed}")
     source = data.source_of(dataset, seed)
-    federation = load_data(source)
+    federation = args.load_data(source)
     named: dict[str, Any] = {"dataset": dataset, "source": source, **limits}
 
     def train(callbacks: list[Callback]) -> Tuning:
@@ -123,9 +106,9 @@ def tune(
 def resume(
     directory: Annotated[Path, Arg(help="The directory of an interrupted run or comparison.")],
     engine: Annotated[str | None, Opt(help="Where devices compute, if elsewhere than before.")] = None,
-    json_: Json = False,
+    json_: args.Json = False,
 ) -> None:
-    """Go on with an interrupted run or comparison; the result is the same as without the interruption."""
+    """Continue an interrupted run or comparison; the result is the same as without the interruption."""
     from fedfuse.engines import EngineSpec
     from fedfuse.studies.compare import is_comparison, resume_comparison
     from fedfuse.studies.tune import Tuning, is_tuning

@@ -1,30 +1,12 @@
-"""Many runs, and what is measured: compare, sweep, path, bench, paper."""
+"""Commands of many runs and of measurements: compare, sweep, path, bench, paper."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fedfuse.cli.arguments import (
-    Arg,
-    DataDir,
-    DataOptions,
-    Dataset,
-    Jobs,
-    Json,
-    Opt,
-    Plot,
-    Rounds,
-    Seed,
-    Set,
-    load_data,
-    next_directory,
-    place,
-    read_grid,
-    read_seeds,
-    refuse_rounds_twice,
-    with_data_options,
-)
+from fedfuse.cli import arguments as args
+from fedfuse.cli.arguments import Arg, Opt
 from fedfuse.cli.console import INTERRUPTED_STATUS, Answers, console, fail
 from fedfuse.cli.display import compare_and_show
 from fedfuse.errors import FedfuseError
@@ -34,54 +16,47 @@ if TYPE_CHECKING:
     from fedfuse.studies.jobs import Watcher
 
 
-@with_data_options
+@args.with_data_options
 def compare(
-    dataset: Dataset,
+    dataset: args.Dataset,
     *,
-    methods: Annotated[str, Opt(help="all, or names with commas between them.")] = "all",
+    methods: Annotated[str, Opt(help="all, or names separated by commas.")] = "all",
     seeds: Annotated[str, Opt(help="How many (3), or which (0,5,7).")] = "3",
-    rounds: Rounds = None,
-    jobs: Jobs = None,
-    data: DataOptions,
-    out: Annotated[
-        Path | None, Opt(parser=place, metavar="PATH", help="A directory; an existing comparison is continued.")
-    ] = None,
+    rounds: args.Rounds = None,
+    jobs: args.Jobs = None,
+    data: args.DataOptions,
+    out: args.StudyOut = None,
     set_: Annotated[list[str], Opt("--set", help="key=value or method.key=value, e.g. fpfc.lam=0.6.")] = [],  # noqa: B006
-    json_: Json = False,
+    json_: args.Json = False,
 ) -> None:
     """Compare methods by mean and spread over seeds, with the same data for all."""
     from fedfuse.studies.compare import compare
 
-    numbers = read_seeds(seeds)
-    refuse_rounds_twice(rounds, set_)
-    directory = out or next_directory(dataset, "compare")
-    source = data.source()
+    numbers = args.read_seeds(seeds)
+    args.refuse_rounds_twice(rounds, set_)
+    directory = out or args.next_directory(dataset, "compare")
+    how: dict[str, Any] = {"words": set_, "rounds": rounds, "out": directory, "jobs": jobs, **data.source()}
 
     def work(watcher: Watcher) -> Comparison:
-        return compare(
-            dataset, methods, numbers, out=directory, jobs=jobs, rounds=rounds, words=set_,
-            watcher=watcher, **source,
-        )  # fmt: skip
+        return compare(dataset, methods, numbers, watcher=watcher, **how)
 
     compare_and_show(work, directory, json_)
 
 
-@with_data_options
+@args.with_data_options
 def sweep(
-    dataset: Dataset,
+    dataset: args.Dataset,
     *,
     over: Annotated[str, Opt(help="A setting and its values, e.g. lam=0.1,0.2,0.4; or start=50 for random starts.")],
-    method: Annotated[str, Opt(help="Names with commas between them.")] = "fpfc",
+    method: Annotated[str, Opt(help="Names separated by commas.")] = "fpfc",
     seeds: Annotated[str, Opt(help="How many (1), or which (0,5,7).")] = "1",
-    rounds: Rounds = None,
-    jobs: Jobs = None,
-    data: DataOptions,
-    out: Annotated[
-        Path | None, Opt(parser=place, metavar="PATH", help="A directory; an existing sweep is continued.")
-    ] = None,
-    plot: Plot = None,
-    set_: Set = [],  # noqa: B006
-    json_: Json = False,
+    rounds: args.Rounds = None,
+    jobs: args.Jobs = None,
+    data: args.DataOptions,
+    out: args.StudyOut = None,
+    plot: args.Plot = None,
+    set_: args.Set = [],  # noqa: B006
+    json_: args.Json = False,
 ) -> None:
     """Show how much a setting matters: the same runs for each of its values, or from random starts."""
     from fedfuse.report.plots import check_picture, save_picture
@@ -90,16 +65,13 @@ def sweep(
     key = Over.read(over).key
     if plot:
         check_picture(plot)
-    numbers = read_seeds(seeds)
-    refuse_rounds_twice(rounds, set_)
-    directory = out or next_directory(dataset, f"sweep-{key}")
-    source = data.source()
+    numbers = args.read_seeds(seeds)
+    args.refuse_rounds_twice(rounds, set_)
+    directory = out or args.next_directory(dataset, f"sweep-{key}")
+    how: dict[str, Any] = {"words": set_, "rounds": rounds, "out": directory, "jobs": jobs, **data.source()}
 
     def work(watcher: Watcher) -> Comparison:
-        found = sweep(
-            dataset, over, method, numbers, words=set_, rounds=rounds, out=directory, jobs=jobs, watcher=watcher,
-            **source,
-        )  # fmt: skip
+        found = sweep(dataset, over, method, numbers, watcher=watcher, **how)
         if plot:
             save_picture(found.plot(), plot)
         return found.comparison
@@ -107,15 +79,15 @@ def sweep(
     compare_and_show(work, directory, json_)
 
 
-@with_data_options
+@args.with_data_options
 def path(
     *,
     out: Annotated[Path, Opt(help="The picture (.png, .svg or .pdf).")],
     dataset: Annotated[str | None, Arg(help="As for run; without it, the paper's toy example (its Figure 1).")] = None,
     penalty: Annotated[str, Opt(help="smoothed-scad, scad, mcp, l1 or l2.")] = "smoothed-scad",
     grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1 (default: from distances).")] = None,
-    seed: Seed = 0,
-    data: DataOptions,
+    seed: args.Seed = 0,
+    data: args.DataOptions,
 ) -> None:
     """Draw how devices' models meet as lambda grows, each device's problem solved exactly."""
     from fedfuse.report.plots import check_picture, plot_figure1, save_picture
@@ -123,12 +95,12 @@ def path(
 
     check_picture(out)
     check_penalty(penalty)
-    lambdas = None if grid is None else read_grid(grid)
+    lambdas = None if grid is None else args.read_grid(grid)
     if dataset is None:
         with console.status("the toy example under four penalties …"):
             axes = plot_figure1()
     else:
-        federation = load_data(data.source_of(dataset, seed))
+        federation = args.load_data(data.source_of(dataset, seed))
         with console.status("following the devices' models along lambda …"):
             found = solution_path(federation, penalty, lambdas)
         Answers().say(repr(found))
@@ -141,7 +113,7 @@ def bench(
     out: Annotated[Path, Opt(help="Where to write the figures.")] = Path("bench.json"),
     quick: Annotated[bool, Opt(help="Small sizes, for a first look.")] = False,
     only: Annotated[str, Opt(help="Parts to measure, as server,local (default: all).")] = "",
-    history: Annotated[Path | None, Opt(help="Add the figures to this file, one line of JSON for each time.")] = Path(
+    history: Annotated[Path | None, Opt(help="Append the figures to this file, as one line of JSON.")] = Path(
         "bench-history.jsonl"
     ),
     page: Annotated[Path | None, Opt(help="Write a page in Markdown, with a picture beside it.")] = None,
@@ -158,8 +130,8 @@ def paper(
     middle: Annotated[bool, Opt("--middle", help="All data, one seed, fewer rounds: an hour or two.")] = False,
     out: Annotated[Path, Opt(help="Where runs are kept, and tables and figures written.")] = Path("runs/paper"),
     page: Annotated[Path, Opt(help="Where 'paper page' writes.")] = Path("docs/reproduction.md"),
-    jobs: Jobs = None,
-    data_dir: DataDir = None,
+    jobs: args.Jobs = None,
+    data_dir: args.DataDir = None,
 ) -> None:
     """Reproduce a table or figure of the paper, its numbers beside ours; finished runs are reused."""
     from fedfuse.paper.command import SPECIAL, make, show_list, write_page

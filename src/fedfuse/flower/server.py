@@ -88,17 +88,17 @@ def serve(
 def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the method, and what else `fit` is told by a run's configuration."""
     from fedfuse.methods.registry import default_name
-    from fedfuse.training.options import build, parse_options, read_lambda
+    from fedfuse.training.options import build, parse_options
 
     lam = str(config.get("lam", ""))
-    words = shlex.split(str(config.get("set", "")))
+    words = [*shlex.split(str(config.get("set", ""))), *([f"lam={lam}"] if lam else [])]
     defaults = {"checkpoint_every": 1, "evaluate_every": 10**6, "deadline": 120.0, "minimum": 1}
     name = str(config.get("method", "")) or default_name(lam or None)
     options = parse_options(words, name)
     if options.settings.get("mode") == "async":
         del defaults["minimum"]  # it is for rounds of several devices
     rounds = int(config.get("num-server-rounds", 0))
-    chosen, settings = build("flower", name, options, read_lambda(lam) if lam else None, defaults)
+    chosen, settings = build("flower", name, options, defaults)
     settings["seed"] = int(config.get("seed", 0))
     if rounds:
         settings["rounds"] = rounds

@@ -24,13 +24,13 @@ from fedfuse.utils.files import (
     NOTHING,
     NUMBER,
     Kinds,
-    atomic_write,
     check_fields,
     check_list,
     read_arrays,
     read_json,
     write_arrays,
     write_json,
+    write_table,
 )
 from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats, Ints
@@ -433,11 +433,11 @@ class Result:
         """Write the result as plain files; ``summary.json`` comes last and marks a finished run."""
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)
-        _write_table(path / "history.csv", self.history, index=False)
-        _write_table(path / "labels.csv", self.devices(), index=False)
+        write_table(path / "history.csv", self.history, index=False)
+        write_table(path / "labels.csv", self.devices(), index=False)
         if self.model.convex:
-            _write_table(path / "coefficients.csv", self.coefficients(), index=True)
-            _write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
+            write_table(path / "coefficients.csv", self.coefficients(), index=True)
+            write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
         arrays: dict[str, npt.NDArray[Any]] = {"models": self.models, **self.scores}
         if self.confidence is not None:
             arrays["confidence"] = self.confidence
@@ -592,8 +592,3 @@ def mean_score(scores: Floats) -> float:
 def _shape(model: Any) -> tuple[int, ...] | None:
     shape = model.get("shape") if isinstance(model, dict) else None
     return tuple(shape) if shape else None
-
-
-def _write_table(path: Path, table: pd.DataFrame, *, index: bool) -> None:
-    with atomic_write(path) as file:
-        file.write(table.to_csv(index=index, lineterminator="\n").encode())

@@ -159,28 +159,16 @@ def _either(words: Iterable[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def parse_options(pairs: Sequence[str], method: str | None = None) -> Options:
+def parse_options(pairs: Iterable[str], method: str | None = None) -> Options:
     """Read ``key=value`` words for a method; without a name, those of any.
 
     >>> parse_options(["steps=grow(20)", "start=zero", "participation=0.5"]).work
     {'steps': Grow(every=20.0)}
     """
-    options, known = Options(), keys(*([method] if method else []))
-    for pair in pairs:
-        word, text = _key_and_text(pair)
-        if word not in known:
-            raise FedfuseError(_unknown(word, method))
-        key = known[word]
-        try:
-            getattr(options, key.part)[word] = key.read(text)
-        except FedfuseError as problem:
-            raise FedfuseError(f"--set {word}: {problem}") from None
-        except (ValueError, KeyError, OverflowError):  # inf is a number, but no whole one
-            raise FedfuseError(f"--set {word} takes {key.takes}, got {text!r}") from None
-    return options
+    return _read(_words(pairs), method)
 
 
-def options_by_method(pairs: Sequence[str], names: Sequence[str]) -> dict[str, Options]:
+def options_by_method(pairs: Iterable[str], names: Sequence[str]) -> dict[str, Options]:
     """Read ``key=value`` words for several methods, one set of options for each.
 
     A key goes to all methods that have it, and it is an error if none has; ``method.key=value`` goes to one method
@@ -190,57 +178,66 @@ def options_by_method(pairs: Sequence[str], names: Sequence[str]) -> dict[str, O
     >>> found["fpfc"].method, found["fpfc-l1"].method, found["fpfc-l1"].settings
     ({'xi': 0.01}, {}, {'tol': 0.0})
     """
-    words: dict[str, list[str]] = {name: [] for name in names}
-    for pair in sorted(pairs, key=_is_targeted):  # stable: words to all come first, so that the others win
-        word, text = _key_and_text(pair)
-        for name in _meant(pair, names):
-            words[name].append(f"{word.rpartition('.')[2]}={text}")
-    return {name: parse_options(chosen, name) for name, chosen in words.items()}
+    words: dict[str, dict[str, str]] = {name: {} for name in names}
+    for word, text in sorted(_words(pairs).items(), key=lambda item: "." in item[0]):  # words to one method win
+        for name in _meant(word, names):
+            words[name][word.rpartition(".")[2]] = text
+    return {name: _read(chosen, name) for name, chosen in words.items()}
 
 
-def common_words(pairs: Sequence[str]) -> dict[str, str]:
+def common_words(pairs: Iterable[str]) -> dict[str, str]:
     """Return what ``key=value`` words ask of every method alike."""
     known = common_keys()
-    return {word: text for word, text in map(_key_and_text, pairs) if word in known}
+    return {word: text for word, text in _words(pairs).items() if word in known}
 
 
-def _meant(pair: str, names: Sequence[str]) -> list[str]:
+def _words(pairs: Iterable[str]) -> dict[str, str]:
+    words: dict[str, str] = {}
+    for pair in pairs:
+        word, sign, text = (part.strip() for part in pair.partition("="))
+        if not sign:
+            raise FedfuseError(f"--set takes key=value, got {pair!r}")
+        if word in words:
+            raise FedfuseError(f"{word} is given twice, as {words[word]} and as {text}: leave one out")
+        words[word] = text
+    return words
+
+
+def _read(words: Mapping[str, str], method: str | None) -> Options:
+    options, known = Options(), keys(*([method] if method else []))
+    for word, text in words.items():
+        if word not in known:
+            raise FedfuseError(_unknown(word, method))
+        part, read, takes = known[word]
+        try:
+            getattr(options, part)[word] = read(text)
+        except FedfuseError as problem:
+            raise FedfuseError(f"{word}: {problem}") from None
+        except (ValueError, KeyError, OverflowError):  # inf is a number, but no whole one
+            raise FedfuseError(f"{word} takes {takes}, got {text!r}") from None
+    return options
+
+
+def _meant(word: str, names: Sequence[str]) -> list[str]:
     """Return the methods that a word is for."""
-    target, _, word = _key_and_text(pair)[0].rpartition(".")
-    if target:
-        if target not in names:
-            raise FedfuseError(f"--set {pair}: {target!r} is not one of the methods compared ({', '.join(names)})")
-        return [target]
-    having = [name for name in names if word in keys(name)]
+    target, _, key = word.rpartition(".")
+    if target and target not in names:
+        raise FedfuseError(f"{word}: {target!r} is not one of the methods compared ({', '.join(names)})")
+    having = [target] if target else [name for name in names if key in keys(name)]
+    if not having and key in keys():
+        raise FedfuseError(f"none of the methods compared ({', '.join(names)}) has a setting {key!r}")
     if not having:
-        if word in keys():
-            raise FedfuseError(f"none of the methods compared ({', '.join(names)}) has a setting {word!r}")
-        raise FedfuseError(_unknown(word))
+        raise FedfuseError(_unknown(key))
     return having
 
 
-def _is_targeted(pair: str) -> bool:
-    return "." in _key_and_text(pair)[0]
-
-
-def _key_and_text(pair: str) -> tuple[str, str]:
-    word, sign, text = (part.strip() for part in pair.partition("="))
-    if not sign:
-        raise FedfuseError(f"--set takes key=value, got {pair!r}")
-    return word, text
-
-
 def _unknown(word: str, method: str | None = None) -> str:
-    if word in OPTIONS:
-        return f"--set has no key {word!r}: it is an option of its own, --{word}"
     known = keys()
+    if word in OPTIONS:
+        return f"{word!r} is not a key of --set: it is an option of its own, --{word}"
     if method and word in known:
-        return _no_setting(method, word)
-    return f"--set has no key {word!r}; {guess(word, known)}known: {', '.join(known)}"
-
-
-def _no_setting(method: str, word: str) -> str:
-    return f"method {method!r} has no setting {word!r}; it has {', '.join(sorted(setting_names(method)))}"
+        return f"method {method!r} has no setting {word!r}; it has {', '.join(sorted(setting_names(method)))}"
+    return f"there is no setting {word!r}; {guess(word, known)}known: {', '.join(known)}"
 
 
 def setting_names(method: str) -> set[str]:
@@ -248,40 +245,18 @@ def setting_names(method: str) -> set[str]:
     return {f.name for f in fields(method_called(method))}
 
 
-def read_lambda(text: str) -> float | str:
-    """Read what ``--lam`` takes: a number, or a word that `FPFC` knows."""
-    key = keys("fpfc")["lam"]
-    try:
-        value: float | str = key.read(text)
-    except ValueError:
-        raise FedfuseError(f"--lam takes {key.takes}, got {text!r}") from None
-    return value
-
-
-def build_method(name: str, lam: float | str | None, work: Work, options: Options) -> Method[Any]:
-    """Build a method from options; a setting that it does not have is an error."""
-    given = options.method if lam is None else {**options.method, "lam": lam}
-    for key in given:
-        if key not in setting_names(name):
-            raise FedfuseError(_no_setting(name, key))
+def build_method(name: str, work: Work, options: Options) -> Method[Any]:
+    """Build a method from options."""
     if options.work.keys() & STEPPING and "solver" not in options.work:  # steps are for gradient descent
         work = replace(work, solver=Work.solver)
-    return method_called(name)(work=replace(work, **options.work), **given)
+    return method_called(name)(work=replace(work, **options.work), **options.method)
 
 
 def build(
-    dataset: str,
-    name: str,
-    options: Options,
-    lam: float | str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    *,
-    network: bool = False,
+    dataset: str, name: str, options: Options, settings: Mapping[str, Any] | None = None, *, network: bool = False
 ) -> tuple[Method[Any], dict[str, Any]]:
     """Return a method and the settings of its run: the preset's, then ``settings``, then the options override."""
-    if lam is not None and "lam" in options.method:
-        raise FedfuseError("lambda is given twice: by --set lam and by --lam, or by a command that chooses it")
     defaults = preset(dataset, name, options.preset.get("preset", "usual"), network=network)
     having = {key: value for key, value in defaults.method.items() if key in setting_names(name)}
-    method = build_method(name, lam, defaults.work, replace(options, method=having | options.method))
+    method = build_method(name, defaults.work, replace(options, method=having | options.method))
     return method, {**defaults.settings, **(settings or {}), **options.settings}
