@@ -193,7 +193,7 @@ def test_join_a_table(fedfuse, tables):
     waiting = table.index[table["stay"].isna() & (table["site"] != 77)]
     assert predictions["row"].tolist() == waiting.tolist()
     assert predictions["prediction"].notna().all()
-    assert "10 rows left alone" in err
+    assert "10 rows ignored" in err
     assert "77" in err
     status, out, _ = fedfuse("join", tables / "run", tables / "new.csv")
     assert status == 0
