@@ -1,3 +1,5 @@
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -90,16 +92,16 @@ def test_value_never_rises_and_problems_do_not_see_each_other():
 
 
 @pytest.mark.parametrize("stop", [0, 1, 3, 11])
-def test_packed_in_the_middle_equals_uninterrupted(stop):
+def test_saved_in_the_middle_equals_uninterrupted(stop):
     evaluate, best = quadratics()
     whole, half = LBFGS.start(np.zeros(best.shape)), LBFGS.start(np.zeros(best.shape))
     for k in range(20):
         if k == stop:
-            half = LBFGS.unpack({name: array.copy() for name, array in half.pack().items()})
+            half = LBFGS(**{f.name: getattr(half, f.name).copy() for f in fields(half)})
         for optimiser in (whole, half):
             optimiser.tell(*evaluate(optimiser.ask()))
-    for name, array in whole.pack().items():
-        np.testing.assert_array_equal(array, half.pack()[name])
+    for f in fields(whole):
+        np.testing.assert_array_equal(getattr(whole, f.name), getattr(half, f.name))
 
 
 def test_a_problem_that_cannot_be_improved_is_given_up():

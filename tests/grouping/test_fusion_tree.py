@@ -1,4 +1,4 @@
-"""FPFC without a lambda: groups of every kind, and nothing that a run may meet on the way changes them."""
+"""The fusion tree: groups of every kind, and nothing that a run may meet on the way changes them."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from fedfuse.grouping import refit
 from fedfuse.grouping.refit import Oracle
 from fedfuse.training import loop
 from grouping.test_refit import Silent
-from support.planted import Keep, permuted, planted
+from support.planted import permuted, planted
 
 GOALS = ["regression", "classification"]
 
@@ -70,11 +70,13 @@ def test_classes_without_validation_rows_are_refused():
     assert ff.fit(ff.Federation.from_arrays(rows, validation=0), ff.FPFC(lam=0.5, refit=False), rounds=3).rounds == 3
 
 
-@pytest.mark.parametrize("method", [ff.FPFC(), ff.FPFC(lam=0.5), Oracle()], ids=["auto", "lambda", "oracle"])
+@pytest.mark.parametrize(
+    "method", [ff.FusionTree(), ff.FPFC(lam=0.5, refit=True), Oracle()], ids=["tree", "lambda", "oracle"]
+)
 def test_a_federation_in_which_nobody_is_drawn_comes_to_an_end(method):
     federation = planted("regression", m=4, n=40, groups=2)
     result = ff.fit(federation, method, rounds=3, participation=lambda k, m: [])
-    assert result.rounds + result.refit_rounds < 1000
+    assert result.rounds < 1000
 
 
 @pytest.mark.parametrize("goal", GOALS)
@@ -87,7 +89,7 @@ def test_one_group_is_found(goal):
 def test_no_groups_are_found(goal):
     result = ff.fit(planted(goal, m=6, n=150, groups=6))
     assert result.n_clusters == 6
-    assert result.lam == 0
+    assert result.lam is None
 
 
 def test_one_device_is_a_federation():
@@ -112,12 +114,6 @@ def test_order_of_devices_does_not_matter():
     np.testing.assert_allclose(a.models[order], b.models, atol=1e-4)
 
 
-def test_lambda_keeps_the_groups_apart():
-    result = ff.fit(planted(m=8, n=100))
-    gap = np.linalg.norm(result.cluster_models[0] - result.cluster_models[1])
-    assert 0 < result.lam * 3.7 < gap
-
-
 def test_test_rows_never_matter():
     federation = planted("classification", m=6, n=80)
     y, X = federation.y.copy(), federation.X.copy()
@@ -130,8 +126,8 @@ def test_test_rows_never_matter():
 
 
 def test_everything_sent_is_counted(monkeypatch):
-    """One group of two devices: the stages follow each other as in the method's description."""
-    monkeypatch.setattr(refit, "SUMMARY", 0)
+    """One group of two devices: the steps follow each other as in the method's description."""
+    monkeypatch.setattr(refit, "MAX_STATISTICS_MODELS", 0)
     federation = planted(m=2, groups=1, n=60, p=2)
     keep = Counting()
     result = ff.fit(federation, callbacks=[keep])
@@ -156,7 +152,7 @@ def test_rows_in_summary_are_all_that_linear_regression_needs():
 def test_judgements_and_evidence_find_the_same_groups(monkeypatch):
     federation = planted(m=10, n=120, p=3)
     found = ff.fit(federation)
-    monkeypatch.setattr(refit, "SUMMARY", 0)
+    monkeypatch.setattr(refit, "MAX_STATISTICS_MODELS", 0)
     np.testing.assert_array_equal(ff.fit(federation).labels, found.labels)
 
 
@@ -192,17 +188,15 @@ class Counting(ff.Callback):
         self.by_task[task] = self.by_task.get(task, 0) + floats
 
 
-@pytest.mark.parametrize("method", [ff.FPFC(), ff.FPFC(refit=False, work=ff.Work(solver="exact"))])
 @pytest.mark.parametrize("goal", GOALS)
-def test_resumed_in_every_stage_equals_uninterrupted(goal, method, tmp_path, monkeypatch):
-    federation = planted(goal, m=5, groups=2, n=30, seed=3)
-    settings = {"participation": 0.5, "checkpoint_every": 1, "rounds": 60}
+def test_resumed_in_every_step_equals_uninterrupted(goal, tmp_path, monkeypatch):
+    federation, method = planted(goal, m=5, groups=2, n=30, seed=3), ff.FusionTree()
+    settings = {"participation": 0.5, "checkpoint_every": 1, "rounds": 300}
     whole = ff.fit(federation, method, **settings)
     save = loop.Run.save
-    stages = ["moments", *whole.history["stage"].fillna("fpfc")]
-    # after the first round of every stage, when some devices have answered, and once between the two methods
-    stops = {stages.index(stage) + 1 for stage in stages[:-1]} - {len(whole.history)}
-    for stop in sorted(stops | {k for k in range(1, len(stages)) if stages[k] == "end"} - {len(whole.history)}):
+    steps = whole.history["stage"].tolist()
+    # after the first round of every step, when some devices have answered
+    for stop in sorted({steps.index(step) + 1 for step in steps} - {len(steps)}):
         out = tmp_path / str(stop)
 
         def interrupt(run, stop=stop):
@@ -215,7 +209,7 @@ def test_resumed_in_every_stage_equals_uninterrupted(goal, method, tmp_path, mon
             ff.fit(federation, method, out=out, **settings)
         monkeypatch.setattr(loop.Run, "save", save)
         resumed = ff.resume(out, federation)
-        np.testing.assert_array_equal(resumed.models, whole.models, err_msg=f"after round {stop}, {stages[stop]}")
+        np.testing.assert_array_equal(resumed.models, whole.models, err_msg=f"after round {stop}, {steps[stop - 1]}")
         np.testing.assert_array_equal(resumed.labels, whole.labels)
         np.testing.assert_array_equal(resumed.confidence, whole.confidence)
         assert resumed.cost_floats == whole.cost_floats
@@ -250,19 +244,6 @@ def test_a_barely_separable_problem_is_flagged():
     assert result.uncertain
     assert result.summary()["uncertain"]
     assert result.stability < 1 or len(result.unsure)
-
-
-def test_without_refit_fpfc_goes_on_with_the_lambda_found():
-    federation = planted(m=8, n=100)
-    keep = Keep()
-    work = ff.Work(solver="exact")
-    result = ff.fit(federation, ff.FPFC(refit=False, work=work), callbacks=[keep], rounds=200)
-    assert keep.run.rule.name == "fpfc"
-    assert keep.run.rule.lam == result.lam > 0
-    assert result.ari == 1
-    # the fixed point that FPFC reaches from zero with that lambda, too
-    alone = ff.fit(federation, ff.FPFC(lam=result.lam, refit=False, work=work), rounds=200)
-    np.testing.assert_allclose(result.models, alone.models, atol=5e-3)
 
 
 def test_l1_has_no_auto():

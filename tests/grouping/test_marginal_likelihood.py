@@ -93,7 +93,7 @@ def test_improvement_is_improvement(seed):
     assert evidence.total(evidence.improved(start, weighted), weighted) >= evidence.total(start, weighted) - 1e-6
 
 
-def test_sureness_falls_where_groups_are_close():
+def test_confidence_falls_where_groups_are_close():
     rng = np.random.default_rng(6)
     far, near = (np.array([[1.0, 0.0, 0.0], [1.0, gap, 0.0]]) for gap in (3.0, 0.25))
     truth = np.array([0, 1] * 5)

@@ -7,8 +7,7 @@ any round. scipy's solver calls the function itself and cannot wait for an answe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -106,12 +105,3 @@ class LBFGS:
         for j in reversed(range(k)):
             q += (alpha[j] - Y[j] @ q / curvature[j]) * S[j]
         return np.asarray(q)
-
-    def pack(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the state as arrays."""
-        return {f"lbfgs_{f.name}": getattr(self, f.name) for f in fields(self)}
-
-    @classmethod
-    def unpack(cls, arrays: dict[str, npt.NDArray[Any]]) -> LBFGS:
-        """Build the state that `pack` took apart."""
-        return cls(**{f.name: arrays[f"lbfgs_{f.name}"] for f in fields(cls)})

@@ -1,12 +1,12 @@
-"""A newcomer among clusters with refitted models: whichever predicts its rows best, and whether that is good enough.
+"""Admission of newcomers by losses: which group's model predicts a newcomer's rows best, and whether well enough.
 
-    newcomer: sends the losses of all cluster models on its rows, none of which they have seen, with covariances
-    newcomer: trains alone on its training rows; sends how its own model and the best of the clusters' do on validation
+    newcomer: sends the losses of all groups' models on its rows, which none of them has seen, with covariances
+    newcomer: trains alone on its training rows; sends how its own model and the best group's do on validation rows
     newcomer: does the same with either half of its training rows for the other, as validation rows are few
 
-It fits none if its own model is better beyond doubt, in the one comparison or in the other. Distances between
-parameters, which decide while clusters are being found, say little here: a device with few rows is far from its own
-cluster's model, and predicts with it all the same.
+It fits no group if its own model is better beyond doubt in either comparison. Distances between parameters, which
+decide while groups are being found, say little here: a device with few rows is far from its own group's model, and
+predicts with it all the same.
 """
 
 from __future__ import annotations
@@ -17,54 +17,57 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
+from fedfuse.core.dendrogram import PairedLosses
 from fedfuse.data.federation import Part
 from fedfuse.methods.method import AdmissionDialogue, AdmissionResult, FederationInfo, RunSummary
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import EvaluateModels, Task, Train
 from fedfuse.utils.typing import Floats
 
-RIDGE = 0.01  # of the newcomer's own model
-CERTAIN = 0.995  # chance that a device's own model is better, from which on it is said to fit no cluster
+# Ridge of the newcomer's own model.
+OWN_MODEL_RIDGE = 0.01
+# Chance that a newcomer's own model is better from which on it fits no group.
+MIN_OUTSIDER_CHANCE = 0.995
 
 
-def judged(known: RunSummary, info: FederationInfo, work: Work, rows: Part, device: int) -> AdmissionDialogue:
-    """Find the cluster of a newcomer by how well the clusters' models predict its rows."""
+def admit_by_losses(known: RunSummary, info: FederationInfo, work: Work, rows: Part, device: int) -> AdmissionDialogue:
+    """Find the group of a newcomer by how well the groups' models predict its rows."""
     models = known.group_models.astype(info.dtype)
-    means, covariance = _read((yield EvaluateModels(models, rows)), len(models))
-    best = int(means.argmin())
-    sure = 1.0
+    losses = PairedLosses.read(device, 1, (yield EvaluateModels(models, rows)), len(models))
+    best = int(losses.means.argmin())
+    confidence = 1.0
     if len(models) > 1:
-        next_best = int(np.where(np.arange(len(models)) == best, np.inf, means).argmin())
-        sure = _chance(_z(means, covariance, best, next_best), int(info.counts[rows][device]))
-    first = yield from _against(models[best], info, work, "train/1", "train/2")
-    second = yield from _against(models[best], info, work, "train/2", "train/1")
-    whole = yield from _against(models[best], info, work, "train", "validation")
+        next_best = int(np.where(np.arange(len(models)) == best, np.inf, losses.means).argmin())
+        gain, variance = losses.difference(next_best, best)
+        confidence = _chance(gain / np.sqrt(max(variance, 1e-30)), int(info.counts[rows][device]))
+    first = yield from _compare(models[best], info, work, "train/1", "train/2")
+    second = yield from _compare(models[best], info, work, "train/2", "train/1")
+    whole = yield from _compare(models[best], info, work, "train", "validation")
     train, validation = (int(info.counts[part][device]) for part in ("train", "validation"))
-    better = max(_sum((first, train - train // 2), (second, train // 2)), _sum((whole, validation)))
-    if better > CERTAIN:
-        return AdmissionResult(whole.own, None, sure)
-    return AdmissionResult(models[best], int(known.groups[best]), sure)
+    halves = _chance_of_own((first, train - train // 2), (second, train // 2))
+    if max(halves, _chance_of_own((whole, validation))) > MIN_OUTSIDER_CHANCE:
+        return AdmissionResult(whole.own, None, confidence)
+    return AdmissionResult(models[best], int(known.groups[best]), confidence)
 
 
-class Compared(NamedTuple):
-    """A newcomer's own model, by how much its mean loss is less than that of a cluster's, and the variance of that."""
+class Comparison(NamedTuple):
+    """A newcomer's own model, by how much its mean loss is less than a group's, and the variance of that."""
 
     own: Floats
     gain: float
     variance: float
 
 
-def _against(
+def _compare(
     model: Floats, info: FederationInfo, work: Work, rows: Part, others: Part
-) -> Generator[Task, Floats, Compared]:
-    """Train alone on some rows, and compare with a cluster's model on others."""
-    own = yield _alone(info, work, rows)
-    means, covariance = _read((yield EvaluateModels(model[None], others, own=True)), 2)
-    variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
-    return Compared(own, float(means[1] - means[0]), float(variance))
+) -> Generator[Task, Floats, Comparison]:
+    """Train alone on some rows, and compare with a group's model on others."""
+    own = yield _train_alone(info, work, rows)
+    losses = PairedLosses.read(0, 1, (yield EvaluateModels(model[None], others, own=True)), 2)
+    return Comparison(own, *losses.difference(1, 0))
 
 
-def _sum(*parts: tuple[Compared, int]) -> float:
+def _chance_of_own(*parts: tuple[Comparison, int]) -> float:
     """Return the chance that own models are better, over rows that are taken together."""
     rows = sum(n for _, n in parts)
     gain, variance = sum(n * c.gain for c, n in parts), sum(n * n * c.variance for c, n in parts)
@@ -76,20 +79,7 @@ def _chance(z: float, rows: int) -> float:
     return float(scipy.special.stdtr(rows - 1, z)) if rows > 1 else 0.5
 
 
-def _alone(info: FederationInfo, work: Work, rows: Part) -> Train:
+def _train_alone(info: FederationInfo, work: Work, rows: Part) -> Train:
     if info.model.convex:
-        return Train(Work(solver="exact"), start=np.zeros(info.d, info.dtype), rho=RIDGE, rows=rows)
+        return Train(Work(solver="exact"), start=np.zeros(info.d, info.dtype), rho=OWN_MODEL_RIDGE, rows=rows)
     return Train(work, start=info.initial("auto").astype(info.dtype), rows=rows)
-
-
-def _read(answer: Floats, n: int) -> tuple[Floats, Floats]:
-    """Return means and covariance matrix from the answer to `EvaluateModels`."""
-    covariance = np.zeros((n, n))
-    covariance[np.triu_indices(n)] = answer[n:]
-    return answer[:n], covariance + np.triu(covariance, 1).T
-
-
-def _z(means: Floats, covariance: Floats, better: int, other: int) -> float:
-    """Return by how many standard errors one model is better than another."""
-    variance = covariance[better, better] + covariance[other, other] - 2 * covariance[better, other]
-    return float((means[other] - means[better]) / np.sqrt(max(variance, 1e-30)))

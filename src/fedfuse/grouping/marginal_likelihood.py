@@ -1,14 +1,13 @@
-"""Which devices have one linear model in common, told by the evidence for it.
+"""Marginal likelihood of groupings: which devices have one linear model in common.
 
-Where the server knows the second moments of all rows, nothing needs to be held back to judge a grouping. All that could
-be said for another one can be weighed exactly: with
+Where the server knows the second moments of all rows, nothing needs to be held back to judge a grouping: with
 
     y | x, w ~ N(x'w, s_i^2) on device i,    w ~ N(w0, I / kappa) for every group
 
 the probability of a group's targets, over all w, has a closed form that needs the sums of x x', x y and y^2 alone. It
 is larger for two groups than for one only if two models explain the rows better by more than the second one costs.
-Every device has noise of its own, so that devices are told apart by their models and not by their noise. That, and
-what is usual among models (w0, kappa), is what makes the devices, each for itself, most probable.
+Every device has noise of its own, so that devices are told apart by their models and not by their noise. Noise, w0 and
+kappa are those with which the devices, each for itself, are most probable (empirical Bayes).
 
 References
 ----------
@@ -26,44 +25,54 @@ import scipy
 from fedfuse.core.dendrogram import Tree
 from fedfuse.utils.typing import Floats, Ints
 
-MARGIN = 7.0  # a logarithm of odds, 1000 : 1: by so much must more groups be more probable than fewer,
-LOOSE, STRICT = 3.0, 14.0  # and what is found with these shows how sure that is (20 : 1, a million : 1)
-NEAREST = 10  # groups that a device, or another group, is tried with
-SWEEPS = 20  # over all devices, at the most
-ROUNDING = 1e-6  # a gain that is none
-TURNS = 5  # of finding out what is usual
-SHAPE = 2.0  # rows that the noise of all devices counts for on each
-LEAST = 1e-8  # noise, in units of the target's variance: with less, sums lose the digits that matter
+# Log odds by which more groups must be more probable than fewer (1000 : 1). What is found with LOOSE_MARGIN (20 : 1)
+# and STRICT_MARGIN (a million : 1) shows how sure that is.
+MARGIN, LOOSE_MARGIN, STRICT_MARGIN = 7.0, 3.0, 14.0
+# Groups that a device, or another group, is tried with.
+MAX_NEIGHBOURS = 10
+# Sweeps over all devices in a search for a better grouping.
+MAX_SWEEPS = 20
+# Numerical tolerance on gains.
+MIN_GAIN = 1e-6
+# Iterations of empirical Bayes.
+PRIOR_ITERATIONS = 5
+# Rows that the mean noise of all devices counts for on each device.
+NOISE_PRIOR_ROWS = 2.0
+# Variance of noise, in units of the target's: with less, sums lose the digits that matter.
+MIN_NOISE = 1e-8
+# Precisions of the prior that are tried.
 KAPPAS = 10.0 ** np.arange(-2, 5, 0.5)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is usual among models: ``moments`` are sums of the products of (x, 1, y) over rows, in units of noise.
+    """Marginal likelihood under a prior of models.
 
-    They are those of devices or of groups (k x (d + 1) x (d + 1)).
+    ``moments`` of devices or groups are sums of the products of (x, 1, y) over rows (k x (d + 1) x (d + 1)), divided
+    by the variance of the noise.
     """
 
-    usual: Floats
+    prior_mean: Floats
     kappa: float = 1.0
     margin: float = MARGIN
 
-    def price(self, m: int) -> float:
-        """Return by how much a group must make things more probable: each of m devices might seem to be one."""
+    def complexity_penalty(self, m: int) -> float:
+        """Return by how much one more group must raise the log likelihood: each of m devices might seem to be one."""
         return self.margin + float(np.log(m))
 
     @classmethod
     def learned(cls, moments: Floats, uneven: Floats) -> tuple[Evidence, Floats]:
-        """Find out what is usual from devices, each for itself; return it, and their moments in units of noise.
+        """Learn prior and noise from devices, each for itself; return the prior, and moments in units of noise.
 
-        ``uneven``: how much larger noise is for rows that matter (`protocol.tasks.SendSufficientStatistics`). Smaller counts as if it were not.
+        ``uneven`` is how much larger noise is for rows that matter (`protocol.tasks.SendSufficientStatistics`); values
+        below 1 count as 1.
         """
         own = cls(np.zeros(moments.shape[1] - 1))
         noise: Floats = np.ones(len(moments))
-        for _ in range(TURNS):
+        for _ in range(PRIOR_ITERATIONS):
             noise = own.noise(moments, noise) * np.maximum(uneven, 1)
             weighted = moments / noise[:, None, None]
-            own = replace(own, usual=own.models(weighted).mean(axis=0))
+            own = replace(own, prior_mean=own.models(weighted).mean(axis=0))
             own = max((replace(own, kappa=float(k)) for k in KAPPAS), key=lambda e: float(e.of(weighted).sum()))
         return own, moments / noise[:, None, None]
 
@@ -72,25 +81,22 @@ class Evidence:
         return self._solved(moments)[1]
 
     def _solved(self, moments: Floats) -> tuple[Floats, Floats, Floats]:
-        d = len(self.usual)
+        d = len(self.prior_mean)
         precision = moments[:, :d, :d] + self.kappa * np.eye(d)
-        right = moments[:, :d, d] + self.kappa * self.usual
+        right = moments[:, :d, d] + self.kappa * self.prior_mean
         return precision, np.linalg.solve(precision, right[:, :, None])[:, :, 0], right
 
     def of(self, moments: Floats) -> Floats:
-        """Return the logarithm of the probability of the targets of each, if they have one model.
-
-        Up to what does not depend on how devices are grouped.
-        """
-        d = len(self.usual)
+        """Return the log likelihood of the targets of each, if they have one model, up to what no grouping changes."""
+        d = len(self.prior_mean)
         precision, w, right = self._solved(moments)
-        rest = moments[:, d, d] + self.kappa * self.usual @ self.usual - np.einsum("kd,kd->k", w, right)
+        rest = moments[:, d, d] + self.kappa * self.prior_mean @ self.prior_mean - np.einsum("kd,kd->k", w, right)
         volume = d * np.log(self.kappa) - np.linalg.slogdet(precision)[1]
         return np.asarray(volume - rest) / 2
 
     def noise(self, moments: Floats, before: Floats) -> Floats:
         """Return the variance of every device's noise: of few rows, about what it is on all."""
-        d, n = len(self.usual), moments[:, -2, -2]
+        d, n = len(self.prior_mean), moments[:, -2, -2]
         precision, w, _ = self._solved(moments / before[:, None, None])
         line = np.concatenate([-w, np.ones((len(w), 1))], axis=1)
         rest = np.maximum(np.einsum("ki,kij,kj->k", line, moments, line), 0)
@@ -98,7 +104,7 @@ class Evidence:
         told = d - self.kappa * np.trace(np.linalg.inv(precision), axis1=1, axis2=2)
         free = np.maximum(n - told, 0)
         common = rest.sum() / max(free.sum(), 1.0)
-        return np.asarray(np.maximum((SHAPE * common + rest) / (SHAPE + free), LEAST))
+        return np.asarray(np.maximum((NOISE_PRIOR_ROWS * common + rest) / (NOISE_PRIOR_ROWS + free), MIN_NOISE))
 
     def cut(self, tree: Tree, moments: Floats) -> Ints:
         """Return the label of every leaf of the most probable partition that the tree has."""
@@ -106,7 +112,7 @@ class Evidence:
         total[: tree.n] = moments
         for k, (a, b) in enumerate(tree.children):
             total[tree.n + k] = total[a] + total[b]
-        return tree.least(-self.of(total), self.price(len(moments)))
+        return tree.least(-self.of(total), self.complexity_penalty(len(moments)))
 
     def grouped(self, tree: Tree, moments: Floats) -> Ints:
         """Return the most probable partition that can be had from a tree."""
@@ -115,18 +121,18 @@ class Evidence:
     def improved(self, labels: Ints, moments: Floats) -> Ints:
         """Merge groups and move devices as long as that makes the grouping more probable."""
         groups = _Groups(self, labels.copy(), moments)
-        for _ in range(SWEEPS):
+        for _ in range(MAX_SWEEPS):
             changed = groups.merge()
             if not (groups.move() or changed):
                 break
         return np.unique(groups.labels, return_inverse=True)[1]
 
     def total(self, labels: Ints, moments: Floats) -> float:
-        """Return how probable a grouping is (a logarithm); every group has its price."""
+        """Return the log likelihood of a grouping, less the penalty for each group."""
         groups = _Groups(self, labels.copy(), moments)
-        return groups.total() - self.price(len(labels)) * int(labels.max() + 1)
+        return groups.total() - self.complexity_penalty(len(labels)) * int(labels.max() + 1)
 
-    def sureness(self, labels: Ints, moments: Floats) -> Floats:
+    def confidence(self, labels: Ints, moments: Floats) -> Floats:
         """Return for every device how probable its group is beside the one that comes next."""
         groups = _Groups(self, labels.copy(), moments)
         return np.array([scipy.special.expit(-groups.best_move(i)[1]) for i in range(len(labels))])
@@ -137,7 +143,7 @@ class _Groups:
 
     def __init__(self, evidence: Evidence, labels: Ints, moments: Floats) -> None:
         self.labels, self._moments, self._evidence = labels, moments, evidence
-        self._sizes, self._price = np.bincount(labels), evidence.price(len(labels))
+        self._sizes, self._penalty = np.bincount(labels), evidence.complexity_penalty(len(labels))
         self._total = np.zeros((self._sizes.size, *moments.shape[1:]))
         np.add.at(self._total, labels, moments)
         self._value, self._models = evidence.of(self._total), evidence.models(self._total)
@@ -152,13 +158,13 @@ class _Groups:
         return float(self._value[self._living].sum())
 
     def merge(self) -> bool:
-        """Merge the two groups for which there is most to be said, again and again; False if there are none."""
+        """Merge the two groups that gain most by it, again and again; False if there are none."""
         changed = False
         while self._living.size > 1:
             pairs = self._neighbours()
             gains = self._evidence.of(self._total[pairs].sum(axis=1)) - self._value[pairs].sum(axis=1)
             best = int(np.argmax(gains))
-            if gains[best] <= -self._price:
+            if gains[best] <= -self._penalty:
                 break
             a, b = pairs[best]
             self.labels[self.labels == b] = a
@@ -172,7 +178,7 @@ class _Groups:
         models = self._models[living]
         distances = scipy.spatial.distance.cdist(models, models)
         np.fill_diagonal(distances, np.inf)
-        near = np.argsort(distances, axis=1, kind="stable")[:, : min(NEAREST, living.size - 1)]
+        near = np.argsort(distances, axis=1, kind="stable")[:, : min(MAX_NEIGHBOURS, living.size - 1)]
         pairs = np.column_stack([np.repeat(living, near.shape[1]), living[near.ravel()]])
         return np.unique(np.sort(pairs, axis=1), axis=0)
 
@@ -181,7 +187,7 @@ class _Groups:
         changed = False
         for i in range(len(self.labels)):
             target, gain = self.best_move(i)
-            if gain > ROUNDING:
+            if gain > MIN_GAIN:
                 self._go(i, target)
                 changed = True
         return changed
@@ -189,18 +195,18 @@ class _Groups:
     def best_move(self, i: int) -> tuple[int, float]:
         """Return the group (-1: a new one) that device i could best go to, and what that would gain.
 
-        Whoever leaves nobody behind saves the price of a group.
+        A device that leaves nobody behind saves the penalty of a group.
         """
         own, mine = int(self.labels[i]), self._moments[i : i + 1]
-        left = self._price
+        left = self._penalty
         if self._sizes[own] > 1:
             left = float(self._evidence.of(self._total[own : own + 1] - mine)[0])
         others = self._living[self._living != own]
-        if others.size > NEAREST:
+        if others.size > MAX_NEIGHBOURS:
             distances = np.linalg.norm(self._models[others] - self._own[i], axis=1)
-            others = others[np.argsort(distances)[:NEAREST]]
+            others = others[np.argsort(distances)[:MAX_NEIGHBOURS]]
         joined = self._evidence.of(self._total[others] + mine) - self._value[others]
-        alone = self._alone[i] - self._price if self._sizes[own] > 1 else -np.inf
+        alone = self._alone[i] - self._penalty if self._sizes[own] > 1 else -np.inf
         gains = np.append(joined, alone) + left - self._value[own]
         best = int(np.argmax(gains))
         return (int(others[best]) if best < others.size else -1), float(gains[best])

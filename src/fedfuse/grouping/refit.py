@@ -1,37 +1,39 @@
-"""Refit: every cluster trains its own model on all its rows, federated; and the oracle, which knows the clusters.
+"""Refit: train one model for each group on all rows of its members; and the oracle, which is told the groups.
 
-The paper stops at FPFC's own estimates, which are biased by the penalty and slow to converge once the clusters are
-right. Here each cluster minimises its pooled, sample-weighted loss by L-BFGS on the server: devices send gradients of
-their own loss. Three things keep the number of rounds small and need no parameter: columns are rescaled
-to mean 0 and standard deviation 1 over the federation (devices send moments once); how long to train is told by the
-validation rows; then these rows join, and a cluster that had come to the end goes on from there, with what it knows of
-its curvature; one that was stopped before goes the same path again, and as far.
+The paper stops at FPFC's own estimates, which are biased by the penalty and slow to converge once the groups are
+right. Here each group minimises its pooled loss by L-BFGS on the server (`pooled_fit`), in these steps:
 
-For linear regression with a few dozen columns all this takes one answer of every device: the means and covariances of
-its columns are fewer floats than the gradients would be, and say as much. The server then asks stand-ins (`standins`)
-in place of the devices, and tells every device its model at the end.
+    summaries   devices send sufficient statistics of their rows (linear regression with a few dozen columns only)
+    moments     devices send means and squares of their columns
+    rescale     devices rescale columns to mean 0 and standard deviation 1 over the federation
+    fit         L-BFGS on training rows, for as long as validation rows say
+    alone       a device without companions fits its own rows
+    again       L-BFGS on training and validation rows: groups that had converged go on from there, the others go the
+                same way once more, and as far
+    tell        devices that have seen no model yet are told theirs
 
-One device that lies could spoil the model of its whole cluster. So what no honest device can send (`trust`) is not
-used: who sends it stands alone from then on, and its cluster begins again without it.
+Sufficient statistics are fewer floats than the gradients would be, and say as much: the server then computes what
+devices would reply in all steps but the last (`simulated_replies`).
+
+One device that lies could spoil the model of its whole group. So replies that no honest device can send
+(`protocol.reply_checks`) are not used: such a device is alone from then on, and its group begins again without it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.core.lbfgs import LBFGS
-from fedfuse.core.partitions import canonical
-from fedfuse.core.robust_mean import Robust, pooled_moments, robust_mean
+from fedfuse.core.robust_mean import Robust, pooled_moments
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.admission import judged
+from fedfuse.grouping.pooled_fit import PooledFit, PooledReplies, pool, regrouped
 from fedfuse.grouping.simulated_replies import SimulatedReplies
-from fedfuse.grouping.steps import END, SKIPPED, Staged, StagedState
-from fedfuse.methods.method import AdmissionDialogue, FederationInfo, Outcome, RunSummary
-from fedfuse.pairs.state import Residuals
+from fedfuse.grouping.steps import END, Step, StepMethod, StepState, by_name, found_labels, true_labels
+from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.protocol.reply_checks import apart, monotone, possible_moments, possible_summary, supported
 from fedfuse.protocol.tasks import (
     SUMMARISED,
@@ -45,188 +47,137 @@ from fedfuse.protocol.tasks import (
 )
 from fedfuse.utils.typing import Bools, Floats, Ints
 
-LADDER = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # ridges that a device without companions tries
-CURVATURE = ("S", "Y", "pairs")  # what `LBFGS` knows of it
-LONGEST = 60  # evaluations at the most
-FLAT = 1e-3  # relative: a training loss that fell by less in WINDOW steps has converged
-WINDOW = 3
-WORSE = 1e-2  # relative: a validation loss above its best by more than this,
-Z = 2.33  # and by more than so many standard errors (1 %), is rising,
-PATIENCE = 4  # and when it has been for so many steps, the cluster overfits
-FOR_ALL = ("rescale", "alone", "tell")  # stages that suspects take part in: they harm nobody there
-OF_DEVICES = ("summaries", "tell", END)  # stages in which nobody can stand in for them
-SUMMARY = 50  # models that a device's summary may be as long as: to do without takes the floats of 60 to 120
+# Ridges that a device without companions chooses from.
+LOCAL_RIDGES = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
+# Sufficient statistics may be as long as so many models; the steps without them take the floats of 60 to 120.
+MAX_STATISTICS_MODELS = 50
+# A column whose standard deviation is at most this share of its mean is constant but for rounding.
+CONSTANT_COLUMN_RATIO = 1e-9
 
 
-@dataclass(frozen=True)
-class Refit(Staged):
-    """Train one model for each cluster that the method before has found.
+@dataclass
+class RefitState(StepState):
+    """Groups in training, in columns that are rescaled by ``(column - shift) / scale``."""
 
-    Parameters
-    ----------
-    robust
-        ``"screen"``: who sends what no honest device can send is left out. ``"median"``, ``"trimmed"`` and ``"krum"``
-        also take the place of the mean over a cluster's members. ``"none"``: everybody is believed.
-    """
+    shift: Floats = field(init=False)
+    scale: Floats = field(init=False)
+    statistics: Floats = field(init=False)  # one row per device, nan if not sent; without columns if not asked for
+    last_gradients: Floats = field(init=False)  # of every device its last point, gradient and loss; nan if unknown
+    fit: PooledFit = field(init=False)
 
-    name: ClassVar[str] = "refit"
-    first: ClassVar[str] = "moments"
-    rows: Part = "train+validation"
-    robust: Robust = "screen"
+    def __post_init__(self, previous: Outcome | None) -> None:
+        super().__post_init__(previous)
+        m, d, columns = self.info.m, self.info.d, n_columns(self.info)
+        self.shift, self.scale = np.zeros(columns), np.ones(columns)
+        size = SendSufficientStatistics(columns).floats_up(d) if sends_statistics(self.info) else 0
+        self.statistics = np.full((m, size), np.nan)
+        self.last_gradients = np.full((m, 2 * d + 1), np.nan)
+        self.fit = PooledFit.begin(self.models, np.zeros(len(self.models), np.bool_))
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.robust not in get_args(Robust):
-            raise FedfuseError(f"robust must be one of {', '.join(get_args(Robust))}, got {self.robust!r}")
+    @property
+    def simulable(self) -> Bools | None:
+        return np.asarray(~np.isnan(self.statistics).any(axis=1)) if self.statistics.shape[1] else None
 
-    def _prepare(self, state: StagedState, before: Outcome | None) -> None:
-        suspects = np.zeros(state.info.m, np.bool_)
-        suspects[np.asarray(() if before is None else before.suspects, np.int64)] = True
-        state.put("suspects", suspects)
-        labels = apart(self._clusters(state.info, before), suspects)
-        state.put("labels", labels)
-        # of every device its last gradient: where, which, and the loss (nan: unknown)
-        state.memory["seen"] = np.full((state.info.m, 2 * state.info.d + 1), np.nan)
-        state.put("lam", np.nan if before is None or before.lam is None else before.lam)
-        state.memory["models"] = np.zeros((int(labels.max()) + 1, state.info.d))
-        columns = _columns(state.info)
-        state.put("shift", np.zeros(columns))
-        state.put("scale", np.ones(columns))
-        if self._first(state.info) == "summaries":
-            state.memory["summaries"] = np.full(
-                (state.info.m, SendSufficientStatistics(columns).floats_up(state.info.d)), np.nan
-            )
-
-    def _first(self, info: FederationInfo) -> str:
-        short = SendSufficientStatistics(_columns(info)).floats_up(info.d) <= SUMMARY * info.d
-        return "summaries" if info.model.quadratic and short else self.first
-
-    def _clusters(self, info: FederationInfo, before: Outcome | None) -> Ints:
-        if before is None:
-            raise FedfuseError("refit needs clusters that another method has found")
-        return canonical(before.labels)
-
-    # -- rows in summary
-
-    def _in_summary(self, state: StagedState) -> bool:
-        """Whether devices sum up their rows, and are asked for nothing else."""
-        return "summaries" in state.memory
-
-    def _summed_up(self, state: StagedState) -> Bools:
-        """Return which devices have done so."""
-        return np.asarray(~np.isnan(state.memory["summaries"]).any(axis=1))
-
-    def _ask_summaries(self, state: StagedState, devices: Ints) -> list[Task]:
-        return [SendSufficientStatistics(_columns(state.info))] * len(devices)
-
-    def _take_summaries(self, state: StagedState) -> str:
-        for i, answer in state.answers.items():
-            state.memory["summaries"][i] = answer
-        return "moments"
-
-    def update(self, state: StagedState, devices: Ints, values: list[Floats]) -> Residuals | None:
-        self._hear(state, devices, values)
-        if self._in_summary(state) and state.stage not in OF_DEVICES:
-            simulated = self._simulated(state)
-            while state.stage not in OF_DEVICES:
-                devices = np.flatnonzero(state.waiting)
-                self._hear(state, devices, simulated.answers(self.tasks(state, devices, 0), devices))
-        return None
-
-    def _simulated(self, state: StagedState) -> SimulatedReplies:
-        """Return who answers in the place of devices."""
-        simulated = SimulatedReplies(np.nan_to_num(state.memory["summaries"]), state.info.counts)
-        simulated.rescale(state.memory["shift"], state.memory["scale"])
+    def simulated(self) -> SimulatedReplies:
+        simulated = SimulatedReplies(np.nan_to_num(self.statistics), self.info.counts)
+        simulated.rescale(self.shift, self.scale)
         return simulated
 
-    def _end(self, state: StagedState) -> str:
-        """Return the last stage: devices that have seen no model yet are told theirs."""
-        return "tell" if self._in_summary(state) else END
+    def device_models(self, models: Floats) -> Floats:
+        unscaled = [self.info.model.unscaled(w, self.shift, self.scale) for w in models]
+        return np.stack(unscaled)[self.labels]
 
-    def _ask_tell(self, state: StagedState, devices: Ints) -> list[Task]:
-        models, kind = self.models(state)[devices], state.info.dtype
-        largest = np.abs(models).max(initial=0)
-        if largest > np.finfo(kind).max:
-            raise FedfuseError(
-                f"parameters reach {largest:.0e}, too large for {kind}: fit with dtype=float64 (--set dtype=float64), "
-                "or use other units"
-            )
-        return [Install(w) for w in models.astype(kind)]
+    def recovery(self) -> list[dict[int, Task]]:
+        if self.step in (ColumnMoments.name, RescaleColumns.name) or self.simulable is not None:
+            return []
+        return [dict.fromkeys(range(self.info.m), Rescale(self.shift, self.scale))]
 
-    def _take_tell(self, state: StagedState) -> str:
-        return END
-
-    # -- whom to believe
-
-    def _hear(self, state: StagedState, devices: Ints, values: list[Floats]) -> None:
-        """Take in answers that an honest device can give."""
-        if self.robust == "none" or state.stage in FOR_ALL:
-            super().update(state, devices, values)
-            return
-        suspects = state.memory["suspects"]
-        for i, answer in zip(devices, values, strict=True):
-            suspects[i] |= not self._possible(state, int(i), answer)
-        state.asked[suspects] = SKIPPED
-        for i in np.flatnonzero(suspects):
-            state.answers.pop(int(i), None)
-        good = ~suspects[devices]
-        super().update(state, devices[good], [v for v, fine in zip(values, good, strict=True) if fine])
-
-    def _enter(self, state: StagedState, stage: str) -> None:
-        super()._enter(state, stage)
-        if stage not in FOR_ALL:
-            state.asked[state.memory["suspects"]] = SKIPPED
-        if self._in_summary(state) and stage not in OF_DEVICES:
-            state.asked[~self._summed_up(state)] = SKIPPED
-
-    def _possible(self, state: StagedState, i: int, answer: Floats) -> bool:
-        """Whether an honest device can send this, after what it sent before."""
-        if state.stage == "summaries":
-            return possible_summary(answer, [int(state.info.counts[part][i]) for part in SUMMARISED])
-        if state.stage == "moments":
-            return possible_moments(answer)
-        if state.stage in ("fit", "again"):
-            at, d = self._trials(state, np.array([i]))[0], state.info.d
-            return bool((answer[d:] >= 0).all()) and self._in_line(state, i, at, answer[:d], float(answer[d]))
-        return True
-
-    def _in_line(self, state: StagedState, i: int, at: Floats, gradient: Floats, loss: float) -> bool:
-        """Whether this gradient (and loss, if known) goes with the one before; it is the one to compare with next."""
-        d, before = state.info.d, state.memory["seen"][i].copy()
-        state.memory["seen"][i] = np.concatenate([at, gradient, [loss]])
-        w, g, f = before[:d], before[d:-1], float(before[-1])
+    def in_line(self, device: int, at: Floats, gradient: Floats, loss: float) -> bool:
+        """Whether a gradient (and loss, if known) goes with the device's last one, and keep it for the next time."""
+        d, last = self.info.d, self.last_gradients[device].copy()
+        self.last_gradients[device] = np.concatenate([at, gradient, [loss]])
+        w, g, f = last[:d], last[d:-1], float(last[-1])
         if np.isnan(g).any():
             return True
         if np.isnan(f) or np.isnan(loss):
             return monotone(w, g, at, gradient)
         return supported(w, g, f, at, gradient, loss)
 
-    def _expelled(self, state: StagedState) -> bool:
-        """Take suspects out of their clusters; False if there is none to take out."""
-        memory, old = state.memory, state.memory["labels"]
-        new = apart(old, memory["suspects"])
+    def part_with_suspects(self) -> bool:
+        """Take suspects out of their groups; False if there is none to take out."""
+        old, new = self.labels, apart(self.labels, self.suspects)
         if (new == old).all():
             return False
-        state.put("labels", new)
-        kept = ~memory["suspects"]
-        curvature = (f"lbfgs_{name}" for name in CURVATURE)
-        for name in ("models", "start", "slopes", "best_step", "to_the_end", "chosen", *curvature):
-            if name in memory:
-                array = np.zeros((int(new.max()) + 1, *memory[name].shape[1:]), memory[name].dtype)
-                array[new[kept]] = memory[name][old[kept]]
-                memory[name] = array
+        stay, n = self.trusted, int(new.max()) + 1
+        self.labels, self.models = new, regrouped(self.models, old[stay], new[stay], n)
+        if self.validated_models is not None:
+            self.validated_models = regrouped(self.validated_models, old[stay], new[stay], n)
+        self.fit.regroup(old[stay], new[stay], n)
         return True
 
-    def _groups(self, state: StagedState) -> int:
-        """Return how many clusters have trusted members; they come first."""
-        return int(state.memory["labels"][~state.memory["suspects"]].max(initial=-1)) + 1
 
-    # -- one scale for all devices
+Transition = Callable[[Any], str]
 
-    def _ask_moments(self, state: StagedState, devices: Ints) -> list[Task]:
-        return [SendMoments(len(state.memory["shift"]))] * len(devices)
 
-    def _take_moments(self, state: StagedState) -> str:
+def begin_fit(state: RefitState, start: Floats) -> str:
+    """Train all groups with trusted members from here."""
+    state.fit = PooledFit.begin(start, np.arange(len(start)) < state.n_trusted_groups)
+    return Fit.name
+
+
+def fit_from_zero(state: RefitState) -> str:
+    """Train all groups with trusted members from zero."""
+    return begin_fit(state, np.zeros_like(state.models))
+
+
+def begin_final_fit(state: RefitState) -> str:
+    """Let validation rows join."""
+    alone = np.bincount(state.labels) == 1
+    state.validated_models = state.models.copy()
+    state.fit.resume(state.models, ~alone)
+    state.last_gradients[:] = np.nan  # Other rows have another loss.
+    return FitAlone.name if alone.any() else FinalFit.name
+
+
+def after_final_fit(state: RefitState) -> str:
+    """Return the last step."""
+    return END if state.simulable is None else TellModels.name
+
+
+class SendStatistics(Step[RefitState]):
+    """Devices send sufficient statistics of their rows."""
+
+    name = "summaries"
+    on_devices = True
+
+    def ask(self, state: RefitState, devices: Ints) -> list[Task]:
+        return [SendSufficientStatistics(n_columns(state.info))] * len(devices)
+
+    def possible(self, state: RefitState, device: int, answer: Floats) -> bool:
+        return possible_summary(answer, [int(state.info.counts[part][device]) for part in SUMMARISED])
+
+    def skip(self, state: RefitState) -> Bools:
+        return np.full(state.info.m, state.simulable is None)
+
+    def take(self, state: RefitState) -> str:
+        state.statistics = state.filled(state.statistics)
+        return ColumnMoments.name
+
+
+@dataclass(frozen=True, repr=False)
+class ColumnMoments(Step[RefitState]):
+    """Devices send means and squares of their columns."""
+
+    name = "moments"
+    robust: Robust
+
+    def ask(self, state: RefitState, devices: Ints) -> list[Task]:
+        return [SendMoments(len(state.shift))] * len(devices)
+
+    def possible(self, state: RefitState, device: int, answer: Floats) -> bool:
+        return possible_moments(answer)
+
+    def take(self, state: RefitState) -> str:
         who = list(state.answers)
         if not who:
             raise FedfuseError(
@@ -240,241 +191,167 @@ class Refit(Staged):
         else:
             first, second = pooled_moments(answers, weights)
         deviation = np.sqrt(np.maximum(second - first**2, 0))
-        constant = deviation <= 1e-9 * np.abs(first)
-        state.put("shift", first)
-        state.put("scale", np.where(constant, 1.0, deviation))
-        return "rescale"
+        constant = deviation <= CONSTANT_COLUMN_RATIO * np.abs(first)
+        state.shift, state.scale = first, np.where(constant, 1.0, deviation)
+        return RescaleColumns.name
 
-    def _ask_rescale(self, state: StagedState, devices: Ints) -> list[Task]:
-        return [Rescale(state.memory["shift"], state.memory["scale"])] * len(devices)
 
-    def _take_rescale(self, state: StagedState) -> str:
-        return self._fit_from(state, np.zeros_like(state.memory["models"]))
+@dataclass(frozen=True, repr=False)
+class RescaleColumns(Step[RefitState]):
+    """Devices rescale their columns, one scale for all."""
 
-    # -- how long to train: on training rows, watched by validation rows
+    name = "rescale"
+    for_all = True
+    then: Transition
 
-    def _fit_from(self, state: StagedState, start: Floats) -> str:
-        clusters = len(start)
-        state.memory["start"] = start
-        self._set_out(state)
-        for name in ("best_step", "since"):
-            state.put(name, np.zeros(clusters, np.int64))
-        for name in ("best_watched", "best_train"):
-            state.put(name, np.full(clusters, np.inf))
-        state.memory["slopes"] = np.zeros_like(start)
-        state.put("still", np.arange(clusters) < self._groups(state))
-        state.put("to_the_end", np.zeros(clusters, np.bool_))
-        return "fit"
+    def ask(self, state: RefitState, devices: Ints) -> list[Task]:
+        return [Rescale(state.shift, state.scale)] * len(devices)
 
-    def _set_out(self, state: StagedState, knowing: Bools | None = None) -> None:
-        """Go to the start of the path; clusters that are ``knowing`` keep what they have learned of their curvature."""
-        memory, clusters = state.memory, len(state.memory["start"])
-        optimiser = LBFGS.start(memory["start"])
-        if knowing is not None:
-            for name in CURVATURE:
-                getattr(optimiser, name)[knowing] = memory[f"lbfgs_{name}"][knowing]
-        memory |= optimiser.pack()
-        for name in ("evaluations", "steps"):
-            state.put(name, np.zeros(clusters, np.int64))
-        memory["losses"] = np.full((clusters, WINDOW + 1), np.finfo(np.float64).max)
+    def take(self, state: RefitState) -> str:
+        return self.then(state)
 
-    def _advance(self, state: StagedState, loss: Floats, gradient: Floats, heard: Bools) -> Bools:
-        """Take in an evaluation; return the clusters for which it was a step, and not one that was too long."""
-        memory, still = state.memory, state.memory["still"]
-        optimiser = LBFGS.unpack(memory)
-        optimiser.done |= ~still
-        optimiser.tell(loss, gradient, heard)
-        memory |= optimiser.pack()
-        stepped: Bools = still & heard & (optimiser.cuts == 0)
-        memory["evaluations"][still] += 1
-        memory["steps"][stepped] += 1
-        memory["losses"][stepped] = np.column_stack([loss, memory["losses"][:, :-1]])[stepped]
-        return stepped
 
-    def _converged(self, state: StagedState) -> Bools:
-        now, before = state.memory["losses"][:, 0], state.memory["losses"][:, -1]
-        flat = (before < np.finfo(np.float64).max) & (before - now <= FLAT * np.abs(now))
-        return np.asarray(state.memory["lbfgs_done"] | flat | (state.memory["evaluations"] >= LONGEST))
+@dataclass(frozen=True, repr=False)
+class _GradientStep(Step[RefitState]):
+    """Devices send gradients and losses at the point that L-BFGS proposes for their group."""
 
-    def _ask_fit(self, state: StagedState, devices: Ints) -> list[Task]:
-        return [Gradient(w, "train", also=("train", "validation")) for w in self._trials(state, devices)]
+    robust: Robust
+    rows: ClassVar[Part]
+    also: ClassVar[tuple[Part, ...]]
 
-    def _skip_fit(self, state: StagedState) -> Bools:
-        return ~state.memory["still"][state.memory["labels"]]
+    def skip(self, state: RefitState) -> Bools:
+        return ~state.fit.training[state.labels]
 
-    def _take_fit(self, state: StagedState) -> str:
-        if self._expelled(state):
-            return self._fit_from(state, state.memory["start"])
-        memory, trial = state.memory, state.memory["lbfgs_trial"].copy()
-        loss, gradient, (_, watched), heard = self._pooled(state, "train", 2)
-        stepped = self._advance(state, loss, gradient, heard)
-        good = stepped & (watched <= memory["best_watched"] + self._margin(state, loss))
-        better = stepped & (watched < memory["best_watched"])
-        memory["best_watched"][better], memory["best_train"][better] = watched[better], loss[better]
-        memory["since"][stepped] += 1
-        memory["since"][good] = 0  # of equals, the one trained longest
-        memory["best_step"][good] = memory["steps"][good]
-        memory["models"][good], memory["slopes"][good] = trial[good], gradient[good]
-        ends = memory["still"] & (self._converged(state) | (memory["since"] >= PATIENCE))
-        memory["to_the_end"] |= ends & (memory["since"] == 0)
-        memory["still"] = memory["still"] & ~ends
-        return "fit" if memory["still"].any() else self._after_fit(state)
+    def ask(self, state: RefitState, devices: Ints) -> list[Task]:
+        return [Gradient(w, self.rows, also=self.also) for w in self._points(state, devices)]
 
-    def _margin(self, state: StagedState, loss: Floats) -> Floats:
-        """Return how far above its best a validation loss may be without saying anything.
+    def possible(self, state: RefitState, device: int, answer: Floats) -> bool:
+        at, d = self._points(state, np.array([device]))[0], state.info.d
+        return bool((answer[d:] >= 0).all()) and state.in_line(device, at, answer[:d], float(answer[d]))
 
-        The difference between two models' losses varies as the gradient does along the way from one to the other,
-        and for both losses here that is by their curvature (times twice the noise for squares): so it is told by
-        how much the training loss fell on that way.
-        """
-        labels, best = state.memory["labels"], state.memory["best_watched"]
-        rows = np.bincount(labels, state.info.counts["validation"], len(best))
-        known = np.where(np.isfinite(best), best, 0)
-        unit = 2 * known if state.info.model.goal == "regression" else 1.0
-        fell = np.where(np.isfinite(best), state.memory["best_train"] - loss, 0).clip(min=0)
-        return np.maximum(WORSE * known, Z * np.sqrt(2 * unit * fell / np.maximum(rows, 1)))
+    def _points(self, state: RefitState, devices: Ints) -> Floats:
+        return state.fit.optimiser.trial[state.labels[devices]].astype(state.info.dtype)
 
-    def _after_fit(self, state: StagedState) -> str:
-        return self._go_again(state)
+    def _pooled(self, state: RefitState) -> PooledReplies:
+        d, who = state.info.d, np.array(list(state.answers), np.int64)
+        values = np.reshape([state.answers[i] for i in state.answers], (-1, d + len(self.also)))
+        rows, validation = (state.info.counts[part][who] for part in (self.rows, "validation"))
+        return pool(values, state.labels[who], len(state.fit.start), d, rows, validation, self.robust)
 
-    # -- once more, with the validation rows
 
-    def _go_again(self, state: StagedState) -> str:
-        """Clusters that came to the end go on from there, the others go the same way once more, and as far."""
-        memory, there = state.memory, state.memory["to_the_end"]
-        memory["chosen"] = memory["models"].copy()
-        memory["start"] = np.where(there[:, None], memory["models"], memory["start"])
-        self._set_out(state, there)
-        alone = np.bincount(state.memory["labels"]) == 1
-        state.put("still", ~alone)
-        state.memory["seen"][:] = np.nan  # other rows, another function
-        return "alone" if alone.any() else "again"
+@dataclass(frozen=True, repr=False)
+class Fit(_GradientStep):
+    """L-BFGS on training rows, for as long as validation rows say."""
 
-    def _ask_alone(self, state: StagedState, devices: Ints) -> list[Task]:
-        return [FitLocally(LADDER)] * len(devices)
+    name = "fit"
+    rows = "train"
+    also = ("train", "validation")
+    then: Transition
 
-    def _skip_alone(self, state: StagedState) -> Bools:
-        labels = state.memory["labels"]
-        return np.asarray(np.bincount(labels)[labels] > 1)
+    def take(self, state: RefitState) -> str:
+        if state.part_with_suspects():
+            return begin_fit(state, state.fit.start)
+        fit, trial, replies = state.fit, state.fit.optimiser.trial.copy(), self._pooled(state)
+        validation_rows = np.bincount(state.labels, state.info.counts["validation"], len(trial))
+        good = fit.watch(replies, fit.margin(replies.loss, validation_rows, state.info.model.goal))
+        state.models[good] = trial[good]
+        return self.name if fit.training.any() else self.then(state)
 
-    def _take_alone(self, state: StagedState) -> str:
+
+class FitAlone(Step[RefitState]):
+    """Devices without companions fit their own rows."""
+
+    name = "alone"
+    for_all = True
+
+    def ask(self, state: RefitState, devices: Ints) -> list[Task]:
+        return [FitLocally(LOCAL_RIDGES)] * len(devices)
+
+    def skip(self, state: RefitState) -> Bools:
+        return np.asarray(np.bincount(state.labels)[state.labels] > 1)
+
+    def take(self, state: RefitState) -> str:
         for i, answer in state.answers.items():
-            state.memory["models"][state.memory["labels"][i]] = answer
-        return "again" if state.memory["still"].any() else self._end(state)
-
-    def _ask_again(self, state: StagedState, devices: Ints) -> list[Task]:
-        rows: Part = "train+validation"
-        return [Gradient(w, rows, also=(rows,)) for w in self._trials(state, devices)]
-
-    _skip_again = _skip_fit
-
-    def _take_again(self, state: StagedState) -> str:
-        if self._expelled(state):
-            state.memory["models"] = state.memory["chosen"]
-            return self._go_again(state)
-        memory, trial = state.memory, state.memory["lbfgs_trial"].copy()
-        loss, gradient, _, heard = self._pooled(state, "train+validation", 1)
-        stepped = self._advance(state, loss, gradient, heard)
-        memory["models"][stepped] = trial[stepped]
-        # as many steps as were good before; to the end where that was the end
-        on = memory["to_the_end"] | (memory["steps"] < memory["best_step"])
-        memory["still"] = memory["still"] & on & ~self._converged(state)
-        return "again" if memory["still"].any() else self._end(state)
-
-    def _trials(self, state: StagedState, devices: Ints) -> Floats:
-        return state.memory["lbfgs_trial"][state.memory["labels"][devices]].astype(state.info.dtype)
-
-    def _pooled(self, state: StagedState, rows: Part, parts: int) -> tuple[Floats, Floats, list[Floats], Bools]:
-        """Return loss, gradient and the other losses of every cluster, and whether a member has answered at all."""
-        labels, d, clusters = state.memory["labels"], state.info.d, len(state.memory["start"])
-        if self.robust not in ("none", "screen"):
-            return self._robustly_pooled(state, rows, parts)
-        total = np.zeros((clusters, d + parts))
-        weight = np.zeros((clusters, 2))
-        for i, answer in state.answers.items():
-            n, n_watched = state.info.counts[rows][i], state.info.counts["validation"][i]
-            total[labels[i], : d + 1] += n * answer[: d + 1]
-            total[labels[i], d + 1 :] += n_watched * answer[d + 1 :]
-            weight[labels[i]] += n, n_watched
-        total[:, : d + 1] /= np.maximum(weight[:, :1], 1)
-        total[:, d + 1 :] /= np.maximum(weight[:, 1:], 1)
-        # a cluster without validation rows is watched by its training rows: it trains to the end
-        blind = weight[:, 1] == 0
-        total[blind, d + 1 :] = total[blind, d : d + 1]
-        return total[:, d], total[:, :d], [total[:, d + k] for k in range(parts)], weight[:, 0] > 0
-
-    def _robustly_pooled(
-        self, state: StagedState, rows: Part, parts: int
-    ) -> tuple[Floats, Floats, list[Floats], Bools]:
-        labels, d, clusters = state.memory["labels"], state.info.d, len(state.memory["start"])
-        total, heard = np.zeros((clusters, d + parts)), np.zeros(clusters, np.bool_)
-        counts, watching = state.info.counts[rows], state.info.counts["validation"]
-        for c in range(clusters):
-            members = [i for i in state.answers if labels[i] == c]
-            if not members:
-                continue
-            heard[c], answers = True, np.stack([state.answers[i] for i in members]).astype(np.float64)
-            total[c] = robust_mean(answers, counts[members].astype(np.float64), self.robust)
-            # who has no validation rows has no say in how long to train
-            watch = watching[members] > 0
-            if parts > 1:
-                total[c, d + 1 :] = np.median(answers[watch, d + 1 :], axis=0) if watch.any() else total[c, d]
-        return total[:, d], total[:, :d], [total[:, d + k] for k in range(parts)], heard
-
-    def recovery(self, state: StagedState) -> list[dict[int, Task]]:
-        if state.stage in ("moments", "rescale") or self._in_summary(state):
-            return []
-        everyone = np.arange(state.info.m)
-        return [dict(enumerate(self._ask_rescale(state, everyone)))]
-
-    # -- what there is to see
-
-    def models(self, state: StagedState) -> Floats:
-        return self._raw(state, state.memory["models"])[state.memory["labels"]]
-
-    def labels(self, state: StagedState) -> Ints:
-        return canonical(state.memory["labels"])
-
-    def outcome(self, state: StagedState) -> Outcome:
-        lam = float(state.memory["lam"][0])
-        suspects = np.flatnonzero(state.memory["suspects"])
-        return Outcome(
-            self.models(state),
-            self.labels(state),
-            lam if np.isfinite(lam) else None,
-            suspects=suspects,
-            validated=self.validated(state),
-        )
-
-    def validated(self, state: StagedState) -> Floats | None:
-        chosen = state.memory.get("chosen")
-        return None if chosen is None else self._raw(state, chosen)[state.memory["labels"]]
-
-    def describe(self, state: StagedState) -> dict[str, Any]:
-        return {"lam": float(state.memory["lam"][0])}
-
-    def _raw(self, state: StagedState, models: Floats) -> Floats:
-        """Return models for the columns as they are on the devices at first."""
-        shift, scale = state.memory["shift"], state.memory["scale"]
-        return np.stack([state.info.model.unscaled(w, shift, scale) for w in models])
+            state.models[state.labels[i]] = answer
+        return FinalFit.name if state.fit.training.any() else after_final_fit(state)
 
 
-def _columns(info: FederationInfo) -> int:
-    """Return how many columns devices have, the target included where it is a value."""
-    return int(info.model.n_features) + (info.model.goal == "regression")
+class FinalFit(_GradientStep):
+    """L-BFGS on training and validation rows together."""
+
+    name = "again"
+    rows = "train+validation"
+    also = ("train+validation",)
+
+    def take(self, state: RefitState) -> str:
+        if state.part_with_suspects():
+            assert state.validated_models is not None
+            state.models = state.validated_models
+            return begin_final_fit(state)
+        trial = state.fit.optimiser.trial.copy()
+        stepped = state.fit.follow(self._pooled(state))
+        state.models[stepped] = trial[stepped]
+        return self.name if state.fit.training.any() else after_final_fit(state)
+
+
+class TellModels(Step[RefitState]):
+    """Devices that have seen no model yet are told theirs."""
+
+    name = "tell"
+    for_all = True
+    on_devices = True
+
+    def ask(self, state: RefitState, devices: Ints) -> list[Task]:
+        models, kind = state.device_models(state.models)[devices], state.info.dtype
+        largest = np.abs(models).max(initial=0)
+        if largest > np.finfo(kind).max:
+            raise FedfuseError(
+                f"parameters reach {largest:.0e}, too large for {kind}: fit with dtype=float64 (--set dtype=float64), "
+                "or use other units"
+            )
+        return [Install(w) for w in models.astype(kind)]
+
+    def take(self, state: RefitState) -> str:
+        return END
+
+
+def refit_steps(
+    robust: Robust, after_rescale: Transition = fit_from_zero, after_fit: Transition = begin_final_fit
+) -> tuple[Step[Any], ...]:
+    """Return the steps of a refit; others may come between rescaling and fitting, and before the final fit."""
+    scaling = (SendStatistics(), ColumnMoments(robust), RescaleColumns(after_rescale))
+    return (*scaling, Fit(robust, after_fit), FitAlone(), FinalFit(robust), TellModels())
+
+
+@dataclass(frozen=True)
+class Refit(StepMethod[RefitState]):
+    """Train one model for each group that the stage before has found."""
+
+    name: ClassVar[str] = "refit"
+
+    def steps(self) -> dict[str, Step[Any]]:
+        return by_name(*refit_steps(self.robust))
+
+    def first_state(self, info: FederationInfo, previous: Outcome | None) -> RefitState:
+        return RefitState(info, found_labels(previous), previous)
 
 
 @dataclass(frozen=True)
 class Oracle(Refit):
-    """Pooled training within the true clusters: the yardstick for every method, where the truth is known."""
+    """Pooled training within the true groups: the yardstick for every method, where the truth is known."""
 
     name: ClassVar[str] = "oracle"
 
-    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
-        """Find the newcomer's cluster by losses: its true group is not known here."""
-        return (yield from judged(known, info, self.work, "train+validation", device))
+    def first_state(self, info: FederationInfo, previous: Outcome | None) -> RefitState:
+        return RefitState(info, true_labels(info), previous)
 
-    def _clusters(self, info: FederationInfo, before: Outcome | None) -> Ints:
-        if info.truth is None:
-            raise FedfuseError("the oracle needs to be told the true groups, and these data have none")
-        return canonical(info.truth)
+
+def n_columns(info: FederationInfo) -> int:
+    """Return how many columns devices have, the target included where it is a value."""
+    return int(info.model.n_features) + (info.model.goal == "regression")
+
+
+def sends_statistics(info: FederationInfo) -> bool:
+    """Whether sufficient statistics of a device's rows exist and are short."""
+    size = SendSufficientStatistics(n_columns(info)).floats_up(info.d)
+    return bool(info.model.quadratic) and size <= MAX_STATISTICS_MODELS * info.d

@@ -1,109 +1,300 @@
-"""Methods that go through stages: in each, every device is asked once, and then the server draws its conclusions.
+"""Methods made of steps: in each step every device is asked once, then the server draws its conclusions.
 
-Devices are asked as many at a time as take part in a round; one that does not answer is asked again. It is left out
-of the stage after three times in vain, if it has said nothing for so long that it must be gone: every second answer may
-get lost, and nobody is left out.
+Devices are asked as many at a time as take part in a round, those that were asked least often first. A device that does
+not answer is asked again. The step goes on without it after three orders, if it has also been silent for so long that
+it must be gone: even where every second reply is lost, nobody is left out.
+
+A device that sends what no honest device can send becomes a suspect: its answers are dropped, it is a group of its
+own from then on, and it is asked again only in steps where it can harm nobody.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from abc import ABC, abstractmethod
+from dataclasses import InitVar, dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
 
-from fedfuse.methods.method import FederationInfo, GathersReplies, Method, Outcome
-from fedfuse.methods.state import Arrays
+from fedfuse.core.partitions import canonical
+from fedfuse.core.robust_mean import Robust
+from fedfuse.errors import FedfuseError
+from fedfuse.grouping.admission import admit_by_losses
+from fedfuse.grouping.simulated_replies import SimulatedReplies
+from fedfuse.methods.method import (
+    AdmissionDialogue,
+    AdmitsNewcomers,
+    FederationInfo,
+    GathersReplies,
+    Method,
+    Outcome,
+    RunSummary,
+)
 from fedfuse.pairs.state import Residuals
+from fedfuse.protocol.reply_checks import apart
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Bools, Floats, Ints
 
-TRIES = 3
-GONE = 15  # orders in a row, over all stages, without an answer: with every second one lost, once in 30,000 times
-SKIPPED = 10**6  # for tries: is not asked at all
+# Orders to a device in one step before the step may go on without it.
+MAX_TRIES = 3
+# Orders in a row without an answer, over all steps, after which a device counts as gone. Where every second reply is
+# lost this happens once in 30,000 times.
+MAX_SILENT_ORDERS = 15
+# Value of `StepState.asked` for a device that takes no part in a step.
+SKIPPED = 10**6
+# What the last step names as the next one.
 END = "end"
 
 
 @dataclass
-class StagedState:
-    """Where a staged method is: plain arrays under names, the stage, and who has answered in it."""
+class StepState:
+    """Where a method is, who has answered, and what it has found so far."""
 
     info: FederationInfo
-    stage: str
-    memory: Arrays = field(default_factory=dict)
-    asked: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    labels: Ints
+    previous: InitVar[Outcome | None] = None
+    step: str = END
+    lam: float | None = None  # of the stage before
+    suspects: Bools = field(init=False)
+    models: Floats = field(init=False)  # one row per group
+    validated_models: Floats | None = None  # the same, trained without validation rows
+    confidence: Floats | None = None
+    asked: Ints = field(init=False)  # orders to each device in this step
+    silent: Ints = field(init=False)  # orders since each device was last heard
     answers: dict[int, Floats] = field(default_factory=dict)
-    silent: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # orders since a device was last heard
 
-    def number(self, name: str) -> int:
-        """Return a whole number kept in memory."""
-        return int(self.memory[name][0])
-
-    def put(self, name: str, value: Any) -> None:
-        """Keep something in memory."""
-        self.memory[name] = np.atleast_1d(np.asarray(value))
+    def __post_init__(self, previous: Outcome | None) -> None:
+        m = self.info.m
+        self.suspects, self.asked, self.silent = np.zeros(m, np.bool_), np.zeros(m, np.int64), np.zeros(m, np.int64)
+        if previous is not None:
+            self.lam = previous.lam
+            self.suspects[np.asarray(previous.suspects, np.int64)] = True
+        self.labels = apart(self.labels, self.suspects)
+        self.models = np.zeros((int(self.labels.max()) + 1, self.info.d))
 
     @property
     def waiting(self) -> Bools:
-        """Who has still to answer in this stage."""
-        waiting = (self.asked < TRIES) | ((self.silent < GONE) & (self.asked < SKIPPED))
+        """Which devices have still to answer in this step."""
+        waiting = (self.asked < MAX_TRIES) | ((self.silent < MAX_SILENT_ORDERS) & (self.asked < SKIPPED))
         waiting[list(self.answers)] = False
         return waiting
 
+    @property
+    def trusted(self) -> Ints:
+        """The devices that are not suspects."""
+        return np.flatnonzero(~self.suspects)
 
-@dataclass(frozen=True)
-class Staged(Method[StagedState], GathersReplies):
-    """A method whose stages are pairs of methods ``_ask_X(state, devices)`` and ``_take_X(state)``.
+    @property
+    def n_trusted_groups(self) -> int:
+        """How many groups have trusted members; they come first."""
+        return int(self.labels[~self.suspects].max(initial=-1)) + 1
 
-    The first returns a task for each device. The second is called when all have answered and returns the name of
-    the next stage. ``_skip_X(state)`` names the devices that need not be asked, where there are any.
-    """
+    def expel(self, devices: Ints | list[int]) -> None:
+        """Make devices suspects, and drop what they have answered."""
+        self.suspects[devices] = True
+        self.asked[self.suspects] = SKIPPED
+        self.answers = {i: answer for i, answer in self.answers.items() if not self.suspects[i]}
 
-    first: ClassVar[str]
+    def filled(self, values: Floats) -> Floats:
+        """Return a copy of one row per device, with the answers in place of the rows of devices that answered."""
+        new: Floats = values.copy()
+        for i, answer in self.answers.items():
+            new[i] = answer
+        return new
 
-    def init(self, info: FederationInfo, previous: Outcome | None = None) -> StagedState:
-        state = StagedState(info, self.first, silent=np.zeros(info.m, np.int64))
-        self._prepare(state, previous)
-        self._enter(state, self._first(info))
-        return state
+    # -- what kinds of states have of their own
 
-    def _first(self, info: FederationInfo) -> str:
-        """Return the stage to begin with."""
-        return self.first
-
-    @abstractmethod
-    def _prepare(self, state: StagedState, before: Outcome | None) -> None:
-        """Put into memory what the first stage needs."""
-
-    def devices(self, state: StagedState, drawn: Ints) -> Ints:
-        # the least asked first, so that one who is silent does not hold up the others; at least one: stages must end
-        waiting = np.flatnonzero(state.waiting)
-        order = np.argsort(state.asked[waiting], kind="stable")
-        return np.sort(waiting[order[: max(len(drawn), 1)]])
-
-    def tasks(self, state: StagedState, devices: Ints, k: int) -> list[Task]:
-        state.asked[devices] += 1
-        state.silent[devices] += 1
-        asked: list[Task] = getattr(self, f"_ask_{state.stage}")(state, devices)
-        return asked
-
-    def update(self, state: StagedState, devices: Ints, values: list[Floats]) -> Residuals | None:
-        state.answers |= {int(i): v for i, v in zip(devices, values, strict=True)}
-        state.silent[devices] = 0
-        while state.stage != END and not state.waiting.any():
-            self._enter(state, getattr(self, f"_take_{state.stage}")(state))
+    @property
+    def simulable(self) -> Bools | None:
+        """Which devices the server can reply for; None if all are to be asked themselves."""
         return None
 
-    def _enter(self, state: StagedState, stage: str) -> None:
-        state.stage, state.answers = stage, {}
+    def simulated(self) -> SimulatedReplies:
+        """Return what replies in the place of devices."""
+        raise NotImplementedError
+
+    def active(self, drawn: int) -> int:
+        """Return how many devices are asked in a round for which so many were drawn."""
+        return drawn
+
+    def device_models(self, models: Floats) -> Floats:
+        """Return the model of every device, from one per group."""
+        return np.asarray(models[self.labels])
+
+    def stability(self) -> float | None:
+        """Return how sure the grouping is as a whole (0 to 1), where that can be told."""
+        return None
+
+    def recovery(self) -> list[dict[int, Task]]:
+        """Return what brings devices up to date that have lost their memory."""
+        return []
+
+
+S = TypeVar("S", bound=StepState)
+
+
+class Step(ABC, Generic[S]):
+    """One exchange with all devices."""
+
+    name: ClassVar[str]
+    # Whether suspects take part, because their answers concern nobody else.
+    for_all: ClassVar[bool] = False
+    # Whether it takes the devices themselves, even where the server can simulate their replies.
+    on_devices: ClassVar[bool] = False
+    # Whether it is repeated for as many rounds as there are.
+    open_ended: ClassVar[bool] = False
+
+    @abstractmethod
+    def ask(self, state: S, devices: Ints) -> list[Task]:
+        """Return a task for each of these devices."""
+
+    @abstractmethod
+    def take(self, state: S) -> str:
+        """Draw conclusions from ``state.answers`` when all have answered; return the name of the next step."""
+
+    def skip(self, state: S) -> Bools:
+        """Return which devices need not be asked."""
+        return np.zeros(state.info.m, np.bool_)
+
+    def possible(self, state: S, device: int, answer: Floats) -> bool:
+        """Whether an honest device can send this; called once for each answer."""
+        return True
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {(type(self).__doc__ or '').splitlines()[0]}"
+
+
+@dataclass(frozen=True)
+class StepMethod(Method[S], GathersReplies, AdmitsNewcomers):
+    """A method that goes from step to step.
+
+    Parameters
+    ----------
+    robust
+        ``"screen"``: devices that send what no honest device can send are left out. ``"median"``, ``"trimmed"`` and
+        ``"krum"`` also take the place of the mean over a group's members. ``"none"``: everybody is believed.
+    """
+
+    robust: Robust = "screen"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.robust not in get_args(Robust):
+            raise FedfuseError(f"robust must be one of {', '.join(get_args(Robust))}, got {self.robust!r}")
+
+    @abstractmethod
+    def steps(self) -> dict[str, Step[Any]]:
+        """Return the steps by name, the first one first."""
+
+    @abstractmethod
+    def first_state(self, info: FederationInfo, previous: Outcome | None) -> S:
+        """Return the state before the first step."""
+
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> S:
+        state = self.first_state(info, previous)
+        self._enter(state, next(iter(self.steps())))
+        self._advance(state)
+        return state
+
+    def step(self, state: S) -> Step[Any] | None:
+        """Return the step that a method is at; None at the end."""
+        return self.steps().get(state.step)
+
+    def devices(self, state: S, drawn: Ints) -> Ints:
+        # Those asked least often come first, so that silent devices do not hold up the others. At least one: steps end.
+        waiting = np.flatnonzero(state.waiting)
+        order = np.argsort(state.asked[waiting], kind="stable")
+        return np.sort(waiting[order[: max(state.active(len(drawn)), 1)]])
+
+    def tasks(self, state: S, devices: Ints, k: int) -> list[Task]:
+        step = self.step(state)
+        assert step is not None, "the method has come to its end"
+        state.asked[devices] += 1
+        state.silent[devices] += 1
+        return step.ask(state, devices)
+
+    def update(self, state: S, devices: Ints, values: list[Floats]) -> Residuals | None:
+        self._take_in(state, devices, values)
+        if self._simulates(state):
+            simulated = state.simulated()
+            while self._simulates(state):
+                devices = np.flatnonzero(state.waiting)
+                self._take_in(state, devices, simulated.answers(self.tasks(state, devices, 0), devices))
+        return None
+
+    def _simulates(self, state: S) -> bool:
+        step = self.step(state)
+        return step is not None and not step.on_devices and state.simulable is not None
+
+    def _take_in(self, state: S, devices: Ints, values: list[Floats]) -> None:
+        """Take in the answers that honest devices can give, and go on if they are complete."""
+        step, answers = self.step(state), {int(i): v for i, v in zip(devices, values, strict=True)}
+        if step is not None and not step.for_all and self.robust != "none":
+            state.expel([i for i, answer in answers.items() if not step.possible(state, i, answer)])
+            answers = {i: answer for i, answer in answers.items() if not state.suspects[i]}
+        state.answers |= answers
+        state.silent[list(answers)] = 0
+        self._advance(state)
+
+    def _advance(self, state: S) -> None:
+        while (step := self.step(state)) is not None and not state.waiting.any():
+            self._enter(state, step.take(state))
+
+    def _enter(self, state: S, name: str) -> None:
+        state.step, state.answers = name, {}
         state.asked = np.zeros(state.info.m, np.int64)
-        skip = getattr(self, f"_skip_{stage}", None)
-        if skip is not None:
-            state.asked[skip(state)] = SKIPPED
+        step = self.step(state)
+        if step is None:
+            return
+        state.asked[step.skip(state)] = SKIPPED
+        if not step.for_all:
+            state.asked[state.suspects] = SKIPPED
+        if state.simulable is not None and not step.on_devices:
+            state.asked[~state.simulable] = SKIPPED
 
-    def phase(self, state: StagedState) -> str:
-        return state.stage
+    def phase(self, state: S) -> str:
+        return state.step
 
-    def finished(self, state: StagedState) -> bool:
-        return state.stage == END
+    def finished(self, state: S) -> bool:
+        return state.step == END
+
+    def settled(self, state: S) -> bool:
+        step = self.step(state)
+        return step is None or step.open_ended
+
+    def current(self, state: S) -> Outcome:
+        validated = None if state.validated_models is None else state.device_models(state.validated_models)
+        models, suspects = state.device_models(state.models), np.flatnonzero(state.suspects)
+        return Outcome(models, canonical(state.labels), state.lam, suspects=suspects, validated=validated)
+
+    def outcome(self, state: S) -> Outcome:
+        return self.current(state)._replace(stability=state.stability(), confidence=state.confidence)
+
+    def describe(self, state: S) -> dict[str, Any]:
+        return {} if state.lam is None else {"lam": state.lam}
+
+    def recovery(self, state: S) -> list[dict[int, Task]]:
+        return state.recovery()
+
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
+        """Find a newcomer's group by how well the groups' models predict its rows."""
+        return (yield from admit_by_losses(known, info, self.work, "train+validation", device))
+
+
+def by_name(*steps: Step[Any]) -> dict[str, Step[Any]]:
+    """Return steps in a table by their names."""
+    return {step.name: step for step in steps}
+
+
+def found_labels(previous: Outcome | None) -> Ints:
+    """Return the groups that the stage before has found."""
+    if previous is None:
+        raise FedfuseError("a refit needs groups that another method has found")
+    return canonical(previous.labels)
+
+
+def true_labels(info: FederationInfo) -> Ints:
+    """Return the true groups."""
+    if info.truth is None:
+        raise FedfuseError("the oracle needs to be told the true groups, and these data have none")
+    return canonical(info.truth)

@@ -21,7 +21,7 @@ import pandas as pd
 from fedfuse.data.federation import Federation
 from fedfuse.engines import Engine, InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.admission import judged as admit_by_losses
+from fedfuse.grouping.admission import admit_by_losses
 from fedfuse.grouping.lambda_path import LambdaPath
 from fedfuse.methods.method import (
     AdmissionDialogue,

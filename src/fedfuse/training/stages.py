@@ -14,7 +14,7 @@ from typing import Any
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.fusion_tree import FusionTree
 from fedfuse.grouping.lambda_path import LambdaPath
-from fedfuse.grouping.network_groups import NetworkAuto, NetworkOracle, NetworkRefit
+from fedfuse.grouping.network_tree import NetworkFusionTree, NetworkOracle, NetworkRefit
 from fedfuse.grouping.refit import Oracle, Refit
 from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.methods.method import Method, Outcome, Searchable, TakesSingleReplies
@@ -49,7 +49,7 @@ class Stage:
 def stages_of(method: Method[Any], model: Model[Any], rounds: int) -> tuple[Stage, ...]:
     """Return what really runs, one after the other, within so many rounds."""
     if isinstance(method, FusionTree) and not model.convex:
-        return (Stage(method.name, NetworkAuto(**_common(method))),)
+        return (Stage(method.name, NetworkFusionTree(**_common(method))),)
     if isinstance(method, Oracle) and not model.convex:
         return (Stage(method.name, NetworkOracle(work=method.work, start=method.start, rows="train+validation")),)
     if isinstance(method, LambdaPath):

@@ -1,0 +1,203 @@
+"""Select a grouping by what devices say of models on their validation rows.
+
+Whatever proposes groupings, these functions compare them: a tree of models is cut where validation losses are least,
+the coarsest of several groupings is taken that is not significantly worse than the best, groups that lose nothing by a
+common model merge, a device that does better with another group's model moves, and a group is split in which the
+gradients of devices still agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+
+from fedfuse.core.dendrogram import PairedLosses, Tree, Z, alike, sharing
+from fedfuse.core.partitions import adjusted_rand, cluster_means
+from fedfuse.protocol.reply_checks import apart
+from fedfuse.utils.typing import Bools, Floats, Ints
+
+# Other groups' models that a device tries.
+MAX_NEIGHBOURS = 5
+# Standard errors by which another group's model must be better for a device to move (5 %).
+MOVE_ZSCORE = 1.645
+# Standard errors from which on two groups differ beyond doubt.
+CERTAIN_ZSCORE = 3.0
+# Standard errors by which gradients must agree for a group to have structure left in it (1 %).
+STRUCTURE_ZSCORE = 2.33
+# Confidence in the group of a device that has not answered.
+UNKNOWN_CONFIDENCE = 0.5
+
+
+@dataclass
+class ModelTree:
+    """Average linkage of models, with the devices or groups that are its leaves."""
+
+    children: Ints
+    heights: Floats
+    leaves: Ints
+
+    @classmethod
+    def of(cls, models: Floats, leaves: Ints) -> ModelTree:
+        """Build the tree of these models, one for each leaf."""
+        tree = Tree.of(models)
+        return cls(tree.children, tree.heights, leaves)
+
+    @classmethod
+    def empty(cls) -> ModelTree:
+        """Return a tree of no models, for a state in which there is none yet."""
+        return cls(np.empty((0, 2), np.int64), np.empty(0), np.empty(0, np.int64))
+
+    @property
+    def tree(self) -> Tree:
+        """The tree over positions in ``leaves``."""
+        return Tree(self.children, self.heights)
+
+    def merged_models(self, models: Floats, weights: Ints, leaves: Ints) -> list[Floats]:
+        """Return for each of some leaves the weighted mean models of the merges above it; rows are all devices'."""
+        tree, above = self.tree, self.tree.ancestors()
+        means = tree.means(models[self.leaves], weights[self.leaves].astype(np.float64))
+        return [means[above[place] - tree.n] for place in np.searchsorted(self.leaves, leaves)]
+
+    def cut(self, answers: Mapping[int, Floats], rows: Ints, certain: Bools | None = None) -> Ints:
+        """Return a label for each device by what leaves answered for their own and all merged models above."""
+        tree, labels = self.tree, np.zeros(len(rows), np.int64)
+        above, place = tree.ancestors(), {int(i): leaf for leaf, i in enumerate(self.leaves)}
+        losses = [PairedLosses.read(place[i], rows[i], v, 1 + len(above[place[i]])) for i, v in answers.items()]
+        labels[self.leaves] = tree.cut(losses, certain)
+        return labels
+
+
+def certain_splits(tree: Tree, leaves: Ints, halves: Floats, weights: Ints) -> Bools:
+    """Return the nodes of a tree whose two sides differ beyond doubt, by two independent estimates alike.
+
+    The difference of the sides' mean estimates is taken in either half. Where the sides are the same, both are
+    independent noise, and their cosine varies as that of two devices' own noise (half 1 less half 2) does.
+
+    ``halves`` are two estimates for each device (2 x m x d), ``leaves`` the leaf of each device.
+    """
+    first, second = (cluster_means(half, leaves, weights) for half in halves)
+    sizes = np.bincount(leaves, weights).astype(np.float64)
+    certain = np.zeros(2 * tree.n - 1, np.bool_)
+    cosines = alike(tree.splits(first, sizes), tree.splits(second, sizes))
+    certain[tree.n :] = cosines > CERTAIN_ZSCORE * _usual_cosine(halves[0] - halves[1])
+    return certain
+
+
+def coarsest_good(candidates: Ints, answers: Mapping[int, Floats], rows: Ints, trusted: Ints) -> Ints:
+    """Return the grouping with the fewest groups that is not significantly worse than the best.
+
+    ``candidates`` are groupings (k x m); every device has answered for its model in each of them.
+    """
+    losses = [PairedLosses.read(i, rows[i], v, len(candidates)) for i, v in answers.items()]
+    if not losses:
+        return np.asarray(candidates[0])
+    best = int(np.argmin(sum(each.n * each.means for each in losses)))
+    worse = np.array([[each.difference(c, best) for each in losses] for c in range(len(candidates))]).sum(axis=1)
+    margins = np.array([Z * sharing(labels[trusted]) for labels in candidates])
+    good = np.flatnonzero(worse[:, 0] <= margins * np.sqrt(worse[:, 1]))
+    return np.asarray(candidates[good[np.argmin(candidates[good].max(axis=1))]])
+
+
+def nearest(models: Floats) -> Ints:
+    """Return for every model the others that are nearest to it."""
+    distances = scipy.spatial.distance.cdist(models, models)
+    np.fill_diagonal(distances, np.inf)
+    return np.argsort(distances, axis=1, kind="stable")[:, : min(MAX_NEIGHBOURS, len(models) - 1)]
+
+
+class Alternative(NamedTuple):
+    """The best of the other groups' models for a device."""
+
+    which: int
+    z: float  # standard errors by which the least of them is worse than its own group's model
+
+    @property
+    def confidence(self) -> float:
+        """The chance that the device's own group is the better one."""
+        return float(scipy.special.ndtr(self.z))
+
+
+def best_alternative(losses: PairedLosses, others: Iterable[int]) -> Alternative:
+    """Compare the first model with some of the others."""
+    rises = np.array([losses.difference(k, 0) for k in others])
+    z = rises[:, 0] / np.sqrt(np.maximum(rises[:, 1], 1e-300))
+    return Alternative(int(np.argmin(rises[:, 0])), float(z.min()))
+
+
+@dataclass
+class GroupCheck:
+    """A comparison of groups after a refit: every member tries its own model, merged ones, and the nearest others."""
+
+    tree: Tree
+    near: Ints
+
+    @classmethod
+    def of(cls, models: Floats, tree: Tree) -> GroupCheck:
+        """Compare the groups of these models."""
+        return cls(tree, nearest(models))
+
+    def models(self, models: Floats, sizes: Floats) -> list[Floats]:
+        """Return what each group's members evaluate: their own, those of the merges above, those near it."""
+        merged, above = self.tree.means(models, sizes), self.tree.ancestors()
+        parts = [(models[c : c + 1], merged[above[c] - self.tree.n], models[self.near[c]]) for c in range(self.tree.n)]
+        return [np.concatenate(each) for each in parts]
+
+    def regroup(
+        self, labels: Ints, answers: Mapping[int, Floats], rows: Ints, suspects: Bools, certain: Bools
+    ) -> tuple[Ints, Floats]:
+        """Return new labels, after moves and merges, and the confidence in every device's group."""
+        above, moved, judged, tried = self.tree.ancestors(), labels.copy(), [], self.near.shape[1]
+        confidence = np.full(len(labels), UNKNOWN_CONFIDENCE)
+        for i, answer in answers.items():
+            c = int(labels[i])
+            first = 1 + len(above[c])
+            judged.append(PairedLosses.read(c, int(rows[i]), answer, first + tried))
+            other = best_alternative(judged[-1], range(first, first + tried))
+            confidence[i] = other.confidence
+            if other.z < -MOVE_ZSCORE:
+                moved[i] = self.near[c, other.which]
+        confidence[suspects] = 1.0  # Nobody is to be put with them.
+        cut = self.tree.cut(judged, certain, z=Z * sharing(labels[~suspects]))
+        return apart(cut[np.minimum(moved, self.tree.n - 1)], suspects), confidence
+
+
+def structured_groups(cosines: Floats, labels: Ints) -> list[int]:
+    """Return the groups in which devices' gradients still agree, by the cosines of two halves of each."""
+    return [c for c in range(int(labels.max()) + 1) if z_score(cosines[labels == c]) > STRUCTURE_ZSCORE]
+
+
+def split_in_two(labels: Ints, groups: Iterable[int], estimates: Floats) -> Ints:
+    """Cut groups in two by their members' own estimates; the next check says whether that was right."""
+    new: Ints = labels.copy()
+    for c in groups:
+        inside = np.flatnonzero(new == c)
+        if len(inside) > 1:
+            linkage = scipy.cluster.hierarchy.linkage(estimates[inside], "ward")
+            halves = scipy.cluster.hierarchy.fcluster(linkage, 2, "maxclust")
+            new[inside[halves == 2]] = new.max() + 1
+    return new
+
+
+def agreement(groupings: Sequence[Ints]) -> float:
+    """Return how well groupings agree, over all pairs (1: all are the same)."""
+    return float(np.clip(np.mean([adjusted_rand(x, y) or 0.0 for x, y in combinations(groupings, 2)]), 0, 1))
+
+
+def z_score(cosines: Floats) -> float:
+    """Return by how many standard errors the sum of the cosines exceeds zero."""
+    return float(cosines.sum() / np.sqrt(max(float(np.square(cosines).sum()), 1e-300)))
+
+
+def _usual_cosine(rows: Floats) -> float:
+    """Return the root mean square cosine between two different rows (1 if there is only one)."""
+    m = len(rows)
+    if m == 1:
+        return 1.0
+    directions = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
+    squares = np.square(directions @ directions.T)
+    return float(np.sqrt((squares.sum() - np.trace(squares)) / (m * (m - 1))))
