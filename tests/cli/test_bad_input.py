@@ -316,7 +316,7 @@ def fed(frame):
     ("arguments", "settings", "words"),
     [
         ((ff.FPFC,), {}, r"got the class FPFC: give an instance, FPFC\(\)"),
-        ((3,), {}, r"method must be one such as FPFC\(\) or a name \(fpfc, .*, got int 3"),
+        ((3,), {}, r"method must be one such as FusionTree\(\) or a name \(.*fpfc, .*, got int 3"),
         (("fpcf",), {}, "unknown method 'fpcf'; did you mean 'fpfc'"),
         ((None, ff.LinearRegression), {}, r"got the class LinearRegression: give an instance, LinearRegression\(\)"),
         ((None, 3), {}, "model must be one such as .* or a name .*linear.*, got int 3"),
@@ -342,14 +342,14 @@ def test_a_comparison_names_the_closest_setting(fed):
 
 
 @pytest.mark.parametrize("lam", [None, "x", [1.0]])
-def test_lambda_is_a_number_or_auto(lam):
-    with pytest.raises(ff.FedfuseError, match="lam must be a number or 'auto', got "):
+def test_lambda_is_a_number_or_a_strategy(lam):
+    with pytest.raises(ff.FedfuseError, match="lam must be a number, 'warmup' or 'separate', got "):
         ff.FPFC(lam=lam)
 
 
 def test_methods_by_name(fed):
     """A name stands for the method with work that suits the model."""
-    by_name, built = ff.fit(fed, "fpfc"), ff.fit(fed)
+    by_name, built = ff.fit(fed, "fusion-tree"), ff.fit(fed)
     np.testing.assert_array_equal(by_name.models, built.models)
     assert ff.fit(fed, "per-fedavg", rounds=3).method["work"]["solver"] == "gd"
     assert ff.tune(fed, "fpfc", grid=[0, 1], rounds=20).settings.keys() == {"lam"}

@@ -48,10 +48,10 @@ def test_a_comparison(fedfuse, small):
 
 def test_a_search_that_was_cut_short_is_told(fedfuse, here):
     """Its score is no more than a beginning; a network has other stages, and says the same."""
-    words = ["compare", "digits", "--methods", "fpfc,local", "--seeds", "1", "--jobs", "1"]
+    words = ["compare", "digits", "--methods", "fusion-tree,local", "--seeds", "1", "--jobs", "1"]
     out = fedfuse(*words, "--rounds", "5", "--out", "c")[1]
     said = "stopped at --rounds 5 before its groups were found"
-    assert f"fpfc {said}" in out
+    assert f"fusion-tree {said}" in out
     assert "local stopped" not in out
     assert said in Path("c/report.html").read_text()
 
@@ -118,7 +118,7 @@ def test_notes_are_shown_once(fedfuse, small):
 
 
 BAD = {
-    "--methods fedprox": "unknown method 'fedprox'; known: fpfc",
+    "--methods fedprox": "unknown method 'fedprox'; known: fusion-tree, fpfc",
     "--methods fpfc,fpfc": "method 'fpfc' is there twice",
     "--seeds 0": "--seeds takes how many (at least 1)",
     "--seeds two": "--seeds takes how many (at least 1) or which (0,5,7; a single one: 5,), got 'two'",
@@ -133,7 +133,7 @@ BAD = {
     "--methods fpfc-l1 --set xi=1": "none of the methods compared (fpfc-l1) has a setting 'xi'",
     "--methods fpfc --set oracle.start=zero": "'oracle' is not one of the methods compared",
     "--methods fpfc-l1 --set lam=auto": "fpfc-l1 has no lam='auto'",
-    "--set lam=much": "lam takes a number or auto, got 'much'",
+    "--set lam=much": "lam takes a number, auto, warmup or separate, got 'much'",
     "--set preset=book": "preset must be 'usual' or 'paper', got 'book'",
     "--set preset=paper": "preset=paper is for the paper's data sets (synthetic, housing-bodyfat, ",
     "--task guess": "--task must be classification or regression",
@@ -280,7 +280,7 @@ def test_tune(fedfuse, small):
 
 
 def test_tune_as_json_and_again(fedfuse, small):
-    status, out, err = fedfuse(*TUNE, "--strategy", "separate", "--json", "--out", "t")
+    status, out, err = fedfuse(*TUNE[:-1], "400", "--strategy", "separate", "--json", "--out", "t")
     assert (status, err, out.count("\n")) == (0, "", 1)
     answer = json.loads(out, parse_constant=pytest.fail)
     assert (answer["method"], answer["lam"], answer["tuning"]["strategy"]) == ("fpfc", 0.3, "separate")

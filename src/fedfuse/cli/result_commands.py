@@ -11,7 +11,7 @@ from fedfuse.cli.arguments import Arg, Opt
 from fedfuse.cli.console import Answers, console, print_json
 from fedfuse.cli.display import write_page
 from fedfuse.errors import FedfuseError
-from fedfuse.utils.files import write_table
+from fedfuse.utils.files import write_csv
 
 if TYPE_CHECKING:
     from fedfuse.training.newcomer_rows import Arrivals
@@ -66,7 +66,7 @@ def predict(
     _check_csv(out)
     answer = Result.load(directory).predict_frame(read_table(table)).rename_axis("row")
     if out:
-        write_table(out, answer)
+        write_csv(out, answer, index=True)
     else:
         sys.stdout.write(answer.to_csv(lineterminator="\n"))
     unknown = answer.loc[answer["cluster"].isna(), "device"]
@@ -148,7 +148,7 @@ def _predict_waiting(arrived: Arrivals, joined: Newcomers, out: Path | None) -> 
     """Write predictions for the newcomers' rows without a target."""
     rows = arrived.waiting.nonzero()[0]
     if out is not None:
-        write_table(out, joined.predict_rows(arrived.devices[rows], arrived.X[rows], rows), index=False)
+        write_csv(out, joined.predict_rows(arrived.devices[rows], arrived.X[rows], rows))
     if out is None and len(rows):
         console.say(f"{len(rows)} rows without a target: --out FILE.csv writes predictions", "yellow")
     elif out is not None and not len(rows):

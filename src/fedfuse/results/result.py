@@ -29,8 +29,8 @@ from fedfuse.utils.files import (
     read_arrays,
     read_json,
     write_arrays,
+    write_csv,
     write_json,
-    write_table,
 )
 from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats, Ints
@@ -433,11 +433,11 @@ class Result:
         """Write the result as plain files; ``summary.json`` comes last and marks a finished run."""
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)
-        write_table(path / "history.csv", self.history, index=False)
-        write_table(path / "labels.csv", self.devices(), index=False)
+        write_csv(path / "history.csv", self.history)
+        write_csv(path / "labels.csv", self.devices())
         if self.model.convex:
-            write_table(path / "coefficients.csv", self.coefficients(), index=True)
-            write_table(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index(), index=False)
+            write_csv(path / "coefficients.csv", self.coefficients(), index=True)
+            write_csv(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index())
         arrays: dict[str, npt.NDArray[Any]] = {"models": self.models, **self.scores}
         if self.confidence is not None:
             arrays["confidence"] = self.confidence

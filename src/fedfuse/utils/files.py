@@ -107,12 +107,6 @@ def write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def write_table(path: Path, table: Any, *, index: bool = True) -> None:
-    """Write a data frame as CSV."""
-    with atomic_write(path) as file:
-        file.write(table.to_csv(index=index, lineterminator="\n").encode())
-
-
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Read named arrays; refuse anything that would have to be unpickled."""
 
