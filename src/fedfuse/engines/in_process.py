@@ -86,7 +86,7 @@ class InProcess(Engine):
     def _perform_all(self) -> None:
         # training may diverge; what is not finite is refused by whoever gets it, and needs no warning
         with one_blas_thread(), np.errstate(all="ignore"):
-            for alike in _grouped(self._waiting):
+            for alike in group_orders(self._waiting):
                 self._done += self._perform(alike)
         self._waiting = []
 
@@ -146,11 +146,16 @@ class InProcess(Engine):
                 values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(tasks, devices, strict=True)]
             case SendSufficientStatistics():
                 values = [written([_table(self._rows(part), i) for part in SUMMARISED]) for i in devices]
-            case Rescale(shift=shift, scale=scale):
-                # every device gets the same: the copies are made once
-                self._scaled, self._loaded = _rescaled(self._federation.rows("all"), shift, scale), {}
+            case Rescale():
+                self._rescale(tasks[0])  # the same for every device
                 values = [np.empty(0)] * len(tasks)
         return [Reply(o.device, o.round, v) for o, v in zip(orders, values, strict=True)]
+
+    def _rescale(self, task: Rescale | None) -> None:
+        """Use rows with columns on this scale, or as they are."""
+        self._loaded, self._scaled = {}, None  # let go of the old ones first
+        if task is not None:
+            self._scaled = _rescaled(self._federation.rows("all"), task.shift, task.scale)
 
     def _alone(self, ridges: tuple[float, ...], devices: Ints) -> Sequence[Floats]:
         zero, work = np.zeros((len(devices), self._model.d), self._dtype), Work(solver="exact")
@@ -325,7 +330,7 @@ def _stack(vectors: Any) -> Floats:
     return np.stack(list(vectors))
 
 
-def _grouped(orders: Sequence[Order]) -> list[list[Order]]:
+def group_orders(orders: Sequence[Order]) -> list[list[Order]]:
     """Put orders together that differ only in their vectors, so that each lot is one compiled call."""
     lots: dict[Any, list[Order]] = {}
     for order in orders:

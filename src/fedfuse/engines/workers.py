@@ -1,53 +1,114 @@
-"""Devices in worker processes, one core each, on data in shared memory.
+"""Worker processes: devices on several cores, one process and one thread each.
 
-Any worker can do any device's order: rows are mapped by all of them, and what a device remembers (its own last model)
-lies in shared memory too. So orders go to whoever is free, the longest first, and those of a worker that died go to
-another. Randomness is keyed by device, hence neither the number of workers nor who does what changes a bit.
+Any worker can do any device's order: all of them map the same rows, and what a device remembers (its own last model)
+stays here and goes along with its orders. So orders go to any free worker, the longest first, and those of a worker
+that died go to another. Randomness is keyed by device, hence neither the number of workers nor who does what changes a
+bit.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
-from fedfuse.data.federation import Federation, Part
+from fedfuse.data.federation import Federation
 from fedfuse.engines.base import Engine
-from fedfuse.engines.in_process import _grouped, _rescaled
-from fedfuse.engines.shared_memory import Parcel, SharedBlock, pack
-from fedfuse.engines.worker_process import ROWS, SETUP, Done, Failed, Lot, Ready, Wanted, WorkerSetup, main
+from fedfuse.engines.in_process import InProcess, group_orders
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.tasks import Order, Reply, Rescale
-from fedfuse.utils.threads import usable_cores
+from fedfuse.utils.threads import keep_to, usable_cores
+from fedfuse.utils.typing import Floats
 
 log = logging.getLogger(__name__)
 
-DEATHS = 3  # so many workers may end over one order, or before they could begin
-_PATIENCE = 5.0  # seconds that a process has between closing its pipe and its end
+# Workers that may end over one order, or before they could begin.
+MAX_DEATHS = 3
+# Seconds that a process has between closing its pipe and its end.
+EXIT_SECONDS = 5.0
+
+_CONTEXT = get_context("spawn")
+_MAIN = 'In a script, put the call under `if __name__ == "__main__":`; standard error has what the worker said'
 
 
 def check_workers(workers: int | None) -> int:
-    """Return the number of workers that is asked for; None is one for each usable core."""
+    """Return the number of workers; None is one for each usable core."""
     if workers is None:
         return usable_cores()
     if not isinstance(workers, Integral) or workers < 1:
         raise FedfuseError(f"workers must be a whole number of at least 1, got {workers!r}")
     return int(workers)
+
+
+# -- messages between this process and a worker
+
+
+class WorkerSetup(NamedTuple):
+    """Everything that a worker needs to begin."""
+
+    federation: Federation
+    model: Model[Any]
+    seed: int
+    dtype: np.dtype[Any]
+    noise: Noise | None
+
+
+class Edition(NamedTuple):
+    """The scale of all devices' columns, and how often it has changed."""
+
+    number: int
+    scale: Rescale | None
+
+
+class Lot(NamedTuple):
+    """Orders for one worker, with the columns that they see and their devices' own last models."""
+
+    edition: Edition
+    orders: list[Order]
+    own: Floats
+
+
+class Started(NamedTuple):
+    """The process runs, and asks for its setup."""
+
+
+class Ready(NamedTuple):
+    """The worker can take a lot."""
+
+
+class Done(NamedTuple):
+    """All orders of a lot are performed."""
+
+    replies: list[Reply]
+    own: Floats  # the devices' new last models
+
+
+class Failed(NamedTuple):
+    """An order raised an error; nothing of its lot counts."""
+
+    device: int | None
+    error: str
+    trace: str
 
 
 class Workers(Engine):
@@ -77,17 +138,19 @@ class Workers(Engine):
         if os.name != "posix":
             raise FedfuseError("engine 'workers' needs Linux or macOS; use engine='inprocess'")
         self._size = min(check_workers(workers), federation.m)
-        self._federation = replace(federation, truth=None, encoder=None)  # not for devices
+        _check_pickles(model)
+        # truth and encoder are not for devices, and rows are shared: one copy for all workers, without a name
+        self._rows = _CONTEXT.RawArray("b", max(federation.X.nbytes, 1))
+        _mapped(self._rows, federation)[:] = federation.X
+        devices = replace(federation, truth=None, encoder=None, X=federation.X[:0])
+        self._setup = WorkerSetup(devices, model, seed, np.dtype(dtype), noise)
         self._cost = federation.rows("all").counts
-        self._edition = Edition(0, self._federation, model, np.dtype(dtype))
-        self._setup = self._edition.setup(seed, noise)
-        shape = (federation.m, 2, model.d)
-        self._memory = SharedBlock(int(np.prod(shape)) * np.dtype(dtype).itemsize)
-        self._turns = np.zeros(federation.m, np.int64)  # which row of memory holds a device's own model
-        self._crew: list[_Worker] = []
+        self._own: Floats = np.zeros((federation.m, model.d), dtype)  # the devices' own last models
+        self._edition = Edition(0, None)
+        self._workers: list[_Worker] = []
         self._queue: list[_Job] = []
         self._asked: set[int] = set()  # devices with an order under way
-        self._least = 0.0  # cost of the smallest lot
+        self._min_cost = 0.0  # of a lot
         self._replies: list[Reply] = []
         self._submissions = self._stillborn = 0
         self._closed = False
@@ -95,16 +158,17 @@ class Workers(Engine):
     @property
     def pids(self) -> list[int]:
         """The process numbers of the workers that are there now."""
-        return [w.process.pid for w in self._crew if w.process.pid is not None]
+        return [w.process.pid for w in self._workers if w.process.pid is not None]
 
     def submit(self, orders: Sequence[Order]) -> None:
         """Send these orders, also while others are under way; a device has at most one at a time."""
         self._check(orders)
         self._submissions += 1
-        self._least = self._cost[[o.device for o in orders]].sum() / (8 * self._size)
-        for alike in _grouped(orders):
-            if isinstance(alike[0].task, Rescale):
-                self._rescale(alike[0].task, alike)
+        self._min_cost = self._cost[[o.device for o in orders]].sum() / (8 * self._size)
+        for alike in group_orders(orders):
+            if isinstance(alike[0].task, Rescale):  # orders from now on see the new columns
+                self._edition = Edition(self._edition.number + 1, alike[0].task)
+                self._replies += [Reply(o.device, o.round, np.empty(0)) for o in alike]
             else:
                 self._enqueue(alike)
         self._dispatch()
@@ -123,11 +187,11 @@ class Workers(Engine):
         while self._asked and not self._replies:
             self._dispatch()
             left = None if end is None else max(0.0, end - time.monotonic())
-            ready = wait([w.connection for w in self._crew], left)
+            ready = wait([w.connection for w in self._workers], left)
             if not ready:
                 break
-            for worker in [w for w in self._crew if w.connection in ready]:
-                self._hear(worker)
+            for worker in [w for w in self._workers if w.connection in ready]:
+                self._receive(worker)
             self._dispatch()
         replies, self._replies = self._replies, []
         return replies
@@ -135,11 +199,11 @@ class Workers(Engine):
     def close(self) -> None:
         """End all workers, whatever they are doing."""
         self._closed = True
-        crew, self._crew, self._queue = self._crew, [], []
+        ending, self._workers, self._queue = self._workers, [], []
         self._asked.clear()
-        for worker in crew:
+        for worker in ending:
             worker.process.kill()  # they hold nothing that could be lost
-        for worker in crew:
+        for worker in ending:
             worker.end()
 
     def _check(self, orders: Sequence[Order]) -> None:
@@ -157,25 +221,19 @@ class Workers(Engine):
             heappush(self._queue, _Job(self._submissions, -cost, order.device, order, self._edition))
         self._asked.update(o.device for o in orders)
 
-    def _rescale(self, task: Rescale, orders: list[Order]) -> None:
-        """Change the columns of all devices, here and once; orders from now on see the new ones."""
-        self._edition = self._edition.rescaled(self._federation, task)
-        self._replies += [Reply(o.device, o.round, np.empty(0)) for o in orders]
-
     def _dispatch(self) -> None:
         """Give waiting orders to free workers; start those that are missing."""
-        while self._queue and len(self._crew) < self._size:
-            self._crew.append(_started())
-        for worker in [w for w in self._crew if w.free]:
+        while self._queue and len(self._workers) < self._size:
+            self._workers.append(_started(self._rows))
+        for worker in [w for w in self._workers if w.ready and not w.jobs]:
             if self._queue:
-                self._assign(worker)
+                worker.jobs = self._next_lot()
+                orders = [job.order for job in worker.jobs]
+                self._send(worker, Lot(worker.jobs[0].edition, orders, self._own[[o.device for o in orders]]))
 
-    def _assign(self, worker: _Worker) -> None:
-        worker.jobs = self._next_lot()
-        orders = [job.order for job in worker.jobs]
-        turns = self._turns[[o.device for o in orders]]
+    def _send(self, worker: _Worker, message: Any) -> None:
         try:
-            worker.connection.send(Lot(worker.jobs[0].edition.number, orders, turns))
+            worker.connection.send(message)
         except ConnectionError:
             self._replace(worker)
 
@@ -184,7 +242,7 @@ class Workers(Engine):
 
         They do not become very small: each costs a change of processes, twice.
         """
-        room = max(sum(job.cost for job in self._queue) / (2 * self._size), self._least)
+        room = max(sum(job.cost for job in self._queue) / (2 * self._size), self._min_cost)
         jobs = [heappop(self._queue)]
         while self._queue and jobs[0].goes_with(self._queue[0]):
             room -= jobs[-1].cost
@@ -193,36 +251,26 @@ class Workers(Engine):
             jobs.append(heappop(self._queue))
         return jobs
 
-    def _hear(self, worker: _Worker) -> None:
-        """Take in what a worker says, or that it has died."""
+    def _receive(self, worker: _Worker) -> None:
+        """Take a worker's message, or note that it has died."""
         try:
             message = worker.connection.recv()
-            if isinstance(message, Wanted):
-                self._serve(worker, message.what)
         except (EOFError, ConnectionError):
             self._replace(worker)
             return
         match message:
+            case Started():
+                self._send(worker, self._setup)
             case Ready():
                 worker.ready, self._stillborn = True, 0
-            case Done(replies=replies):
-                self._finish(worker, replies)
+            case Done(replies=replies, own=own):
+                devices = [job.order.device for job in worker.jobs]
+                self._own[devices] = own
+                self._asked.difference_update(devices)
+                self._replies += replies
+                worker.jobs = []
             case Failed():
                 self._fail(worker, message)
-
-    def _serve(self, worker: _Worker, what: str) -> None:
-        if what == SETUP:
-            self._setup.send(worker.connection)
-            self._memory.send(worker.connection)
-        else:
-            worker.jobs[0].edition.parcel(what).send(worker.connection)
-
-    def _finish(self, worker: _Worker, replies: list[Reply]) -> None:
-        devices = [job.order.device for job in worker.jobs]
-        self._turns[devices] = 1 - self._turns[devices]  # from now on these have their new models
-        self._asked.difference_update(devices)
-        self._replies += replies
-        worker.jobs = []
 
     def _fail(self, worker: _Worker, failed: Failed) -> None:
         log.error("in a worker process:\n%s", failed.trace.rstrip())
@@ -239,62 +287,29 @@ class Workers(Engine):
 
     def _replace(self, worker: _Worker) -> None:
         """Put the orders of a worker that died back into the queue, unless they are what kills."""
-        self._crew.remove(worker)
+        self._workers.remove(worker)
         code = worker.end()
         if not worker.ready:
             self._stillborn += 1
-            if self._stillborn == DEATHS:
+            if self._stillborn == MAX_DEATHS:
                 raise FedfuseError(f"worker processes end before they can begin: {_ending(code)}. {_MAIN}")
         if worker.jobs:
             log.warning("a worker ended: %s; its orders (%d) are done again", _ending(code), len(worker.jobs))
         for job in worker.jobs:
             job.deaths += 1
-            if job.deaths == DEATHS:
+            if job.deaths == MAX_DEATHS:
                 self._asked.discard(job.order.device)
                 which = f"device {self._name(job.order)}, {_what(job.order)}"
-                raise FedfuseError(f"{which}: {DEATHS} workers ended over it, the last with {_ending(code)}")
+                raise FedfuseError(f"{which}: {MAX_DEATHS} workers ended over it, the last with {_ending(code)}")
             heappush(self._queue, job)
 
     def _name(self, order: Order) -> str:
-        return repr(self._federation.names[order.device])
-
-
-class Edition:
-    """The rows of all devices with their columns on one scale, in shared memory.
-
-    Parts in the model's own form are made here when the first worker wants them, and mapped by all.
-    """
-
-    def __init__(self, number: int, federation: Federation, model: Model[Any], dtype: np.dtype[Any]) -> None:
-        self.number = number
-        self._rows = pack((federation.X, federation.y))
-        X, y = self._rows.open()
-        self._federation = replace(federation, X=X, y=y)
-        self._model, self._dtype = model, dtype
-        self._parts: dict[str, Parcel] = {}
-
-    def setup(self, seed: int, noise: Noise | None = None) -> Parcel:
-        """Return what a worker needs to begin."""
-        return pack(WorkerSetup(self._federation, self._model, seed, self._dtype, noise), *self._rows.blocks)
-
-    def parcel(self, what: Part | str) -> Parcel:
-        """Return all rows, or one part in the model's own form."""
-        if what == ROWS:
-            return self._rows
-        if what not in self._parts:
-            data = self._model.load(self._federation.rows(what), self._dtype)  # type: ignore[arg-type]
-            self._parts[what] = pack(data, *self._rows.blocks)
-        return self._parts[what]
-
-    def rescaled(self, federation: Federation, task: Rescale) -> Edition:
-        """Return the next edition: the federation's rows, rescaled."""
-        rows = _rescaled(federation.rows("all"), task.shift, task.scale)
-        return Edition(self.number + 1, replace(federation, X=rows.X, y=rows.y), self._model, self._dtype)
+        return repr(self._setup.federation.names[order.device])
 
 
 @dataclass(order=True)
 class _Job:
-    """An order on its way; who was asked first comes first, and of those asked together the longest."""
+    """An order on its way; earlier submissions come first, and within one the longest."""
 
     submission: int
     minus_cost: int
@@ -314,21 +329,17 @@ class _Job:
 
 @dataclass(eq=False)
 class _Worker:
-    """A process, the pipe to it, and what it is doing."""
+    """A process, the pipe to it, and its orders."""
 
     process: SpawnProcess
     connection: Connection
     ready: bool = False
     jobs: list[_Job] = field(default_factory=list)
 
-    @property
-    def free(self) -> bool:
-        return self.ready and not self.jobs
-
     def end(self) -> int | None:
         """Wait for the end of the process and return its exit code."""
         self.connection.close()
-        self.process.join(_PATIENCE)
+        self.process.join(EXIT_SECONDS)
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
@@ -337,10 +348,9 @@ class _Worker:
         return code
 
 
-def _started() -> _Worker:
-    context = get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=main, args=(there,), name="fedfuse-worker", daemon=True)
+def _started(rows: Any) -> _Worker:
+    here, there = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(target=main, args=(there, rows), name="fedfuse-worker", daemon=True)
     try:
         with _interrupts_held_back():
             process.start()
@@ -353,7 +363,7 @@ def _started() -> _Worker:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Hold back Ctrl-C: a process that starts here is deaf to it from its first moment on; here it comes later."""
+    """Delay Ctrl-C, so that a process started here ignores it from its first moment on."""
     resource_tracker.ensure_running()  # starting it inside would let them through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -362,7 +372,20 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_MAIN = 'In a script, put the call under `if __name__ == "__main__":`; standard error has what the worker said'
+def _mapped(rows: Any, federation: Federation) -> Floats:
+    """Return shared memory as the rows of a federation."""
+    shape = len(federation.y), federation.n_features
+    return np.frombuffer(rows, federation.X.dtype, count=shape[0] * shape[1]).reshape(shape)
+
+
+def _check_pickles(model: Model[Any]) -> None:
+    try:
+        pickle.dumps(model)
+    except (pickle.PicklingError, TypeError, AttributeError) as problem:
+        raise FedfuseError(
+            f"worker processes need a model that can be pickled, and {problem}; define its classes and functions at "
+            "the top of a module, or use engine='inprocess'"
+        ) from None
 
 
 def _ending(code: int | None) -> str:
@@ -375,3 +398,81 @@ def _ending(code: int | None) -> str:
 
 def _what(order: Order) -> str:
     return f"{type(order.task).__name__} of round {order.round}"
+
+
+# -- inside a worker process
+
+
+def main(connection: Connection, rows: Any) -> None:
+    """Perform lots until the parent hangs up."""
+    _prepare()
+    with suppress(EOFError, ConnectionError):  # the parent has gone, or wants nothing more
+        connection.send(Started())
+        try:
+            setup: WorkerSetup = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        except Exception as problem:  # a user's class may raise anything when it is imported here
+            connection.send(Failed(None, _one_line(problem), traceback.format_exc()))
+            return
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)
+        devices = _Devices(setup, rows)
+        connection.send(Ready())
+        while True:
+            connection.send(devices.perform(connection.recv()))
+
+
+class _Devices(InProcess):
+    """Devices that are told their own last models with each lot, so that a lot can be performed again."""
+
+    def __init__(self, setup: WorkerSetup, rows: Any) -> None:
+        federation = replace(setup.federation, X=_mapped(rows, setup.federation))
+        super().__init__(federation, setup.model, seed=setup.seed, dtype=setup.dtype, noise=setup.noise)
+        self._edition = 0
+
+    def perform(self, lot: Lot) -> Done | Failed:
+        """Perform a lot; after an error one order at a time, to see whose it is."""
+        if lot.edition.number != self._edition:
+            self._edition = lot.edition.number
+            self._rescale(lot.edition.scale)
+        try:
+            return self._performed(lot.orders, lot.own)
+        except Exception:
+            log.debug("a lot of %d orders failed; now one by one", len(lot.orders), exc_info=True)
+        done: list[Done] = []
+        try:
+            for k, order in enumerate(lot.orders):
+                done.append(self._performed([order], lot.own[k : k + 1]))
+        except Exception as problem:
+            return Failed(lot.orders[len(done)].device, _one_line(problem), traceback.format_exc())
+        return Done([reply for one in done for reply in one.replies], np.concatenate([one.own for one in done]))
+
+    def _performed(self, orders: list[Order], own: Floats) -> Done:
+        devices = [o.device for o in orders]
+        self._own = np.zeros(self._own.shape, self._dtype)  # untouched rows take no room
+        self._own[devices] = own
+        self._waiting, self._done = list(orders), []
+        return Done(self.collect(), self._own[devices])
+
+
+def _prepare() -> None:
+    """One core's worth of threads, Ctrl-C ignored, and an end when the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # for libraries that are still to come
+    threadpool_limits(1)
+    keep_to(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # in the middle of a computation: nothing waits for it
+
+
+def _one_line(problem: Exception) -> str:
+    words = " ".join(str(problem).split())
+    return words if isinstance(problem, FedfuseError) else f"{type(problem).__name__}: {words}"
