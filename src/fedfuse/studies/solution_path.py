@@ -28,14 +28,12 @@ from fedfuse.utils.typing import Floats, Ints
 FIGURE_1 = ("l2", "l1", "scad", "smoothed-scad")
 
 Solve: TypeAlias = Callable[[Floats], Floats]  # from anchors to every device's exact minimiser
+Score: TypeAlias = Callable[[Floats], float]
 
 
 @dataclass(frozen=True)
 class Quadratics:
-    """Devices with the loss ``curvature_i / 2 ||w - centres_i||^2``: estimates that are all there is to know.
-
-    ``truth`` is the true group of every device, where known.
-    """
+    """Devices with the loss ``curvature_i / 2 ||w - centres_i||^2``; ``truth`` are their true groups, where known."""
 
     centres: Floats
     curvature: Floats
@@ -49,7 +47,7 @@ class Quadratics:
 
 @dataclass(frozen=True)
 class SolutionPath:
-    """What the devices' estimates are along lambda.
+    """The devices' estimates along lambda.
 
     Attributes
     ----------
@@ -60,11 +58,11 @@ class SolutionPath:
     estimates
         lambdas x devices x parameters.
     labels, n_clusters
-        The cluster of every device, and how many there are, for each lambda.
+        The group of every device, and the number of groups, for each lambda.
     validation
         Mean over devices of accuracy or RMSE on their validation rows (nan where there are no rows).
     converged
-        Whether the iteration came to rest.
+        Whether the iteration reached its tolerance.
     truth
         The true group of every device, where known.
     """
@@ -85,7 +83,7 @@ class SolutionPath:
         return np.array([np.nan if x is None else x for x in found])
 
     def spans(self) -> list[tuple[int, float, float]]:
-        """Return (n_clusters, first lambda, last lambda) for each stretch of the path with one number of clusters."""
+        """Return (number of groups, first lambda, last lambda) for each stretch with a constant number of groups."""
         edges = np.flatnonzero(np.diff(self.n_clusters)) + 1
         pieces = np.split(np.arange(len(self.grid)), edges)
         return [(int(self.n_clusters[p[0]]), float(self.grid[p[0]]), float(self.grid[p[-1]])) for p in pieces]
@@ -96,7 +94,7 @@ class SolutionPath:
 
     def __repr__(self) -> str:
         spans = ", ".join(f"{n} to {stop:.3g}" for n, _, stop in self.spans()[:6])
-        return f"SolutionPath({self.penalty}, {len(self.grid)} lambdas; clusters: {spans})"
+        return f"SolutionPath({self.penalty}, {len(self.grid)} lambdas; groups: {spans})"
 
 
 def solution_path(
@@ -115,8 +113,8 @@ def solution_path(
     Parameters
     ----------
     data
-        A federation (training rows are used, validation rows scored), `Quadratics`, or one estimate per device (m x d),
-        for which devices have the loss ``||w - estimate||^2 / 2``.
+        A federation (trained on training rows, scored on validation rows), `Quadratics`, or one estimate per device
+        (m x d) with the loss ``||w - estimate||^2 / 2``.
     penalty
         ``smoothed-scad``, ``scad``, ``mcp``, ``l1`` or ``l2``; ``**shape`` are its other parameters (a, xi).
     grid
@@ -126,7 +124,7 @@ def solution_path(
     rho
         Weight of the proximal terms of the iteration.
     rounds, tol
-        For each lambda: at most so many rounds, and the residual at which it has come to rest.
+        For each lambda: the maximum of rounds, and the residual at which the iteration has converged.
 
     Examples
     --------
@@ -143,24 +141,22 @@ def solution_path(
     found = []
     for lam in lambdas:
         state.penalty = _with(kind, float(lam), shape)
-        rested = _iterate(state, solve, rounds, tol) if lam > 0 else True
-        labels = state.labels(_fused(state.penalty))
-        found.append((state.omega.copy(), labels, score(state.omega), rested))
-    omegas, groups, scores, rests = (np.array(column) for column in zip(*found, strict=True))
-    return SolutionPath(penalty, lambdas, omegas, groups, groups.max(axis=1) + 1, scores, rests, truth)
+        converged = _iterate(state, solve, rounds, tol) if lam > 0 else True
+        # Below the width of a smoothed kink, theta is as good as zero.
+        labels = state.labels(1.01 * float(getattr(state.penalty, "xi", 0.0)) if lam else 0.0)
+        found.append((state.omega.copy(), labels, score(state.omega), converged))
+    omegas, groups, scores, converged_at = (np.array(column) for column in zip(*found, strict=True))
+    return SolutionPath(penalty, lambdas, omegas, groups, groups.max(axis=1) + 1, scores, converged_at, truth)
 
 
 def toy(m: int = 50, n: int = 100, noise: float = 4.0, seed: int = 1) -> Quadratics:
     """Return the paper's toy example (Figure 1, after Ma and Huang, 2017): two groups with true values -1 and 1.
 
-    Device i has n rows ``y = w_i x + noise``, x standard normal, the loss ``mean (y - w x)^2`` and one number to find.
-    Ma and Huang put no 1/m before the penalty as FPFC does, so the losses are divided by m here: then the lambdas are
-    those of the paper's figure. l1 meets at about 2 / (m / 2) = 0.08, whatever the noise: lambda pulls on a device from
-    each of the m / 2 of the other group, and its loss resists with a slope of 2 per unit. SCAD joins a group when
-    3.7 lambda spans it, and leaves the groups apart while 3.7 lambda is less than their distance of 2 (lambda < 0.54).
-    The noise was chosen so that the first is so at about 0.4, as in the paper: the devices' own estimates scatter by
-    noise / sqrt(n) = 0.4. (Of the seeds 0 to 3, three give the true groups, from 0.22, 0.22 and 0.38 on; with seed 1,
-    0.38, the groups' own estimates come closest to each other.)
+    Device i has n rows ``y = w_i x + noise`` with standard normal x, and the loss ``mean (y - w x)^2 / m``: divided by
+    m, as Ma and Huang have no 1/m before the penalty, so that the lambdas are those of the paper's figure. l1 fuses all
+    at about 2 / (m / 2) = 0.08. SCAD fuses a group when 3.7 lambda spans it, and both when 3.7 lambda exceeds their
+    distance of 2 (lambda = 0.54). The noise makes the first happen at about 0.4, as in the paper: the devices' own
+    estimates scatter by noise / sqrt(n) = 0.4. (With the seeds 0 to 3, three find the true groups.)
 
     >>> toy().centres.shape
     (50, 1)
@@ -190,23 +186,15 @@ def check_penalty(name: str) -> type[Penalty]:
 
 def _with(kind: type[Penalty], lam: float, shape: dict[str, float]) -> Penalty:
     try:
-        penalty = kind(lam, **shape)
+        return kind(lam, **shape)
     except TypeError:
         raise FedfuseError(f"penalty {kind.name!r} has no such parameters: {', '.join(shape)}") from None
-    return penalty
 
 
-def _fused(penalty: Penalty) -> float:
-    """Return how long theta may be where devices are one: zero, but for a penalty whose kink is smoothed."""
-    return 1.01 * float(getattr(penalty, "xi", 0.0)) if penalty.lam else 0.0
-
-
-def _problem(
-    data: Any, model: Model[Any] | None, rho: float
-) -> tuple[Floats, Solve, Callable[[Floats], float], Ints | None]:
+def _problem(data: Any, model: Model[Any] | None, rho: float) -> tuple[Floats, Solve, Score, Ints | None]:
     """Return the devices' own estimates, their exact solver, their validation score, and the truth."""
     if isinstance(data, Federation):
-        return _federated(data, model, rho)
+        return _federated(data, model or default_model(data.goal), rho)
     if not isinstance(data, Quadratics):
         centres = np.array(data, dtype=np.float64)
         if centres.ndim != 2 or not np.isfinite(centres).all():
@@ -215,22 +203,20 @@ def _problem(
     return data.centres, lambda anchors: data.solve(anchors, rho), lambda omega: np.nan, data.truth
 
 
-def _federated(
-    federation: Federation, model: Model[Any] | None, rho: float
-) -> tuple[Floats, Solve, Callable[[Floats], float], Ints | None]:
-    model = (model or default_model(federation.goal)).sized(federation.n_features, federation.n_classes)
-    everyone, exact = np.arange(federation.m), Work(solver="exact")
-    train, held_out = (model.load(federation.rows(part), np.float64) for part in ("train", "validation"))
-    start: Floats = local_models(federation, model, "train").astype(np.float64)
-    own: dict[str, Floats] = {"w": start}
+def _federated(data: Federation, model: Model[Any], rho: float) -> tuple[Floats, Solve, Score, Ints | None]:
+    model = model.sized(data.n_features, data.n_classes)
+    everyone, exact = np.arange(data.m), Work(solver="exact")
+    train, held_out = (model.load(data.rows(part), np.float64) for part in ("train", "validation"))
+    start: Floats = local_models(data, model, "train").astype(np.float64)
+    own = start
 
     def solve(anchors: Floats) -> Floats:
-        # the ridge of the local models stays: rho/2 |w - z|^2 + ridge/2 |w|^2 is one pull to a point in between
-        shared = rho / (rho + RIDGE) * anchors
-        own["w"] = model.train(train, everyone, own["w"], shared, rho + RIDGE, exact)
-        return own["w"]
+        nonlocal own
+        # With the ridge of the local models, rho/2 |w - z|^2 + ridge/2 |w|^2 is one pull to a point in between.
+        own = model.train(train, everyone, own, rho / (rho + RIDGE) * anchors, rho + RIDGE, exact)
+        return own
 
-    return start, solve, lambda w: mean_score(model.metric(held_out, everyone, w)), federation.truth
+    return start, solve, lambda w: mean_score(model.metric(held_out, everyone, w)), data.truth
 
 
 def _lambdas(grid: Any, start: Floats) -> Floats:
@@ -244,6 +230,6 @@ def _lambdas(grid: Any, start: Floats) -> Floats:
 
 
 def _iterate(state: FusionState, solve: Solve, rounds: int, tol: float) -> bool:
-    """Run full rounds until nothing moves; say whether that was reached."""
+    """Run full rounds until the residual is within ``tol``; return whether that was reached."""
     everyone = np.arange(state.m)
     return any(state.update(everyone, solve(state.anchors(everyone))).largest <= tol for _ in range(rounds))
