@@ -25,7 +25,7 @@ import numpy as np
 import fedfuse as ff
 from fedfuse.data.federation import Federation
 from fedfuse.flower import FlowerEngine, client_app
-from fedfuse.flower.simulation import Engine, engine_of
+from fedfuse.flower.simulation import SimulationRuntime, start_simulation
 from fedfuse.models import SoftmaxRegression
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -53,15 +53,15 @@ def in_process(federation: Federation, rounds: int) -> float:
 def on_simulation(federation: Federation, rounds: int) -> float:
     """Time a round of ours on the simulation engine."""
     model = SoftmaxRegression().sized(60, 10)
-    engine = engine_of(federation, model)
+    runtime = start_simulation(federation, model)
     try:
         names = [str(i) for i in range(federation.m)]
-        engine = FlowerEngine(engine.grid, names, model, setup={"classes": CLASSES})
+        engine = FlowerEngine(runtime.grid, names, model, setup={"classes": CLASSES})
         return seconds_per_round(
             ff.fit(federation, METHOD, rounds=rounds, tol=0, evaluate_every=10**6, engine=engine).history
         )
     finally:
-        engine.close()
+        runtime.close()
 
 
 def no_op_app(folder: str) -> Any:
@@ -82,7 +82,7 @@ def no_op_round(m: int, rounds: int) -> float:
     """Time Flower's own round: everybody gets a vector and sends it back."""
     from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-    engine, took = Engine(no_op_app, m), []
+    engine, took = SimulationRuntime(no_op_app, m), []
     try:
         while len(list(engine.grid.get_node_ids())) < m:  # nodes come one after the other
             time.sleep(0.1)

@@ -28,7 +28,7 @@ EXACT = ff.Work(solver="exact")
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     for module in (nodes, engine_module):
-        monkeypatch.setattr(module, "RESCAN", 0.0)
+        monkeypatch.setattr(module, "RESCAN_SECONDS", 0.0)
 
 
 def grid_of(federation, model=None):

@@ -29,15 +29,17 @@ ORDER = """
 import sys; sys.path.insert(0, {tests!r})
 import numpy as np
 from fedfuse.flower import client_app
-from fedfuse.flower.messages import DeviceMemory, Letter, hello, read_answer, write_letter
+from fedfuse.flower.device_state import DeviceState
+from fedfuse.flower.messages import Envelope, hello, write_order
 from fedfuse.protocol.tasks import Order, SendMoments, Train
 from fedfuse.protocol.local_work import Work
 from support.local_grid import LocalGrid
 
+SETUP = {{"seed": 0, "dtype": "float32", "classes": []}}
 X = np.linspace(0, 1, 40).reshape(20, 2)
 grid = LocalGrid(client_app(lambda name, config: (X, X[:, 0])), 1)
-letter = Letter(Order(0, 0, {task}), "t.0", {{"seed": 0, "dtype": "float32", "classes": []}}, DeviceMemory(np.zeros(3)))
-for message in (hello(1000, 60.0), write_letter(letter, 1000, 60.0)):
+order = Envelope(Order(0, 0, {task}), "t.0", SETUP, DeviceState(np.zeros(3)))
+for message in (hello(1000, 60.0), write_order(order, 1000, 60.0)):
     (number,) = grid.push_messages([message])
     (answer,) = grid.pull_messages([number])
     assert not answer.has_error(), answer.error

@@ -12,15 +12,15 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedfuse.flower.device_state import DeviceState
 from fedfuse.flower.messages import (
-    Answer,
-    DeviceMemory,
-    Letter,
+    DeviceReply,
+    Envelope,
     UnreadableError,
-    read_answer,
-    read_letter,
-    write_answer,
-    write_letter,
+    read_order,
+    read_reply,
+    write_order,
+    write_reply,
 )
 from fedfuse.protocol import tasks
 from fedfuse.protocol.local_work import Work
@@ -65,8 +65,8 @@ def same(a, b):
 @pytest.mark.parametrize("task", ALL, ids=lambda t: type(t).__name__)
 def test_tasks_survive(task):
     order = Order(5, 17, task)
-    read = read_letter(write_letter(Letter(order, "ab.2", SETUP), 1, 60.0))
-    assert (read.order.device, read.order.round, read.version, read.memory) == (5, 17, "ab.2", None)
+    read = read_order(write_order(Envelope(order, "ab.2", SETUP), 1, 60.0))
+    assert (read.order.device, read.order.round, read.version, read.state) == (5, 17, "ab.2", None)
     assert read.setup == SETUP
     assert type(read.order.task) is type(task)
     assert all(same(value, getattr(read.order.task, name)) for name, value in vars(task).items())
@@ -80,27 +80,27 @@ def test_all_tasks_are_tried():
 def test_memory_survives(zeros, rest, scaled):
     own = np.concatenate([np.zeros(zeros, np.float32), np.array(rest, np.float32)])
     more = (np.array([0.1]), np.array([3.0])) if scaled else (None, None)
-    letter = Letter(Order(0, 0, tasks.PeekModel()), "a.0", SETUP, DeviceMemory(own, *more))
-    read = read_letter(write_letter(letter, 1, 60.0)).memory
+    letter = Envelope(Order(0, 0, tasks.PeekModel()), "a.0", SETUP, DeviceState(own, *more))
+    read = read_order(write_order(letter, 1, 60.0)).state
     assert same(read.own, own)
     assert all(same(a, b) for a, b in zip((read.shift, read.scale), more, strict=True))
 
 
 def test_a_model_that_is_zero_does_not_travel():
-    message = write_letter(
-        Letter(Order(0, 0, tasks.PeekModel()), "a.0", SETUP, DeviceMemory(np.zeros(10_000))), 1, 60.0
+    message = write_order(
+        Envelope(Order(0, 0, tasks.PeekModel()), "a.0", SETUP, DeviceState(np.zeros(10_000))), 1, 60.0
     )
     assert sum(len(array.data) for array in message.content["arrays"].values()) < 200
 
 
 def asked(task=None):
     order = Order(2, 9, task or Train(Work()))
-    return order, write_letter(Letter(order, "a.0", SETUP), 1, 60.0)
+    return order, write_order(Envelope(order, "a.0", SETUP), 1, 60.0)
 
 
 def test_answers_survive():
     order, message = asked()
-    answer = read_answer(write_answer(message, order, Answer(W, "a.1"), "float32"), order, d=4)
+    answer = read_reply(write_reply(message, order, DeviceReply(W, "a.1"), "float32"), order, d=4)
     assert same(answer.values, W)
     assert answer.version == "a.1"
     assert not answer.lost
@@ -109,12 +109,14 @@ def test_answers_survive():
 def test_judgements_travel_exactly():
     order, message = asked(tasks.Losses(np.stack([W, W])))
     values = np.array([1 / 3, 2 / 3])
-    assert same(read_answer(write_answer(message, order, Answer(values, "a.0"), "float32"), order, d=4).values, values)
+    assert same(
+        read_reply(write_reply(message, order, DeviceReply(values, "a.0"), "float32"), order, d=4).values, values
+    )
 
 
 def test_lost_memory():
     order, message = asked()
-    assert read_answer(write_answer(message, order, Answer(np.empty(0), lost=True), "float32"), order, d=4).lost
+    assert read_reply(write_reply(message, order, DeviceReply(np.empty(0), lost=True), "float32"), order, d=4).lost
 
 
 def reply(message, arrays=None, line=None, **records):
@@ -173,7 +175,7 @@ GARBAGE = {
 def test_garbage_is_refused(kind):
     order, message = asked()
     with pytest.raises(UnreadableError):
-        read_answer(reply(message, **GARBAGE[kind]), order, d=4)
+        read_reply(reply(message, **GARBAGE[kind]), order, d=4)
 
 
 @settings(max_examples=200, deadline=None)
@@ -181,9 +183,7 @@ def test_garbage_is_refused(kind):
 def test_bytes_are_read_or_refused(data, place, line):
     order, message = asked()
     try:
-        answer = read_answer(
-            reply(message, line=line, **raw(NPY[:place] + data + NPY[place + len(data) :])), order, d=4
-        )
+        answer = read_reply(reply(message, line=line, **raw(NPY[:place] + data + NPY[place + len(data) :])), order, d=4)
     except UnreadableError:
         return
     assert answer.values.ndim == 1

@@ -14,7 +14,7 @@ import fedfuse as ff
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
 from fedfuse.flower import FlowerEngine
-from fedfuse.flower.simulation import engine_of
+from fedfuse.flower.simulation import start_simulation
 from fedfuse.models import SoftmaxRegression
 
 METHODS = {
@@ -31,7 +31,7 @@ def federation():
 
 @pytest.fixture(scope="module")
 def engine(federation):
-    engine = engine_of(federation, SoftmaxRegression().sized(federation.n_features, federation.n_classes))
+    engine = start_simulation(federation, SoftmaxRegression().sized(federation.n_features, federation.n_classes))
     yield engine
     engine.close()
 
@@ -76,4 +76,4 @@ def test_command_line(tmp_path):
 
 def test_one_at_a_time(engine, federation):
     with pytest.raises(FedfuseError, match="close it first"):
-        engine_of(federation, SoftmaxRegression().sized(federation.n_features, federation.n_classes))
+        start_simulation(federation, SoftmaxRegression().sized(federation.n_features, federation.n_classes))

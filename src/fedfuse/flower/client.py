@@ -1,7 +1,6 @@
-"""The ClientApp of a fedfuse federation: a device that carries out orders.
+"""The ClientApp: a device that carries out orders.
 
-Flower starts a process for every message, so nothing is imported here that an order may not need: numba, pandas and
-torch come with the first order that computes with them.
+Flower starts a process for every message, so numba, pandas and torch are imported by the first order that needs them.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device import Device, facts_of, with_classes
+from fedfuse.flower.device_state import DeviceState
 from fedfuse.flower.messages import (
-    Answer,
-    DeviceMemory,
-    Letter,
+    DeviceReply,
+    Envelope,
     read_arrays,
-    read_letter,
-    write_answer,
+    read_order,
     write_arrays,
     write_hello,
+    write_reply,
 )
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
@@ -35,9 +34,9 @@ from fedfuse.protocol.privacy import Noise
 Config: TypeAlias = Mapping[str, Any]
 Load: TypeAlias = Callable[[str, Config], Any]  # (device, configuration) -> (X, y) or Federation
 Build: TypeAlias = Callable[[], Any]  # () -> Model, torch module, name or None
-Kept = TypeVar("Kept")
+Cached = TypeVar("Cached")
 _STATE = "fedfuse"
-_MOST = 256  # devices that a process of a simulation keeps at hand
+_MAX_CACHED = 256  # devices per process of a simulation
 
 
 def client_app(load: Load, model: Build | None = None) -> ClientApp:
@@ -46,50 +45,47 @@ def client_app(load: Load, model: Build | None = None) -> ClientApp:
     Parameters
     ----------
     load
-        Called with the device's name and its configuration (the run's, then the node's, which counts more); returns
-        ``(X, y)``, or a `Federation` of this one device whose parts are cut already.
+        Called with the device's name and its configuration (the node's overrides the run's); returns ``(X, y)``, or a
+        `Federation` of this one device with its train, validation and test rows.
     model
-        Called without arguments; returns a model, a torch module, a name or None, as `fit` takes them. The server's app
-        must build the same.
+        Called without arguments; returns a model, a torch module, a name or None. The server's app must build the same.
     """
     app = ClientApp()
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        return _introduce(message, context, load)
+        facts = facts_of(_rows_of(context, load))
+        return write_hello(message, {"device": device_name(context), "fedfuse": __version__, **facts})
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _obey(message, context, load, model)
+        return _carry_out(message, context, load, model)
 
     return app
 
 
-# A simulation's processes get the functions above anew with every message; what they keep must be the module's.
+# Processes of a simulation unpickle the app for every message, so that only the module can cache.
 _rows: OrderedDict[Any, Federation] = OrderedDict()
 _devices: OrderedDict[Any, Device] = OrderedDict()
 
 
-def _introduce(message: Message, context: Context, load: Load) -> Message:
-    facts = facts_of(_rows_of(context, load))
-    return write_hello(message, {"device": device_name(context), "fedfuse": __version__, **facts})
-
-
-def _obey(message: Message, context: Context, load: Load, build: Build | None) -> Message:
-    letter = read_letter(message)
-    memory, dtype = _memory(letter, context), letter.setup["dtype"]
-    if memory is None:
-        return write_answer(message, letter.order, Answer(np.empty(0), lost=True), dtype)
-    key = (context.run_id, context.node_id, letter.order.device, str(letter.setup))
-    device = _kept(_devices, key, lambda: build_device(_rows_of(context, load), build, letter))
-    answer, memory = device.answer(letter, memory)
-    reply = write_answer(message, letter.order, answer, dtype)
-    _remember(context, answer.version, memory)  # last: Flower keeps it even if something fails after it
-    return reply
+def _carry_out(message: Message, context: Context, load: Load, build: Build | None) -> Message:
+    envelope = read_order(message)
+    state, dtype = _current_state(envelope, context), envelope.setup["dtype"]
+    if state is None:
+        return write_reply(message, envelope.order, DeviceReply(np.empty(0), lost=True), dtype)
+    key = (context.run_id, context.node_id, envelope.order.device, str(envelope.setup))
+    device = _cached(_devices, key, lambda: build_device(_rows_of(context, load), build, envelope))
+    reply, state = device.answer(envelope, state)
+    written = write_reply(message, envelope.order, reply, dtype)
+    # Last: Flower keeps changes of the context even if the app fails after them.
+    context.state[_STATE] = write_arrays(state.arrays())
+    context.state[f"{_STATE}.version"] = ConfigRecord({"version": reply.version})
+    return written
 
 
 def _rows_of(context: Context, load: Load) -> Federation:
-    return _kept(_rows, (context.run_id, context.node_id), lambda: load_rows(load, context))
+    return _cached(_rows, (context.run_id, context.node_id), lambda: load_rows(load, context))
 
 
 def device_name(context: Context) -> str:
@@ -113,13 +109,13 @@ def load_rows(load: Load, context: Context) -> Federation:
     return replace(data, names=(name,), truth=None, encoder=None)
 
 
-def build_device(federation: Federation, build: Build | None, letter: Letter) -> Device:
+def build_device(federation: Federation, build: Build | None, envelope: Envelope) -> Device:
     """Return the device that carries out orders on these rows."""
-    federation = with_classes(federation, letter.setup.get("classes", []))
-    model = fitting_model(federation, build)
-    noise = Noise(*letter.setup["noise"]) if "noise" in letter.setup else None
-    how: dict[str, Any] = {"seed": letter.setup["seed"], "dtype": letter.setup["dtype"], "noise": noise}
-    return Device(federation, model, letter.order.device, **how)
+    setup = envelope.setup
+    federation = with_classes(federation, setup.get("classes", []))
+    noise = Noise(*setup["noise"]) if "noise" in setup else None
+    model, number = fitting_model(federation, build), envelope.order.device
+    return Device(federation, model, number, seed=setup["seed"], dtype=setup["dtype"], noise=noise)
 
 
 def fitting_model(federation: Federation, build: Build | None) -> Model[Any]:
@@ -139,25 +135,20 @@ def fitting_model(federation: Federation, build: Build | None) -> Model[Any]:
     return given.sized(federation.n_features, federation.n_classes, federation.shape)
 
 
-def _memory(letter: Letter, context: Context) -> DeviceMemory | None:
-    """Return what the device remembers: what the server says, or what it has itself if that is up to date."""
-    if letter.memory is not None:
-        return letter.memory
-    state = context.state
-    if _STATE not in state or state[f"{_STATE}.version"]["version"] != letter.version:
+def _current_state(envelope: Envelope, context: Context) -> DeviceState | None:
+    """Return the state that an order is for: sent with it, or the device's own if that has the same version."""
+    if envelope.state is not None:
+        return envelope.state
+    kept = context.state
+    if _STATE not in kept or kept[f"{_STATE}.version"]["version"] != envelope.version:
         return None
-    return DeviceMemory(**read_arrays(state[_STATE]))
+    return DeviceState(**read_arrays(kept[_STATE]))
 
 
-def _remember(context: Context, version: str, memory: DeviceMemory) -> None:
-    context.state[_STATE] = write_arrays(memory.arrays())
-    context.state[f"{_STATE}.version"] = ConfigRecord({"version": version})
-
-
-def _kept(store: OrderedDict[Any, Kept], key: Any, make: Callable[[], Kept]) -> Kept:
-    """Return what is stored, or make it; of the oldest, some are forgotten."""
+def _cached(store: OrderedDict[Any, Cached], key: Any, make: Callable[[], Cached]) -> Cached:
+    """Return what is stored, or make it; the oldest is dropped from a full store."""
     if key not in store:
         store[key] = make()
-        if len(store) > _MOST:
+        if len(store) > _MAX_CACHED:
             store.popitem(last=False)
     return store[key]

@@ -1,4 +1,4 @@
-"""One device on its node: what it does is what every engine's devices do, with its own rows and memory alone."""
+"""One device on its node: the in-process engine of a federation of one, with its own rows and state."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import numpy.typing as npt
 from fedfuse.data.federation import Federation, default_features
 from fedfuse.engines.in_process import InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.flower.messages import Answer, DeviceMemory, Letter
+from fedfuse.flower.device_state import DeviceState, changes_state
+from fedfuse.flower.messages import DeviceReply, Envelope
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
-from fedfuse.protocol.tasks import Add, Order, Rescale, Train
+from fedfuse.protocol.tasks import Order, Rescale
 
 
 class Device(InProcess):
-    """A federation of one, which draws as the device that it is in the whole federation."""
+    """A federation of one device, with the random numbers of its place in the whole federation."""
 
     def __init__(
         self,
@@ -33,39 +34,38 @@ class Device(InProcess):
     ) -> None:
         super().__init__(federation, model, seed=seed, dtype=dtype, noise=noise)
         self._number = number
-        self._memory = DeviceMemory(self._own[0])
+        self._state = DeviceState(self._own[0])
 
-    def answer(self, letter: Letter, memory: DeviceMemory) -> tuple[Answer, DeviceMemory]:
-        """Carry out an order with this memory; return the answer, and what is to be remembered."""
-        self._recall(memory)
-        self.submit([replace(letter.order, device=0)])
+    def answer(self, envelope: Envelope, state: DeviceState) -> tuple[DeviceReply, DeviceState]:
+        """Carry out an order from this state; return the reply, and the state to keep."""
+        self._restore(state)
+        self.submit([replace(envelope.order, device=0)])
         (reply,) = self.collect()
-        task, version = letter.order.task, letter.version
-        if isinstance(task, Add) or (isinstance(task, Train) and task.send != "update"):
-            version = next_version(version)
-        self._memory = replace(memory, own=self._own[0].copy())
-        return Answer(np.asarray(reply.values), version), self._memory
+        changed = changes_state(envelope.order.task)
+        version = next_version(envelope.version) if changed else envelope.version
+        self._state = replace(state, own=self._own[0].copy())
+        return DeviceReply(np.asarray(reply.values), version), self._state
 
-    def _recall(self, memory: DeviceMemory) -> None:
-        if memory.own.shape != self._own[0].shape:
-            words = f"the server's model has {memory.own.size} parameters, this device's {self._own[0].size}"
+    def _restore(self, state: DeviceState) -> None:
+        if state.own.shape != self._own[0].shape:
+            words = f"the server's model has {state.own.size} parameters, this device's {self._own[0].size}"
             raise FedfuseError(f"{words}: both sides must build the same")
-        self._own[0] = memory.own
-        if _same(memory, self._memory):
+        self._own[0] = state.own
+        if state.same_scale(self._state):
             return
         self._scaled, self._loaded = None, {}
-        if memory.scale is not None and memory.shift is not None:
-            self._perform([Order(0, -1, Rescale(memory.shift, memory.scale))])
+        if state.scale is not None and state.shift is not None:
+            self._perform([Order(0, -1, Rescale(state.shift, state.scale))])
 
     def _noise_source(self, order: Order) -> np.random.Generator:
-        return np.random.default_rng()  # from the machine's own entropy: nobody else may know the noise
+        return np.random.default_rng()  # From the machine's entropy: nobody else may be able to compute the noise.
 
     def _generators(self, orders: list[Order]) -> list[np.random.Generator]:
         return super()._generators([replace(order, device=self._number) for order in orders])
 
 
 def next_version(version: str) -> str:
-    """Return the version of a memory that has changed once more.
+    """Return the version of a state after one more change.
 
     >>> next_version("ab12.3")
     'ab12.4'
@@ -75,8 +75,7 @@ def next_version(version: str) -> str:
 
 
 def facts_of(federation: Federation) -> dict[str, Any]:
-    """Return what the server must know of a device's rows (a federation of one), and no more than that."""
-    counts = np.diff(federation.cuts[0]).tolist()
+    """Return what the server must know of a device's rows (a federation of one), and nothing else."""
     named = federation.features and federation.features != default_features(federation.n_features)
     return {
         "goal": federation.goal,
@@ -84,7 +83,7 @@ def facts_of(federation: Federation) -> dict[str, Any]:
         "features": list(federation.features) if named else None,
         "shape": None if federation.shape is None else list(federation.shape),
         "classes": plain_labels(federation.classes),
-        "rows": counts,
+        "rows": np.diff(federation.cuts[0]).tolist(),
         "digest": federation.fingerprint,
     }
 
@@ -105,9 +104,3 @@ def with_classes(federation: Federation, classes: Sequence[Any]) -> Federation:
     places = {label: i for i, label in enumerate(classes)}
     number = np.array([places[label] for label in plain_labels(federation.classes)])
     return replace(federation, y=number[federation.y], classes=tuple(classes))
-
-
-def _same(a: DeviceMemory, b: DeviceMemory) -> bool:
-    """Whether both memories have the columns on the same scale."""
-    pairs = ((a.shift, b.shift), (a.scale, b.scale))
-    return all(x is y if x is None or y is None else np.array_equal(x, y) for x, y in pairs)

@@ -1,71 +1,90 @@
-"""What the server knows of the devices' memory, so that it can give it back to a device that has lost it."""
+"""What a device keeps from one order to the next, and the server's copy of it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.flower.messages import DeviceMemory
 from fedfuse.models.model import Model
 from fedfuse.protocol.reply_checks import largest_value
 from fedfuse.protocol.tasks import Add, Install, Rescale, Task, Train
 from fedfuse.utils.typing import Floats
 
 
-class Shadow:
-    """One device's memory, as the server knows it.
+@dataclass(frozen=True)
+class DeviceState:
+    """What a device keeps from one order to the next: its own model, and the scale of its columns."""
 
-    ``version`` counts its changes. Where a device keeps a part of its model to itself (`Train` that sends a part or
-    nothing), the rest is what the server knew last, and ``whole`` is False: a device that loses it begins anew there.
+    own: Floats
+    shift: Floats | None = None
+    scale: Floats | None = None
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the state as arrays under names."""
+        named = {"own": self.own, "shift": self.shift, "scale": self.scale}
+        return {name: array for name, array in named.items() if array is not None}
+
+    def same_scale(self, other: DeviceState) -> bool:
+        """Whether both states have the columns on the same scale."""
+        pairs = ((self.shift, other.shift), (self.scale, other.scale))
+        return all(a is b if a is None or b is None else np.array_equal(a, b) for a, b in pairs)
+
+
+class DeviceShadow:
+    """The server's copy of one device's state, from which a device that has lost it is restored.
+
+    ``version`` counts changes. Where a device does not send its whole model (`Train` that sends a part or nothing), the
+    rest is what the server knew last, and ``whole`` is False: a device that loses its state restarts from there.
     """
 
     def __init__(self, model: Model[Any], dtype: npt.DTypeLike, token: str) -> None:
         self._model, self._dtype, self._token = model, np.dtype(dtype), token
         self._changes = 0
-        self.memory = DeviceMemory(np.zeros(model.d, dtype))
+        self.state = DeviceState(np.zeros(model.d, dtype))
         self.whole = True
-        self.fresh = False  # whether the device is known to have this version
+        self.in_sync = False  # whether the device is known to have this version
 
     @property
     def version(self) -> str:
-        """What the device must have to go on without help."""
+        """The version that a device must have to carry out an order without being sent its state."""
         return f"{self._token}.{self._changes}"
 
     def take(self, task: Task) -> bool:
-        """Note a task that only changes the memory; False if the device itself is needed for it."""
+        """Apply a task that only changes the state; return False if the device itself is needed for it."""
         match task:
             case Install(model=model):
                 self._set(np.asarray(model, self._dtype), whole=True)
             case Add(update=update) if self.whole:
-                self._set(self.memory.own + np.asarray(update, self._dtype), whole=True)
+                self._set(self.state.own + np.asarray(update, self._dtype), whole=True)
             case Rescale(shift=shift, scale=scale):
-                self.memory = replace(self.memory, shift=shift, scale=scale)
-                self._set(self.memory.own, whole=self.whole)
+                self.state = replace(self.state, shift=shift, scale=scale)
+                self._set(self.state.own, whole=self.whole)
             case _:
                 return False
         return True
 
     def answered(self, task: Task, values: npt.NDArray[Any], version: str) -> None:
-        """Note what a device remembers now that it has answered."""
+        """Record what the device has after its reply to a task."""
         if isinstance(task, Train) and task.send != "update":
             self._trained(task, values)
+        if changes_state(task):
             self._changes += 1
-        elif isinstance(task, Add):
-            self._changes += 1
-        self.fresh = version == self.version
+        self.in_sync = version == self.version
 
     def _trained(self, task: Train, values: npt.NDArray[Any]) -> None:
         part = self._part(task)
-        if task.send in ("model", "part") and values.size >= part.stop - part.start:
-            new = values[: part.stop - part.start]
-            if np.abs(new).max(initial=0) <= largest_value(self._model.d, self._dtype):  # else it kept the old one
-                own = self.memory.own.copy()
+        size = part.stop - part.start
+        if task.send in ("model", "part") and values.size >= size:
+            new = values[:size]
+            # A device keeps its old model where training has diverged.
+            if np.abs(new).max(initial=0) <= largest_value(self._model.d, self._dtype):
+                own = self.state.own.copy()
                 own[part] = new
-                self.memory = replace(self.memory, own=own)
-        self.whole = task.send == "model" or (task.send == "part" and part == slice(0, self._model.d))
+                self.state = replace(self.state, own=own)
+        self.whole = task.send == "model" or (task.send == "part" and size == self._model.d)
 
     def _part(self, task: Train) -> slice:
         d, fused = self._model.d, self._model.fused
@@ -74,5 +93,10 @@ class Shadow:
         return {"all": slice(0, d), "shared": slice(0, fused.start), "fused": slice(fused.start, d)}[task.into]
 
     def _set(self, own: Floats, *, whole: bool) -> None:
-        self.memory, self.whole, self.fresh = replace(self.memory, own=own), whole, False
+        self.state, self.whole, self.in_sync = replace(self.state, own=own), whole, False
         self._changes += 1
+
+
+def changes_state(task: Task) -> bool:
+    """Whether a device's state is another after this task."""
+    return isinstance(task, Add) or (isinstance(task, Train) and task.send != "update")

@@ -1,8 +1,8 @@
-"""Devices on Flower: orders go out as messages, one for each device, and replies come back as they come.
+"""The Flower engine: one message per order, with replies taken in the order of their arrival.
 
-What a device remembers lies in its node's state, and the server has a copy (`Shadow`). A task that only changes the
-memory (`Install`, `Add`, `Rescale`) is no message of its own: the next order brings it along. An order also brings the
-memory to a device that says it has lost it, and to one whose last answer was not what it should be.
+A device's state is kept by its node, and the server has a copy (`DeviceShadow`). A task that only changes the state
+(`Install`, `Add`, `Rescale`) is not sent by itself but with the next order. The state is also sent to a device that has
+lost it, and to one whose last reply was missing or malformed.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from flwr.serverapp import Grid
 
 from fedfuse.engines.base import Engine
 from fedfuse.errors import FedfuseError
-from fedfuse.flower.device_state import Shadow
-from fedfuse.flower.messages import Letter, UnreadableError, read_answer, write_letter
-from fedfuse.flower.node_registry import RESCAN, NodeRegistry
+from fedfuse.flower.device_state import DeviceShadow
+from fedfuse.flower.messages import Envelope, UnreadableError, read_reply, write_order
+from fedfuse.flower.node_registry import RESCAN_SECONDS, NodeRegistry
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.tasks import Order, Reply
 
 log = logging.getLogger(__name__)
 
-TRIES = 3  # letters for one order
-_NAPS = (0.01, 0.5)  # seconds between two looks for replies, at least and at most,
-_PATIENCE = 0.2  # and of the time that has passed since the last orders, this share: a look takes time from all others
-_ALL_FAIL = 20  # devices that fail before anybody has answered: then all do
-_GONE = 5  # Flower's number for a node that is not there; others are an app's
+MAX_MESSAGES = 3  # for one order
+# Polling takes time from everything else: pauses are this share of the time since the last order, within these bounds.
+_POLL_RATIO = 0.2
+_POLL_SECONDS = (0.01, 0.5)
+_MAX_FAILURES = 20  # of devices before the first reply; then the app is at fault
+_NODE_UNAVAILABLE = 5  # Flower's error code; others come from the app
 
 
 @dataclass
-class _Job:
-    """An order under way: the message that carries it, or none while its device is not there."""
+class _Pending:
+    """An order under way: the message that carries it, or none while its device is away."""
 
     order: Order
     since: float = field(default_factory=time.monotonic)
     message: str | None = None
     node: int = 0
-    letters: int = 0
+    messages: int = 0
 
 
 class FlowerEngine(Engine):
@@ -55,19 +56,19 @@ class FlowerEngine(Engine):
     Parameters
     ----------
     grid
-        Flower's: what a ServerApp's main function is given.
+        Flower's, as a ServerApp's main function is given it.
     names
-        The devices, in the order of the federation; nodes say which of them they are (`client_app`).
+        The devices, in the order of the federation; nodes declare which of them they are (`client_app`).
     model, seed, dtype, noise
         As for `InProcess`.
     setup
-        What devices should be told besides, with every order; must be JSON-ready.
+        JSON-ready data that is sent with every order.
     nodes
-        The nodes, if somebody has looked for them already.
+        The nodes, where they are known already.
     ttl
-        Seconds after which a message is given up, answered or not.
+        Seconds after which a message expires.
     grace
-        Seconds that orders wait for a device that has gone. From then on they are unanswered at once, until it is back.
+        Seconds that orders wait for a device that is away. After that they are given up at once, until it is back.
     """
 
     def __init__(
@@ -93,141 +94,140 @@ class FlowerEngine(Engine):
         self._nodes = nodes or NodeRegistry(grid)
         self._nodes.moved = self._moved
         self._ttl, self._grace = ttl, grace
-        token = secrets.token_hex(4)  # memories of another run are not of this one
-        self._shadows = [Shadow(model, dtype, token) for _ in self._names]
-        self._jobs: dict[int, _Job] = {}
+        token = secrets.token_hex(4)  # States of another run have other versions.
+        self._shadows = [DeviceShadow(model, dtype, token) for _ in self._names]
+        self._pending: dict[int, _Pending] = {}
         self._ready: list[Reply] = []
         self._trouble: Counter[str] = Counter()
-        self._heard = False  # whether any order has ever been answered
+        self._any_reply = False
 
     @property
     def busy(self) -> frozenset[int]:
-        return frozenset(self._jobs)
+        return frozenset(self._pending)
 
     @property
     def trouble(self) -> dict[str, int]:
-        """How often what went wrong."""
+        """Counts of failures by kind."""
         return dict(self._trouble + self._nodes.trouble)
 
     def submit(self, orders: Sequence[Order]) -> None:
-        """Send these orders, at most one per device; what only changes memories waits for the next."""
+        """Send these orders, at most one per device; those that only change states wait for the next."""
         for order in orders:
-            if order.device in self._jobs:
+            if order.device in self._pending:
                 raise FedfuseError(f"device {self._names[order.device]!r} has an order under way already")
             if self._shadows[order.device].take(order.task):
                 self._ready.append(Reply(order.device, order.round, np.empty(0)))
             else:
-                self._jobs[order.device] = _Job(order)
+                self._pending[order.device] = _Pending(order)
         self._push()
 
     def collect(self, patience: float | None = None) -> list[Reply]:
-        """Wait for at least one reply; an empty list says that nothing is under way, or that time is over."""
+        """Wait for at least one reply; an empty list means that no order is under way, or that time is over."""
         end = None if patience is None else time.monotonic() + patience
         self._look()
-        while self._jobs and not self._ready:
+        while self._pending and not self._ready:
             left = np.inf if end is None else end - time.monotonic()
             if left <= 0:
                 break
-            time.sleep(min(self._nap(), left))
+            time.sleep(min(self._pause(), left))
             self._look()
         replies, self._ready = self._ready, []
         return replies
 
-    def _nap(self) -> float:
-        """Return how long to wait before the next look."""
-        waited = time.monotonic() - max(job.since for job in self._jobs.values())
-        return float(np.clip(_PATIENCE * waited, *_NAPS))
+    def _pause(self) -> float:
+        """Return the seconds until the next poll."""
+        waited = time.monotonic() - max(p.since for p in self._pending.values())
+        return float(np.clip(_POLL_RATIO * waited, *_POLL_SECONDS))
 
     def close(self) -> None:
-        """Forget what is under way: messages end by themselves."""
-        self._jobs.clear()
+        """Forget the orders under way; their messages expire."""
+        self._pending.clear()
 
     # -- out
 
     def _look(self) -> None:
-        """See what has come, who is there, and what can be sent now."""
+        """Take in replies and changes of nodes, send what can be sent, and give up what has waited too long."""
         self._pull()
         self._nodes.look()
         self._push()
-        for job in list(self._jobs.values()):
-            if job.message is None and self._hopeless(job):
+        for job in list(self._pending.values()):
+            if job.message is None and self._expired(job):
                 self._give_up(job, "device away")
-            elif time.monotonic() - job.since > self._ttl + RESCAN:
+            elif time.monotonic() - job.since > self._ttl + RESCAN_SECONDS:
                 self._give_up(job, "no answer in time")
 
-    def _hopeless(self, job: _Job) -> bool:
-        """Whether a waiting order has waited enough: nobody waits for one who has gone, unless all have."""
+    def _expired(self, job: _Pending) -> bool:
+        """Whether an order has waited long enough for its device; it waits on if all are away."""
         name, now = self._names[job.order.device], time.monotonic()
-        gone = now - self._nodes.left.get(name, job.since)
-        some = self._nodes.node_of and not self._nodes.waiting  # who has not said hello yet may be this one
-        return bool(some) and gone > self._grace and now - job.since > RESCAN
+        away = now - self._nodes.left.get(name, job.since)
+        others = self._nodes.node_of and not self._nodes.waiting  # An unidentified node may be this device.
+        return bool(others) and away > self._grace and now - job.since > RESCAN_SECONDS
 
     def _push(self) -> None:
-        letters: list[tuple[_Job, Message]] = []
-        for job in self._jobs.values():
+        sent: list[tuple[_Pending, Message]] = []
+        for job in self._pending.values():
             node = self._nodes.node_of.get(self._names[job.order.device])
             if job.message is None and node is not None:
-                job.node, job.letters = node, job.letters + 1
-                letters.append((job, self._letter(job)))
-        if not letters:
+                job.node, job.messages = node, job.messages + 1
+                sent.append((job, self._message(job)))
+        if not sent:
             return
-        self._grid.push_messages([message for _, message in letters])  # a list: Flower goes through it twice
-        for job, message in letters:
+        self._grid.push_messages([message for _, message in sent])  # A list, as Flower iterates over it twice.
+        for job, message in sent:
             job.message = message.metadata.message_id or None
-            if job.message is None:  # Flower knows no such node
+            if job.message is None:  # Flower does not know the node.
                 self._nodes.lose(self._names[job.order.device], job.node)
 
-    def _letter(self, job: _Job) -> Message:
+    def _message(self, job: _Pending) -> Message:
         shadow = self._shadows[job.order.device]
-        if not shadow.fresh and job.letters > 1:
+        if not shadow.in_sync and job.messages > 1:
             self._trouble["memory sent again" if shadow.whole else "memory lost"] += 1
-        memory = None if shadow.fresh else shadow.memory
-        return write_letter(Letter(job.order, shadow.version, self._setup, memory), job.node, self._ttl)
+        state = None if shadow.in_sync else shadow.state
+        return write_order(Envelope(job.order, shadow.version, self._setup, state), job.node, self._ttl)
 
     def _moved(self, name: str) -> None:
-        """Send an order again whose device has another node than it was sent to."""
-        for job in list(self._jobs.values()):
+        """Send an order again if its device has moved to another node."""
+        for job in list(self._pending.values()):
             if self._names[job.order.device] == name and job.message and self._nodes.node_of[name] != job.node:
                 self._again(job)
 
     # -- in
 
     def _pull(self) -> None:
-        by_message = {job.message: job for job in self._jobs.values() if job.message is not None}
+        by_message = {job.message: job for job in self._pending.values() if job.message is not None}
         if not by_message:
             return
         for message in self._grid.pull_messages(list(by_message)):
             job = by_message.get(message.metadata.reply_to_message_id)
             if job is not None and job.message == message.metadata.reply_to_message_id:
-                self._hear(job, message)
+                self._take_in(job, message)
 
-    def _hear(self, job: _Job, message: Message) -> None:
+    def _take_in(self, job: _Pending, message: Message) -> None:
         device, shadow = job.order.device, self._shadows[job.order.device]
         if message.has_error():
             self._failed(job, message)
             return
         try:
-            answer = read_answer(message, job.order, self._model.d)
+            reply = read_reply(message, job.order, self._model.d)
         except UnreadableError as problem:
-            log.warning("device %r: what it sent is refused: %s", self._names[device], problem)
+            log.warning("device %r: its reply is refused: %s", self._names[device], problem)
             self._trouble["unreadable"] += 1
-            shadow.fresh = False
+            shadow.in_sync = False
             self._done(job, np.array(["unreadable"]))
             return
-        if answer.lost:
-            shadow.fresh = False
+        if reply.lost:
             self._again(job)
             return
-        self._heard = True
-        shadow.answered(job.order.task, answer.values, answer.version)
-        self._done(job, answer.values)
+        self._any_reply = True
+        shadow.answered(job.order.task, reply.values, reply.version)
+        self._done(job, reply.values)
 
-    def _failed(self, job: _Job, message: Message) -> None:
+    def _failed(self, job: _Pending, message: Message) -> None:
         name, error = self._names[job.order.device], message.error
         reason = " ".join((error.reason or "no reason given").split())
         log.warning("device %r: Flower's error %d, %s", name, error.code, reason[-300:])
-        self._shadows[job.order.device].fresh = False  # whatever it has done, it is not what we know
-        if error.code == _GONE:
+        self._shadows[job.order.device].in_sync = False
+        if error.code == _NODE_UNAVAILABLE:
             self._nodes.lose(name, job.node)
             self._trouble["node gone"] += 1
             self._again(job)
@@ -236,23 +236,23 @@ class FlowerEngine(Engine):
             self._check_any_works(name, reason)
 
     def _check_any_works(self, name: str, reason: str) -> None:
-        """Raise an error if orders fail everywhere and always: it is the app that is wrong, not a device."""
-        if not self._heard and self._trouble["error on the device"] >= min(len(self._names), _ALL_FAIL):
+        """Raise an error if orders have failed on all devices: the app is at fault, not a device."""
+        if not self._any_reply and self._trouble["error on the device"] >= min(len(self._names), _MAX_FAILURES):
             raise FedfuseError(f"no device can carry out an order; device {name!r} says: {reason[-300:]}")
 
-    def _again(self, job: _Job) -> None:
-        """Let an order wait for its device, with the memory that the server has of it."""
+    def _again(self, job: _Pending) -> None:
+        """Send an order again, with the device's state, when its device is there."""
         job.message = None
-        self._shadows[job.order.device].fresh = False
-        if job.letters >= TRIES:
+        self._shadows[job.order.device].in_sync = False
+        if job.messages >= MAX_MESSAGES:
             self._give_up(job, "no answer in time")
 
-    def _give_up(self, job: _Job, reason: str) -> None:
+    def _give_up(self, job: _Pending, reason: str) -> None:
         log.warning("device %r: %s (round %d)", self._names[job.order.device], reason, job.order.round)
         self._trouble[reason] += 1
-        self._shadows[job.order.device].fresh = False
-        del self._jobs[job.order.device]
+        self._shadows[job.order.device].in_sync = False
+        del self._pending[job.order.device]
 
-    def _done(self, job: _Job, values: npt.NDArray[Any]) -> None:
-        del self._jobs[job.order.device]
+    def _done(self, job: _Pending, values: npt.NDArray[Any]) -> None:
+        del self._pending[job.order.device]
         self._ready.append(Reply(job.order.device, job.order.round, values))

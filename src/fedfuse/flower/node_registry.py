@@ -1,8 +1,8 @@
-"""Which node is which device: nodes come and go and change their numbers, devices keep their names.
+"""Registry of nodes: which node is which device. Node ids change with restarts, device names do not.
 
-Every node is asked once who it is. Where SuperNodes are registered under names (``flwr supernode register --name``),
-the name is the device, and proven by the node's key; a node that says otherwise is an impostor. Elsewhere a node is
-believed: the newest that claims a device is that device, as one that was killed comes back under another number.
+Every node is asked once which device it is. Where SuperNodes are registered under names (``flwr supernode register
+--name``), the name is the device, authenticated by the node's key, and a node that declares another is refused.
+Otherwise a node is trusted: the newest that declares a device is that device, as a restarted node has a new id.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from fedfuse.flower.messages import UnreadableError, hello, read_hello
 log = logging.getLogger(__name__)
 
 Identities: TypeAlias = Literal["declared", "registered"]
-RESCAN = 3.0  # seconds between two looks at who is there; 0 nodes cost nothing, but each look is a request
+RESCAN_SECONDS = 3.0  # between two requests for the list of nodes
 
 
 class NodeRegistry:
-    """The nodes of a run, and the devices that they are.
+    """The nodes of a run, by device.
 
     Parameters
     ----------
     grid
         Flower's, of the run.
     identities
-        ``"declared"``: nodes without a registered name are believed. ``"registered"``: they get nothing.
+        ``"declared"``: nodes without a registered name are trusted. ``"registered"``: they are refused.
     ttl
-        Seconds that a node has to say who it is.
+        Seconds that a node has to identify itself.
     """
 
     def __init__(self, grid: Grid, identities: Identities = "declared", ttl: float = 120.0) -> None:
         if identities not in get_args(Identities):
             raise FedfuseError(f"identities must be declared or registered, got {identities!r}")
-        self.node_of: dict[str, int] = {}  # those that are there now
-        self.facts: dict[str, dict[str, Any]] = {}  # what devices said of themselves
-        self.left: dict[str, float] = {}  # when devices were last seen that are not there now
+        self.node_of: dict[str, int] = {}  # of devices that are online
+        self.facts: dict[str, dict[str, Any]] = {}  # what devices declare about themselves
+        self.left: dict[str, float] = {}  # when a device that is away was lost
         self.trouble: Counter[str] = Counter()
-        self.moved: Callable[[str], None] = lambda name: None  # called when a device has another node than before
+        self.moved: Callable[[str], None] = lambda name: None  # called when a device has a node
         self._grid, self._identities, self._ttl = grid, identities, ttl
-        self._asked: dict[str, int] = {}  # hellos under way: node by message
-        self._name_of: dict[int, str | None] = {}  # None for nodes that are refused
+        self._asked: dict[str, int] = {}  # pending hello messages and their nodes
+        self._name_of: dict[int, str | None] = {}  # None: refused
         self._registered: dict[int, str] = {}
         self._last = -float("inf")
 
     def look(self, *, now: bool = False) -> None:
-        """See who is there, ask newcomers who they are, and take in what they say; at most every few seconds."""
+        """Update the registry: take in replies, and every few seconds (or ``now``) look for new and lost nodes."""
         self._hear()
-        if not now and time.monotonic() - self._last < RESCAN:
+        if not now and time.monotonic() - self._last < RESCAN_SECONDS:
             return
         self._last = time.monotonic()
         online = self._online()
@@ -70,18 +70,18 @@ class NodeRegistry:
 
     @property
     def waiting(self) -> bool:
-        """Whether some that are there have not said yet who they are."""
+        """Whether some nodes have not identified themselves yet."""
         return bool(self._asked)
 
     def lose(self, name: str, node: int) -> None:
-        """Note that a device's node does not answer any more."""
+        """Record that a device's node is gone."""
         if self.node_of.get(name) == node:
             del self.node_of[name]
             self.left[name] = time.monotonic()
             log.warning("device %r has gone (node %d)", name, node)
 
     def refuse(self, name: str, reason: str) -> None:
-        """Let a device have nothing more, for what it has said."""
+        """Exclude a device for what it declares."""
         log.warning("refused: %s", reason)
         self.trouble["refused nodes"] += 1
         self.facts.pop(name, None)
@@ -101,7 +101,7 @@ class NodeRegistry:
         if not nodes:
             return
         messages = [hello(node, self._ttl) for node in nodes]
-        self._grid.push_messages(messages)  # a list: Flower goes through it twice
+        self._grid.push_messages(messages)  # A list, as Flower iterates over it twice.
         for node, message in zip(nodes, messages, strict=True):
             if message.metadata.message_id:
                 self._asked[message.metadata.message_id] = node
@@ -112,12 +112,12 @@ class NodeRegistry:
         for answer in self._grid.pull_messages(list(self._asked)):
             node = self._asked.pop(answer.metadata.reply_to_message_id, None)
             if node is not None:
-                self._meet(node, answer)
+                self._identify(node, answer)
 
-    def _meet(self, node: int, answer: Message) -> None:
-        if answer.has_error():  # it is asked again at the next look, if it is still there
+    def _identify(self, node: int, answer: Message) -> None:
+        if answer.has_error():  # It is asked again at the next scan.
             self.trouble["no answer to hello"] += 1
-            log.warning("node %d does not say who it is: %s", node, answer.error.reason)
+            log.warning("node %d did not identify itself: %s", node, answer.error.reason)
             return
         try:
             facts = read_hello(answer)
@@ -147,6 +147,6 @@ class NodeRegistry:
         self.node_of[name] = node
         self.left.pop(name, None)
         if before is not None and before != node:
-            self._name_of[before] = None  # it may still count as online for a minute
+            self._name_of[before] = None  # Flower may list it as online for another minute.
             log.warning("device %r has come back as node %d", name, node)
         self.moved(name)

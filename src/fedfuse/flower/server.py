@@ -1,6 +1,6 @@
-"""The ServerApp of a fedfuse federation: any method, on whatever devices say hello.
+"""The ServerApp: any method, on the devices that identify themselves.
 
-A run is a directory. Started again on the same directory, the app goes on where the last one ended.
+A run is a directory. Started again on the same directory, the app resumes the run.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,13 @@ from fedfuse.training.settings import Settings
 from fedfuse.utils.files import read_json, write_json
 
 log = logging.getLogger(__name__)
-DEVICES = "devices.json"  # in a run's directory: what the devices said of themselves
-REUNION = 20.0  # seconds that a run which goes on waits for devices that it knows
-_LOOK = 0.2  # seconds between two looks at who has come
+DEVICES = "devices.json"  # in a run's directory: what the devices declare about themselves
+RESUME_WAIT_SECONDS = 20.0  # for the known devices of a run that is resumed
+_POLL_SECONDS = 0.2
 
 
 def server_app(model: Build | None = None, callbacks: tuple[Callback, ...] = ()) -> ServerApp:
-    """Return the app of the server; the run's configuration says the rest.
+    """Return the app of the server; the run's configuration has the settings.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def server_app(model: Build | None = None, callbacks: tuple[Callback, ...] = ())
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        _speak_through_flower()
+        _log_through_flower()
         serve(grid, context.run_config, model, callbacks)
 
     return app
@@ -57,36 +57,36 @@ def server_app(model: Build | None = None, callbacks: tuple[Callback, ...] = ())
 def serve(
     grid: Grid, config: Mapping[str, Any], model: Build | None = None, callbacks: tuple[Callback, ...] = ()
 ) -> Result:
-    """Wait for devices, train, and write what was found."""
-    chosen, settings = method_and_settings(config)
+    """Wait for devices, train, and write the result."""
+    chosen, given = method_and_settings(config)
+    settings = Settings(**given)
     nodes = NodeRegistry(grid, str(config.get("identities", "declared")))  # type: ignore[arg-type]
     out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
-    store = Store(out)
-    if store.started:
+    resumed = Store(out).started
+    if resumed:
         federation = gather_again(nodes, out)
     else:
         federation = gather(nodes, int(config.get("num-devices", 0)), float(config.get("wait", 600)))
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / DEVICES, nodes.facts)
     fitting = fitting_model(federation, model)
-    setup = {"classes": plain_labels(federation.classes)}
-    conditions = Settings(**settings)
     engine = FlowerEngine(
-        grid, federation.names, fitting, seed=conditions.seed, dtype=conditions.dtype, noise=conditions.noise(),
-        setup=setup, nodes=nodes, ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
+        grid, federation.names, fitting, seed=settings.seed, dtype=settings.dtype, noise=settings.noise(),
+        setup={"classes": plain_labels(federation.classes)}, nodes=nodes,
+        ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
     )  # fmt: skip
     hooks = (*callbacks, ReportCallback())
-    if store.started:
-        log.info("going on with the run in %s", out)
+    if resumed:
+        log.info("resuming the run in %s", out)
         result = resume(out, federation, hooks, fitting, engine=engine)
     else:
-        result = fit(federation, chosen, fitting, out=out, engine=engine, callbacks=hooks, dataset="flower", **settings)
-    log.info("%s; all of it is in %s", result, out.absolute())
+        result = fit(federation, chosen, fitting, out=out, engine=engine, callbacks=hooks, dataset="flower", **given)
+    log.info("%s; the run directory is %s", result, out.absolute())
     return result
 
 
 def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the method, and what else `fit` is told by a run's configuration."""
+    """Return the method and the settings of `fit` that a run's configuration asks for."""
     from fedfuse.methods.registry import default_name
     from fedfuse.training.options import build, parse_options
 
@@ -96,7 +96,7 @@ def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
     name = str(config.get("method", "")) or default_name(lam or None)
     options = parse_options(words, name)
     if options.settings.get("mode") == "async":
-        del defaults["minimum"]  # it is for rounds of several devices
+        del defaults["minimum"]  # Asynchronous rounds have one device.
     rounds = int(config.get("num-server-rounds", 0))
     chosen, settings = build("flower", name, options, defaults)
     settings["seed"] = int(config.get("seed", 0))
@@ -105,22 +105,15 @@ def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
     return chosen, settings
 
 
-def gather(nodes: NodeRegistry, wanted: int, wait: float) -> Federation:
-    """Wait until so many devices have said hello (0: all that are online now), and return what they are."""
-    end = time.monotonic() + wait
+def gather(nodes: NodeRegistry, wanted: int, seconds: float) -> Federation:
+    """Wait until this many devices have identified themselves (0: all that are online), and return their federation."""
     log.info("waiting for devices")
-    nodes.look(now=True)
-    while (left := end - time.monotonic()) > 0:
-        enough = len(nodes.facts) >= wanted if wanted else nodes.facts and not nodes.waiting
-        if enough:
-            break
-        time.sleep(min(_LOOK, left))
-        nodes.look()
+    _wait(nodes, seconds, lambda: len(nodes.facts) >= wanted if wanted else bool(nodes.facts) and not nodes.waiting)
     for name in list(nodes.facts):
         _refuse_if_impossible(nodes, name)
     good = nodes.facts
     if not good or len(good) < wanted:
-        what = f"{len(good)} of {wanted or 'at least 1'} devices said hello within {wait:g} seconds"
+        what = f"{len(good)} of {wanted or 'at least 1'} devices said hello within {seconds:g} seconds"
         raise FedfuseError(f"{what}: {', '.join(sorted(good)) or 'nobody'}; start the others, or lower num-devices")
     return RemoteFederation.from_facts(good)
 
@@ -133,13 +126,9 @@ def _refuse_if_impossible(nodes: NodeRegistry, name: str) -> None:
 
 
 def gather_again(nodes: NodeRegistry, out: Path) -> Federation:
-    """Return the federation of a run that goes on: of the same devices, also if some are not there now."""
+    """Return the federation of a run that is resumed: the same devices, even if some are away now."""
     known: dict[str, Any] = read_json(out / DEVICES)
-    end = time.monotonic() + REUNION
-    nodes.look(now=True)
-    while len(nodes.node_of.keys() & known.keys()) < len(known) and time.monotonic() < end:
-        time.sleep(_LOOK)
-        nodes.look()
+    _wait(nodes, RESUME_WAIT_SECONDS, lambda: known.keys() <= nodes.node_of.keys())
     for name, facts in nodes.facts.items():
         if name in known and facts["digest"] != known[name]["digest"]:
             raise FedfuseError(f"the run in {out} belongs to another federation: device {name!r} has other rows now")
@@ -147,6 +136,15 @@ def gather_again(nodes: NodeRegistry, out: Path) -> Federation:
     if missing:
         log.warning("going on without %s for now", ", ".join(missing))
     return RemoteFederation.from_facts(known)
+
+
+def _wait(nodes: NodeRegistry, seconds: float, complete: Callable[[], bool]) -> None:
+    """Look for nodes until they are complete, or time is over."""
+    end = time.monotonic() + seconds
+    nodes.look(now=True)
+    while not complete() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(_POLL_SECONDS, left))
+        nodes.look()
 
 
 class ReportCallback(Callback):
@@ -157,8 +155,8 @@ class ReportCallback(Callback):
         log.info("%s, %s floats so far, %.1f s", words, f"{row['cost_floats']:,}", row["seconds"])
 
 
-def _speak_through_flower() -> None:
-    """Let what fedfuse logs appear in Flower's log (``flwr log``, ``--stream``)."""
+def _log_through_flower() -> None:
+    """Send what fedfuse logs to Flower's log (``flwr log``, ``--stream``)."""
     ours, theirs = logging.getLogger("fedfuse"), logging.getLogger("flwr")
     ours.setLevel(logging.INFO)
     ours.propagate = False
