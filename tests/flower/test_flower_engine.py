@@ -55,7 +55,8 @@ def assert_same(a, b):
 
 
 def of(name):
-    return METHODS[name](work=ff.Work(steps=3, lr=0.1, batch=10))
+    lam = {"lam": 0.6} if name == "fpfc" else {}
+    return METHODS[name](work=ff.Work(steps=3, lr=0.1, batch=10), **lam)
 
 
 @pytest.mark.parametrize("name", METHODS)
