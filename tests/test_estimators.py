@@ -20,18 +20,20 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from fedfuse import FedfuseError, FPFCClassifier, FPFCRegressor
+import fedfuse as ff
+from fedfuse import FedfuseError, FPFCClassifier, FPFCRegressor, GroupedClassifier, GroupedRegressor
 
-BOTH = [FPFCClassifier, FPFCRegressor]
+BOTH = [GroupedClassifier, GroupedRegressor]
+OF_FPFC = {GroupedClassifier: FPFCClassifier, GroupedRegressor: FPFCRegressor}
 TRUTH = np.array([0, 1, 0, 1, 1, 0])  # the group of each of six devices
 
 # scikit-learn's common checks that an estimator may fail, each with its reason: none so far
-EXPECTED_FAILED_CHECKS: dict[str, dict[str, str]] = {"FPFCClassifier": {}, "FPFCRegressor": {}}
+EXPECTED_FAILED_CHECKS: dict[str, dict[str, str]] = {"GroupedClassifier": {}, "GroupedRegressor": {}}
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # most of its data are separable
 @parametrize_with_checks(
-    [FPFCClassifier(), FPFCRegressor()],
+    [GroupedClassifier(), GroupedRegressor()],
     expected_failed_checks=lambda estimator: EXPECTED_FAILED_CHECKS[type(estimator).__name__],
 )
 def test_common_checks(estimator, check):
@@ -52,7 +54,7 @@ def rows(n=60):
 def data(estimator, n=60):
     """Return X, a target that fits the estimator, and groups."""
     X, signal, groups, rng = rows(n)
-    if estimator is FPFCRegressor:
+    if estimator is GroupedRegressor:
         return X, 300 + 40 * (signal + 0.3 * rng.normal(size=len(X))), groups
     return X, np.where(2 * signal + rng.logistic(size=len(X)) > 0, "yes", "no"), groups
 
@@ -70,8 +72,8 @@ def test_finds_the_groups(estimator):
 
 
 def test_coefficients_are_those_of_the_pooled_cluster():
-    X, y, groups = data(FPFCRegressor)
-    model = FPFCRegressor(tol=1e-7, rounds=3000).fit(X, y, groups=groups)
+    X, y, groups = data(GroupedRegressor)
+    model = GroupedRegressor(tol=1e-7, rounds=3000).fit(X, y, groups=groups)
     assert model.coef_.shape == (2, 4)
     assert model.intercept_.shape == (2,)
     for c in range(2):
@@ -85,7 +87,7 @@ def test_coefficients_are_those_of_the_pooled_cluster():
 def test_class_coefficients_are_those_of_the_pooled_cluster(n_classes):
     X, signal, groups, rng = rows(n=150)
     y = np.digitize(signal + rng.logistic(size=len(X)), [-0.5, 1.5][: n_classes - 1])
-    model = FPFCClassifier(lam=0.3, tol=1e-6, rounds=3000).fit(X, y, groups=groups)
+    model = FPFCClassifier(lam=0.3, refit=True, tol=1e-6, rounds=3000).fit(X, y, groups=groups)
     assert_array_equal(model.labels_, TRUTH)
     assert model.coef_.shape == (2, 1 if n_classes == 2 else 3, 4)
     assert model.intercept_.shape == model.coef_.shape[:2]
@@ -115,7 +117,7 @@ def test_groups_at_prediction_must_be_known(estimator):
     model = estimator().fit(X, y, groups=groups)
     with pytest.raises(FedfuseError, match=r"not seen: 'x', 'z'; known: 'a', 'b'"):
         model.predict(X[:3], groups=["z", "a", "x"])
-    with pytest.raises(FedfuseError, match="2 clusters, so each row's group is needed"):
+    with pytest.raises(FedfuseError, match="2 groups of devices, so each row's device is needed"):
         model.predict(X)
     with pytest.raises(FedfuseError, match="3 rows but groups has 2"):
         model.predict(X[:3], groups=["a", "b"])
@@ -125,7 +127,7 @@ def test_groups_at_prediction_must_be_known(estimator):
 def test_one_cluster_needs_no_groups(estimator):
     X, y, groups = data(estimator)
     mine = np.isin(groups, ["a", "c", "f"])
-    model = estimator(lam=2.0).fit(X[mine], y[mine], groups=groups[mine])
+    model = OF_FPFC[estimator](lam=2.0).fit(X[mine], y[mine], groups=groups[mine])
     assert model.n_clusters_ == 1
     assert_array_equal(model.predict(X), model.predict(X, groups=np.full(len(X), "c")))
 
@@ -135,7 +137,7 @@ def fit_in_two_orders(model, X, y, groups):
     other = clone(model).fit(X[order], y[order], groups=groups[order])
     model.fit(X, y, groups=groups)
     assert_array_equal(model.labels_, other.labels_)
-    answer = "predict" if isinstance(model, FPFCRegressor) else "predict_proba"
+    answer = "predict" if isinstance(model, GroupedRegressor) else "predict_proba"
     return (getattr(m, answer)(X, groups) for m in (model, other))
 
 
@@ -143,25 +145,26 @@ def fit_in_two_orders(model, X, y, groups):
 def test_order_of_rows_does_not_matter(estimator):
     """Nothing is chosen by validation rows here, so it does not matter which they are."""
     X, y, groups = data(estimator)
-    one, two = fit_in_two_orders(estimator(lam=0.4, refit=False), X, y, groups)
+    one, two = fit_in_two_orders(OF_FPFC[estimator](lam=0.4), X, y, groups)
     assert_allclose(one, two, rtol=1e-6)
 
 
 @pytest.mark.parametrize("estimator", BOTH)
-@pytest.mark.parametrize("lam", ["auto", 0.4])
+@pytest.mark.parametrize("lam", [None, 0.4])
 def test_order_of_rows_hardly_matters_where_validation_rows_choose(estimator, lam):
     X, y, groups = data(estimator, n=150)
-    one, two = fit_in_two_orders(estimator(lam=lam), X, y, groups)
-    assert_allclose(one, two, atol=0.01 * (y.std() if estimator is FPFCRegressor else 1))
+    model = estimator() if lam is None else OF_FPFC[estimator](lam=lam, refit=True)
+    one, two = fit_in_two_orders(model, X, y, groups)
+    assert_allclose(one, two, atol=0.01 * (y.std() if estimator is GroupedRegressor else 1))
 
 
 def test_features_that_repeat_each_other():
     """First steps that are far too long are cut, and cutting them is not a sign of convergence."""
-    X, y, groups = data(FPFCRegressor)
+    X, y, groups = data(GroupedRegressor)
     rng, two = np.random.default_rng(1), X[:, :2]
     nearly = [two + 1e-3 * two.std(axis=0) * rng.normal(size=two.shape) for _ in range(30)]
     X = np.column_stack([X, *nearly])
-    for model in (FPFCRegressor(lam=0.5, tol=0, rounds=100), FPFCRegressor()):
+    for model in (FPFCRegressor(lam=0.5, refit=True, tol=0, rounds=200), GroupedRegressor()):
         model.fit(X, y, groups=groups)
         assert_array_equal(model.labels_, TRUTH)
         assert model.score(X, y, groups=groups) > 0.97
@@ -179,9 +182,9 @@ def test_features_that_repeat_each_other():
     ids=["ints", "floats", "text", "mixed", "dates"],
 )
 def test_groups_of_any_kind(names):
-    X, y, letters = data(FPFCRegressor)
+    X, y, letters = data(GroupedRegressor)
     groups = [names["abcdef".index(letter)] for letter in letters]
-    model = FPFCRegressor().fit(X, y, groups=groups)
+    model = GroupedRegressor().fit(X, y, groups=groups)
     truth = dict(zip(names, TRUTH, strict=True))
     of_device = np.array([truth[g] for g in pd.Index(model.groups_, tupleize_cols=False)])
     assert len(of_device) == 6
@@ -202,9 +205,9 @@ def test_groups_of_any_kind(names):
     ],
 )
 def test_groups_that_cannot_be_used(groups, words):
-    X, y, _ = data(FPFCRegressor)
+    X, y, _ = data(GroupedRegressor)
     with pytest.raises(FedfuseError, match=words):
-        FPFCRegressor().fit(X, y, groups=groups)
+        GroupedRegressor().fit(X, y, groups=groups)
 
 
 @pytest.mark.parametrize(
@@ -218,9 +221,9 @@ def test_groups_that_cannot_be_used(groups, words):
     ],
 )
 def test_parameters_that_cannot_be_used(parameters, words):
-    X, y, groups = data(FPFCRegressor)
+    X, y, groups = data(GroupedRegressor)
     with pytest.raises(FedfuseError, match=words):
-        FPFCRegressor(**parameters).fit(X, y, groups=groups)
+        FPFCRegressor(**{"lam": 0.5} | parameters).fit(X, y, groups=groups)
 
 
 @pytest.mark.parametrize("estimator", BOTH)
@@ -250,26 +253,26 @@ def test_devices_of_one_row(estimator):
 
 
 def test_device_of_one_class():
-    X, y, groups = data(FPFCClassifier)
+    X, y, groups = data(GroupedClassifier)
     y[groups == "b"] = "yes"
     for refit in (False, True):  # the penalty's own estimate of separable data has no limit
         with pytest.warns(ConvergenceWarning, match="not converged after 50 rounds"):
             FPFCClassifier(lam=0.6, refit=refit, rounds=50).fit(X, y, groups=groups)
-    model = FPFCClassifier().fit(X, y, groups=groups)
+    model = GroupedClassifier().fit(X, y, groups=groups)
     assert model.predict_proba(X, groups=groups).shape == (360, 2)
     assert_array_equal(model.predict(X, groups)[groups == "b"], "yes")
 
 
 def test_one_class_in_all_is_refused():
-    X, y, groups = data(FPFCClassifier)
+    X, y, groups = data(GroupedClassifier)
     with pytest.raises(FedfuseError, match="only one class, 'yes'"):
-        FPFCClassifier().fit(X[y == "yes"], y[y == "yes"], groups=groups[y == "yes"])
+        GroupedClassifier().fit(X[y == "yes"], y[y == "yes"], groups=groups[y == "yes"])
 
 
 def test_target_units_do_not_matter():
-    X, y, groups = data(FPFCRegressor)
-    model = FPFCRegressor().fit(X, y, groups=groups)
-    other = FPFCRegressor().fit(100 * X, y / 1000 - 5, groups=groups)
+    X, y, groups = data(GroupedRegressor)
+    model = GroupedRegressor().fit(X, y, groups=groups)
+    other = GroupedRegressor().fit(100 * X, y / 1000 - 5, groups=groups)
     assert_array_equal(model.labels_, other.labels_)
     assert_allclose(other.coef_ * 1e5, model.coef_, rtol=1e-6, atol=1e-9)
 
@@ -305,7 +308,7 @@ def test_random_states_as_scikit_learn_has_them(estimator):
 @pytest.mark.parametrize("estimator", BOTH)
 def test_pickle_joblib_and_clone(estimator, tmp_path):
     X, y, groups = data(estimator)
-    model = estimator(lam=0.4).fit(X, y, groups=groups)
+    model = OF_FPFC[estimator](lam=0.4).fit(X, y, groups=groups)
     joblib.dump(model, tmp_path / "model")
     for copy in (pickle.loads(pickle.dumps(model)), joblib.load(tmp_path / "model")):
         assert_array_equal(copy.predict(X, groups=groups), model.predict(X, groups=groups))
@@ -319,10 +322,10 @@ def test_metadata_routing(estimator):
     X, y, groups = data(estimator)
     cv = list(StratifiedKFold(3, shuffle=True, random_state=0).split(X, groups))
     with sklearn.config_context(enable_metadata_routing=True):
-        model = estimator().set_fit_request(groups=True)
+        model = OF_FPFC[estimator](lam=0.4).set_fit_request(groups=True)
         model = model.set_predict_request(groups=True).set_score_request(groups=True)
         steps = make_pipeline(StandardScaler(), model)
-        name = estimator.__name__.lower()
+        name = OF_FPFC[estimator].__name__.lower()
         search = GridSearchCV(steps, {f"{name}__lam": [0.4, 20.0]}, cv=cv).fit(X, y, groups=groups)
         assert search.best_params_ == {f"{name}__lam": 0.4}
         assert_array_equal(search.best_estimator_[-1].labels_, TRUTH)
@@ -332,6 +335,22 @@ def test_metadata_routing(estimator):
 
 
 def test_importing_fedfuse_does_not_import_sklearn():
-    code = "import fedfuse, sys; assert 'sklearn' not in sys.modules; fedfuse.FPFCRegressor; fedfuse.none"
+    code = "import fedfuse, sys; assert 'sklearn' not in sys.modules; fedfuse.GroupedRegressor; fedfuse.none"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "module 'fedfuse' has no attribute 'none'" in done.stderr
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+def test_the_method_may_be_chosen(estimator):
+    X, y, groups = data(estimator)
+    for method in ("fedavg", ff.FPFC(lam=0.4, work=ff.Work(solver="exact"))):
+        model = clone(estimator(method=method)).fit(X, y, groups=groups)
+        assert model.result_.method["method"] == (method if isinstance(method, str) else method.name)
+        assert model.n_iter_ == len(model.result_.history)
+    assert estimator().fit(X, y, groups=groups).result_.method["method"] == "fusion-tree"
+
+
+def test_fpfc_without_a_lambda_says_what_to_do():
+    X, y, groups = data(GroupedRegressor)
+    with pytest.raises(FedfuseError, match="comes with the next version"):
+        FPFCRegressor().fit(X, y, groups=groups)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedfuse.core.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
     from fedfuse.data.federation import Federation
     from fedfuse.errors import FedfuseError
-    from fedfuse.estimators import FPFCClassifier, FPFCRegressor
+    from fedfuse.estimators import FPFCClassifier, FPFCRegressor, GroupedClassifier, GroupedRegressor
     from fedfuse.grouping.fusion_tree import FusionTree
     from fedfuse.methods import CFL, FPFC, FPFCL1, IFCA, PACFL, FedAsync, FedAvg, LGFedAvg, Local, PerFedAvg
     from fedfuse.models import LinearRegression, SoftmaxRegression
@@ -52,6 +52,8 @@ __all__ = [
     "FedfuseError",
     "FusionState",
     "FusionTree",
+    "GroupedClassifier",
+    "GroupedRegressor",
     "Grow",
     "LGFedAvg",
     "LinearRegression",
@@ -95,6 +97,8 @@ _LATER = {
     "FedfuseError": "errors",
     "FusionState": "pairs.state",
     "FusionTree": "grouping.fusion_tree",
+    "GroupedClassifier": "estimators",
+    "GroupedRegressor": "estimators",
     "Grow": "protocol.local_work",
     "IFCA": "methods",
     "L1": "core.penalties",

@@ -1,11 +1,11 @@
-"""FPFC with scikit-learn's contract: all rows in one table, and ``groups`` for the device of each row."""
+"""Estimators with scikit-learn's contract: all rows in one table, and ``groups`` for the device of each row."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,43 +21,34 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedfuse.data.federation import Federation, Goal, default_features, shuffled_rows
 from fedfuse.errors import FedfuseError
-from fedfuse.methods import FPFC
+from fedfuse.methods.fpfc import FPFC, Lambda
+from fedfuse.methods.method import Method
 from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import Result
 from fedfuse.training.fit import fit as train
 from fedfuse.utils.typing import Floats, Ints
 
 
-class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
-    """What both estimators share: devices from groups, training, and each row to its cluster's model."""
+class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
+    """What all estimators share: devices from ``groups``, training, and each row to the model of its device's group."""
 
     def __init__(
         self,
-        lam: float | Literal["auto"] = "auto",
+        method: Method[Any] | str | None = None,
         *,
-        refit: bool = True,
-        rho: float = 1.0,
-        a: float = 3.7,
-        xi: float = 1e-4,
-        nu: float | None = None,
         rounds: int = 500,
         tol: float = 1e-4,
         participation: float = 1.0,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
-        self.lam = lam
-        self.refit = refit
-        self.rho = rho
-        self.a = a
-        self.xi = xi
-        self.nu = nu
+        self.method = method
         self.rounds = rounds
         self.tol = tol
         self.participation = participation
         self.random_state = random_state
 
     def _fit(self, X: Floats, y: npt.NDArray[Any], groups: Any, goal: Goal, classes: Sequence[Any] = ()) -> Floats:
-        """Train on rows and class numbers or values; return each cluster's table of coefficients.
+        """Train on rows and class numbers or values; return each group's table of coefficients.
 
         A table is outputs x (features + 1), the intercept last, in the units of X and of this y.
         """
@@ -95,11 +86,14 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
             allowed = "a whole number, None or a numpy.random.RandomState"
             raise FedfuseError(f"random_state must be {allowed}, got {self.random_state!r}") from None
 
+    def _method(self) -> Method[Any] | str | None:
+        """Return what finds the groups."""
+        return self.method
+
     def _train(self, federation: Federation, seed: int) -> Result:
-        penalty: dict[str, Any] = {"lam": self.lam, "rho": self.rho, "nu": self.nu, "a": self.a, "xi": self.xi}
         result = train(
             federation,
-            FPFC(**penalty, refit=self.refit, work=Work(solver="exact")),
+            self._method(),
             rounds=self.rounds,
             seed=seed,
             participation=self.participation,
@@ -115,7 +109,7 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         return result
 
     def _outputs(self, X: Any, groups: Any) -> Floats:
-        """Return the linear outputs of each row's cluster model (n x outputs)."""
+        """Return the linear outputs of each row by the model of its device's group (n x outputs)."""
         check_is_fitted(self, "coef_")
         X = validate_data(self, X, dtype=np.float64, reset=False)
         clusters = self._clusters(groups, len(X))
@@ -128,11 +122,11 @@ class _FPFCEstimator(BaseEstimator):  # type: ignore[misc]
         return outputs
 
     def _clusters(self, groups: Any, n: int) -> Ints:
-        """Return the cluster of each row."""
+        """Return the group of each row's device."""
         if groups is None:
             if self.n_clusters_ > 1:
                 raise FedfuseError(
-                    f"there are {self.n_clusters_} clusters, so each row's group is needed: pass groups="
+                    f"there are {self.n_clusters_} groups of devices, so each row's device is needed: pass groups="
                 )
             return np.zeros(n, np.int64)
         given, codes = _distinct(groups, n)
@@ -150,25 +144,17 @@ def _cuts(counts: Ints) -> Ints:
     return np.stack([ends - counts, ends - counts // 5, ends, ends], axis=1)
 
 
-class FPFCClassifier(ClassifierMixin, _FPFCEstimator):  # type: ignore[misc]
-    """Softmax regression per cluster of devices, the clusters found by FPFC.
+class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[misc]
+    """Softmax regression per group of devices, the groups found by the default method.
 
     Rows with the same value in ``groups`` are one device: a hospital, a store, a sensor. Devices whose models
-    agree are joined to a cluster, which has one model. Features are standardised inside.
+    agree are joined to a group, which has one model. Features are standardised inside.
 
     Parameters
     ----------
-    lam
-        ``"auto"`` finds the clusters without it. A number is the strength of the fusion penalty: how different
-        two devices' models may be, per standard deviation of the features, and still become one. 0 leaves every
-        device with its own model.
-    refit
-        Train each cluster's model anew once the clusters are found, instead of keeping the penalty's estimates.
-    rho, a, xi
-        Weight of the proximal term, reach of the penalty in units of ``lam``, and its smoothing width: see
-        `FPFC`.
-    nu
-        Devices whose models were pulled this close are joined; ``None`` derives it from ``lam``.
+    method
+        What finds the groups: a method such as ``FusionTree()`` or ``FPFC(lam=0.6)``, or a name as on the command
+        line; the fusion tree by default.
     rounds, tol
         At most so many rounds, and the residual at which to stop before.
     participation
@@ -181,18 +167,18 @@ class FPFCClassifier(ClassifierMixin, _FPFCEstimator):  # type: ignore[misc]
     Attributes
     ----------
     groups_ : ndarray of shape (n_devices,)
-        The distinct groups, sorted.
+        The distinct values of ``groups``, one per device, sorted.
     labels_ : ndarray of shape (n_devices,)
-        The cluster of each of them.
+        The group that each device was put in.
     n_clusters_ : int
-        Number of clusters.
+        Number of groups of devices.
     classes_ : ndarray of shape (n_classes,)
         The classes, the same for all devices, whichever a device has seen.
     coef_ : ndarray of shape (n_clusters, n_outputs, n_features)
-        Each cluster's coefficients in the units of X; ``coef_[c]`` is laid out as `LogisticRegression.coef_`:
+        Each group's coefficients in the units of X; ``coef_[c]`` is laid out as `LogisticRegression.coef_`:
         one output per class, or for two classes one in all, which speaks for ``classes_[1]``.
     intercept_ : ndarray of shape (n_clusters, n_outputs)
-        Each cluster's intercepts.
+        Each group's intercepts.
     n_features_in_ : int
         Number of features.
     feature_names_in_ : ndarray of shape (n_features,)
@@ -208,15 +194,15 @@ class FPFCClassifier(ClassifierMixin, _FPFCEstimator):  # type: ignore[misc]
     >>> X, hospital = rng.normal(size=(600, 2)), np.repeat(["a", "b", "c", "d"], 150)
     >>> sign = np.where(np.isin(hospital, ["a", "c"]), 1, -1)
     >>> y = np.where(3 * sign * X[:, 0] + rng.logistic(size=600) > 0, "ill", "well")
-    >>> model = FPFCClassifier().fit(X, y, groups=hospital)
+    >>> model = GroupedClassifier().fit(X, y, groups=hospital)
     >>> model.labels_.tolist()
     [0, 1, 0, 1]
     >>> model.predict([[3.0, 0.0], [3.0, 0.0]], groups=["a", "b"]).tolist()
     ['ill', 'well']
     """
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> FPFCClassifier:
-        """Find the clusters and their models.
+    def fit(self, X: Any, y: Any, groups: Any = None) -> GroupedClassifier:
+        """Find the groups and their models.
 
         Parameters
         ----------
@@ -242,20 +228,20 @@ class FPFCClassifier(ClassifierMixin, _FPFCEstimator):  # type: ignore[misc]
     def decision_function(self, X: Any, groups: Any = None) -> Floats:
         """Return log odds: one number per row for two classes (of ``classes_[1]``), else one per class.
 
-        ``groups`` is the device of each row; it may be left out when there is only one cluster.
+        ``groups`` is the device of each row; it may be left out when there is only one group.
         """
         outputs = self._outputs(X, groups)
         return outputs[:, 0] if len(self.classes_) == 2 else outputs
 
     def predict_proba(self, X: Any, groups: Any = None) -> Floats:
-        """Return each row's class probabilities (n_rows x n_classes) by its cluster's model."""
+        """Return each row's class probabilities (n_rows x n_classes) by its group's model."""
         outputs = self.decision_function(X, groups)
         if outputs.ndim == 1:
             return np.column_stack([expit(-outputs), expit(outputs)])
         return np.asarray(softmax(outputs, axis=1))
 
     def predict(self, X: Any, groups: Any = None) -> npt.NDArray[Any]:
-        """Return each row's class by its cluster's model; see `decision_function` for ``groups``."""
+        """Return each row's class by its group's model; see `decision_function` for ``groups``."""
         outputs = self.decision_function(X, groups)
         best = (outputs > 0).astype(np.int64) if outputs.ndim == 1 else outputs.argmax(axis=1)
         return np.asarray(self.classes_[best])
@@ -265,25 +251,17 @@ class FPFCClassifier(ClassifierMixin, _FPFCEstimator):  # type: ignore[misc]
         return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))
 
 
-class FPFCRegressor(RegressorMixin, _FPFCEstimator):  # type: ignore[misc]
-    """Linear regression per cluster of devices, the clusters found by FPFC.
+class GroupedRegressor(RegressorMixin, _GroupedEstimator):  # type: ignore[misc]
+    """Linear regression per group of devices, the groups found by the default method.
 
     Rows with the same value in ``groups`` are one device: a hospital, a store, a sensor. Devices whose models
-    agree are joined to a cluster, which has one model. Features and target are standardised inside.
+    agree are joined to a group, which has one model. Features and target are standardised inside.
 
     Parameters
     ----------
-    lam
-        ``"auto"`` finds the clusters without it. A number is the strength of the fusion penalty: how different
-        two devices' models may be, in standard deviations of the target per standard deviation of the features,
-        and still become one. 0 leaves every device with its own model.
-    refit
-        Train each cluster's model anew once the clusters are found, instead of keeping the penalty's estimates.
-    rho, a, xi
-        Weight of the proximal term, reach of the penalty in units of ``lam``, and its smoothing width: see
-        `FPFC`.
-    nu
-        Devices whose models were pulled this close are joined; ``None`` derives it from ``lam``.
+    method
+        What finds the groups: a method such as ``FusionTree()`` or ``FPFC(lam=0.6)``, or a name as on the command
+        line; the fusion tree by default.
     rounds, tol
         At most so many rounds, and the residual at which to stop before.
     participation
@@ -296,15 +274,15 @@ class FPFCRegressor(RegressorMixin, _FPFCEstimator):  # type: ignore[misc]
     Attributes
     ----------
     groups_ : ndarray of shape (n_devices,)
-        The distinct groups, sorted.
+        The distinct values of ``groups``, one per device, sorted.
     labels_ : ndarray of shape (n_devices,)
-        The cluster of each of them.
+        The group that each device was put in.
     n_clusters_ : int
-        Number of clusters.
+        Number of groups of devices.
     coef_ : ndarray of shape (n_clusters, n_features)
-        Each cluster's coefficients, in the units of X and y.
+        Each group's coefficients, in the units of X and y.
     intercept_ : ndarray of shape (n_clusters,)
-        Each cluster's intercept.
+        Each group's intercept.
     n_features_in_ : int
         Number of features.
     feature_names_in_ : ndarray of shape (n_features,)
@@ -320,15 +298,15 @@ class FPFCRegressor(RegressorMixin, _FPFCEstimator):  # type: ignore[misc]
     >>> X, store = rng.normal(size=(200, 2)), np.repeat(["a", "b", "c", "d"], 50)
     >>> slope = np.where(np.isin(store, ["a", "c"]), 10.0, -10.0)
     >>> y = 5 + slope * X[:, 0] + rng.normal(size=200)
-    >>> model = FPFCRegressor().fit(X, y, groups=store)
+    >>> model = GroupedRegressor().fit(X, y, groups=store)
     >>> model.labels_.tolist()
     [0, 1, 0, 1]
     >>> model.predict([[1.0, 0.0], [1.0, 0.0]], groups=["a", "b"]).round().tolist()
     [15.0, -5.0]
     """
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> FPFCRegressor:
-        """Find the clusters and their models.
+    def fit(self, X: Any, y: Any, groups: Any = None) -> GroupedRegressor:
+        """Find the groups and their models.
 
         Parameters
         ----------
@@ -347,15 +325,79 @@ class FPFCRegressor(RegressorMixin, _FPFCEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any, groups: Any = None) -> Floats:
-        """Return each row's value by its cluster's model.
+        """Return each row's value by its group's model.
 
-        ``groups`` is the device of each row; it may be left out when there is only one cluster.
+        ``groups`` is the device of each row; it may be left out when there is only one group.
         """
         return self._outputs(X, groups)[:, 0]
 
     def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
         """Return R squared."""
         return float(r2_score(y, self.predict(X, groups), sample_weight=sample_weight))
+
+
+class _FPFCEstimator(_GroupedEstimator):
+    """What the estimators of FPFC add: its parameters."""
+
+    def __init__(
+        self,
+        lam: float | Lambda = "auto",
+        *,
+        refit: bool = False,
+        rho: float = 1.0,
+        a: float = 3.7,
+        xi: float = 1e-4,
+        nu: float | None = None,
+        rounds: int = 500,
+        tol: float = 1e-4,
+        participation: float = 1.0,
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> None:
+        super().__init__(rounds=rounds, tol=tol, participation=participation, random_state=random_state)
+        self.lam = lam
+        self.refit = refit
+        self.rho = rho
+        self.a = a
+        self.xi = xi
+        self.nu = nu
+
+    def _method(self) -> FPFC:
+        penalty: dict[str, Any] = {"lam": self.lam, "rho": self.rho, "nu": self.nu, "a": self.a, "xi": self.xi}
+        return FPFC(**penalty, refit=self.refit, work=Work(solver="exact"))
+
+
+class FPFCClassifier(_FPFCEstimator, GroupedClassifier):
+    """`GroupedClassifier` with FPFC.
+
+    Parameters
+    ----------
+    lam
+        Strength of the fusion penalty: how different two devices' models may be, per standard deviation of the
+        features, and still become one. 0 leaves every device with its own model.
+    refit
+        Train each group's model anew once the groups are found, instead of keeping the penalty's estimates.
+    rho, a, xi
+        Weight of the proximal term, reach of the penalty in units of ``lam``, and its smoothing width: see `FPFC`.
+    nu
+        Devices whose models were pulled this close are joined; ``None`` derives it from ``lam``.
+    rounds, tol, participation, random_state
+        See `GroupedClassifier`.
+    """
+
+
+class FPFCRegressor(_FPFCEstimator, GroupedRegressor):
+    """`GroupedRegressor` with FPFC.
+
+    Parameters
+    ----------
+    lam
+        Strength of the fusion penalty: how different two devices' models may be, in standard deviations of the
+        target per standard deviation of the features, and still become one. 0 leaves every device with its own model.
+    refit, rho, a, xi, nu
+        See `FPFCClassifier`.
+    rounds, tol, participation, random_state
+        See `GroupedRegressor`.
+    """
 
 
 def _distinct(groups: Any, n: int) -> tuple[pd.Index[Any], Ints]:
