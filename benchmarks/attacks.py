@@ -66,7 +66,7 @@ class Stage:
     def method(self, name: str) -> Any:
         groups = int(self.federation.truth.max()) + 1
         if name in ("fpfc", "honest only"):
-            return ff.FPFC(work=self.work) if self.images else ff.FPFC()
+            return ff.FusionTree(work=self.work) if self.images else ff.FusionTree()
         makers: dict[str, Callable[[], Any]] = {
             "fpfc 0.6": lambda: ff.FPFC(lam=0.6, refit=False, work=self.work),
             "local": lambda: ff.Local(work=self.work),

@@ -22,7 +22,7 @@ def row(name: str, features: str, seed: int) -> tuple[float, float, float]:
     synthetic = name.startswith("S")
     federation = load(f"synthetic:{name}" if synthetic else name, features=features, seed=seed)
     options = {"seed": seed, "participation": 0.3, "rounds": 2000, "evaluate_every": 10**6}
-    result = ff.fit(federation, ff.FPFC(), **options)
+    result = ff.fit(federation, ff.FusionTree(), **options)
     oracle = ff.fit(federation, Oracle(), **options).score("test") if name != "S5" else np.nan
     local = float(np.nanmean(baselines(federation, result.model)["local"]))
     print(

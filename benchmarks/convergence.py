@@ -102,7 +102,7 @@ def main() -> None:
         runs = {n: ff.fit(federation, v, rounds=args.rounds, **settings) for n, v in variants().items()}
         goal = max(float(_curve(run)["test"].iloc[-1]) for run in runs.values())
         rows += [{"variant": name, **_row(run, goal)} for name, run in runs.items()]
-        auto = ff.fit(federation, ff.FPFC(), seed=seed, participation=0.3)
+        auto = ff.fit(federation, ff.FusionTree(), seed=seed, participation=0.3)
         rows.append({"variant": "lam=auto", **_row(auto, goal)})
         print(f"seed {seed} done", flush=True)
     table = pd.DataFrame(rows).groupby("variant", sort=False)

@@ -25,7 +25,7 @@ from fedfuse.utils.typing import Ints
 
 WORK = ff.Work(steps=10, lr=0.1)
 METHODS: dict[str, Any] = {
-    "fpfc": ff.FPFC(),
+    "fpfc": ff.FusionTree(),
     "fpfc, no refit": ff.FPFC(refit=False, work=WORK),
     "fpfc-l1": ff.FPFCL1(refit=False, work=WORK),
     "local": ff.Local(work=WORK),
@@ -52,7 +52,7 @@ def own_cluster(result: ff.Result, truth: Ints) -> dict[int, int]:
 def one(federation: ff.Federation, method: Any, newcomers: Ints, rounds: int, seed: int) -> dict[str, Any]:
     assert federation.truth is not None
     old = np.setdiff1d(np.arange(federation.m), newcomers)
-    share, rounds = (1.0, 500) if method == ff.FPFC() else (0.3, rounds)  # it ends by itself
+    share, rounds = (1.0, 500) if method == ff.FusionTree() else (0.3, rounds)  # it ends by itself
     result = ff.fit(
         federation.only(old), method, ff.SoftmaxRegression(), rounds=rounds, participation=share, seed=seed, tol=0
     )

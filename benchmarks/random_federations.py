@@ -63,7 +63,7 @@ def main(number: str = "30", first: str = "0", only: str = "") -> None:
     agreements, gaps, models, wrong_and_sure = [], [], [], 0
     for seed, federation, what in islice(drawn(int(first), only == "linear"), int(number)):
         clock = time.perf_counter()
-        result = ff.fit(federation, ff.FPFC(), seed=seed, tol=0)
+        result = ff.fit(federation, ff.FusionTree(), seed=seed, tol=0)
         seconds = time.perf_counter() - clock
         oracle = ff.fit(federation, Oracle(), seed=seed)
         sign = 1 if federation.goal == "classification" else -1

@@ -56,8 +56,8 @@ def loaded(scenario: str, seed: int) -> ff.Federation:
 def entries(groups: int) -> dict[str, Method[Any]]:
     """Return the methods of the table."""
     return {
-        "fpfc": ff.FPFC(work=WORK),
-        "fpfc-l1": ff.FPFCL1(work=WORK),
+        "fpfc": ff.FusionTree(work=WORK),
+        "fpfc-l1": ff.FPFCL1(work=WORK, refit=True),
         "local": ff.Local(work=WORK),
         "fedavg": ff.FedAvg(work=WORK),
         "lg-fedavg": ff.LGFedAvg(work=WORK),

@@ -14,7 +14,7 @@ fed = ff.Federation.from_arrays(list(zip(X, y, strict=True)), truth=[0] * 4 + [1
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
 work = ff.Work(steps=2, lr=0.1, batch=20, momentum=0.9)
-res = ff.fit(fed, ff.FPFC(work=work), ff.TorchModel(net, fused="all"), rounds=30)
+res = ff.fit(fed, ff.FusionTree(work=work), ff.TorchModel(net, fused="all"), rounds=30)
 
 print(res)
 print(res.devices())

@@ -343,7 +343,7 @@ def test_importing_fedfuse_does_not_import_sklearn():
 @pytest.mark.parametrize("estimator", BOTH)
 def test_the_method_may_be_chosen(estimator):
     X, y, groups = data(estimator)
-    for method in ("fedavg", ff.FPFC(lam=0.4, work=ff.Work(solver="exact"))):
+    for method in ("fedavg", ff.FPFC(lam=0.4, work=ff.Work(solver="exact"), refit=True)):
         model = clone(estimator(method=method)).fit(X, y, groups=groups)
         assert model.result_.method["method"] == (method if isinstance(method, str) else method.name)
         assert model.n_iter_ == len(model.result_.history)

@@ -209,7 +209,7 @@ def test_so_does_the_network():
 
 def test_a_result_takes_images_and_remembers_their_shape(tmp_path):
     fed = digits(devices=4)
-    result = ff.fit(fed, ff.FPFC(lam=0.1, work=ff.Work(lr=0.5)), rounds=2, out=tmp_path / "run")
+    result = ff.fit(fed, ff.FPFC(lam=0.1, work=ff.Work(lr=0.5), refit=True), rounds=2, out=tmp_path / "run")
     X = fed.rows("test").of(0)[0]
     again = ff.Result.load(tmp_path / "run")
     assert again.profile.shape == (1, 8, 8)

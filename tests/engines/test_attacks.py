@@ -37,7 +37,7 @@ WHO = [1, 3, 4]
 PAPER = ("same-value", "sign-flip", "gaussian")
 METHODS = {
     "fpfc": partial(ff.FPFC, lam=0.6, refit=False),
-    "fpfc-refit": partial(ff.FPFC, lam=0.6),
+    "fpfc-refit": partial(ff.FPFC, lam=0.6, refit=True),
     "fpfc-auto": ff.FPFC,
     "local": ff.Local,
     "fedavg": ff.FedAvg,

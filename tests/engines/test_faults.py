@@ -103,7 +103,7 @@ def test_a_probability_is_one(share):
 
 TROUBLE = "lost:0.3,late:0.2,twice:0.1,nan:0.05"
 METHODS = [
-    ff.FPFC(),
+    ff.FusionTree(),
     ff.FPFC(lam=0.6, refit=False, work=Work(steps=3, lr=0.1)),
     ff.FedAvg(work=Work(steps=3, lr=0.1)),
     ff.CFL(eps1=10.0, eps2=0.0, work=Work(steps=3, lr=0.1)),
@@ -134,7 +134,7 @@ def test_counts_add_up(method, more):
 
 
 def test_without_trouble_every_order_is_used():
-    result = fit(planted(m=8), ff.FPFC(), rounds=50, participation=0.5)
+    result = fit(planted(m=8), ff.FusionTree(), rounds=50, participation=0.5)
     assert result.orders["sent"] == result.orders["used"] > 0
     assert sum(result.orders.values()) == 2 * result.orders["sent"]
 
@@ -143,7 +143,7 @@ def test_without_trouble_every_order_is_used():
 def test_groups_are_found_all_the_same(goal):
     """Every second answer is of no use; the groups are those of a federation in which all answer."""
     federation = planted(goal, m=12, n=80, groups=3)
-    plain, lossy = (fit(federation, ff.FPFC(), participation=0.5, lossy=text) for text in (None, TROUBLE))
+    plain, lossy = (fit(federation, ff.FusionTree(), participation=0.5, lossy=text) for text in (None, TROUBLE))
     check_counts(lossy)
     assert lossy.orders["used"] < 0.65 * lossy.orders["sent"]
     assert plain.ari == lossy.ari == 1.0
@@ -152,7 +152,7 @@ def test_groups_are_found_all_the_same(goal):
 
 @pytest.mark.slow
 def test_a_hundred_devices_in_trouble():
-    result = fit(synthetic("S1"), ff.FPFC(), participation=0.3, rounds=2000, lossy=TROUBLE)
+    result = fit(synthetic("S1"), ff.FusionTree(), participation=0.3, rounds=2000, lossy=TROUBLE)
     check_counts(result)
     assert result.ari == 1.0
 
@@ -166,7 +166,7 @@ def test_a_device_that_is_gone_is_left_out():
 
     federation = planted("classification", m=12, n=80, groups=3)
     model = ff.SoftmaxRegression().sized(federation.n_features, federation.n_classes)
-    result = fit(federation, ff.FPFC(), engine=Gone(InProcess(federation, model)), rounds=2000)
+    result = fit(federation, ff.FusionTree(), engine=Gone(InProcess(federation, model)), rounds=2000)
     others = [i for i in range(12) if i != 2]
     assert adjusted_rand(federation.truth[others], result.labels[others]) == 1.0
     check_counts(result)

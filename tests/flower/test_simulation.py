@@ -18,7 +18,7 @@ from fedfuse.flower.simulation import start_simulation
 from fedfuse.models import SoftmaxRegression
 
 METHODS = {
-    "fpfc": ff.FPFC(lam=0.6, work=ff.Work(steps=10, lr=0.1)),
+    "fpfc": ff.FPFC(lam=0.6, work=ff.Work(steps=10, lr=0.1), refit=True),
     "fedavg": ff.FedAvg(work=ff.Work(steps=10, lr=0.1)),
     "ifca": ff.IFCA(n_models=4, work=ff.Work(steps=10, lr=0.1)),
 }

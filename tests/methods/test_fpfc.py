@@ -14,14 +14,15 @@ from fedfuse.core.penalties import SmoothedSCAD
 from fedfuse.data import load
 from fedfuse.engines import InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.fpfc import FPFCState, restless
-from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.fpfc import FPFCState, restless_devices
+from fedfuse.methods.method import FederationInfo
 from fedfuse.methods.registry import METHODS, from_config, method_called
-from fedfuse.models import default_model
+from fedfuse.models import MLP, default_model
 from fedfuse.protocol.tasks import Install, Order
 from fedfuse.training.fit import fit
 from fedfuse.training.loop import Run
 from fedfuse.training.settings import Settings
+from fedfuse.training.stages import stages_of
 from support.partly_fused import PartlyFused
 from support.planted import Keep, begun, gradient, planted
 from support.textbook import Textbook
@@ -152,8 +153,8 @@ def test_final_models_are_means_by_rows():
 
 @pytest.mark.parametrize(("lam", "threshold"), [(2.0, 0.5), (0.4, 0.3), (0.0, 0.0)])
 def test_threshold_follows_lambda_unless_given(lam, threshold):
-    assert ff.FPFC(lam=lam).threshold == pytest.approx(threshold)
-    assert ff.FPFC(lam=lam, nu=0.07).threshold == 0.07
+    assert ff.FPFC(lam=lam, refit=True).threshold == pytest.approx(threshold)
+    assert ff.FPFC(lam=lam, nu=0.07, refit=True).threshold == 0.07
 
 
 @pytest.mark.parametrize("start", ["zero", "normal"])
@@ -161,7 +162,7 @@ def test_all_devices_start_alike(start):
     drawn = np.random.default_rng(0).normal(size=4)
     model, counts = default_model("regression").sized(3, 0), {"train+validation": np.ones(5, np.int64)}
     info = FederationInfo(5, model, counts, {"zero": np.zeros(4), "normal": drawn}.get, np.dtype("f4"))
-    method = ff.FPFC(lam=0.6, start=start)
+    method = ff.FPFC(lam=0.6, start=start, refit=True)
     state = method.init(info)
     assert (state.models == (drawn.astype("f4") if start == "normal" else 0)).all()
     opening = method.opening(state)
@@ -200,41 +201,42 @@ def test_described_and_built_again(kind):
 )
 def test_settings_out_of_range(settings, words):
     with pytest.raises(FedfuseError, match=words):
-        ff.FPFC(**settings)
+        ff.FPFC(**{"lam": 0.6} | settings)
 
 
 def test_settings_of_l1():
     with pytest.raises(FedfuseError, match="fpfc-l1 has no lam='auto'"):
-        ff.FPFCL1(lam="auto")
+        ff.FPFCL1(lam="auto", refit=True)
     with pytest.raises(FedfuseError, match="rho must be positive"):
-        ff.FPFCL1(rho=0.0)
+        ff.FPFCL1(rho=0.0, refit=True)
 
 
-def test_plans():
-    """What really runs: FPFC alone as in the paper, with a refit, or the tree in place of a lambda."""
-    names = {
-        (0.6, False): ["fpfc"],
-        (0.6, True): ["fpfc", "refit"],
-        ("auto", True): ["auto"],
-        ("auto", False): ["auto", "fpfc"],
-    }
-    for (lam, refit), plan in names.items():
-        method = ff.FPFC(lam=lam, refit=refit, a=3.0)
-        assert [m.name for m in method.plan] == plan
-        assert from_config(method.to_config()) == method
-    last = ff.FPFC(refit=False, xi=0.1).plan[-1]
-    found = Outcome(np.zeros((1, 1)), np.zeros(1, np.int64), lam=0.5)
-    assert last.given(found) == ff.FPFC(lam=0.5, refit=False, xi=0.05)  # a lambda of any size fits its smoothing
-    assert last.given(None) == ff.FPFC(lam=0.0, refit=False, xi=0.1)
+@pytest.mark.parametrize("network", [False, True])
+@pytest.mark.parametrize(
+    ("method", "stages"),
+    [
+        (ff.FPFC(lam=0.6), ["fpfc"]),
+        (ff.FPFC(lam=0.6, refit=True), ["fpfc", "refit"]),
+        (ff.FPFC(lam="warmup"), ["lambda path"]),
+        (ff.FPFC(lam="separate", refit=True), ["lambda path", "refit"]),
+        (ff.FusionTree(), ["fusion-tree"]),
+        (ff.CFL(), ["grid search", "cfl"]),
+        (ff.CFL(eps1=1.0, eps2=1.0), ["cfl"]),
+    ],
+    ids=str,
+)
+def test_stages(method, stages, network):
+    """What really runs, within the rounds of the run."""
+    model = MLP(hidden=3) if network else ff.SoftmaxRegression()
+    found = stages_of(method, model.sized(3, 2), 90)
+    assert [stage.name for stage in found] == stages
+    assert sum(stage.max_rounds or 0 for stage in found) < 90
+    assert from_config(method.to_config()) == method
 
 
-def test_groups_found_without_lambda_and_kept_by_the_penalty():
-    """The lambda that was found is one with which FPFC finds the same groups."""
-    federation, keep = planted(m=8, n=80), Keep()
-    result = fit(federation, ff.FPFC(refit=False, work=ff.Work(solver="exact")), callbacks=[keep])
-    assert result.labels.tolist() == federation.truth.tolist()
-    assert keep.run.rule == ff.FPFC(lam=result.lam, refit=False, work=ff.Work(solver="exact"))
-    assert result.converged
+def test_without_a_lambda_fpfc_says_what_to_do():
+    with pytest.raises(FedfuseError, match="comes with the next version: give a number such as lam=0.6"):
+        fit(planted(m=4), ff.FPFC())
 
 
 def test_unknown_method():
@@ -299,4 +301,4 @@ def test_pairs_may_go_to_a_file(tmp_path):
 def test_to_be_slow_is_not_to_lie(heard, accused):
     state = FPFCState.start(np.ones((4, 2)), np.ones(4, int), 0, SmoothedSCAD(0.5), 1.0, dtype="float64")
     state.heard[:], state.moves[:] = heard, [0.01, 0.01, 0.01, 5.0]
-    assert restless(state, np.array([0, 0, 0, 1])).tolist() == accused
+    assert restless_devices(state, np.array([0, 0, 0, 1])).tolist() == accused

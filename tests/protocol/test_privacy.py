@@ -114,7 +114,7 @@ def test_bad_settings(how, words):
         ff.fit(planted(), METHOD, rounds=2, **how)
 
 
-@pytest.mark.parametrize("method", [ff.FPFC(), ff.FPFC(lam=0.5), ff.IFCA(n_models=2), ff.PACFL()])
+@pytest.mark.parametrize("method", [ff.FusionTree(), ff.FPFC(lam=0.5, refit=True), ff.IFCA(n_models=2), ff.PACFL()])
 def test_methods_that_ask_for_more_are_refused(method):
     with pytest.raises(FedfuseError, match="which noise does not protect"):
         ff.fit(planted(), method, rounds=2, clip=1.0, epsilon=1.0)

@@ -124,7 +124,7 @@ def test_no_honest_device_is_suspected(seed, goal, dtype):
     federation = planted(
         goal, m=8, n=int(rng.integers(8, 60)), groups=int(rng.integers(1, 5)), noise=float(rng.exponential()), seed=seed
     )
-    for method in (ff.FPFC(), ff.FPFC(lam=0.6), ff.FPFC(lam=0.6, refit=False)):
+    for method in (ff.FusionTree(), ff.FPFC(lam=0.6, refit=True), ff.FPFC(lam=0.6, refit=False)):
         result = ff.fit(federation, method, rounds=20, dtype=dtype, screen=True)
         assert result.suspects.tolist() == []
         assert result.refused == {}
@@ -136,9 +136,9 @@ def test_no_honest_device_is_suspected(seed, goal, dtype):
 def test_liars_end_alone_and_spoil_nothing(attack, share, lies):
     """What honest devices get is what they would get if the liars were not there."""
     federation = planted("classification", m=12, n=80, seed=2)
-    result = ff.fit(federation, ff.FPFC(), attack=attack, liars=share, lies=lies, seed=5)
+    result = ff.fit(federation, ff.FusionTree(), attack=attack, liars=share, lies=lies, seed=5)
     honest = np.setdiff1d(np.arange(12), draw_liars(12, share, 5))
-    alone = ff.fit(federation.only(honest), ff.FPFC(), seed=5)
+    alone = ff.fit(federation.only(honest), ff.FusionTree(), seed=5)
     assert result.ari == 1
     assert result.score() >= alone.score() - 0.02
     if attack in ("same-value", "sign-flip", "gaussian"):
@@ -149,7 +149,7 @@ def test_liars_end_alone_and_spoil_nothing(attack, share, lies):
 
 def test_flipped_labels_make_groups_of_their_own():
     federation = planted("classification", m=12, n=80, seed=2)
-    result = ff.fit(federation, ff.FPFC(), attack="label-flip", liars=0.5, seed=5)
+    result = ff.fit(federation, ff.FusionTree(), attack="label-flip", liars=0.5, seed=5)
     who = result.attack["who"]
     assert not set(result.labels[who]) & set(np.delete(result.labels, who))
 
@@ -168,8 +168,8 @@ def test_the_papers_loop_is_hardly_touched(attack):
 @pytest.mark.parametrize("how", ["screen", "median", "trimmed", "krum", "none"])
 def test_every_way_to_pool_fits_honest_clusters(how):
     federation = planted("classification", m=12, n=80, seed=2)
-    usual = ff.fit(federation, ff.FPFC())
-    result = ff.fit(federation, ff.FPFC(robust=how))
+    usual = ff.fit(federation, ff.FusionTree())
+    result = ff.fit(federation, ff.FusionTree(robust=how))
     assert result.ari == 1
     assert result.score() > usual.score() - 0.05
 
@@ -179,7 +179,13 @@ def test_everybody_believed_is_ruin():
     federation = planted("classification", m=12, n=80, seed=2)
     believed, screened = (
         ff.fit(
-            federation, ff.FPFC(lam=0.5, robust=r), rounds=30, attack="gaussian", lies="models", liars=0.25, seed=5
+            federation,
+            ff.FPFC(lam=0.5, robust=r, refit=True),
+            rounds=30,
+            attack="gaussian",
+            lies="models",
+            liars=0.25,
+            seed=5,
         ).score()
         for r in ("none", "screen")
     )
@@ -188,7 +194,7 @@ def test_everybody_believed_is_ruin():
 
 def test_an_unknown_way_to_pool():
     with pytest.raises(FedfuseError, match="robust must be one of none, screen, median, trimmed, krum"):
-        ff.FPFC(robust="mean")
+        ff.FusionTree(robust="mean")
 
 
 def test_screened_uploads_are_refused_and_their_senders_suspects():

@@ -183,7 +183,7 @@ def test_whom_the_suspects_are():
 def test_a_lambda_that_was_not_used_is_not_shown():
     """Training with it need not find the groups, so it is no result."""
     federation = planted()
-    auto = ff.fit(federation, ff.FPFC(lam="auto"))
+    auto = ff.fit(federation, ff.FusionTree(lam="auto"))
     given = ff.fit(federation, ff.FPFC(lam=0.5, refit=False), rounds=3)
     assert auto.lam > 0
     assert auto.summary()["lam"] == auto.lam
@@ -194,7 +194,7 @@ def test_a_lambda_that_was_not_used_is_not_shown():
 @pytest.mark.parametrize("rounds", [5, None])
 def test_a_search_that_was_cut_short_says_so(rounds):
     federation = planted("classification")
-    result = ff.fit(federation, ff.FPFC(lam="auto"), rounds=rounds)
+    result = ff.fit(federation, ff.FusionTree(lam="auto"), rounds=rounds)
     said = "FPFC stopped at --rounds 5 before its groups were found." in supporting(result, {})
     assert result.cut_short == said == (rounds == 5)
 
@@ -267,7 +267,7 @@ def test_an_unfinished_run_is_told_so(refused, here):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ff.fit(planted(), ff.FPFC(lam=0.4), out="run", callbacks=[Stop()])
+        ff.fit(planted(), ff.FPFC(lam=0.4, refit=True), out="run", callbacks=[Stop()])
     assert "fedfuse resume run" in refused("report", "run")
 
 

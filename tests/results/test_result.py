@@ -24,7 +24,7 @@ CONTRACT = [
     *("dataset", "method", "seed", "lam", "rounds", "stages", "metric", "test", "validation", "n_clusters", "ari"),
     *("cost_floats", "seconds", "labels", "version"),
 ]
-EXACT = ff.FPFC(lam=0.3, work=Work(solver="exact"))
+EXACT = ff.FPFC(lam=0.3, work=Work(solver="exact"), refit=True)
 
 
 TARGETS = {"stay": "outcome", "outcome": "stay"}
@@ -39,7 +39,7 @@ def table_run(request):
 
 @pytest.fixture(scope="module", params=["regression", "classification"])
 def result(request):
-    method = ff.FPFC(lam=0.5, work=Work(steps=10, lr=0.1))
+    method = ff.FPFC(lam=0.5, work=Work(steps=10, lr=0.1), refit=True)
     return fit(planted(request.param), method, rounds=100, seed=4, dataset="planted")
 
 

@@ -86,7 +86,7 @@ def test_scores_are_those_of_the_devices(found):
 
 
 def test_rounds_count_those_of_the_refit(federation):
-    found = compare(federation, [ff.FPFC(lam=0.4, work=EXACT)], seeds=1, rounds=5)
+    found = compare(federation, [ff.FPFC(lam=0.4, work=EXACT, refit=True)], seeds=1, rounds=5)
     result = found.results["fpfc", 0]
     assert result.refit_rounds > 0
     assert found.table.loc["fpfc", "rounds"] == result.rounds + result.refit_rounds
@@ -404,8 +404,11 @@ def test_the_oracle_without_the_truth(federation, caplog):
 BAD = {
     "no method": ({"methods": []}, "no method to compare"),
     "unknown method": ({"methods": ["fedprox"]}, "unknown method 'fedprox'"),
-    "the same method twice": ({"methods": [ff.FPFC(), ff.FPFC(lam=1.0)]}, "method 'fpfc' is there twice"),
-    "a name for no directory": ({"methods": {"a/b": ff.FPFC()}}, "'a/b' cannot name a directory"),
+    "the same method twice": (
+        {"methods": [ff.FusionTree(), ff.FPFC(lam=1.0, refit=True)]},
+        "method 'fpfc' is there twice",
+    ),
+    "a name for no directory": ({"methods": {"a/b": ff.FusionTree()}}, "'a/b' cannot name a directory"),
     "no seed": ({"seeds": 0}, r"seeds must be how many \(at least 1\)"),
     "negative seed": ({"seeds": [-1]}, "seeds must be"),
     "seed and a half": ({"seeds": [1.5]}, "seeds must be"),
@@ -415,7 +418,7 @@ BAD = {
     "no job": ({"jobs": 0}, "jobs must be a whole number of at least 1, got 0"),
     "processes for a federation": ({"jobs": 2}, "cannot be built again in other processes"),
     "columns of a federation": ({"device": "site"}, "device='site' is for data sets given by name"),
-    "words for methods": ({"methods": [ff.FPFC()], "words": ["nu=1"]}, "words are for methods given by name"),
+    "words for methods": ({"methods": [ff.FusionTree()], "words": ["nu=1"]}, "words are for methods given by name"),
     "a key for nobody": ({"methods": ["oracle"], "words": ["xi=1"]}, r"none of the methods compared \(oracle\) has"),
     "a method not there": ({"methods": ["fpfc"], "words": ["fpfc-l1.lam=1"]}, "'fpfc-l1' is not one of the methods"),
     "a key of another": (

@@ -92,7 +92,7 @@ def test_l1_can_be_tuned():
 
 def test_refit_follows_where_it_is_asked_for():
     federation = planted(m=6, n=80)
-    tuning = tune(federation, ff.FPFC(lam=0.0, work=EXACT), grid=GRID, rounds=80)
+    tuning = tune(federation, ff.FPFC(lam=0.0, work=EXACT, refit=True), grid=GRID, rounds=80)
     assert tuning.result.refit_rounds > 0
     assert len(tuning.curve) == tuning.result.rounds
 
@@ -173,11 +173,11 @@ def test_saved_and_read_again(tmp_path):
     assert again.summary()["tuning"]["strategy"] == "warmup"
     assert "lambda" in repr(tuning)
     with pytest.raises(ff.FedfuseError, match="did not tune"):
-        Tuning.of(ff.fit(planted(), ff.FPFC(lam=0.4, work=EXACT), rounds=3))
+        Tuning.of(ff.fit(planted(), ff.FPFC(lam=0.4, work=EXACT, refit=True), rounds=3))
 
 
 def test_configuration_is_read_again():
-    method = LambdaPath(inner=ff.FPFC(lam=0.0, rho=2.0), strategy="separate", grid=(0, 1), limit=7)
+    method = LambdaPath(inner=ff.FPFC(lam=0.0, rho=2.0, refit=True), strategy="separate", grid=(0, 1), limit=7)
     assert from_config(method.to_config()) == method
 
 

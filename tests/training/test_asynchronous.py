@@ -159,23 +159,22 @@ def test_few_at_once_take_turns():
 # ------------------------------------------------------------------------------------- who can, who cannot
 
 
-CANNOT = sorted(set(METHODS) - set(ABLE) | {"auto"})
+CANNOT = sorted(set(METHODS) - set(ABLE))
 
 
 @pytest.mark.parametrize("name", CANNOT)
 def test_others_say_so(name, tmp_path):
-    method = ff.FPFC() if name == "auto" else METHODS[name]()
+    method = METHODS[name]()
     with pytest.raises(FedfuseError, match="cannot be trained asynchronously"):
         fit(planted(), method, mode="async", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("method", [ff.FPFC(lam=0.6, work=GD), ff.FPFC(refit=False, work=GD)], ids=["refit", "auto"])
-def test_stages_before_and_after_are_synchronous(method):
-    """Auto and refit ask everybody once and wait; only FPFC's own part takes replies one by one."""
-    federation = planted("classification", m=8, n=60)
-    result = fit(federation, method, rounds=300, tol=0, mode="async", delay="uniform(0,20)", participation=0.5)
-    staged = result.history["stage"].notna()
+def test_a_refit_is_synchronous():
+    """It asks everybody once and waits; only FPFC's own part takes replies one by one."""
+    federation, method = planted("classification", m=8, n=60), ff.FPFC(lam=0.6, work=GD, refit=True)
+    result = fit(federation, method, rounds=450, tol=0, mode="async", delay="uniform(0,20)", participation=0.5)
+    staged = result.history["stage"] != "fpfc"
     assert staged.any()
     assert (~staged).sum() == 300
     assert (result.history.loc[~staged, "active"] == 1).all()
@@ -224,7 +223,7 @@ def test_resumed_is_uninterrupted(method, info, batch, tmp_path):
 
 
 @pytest.mark.parametrize("late", ["refuse", "use"])
-@pytest.mark.parametrize("method", [FPFC, ff.FPFC(), ff.LGFedAvg(work=GD)], ids=["fpfc", "auto", "lg"])
+@pytest.mark.parametrize("method", [FPFC, ff.FusionTree(), ff.LGFedAvg(work=GD)], ids=["fpfc", "auto", "lg"])
 def test_synchronous_runs_in_trouble_are_resumed_too(method, late, tmp_path):
     federation = planted("classification", m=8)
     options = {

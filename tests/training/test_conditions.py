@@ -138,7 +138,7 @@ def test_a_deadline_that_all_meet_changes_nothing():
     np.testing.assert_array_equal(one.history["time"], two.history["time"])
 
 
-@pytest.mark.parametrize("method", [ff.FPFC(), ff.FPFC(lam=0.3, work=GD)], ids=["auto", "refit"])
+@pytest.mark.parametrize("method", [ff.FusionTree(), ff.FPFC(lam=0.3, work=GD, refit=True)], ids=["auto", "refit"])
 def test_stages_wait_longer_for_stragglers(method):
     """They need everybody: a device that misses the deadline is asked again when it is free."""
     federation = planted("classification", m=12, n=80, groups=3)

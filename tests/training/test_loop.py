@@ -335,7 +335,7 @@ def test_it_stops_when_nothing_moves_for_two_turns(share):
 @pytest.mark.parametrize("rounds", [2, 200])
 def test_a_refit_does_not_hide_that_the_groups_were_cut_short(rounds, tmp_path):
     """Also after a resume: a refit always comes to its end, what it refits may not have."""
-    federation, method = planted(), ff.FPFC(lam=0.3, work=Work(solver="exact"))
+    federation, method = planted(), ff.FPFC(lam=0.3, work=Work(solver="exact"), refit=True)
 
     class StopInTheRefit(Callback):
         def on_round(self, run, row):

@@ -170,7 +170,7 @@ def test_export_of_coefficients_by_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (ff.FPFC(work=ff.Work(solver="exact")), "no exact solver"),
+        (ff.FusionTree(work=ff.Work(solver="exact")), "no exact solver"),
         (ff.FPFC(lam=0.5, refit=False, work=ff.Work(solver="exact")), "no exact solver"),
     ],
 )

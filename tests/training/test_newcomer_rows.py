@@ -24,7 +24,7 @@ OLD = [i for i in range(12) if i not in NEW]
 
 def trained(goal="classification", method=None, **options):
     federation = planted(goal, m=12, n=60)
-    return federation, ff.fit(federation.only(OLD), method or ff.FPFC(), **options)
+    return federation, ff.fit(federation.only(OLD), method or ff.FusionTree(), **options)
 
 
 def rows_of(federation, i):
@@ -111,7 +111,7 @@ def test_rows_that_do_not_fit():
 
 def test_nobody_is_put_with_liars():
     federation = planted("classification", m=12, n=60)
-    result = ff.fit(federation.only(OLD), ff.FPFC(), attack="gaussian", liars=0.3, seed=1)
+    result = ff.fit(federation.only(OLD), ff.FusionTree(), attack="gaussian", liars=0.3, seed=1)
     assert len(result.suspects) == 3
     joined = result.admit(federation.only(NEW))
     assert not set(joined.clusters) & set(result.labels[result.suspects])
@@ -161,7 +161,7 @@ def test_a_guest_is_the_textbooks_newest_device(lam):
 
 
 def test_the_papers_own_loop_takes_them_in():
-    federation, result = trained("regression", ff.FPFC(refit=False))
+    federation, result = trained("regression", ff.FPFC(lam=0.5, work=ff.Work(solver="exact")))
     joined = result.admit(federation.only(NEW))
     home = {g: result.labels[result.profile.truth == g][0] for g in (0, 1)}
     assert joined.clusters == tuple(home[g] for g in federation.truth[NEW])

@@ -11,7 +11,7 @@ import pytest
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
-from fedfuse.methods.fpfc import FEW
+from fedfuse.methods.fpfc import MAX_ADMISSION_ROUNDS_SGD
 from fedfuse.methods.method import RunSummary
 from fedfuse.methods.registry import METHODS
 from fedfuse.protocol.local_work import Decay
@@ -23,7 +23,7 @@ from support.textbook import Textbook
 WORK = ff.Work(steps=5, lr=0.1)
 OPTIONS = {"rounds": 40, "tol": 0, "dtype": "float64", "participation": 0.5}
 RULES = {
-    "fpfc": ff.FPFC(),
+    "fpfc": ff.FusionTree(),
     "fpfc-l1": ff.FPFCL1(lam=0.05, work=WORK, refit=False),
     "local": ff.Local(work=WORK),
     "fedavg": ff.FedAvg(work=WORK),
@@ -183,20 +183,22 @@ def test_a_newcomer_that_draws_batches_does_not_wait_for_rest(both):
     work = ff.Work(steps=1, lr=Decay(0.05, 0.5, 1), batch=8)
     result = fit(old, ff.FPFC(lam=0.4, refit=False, work=work), **{**OPTIONS, "rounds": 20})
     talk = ff.FPFC(lam=0.4, refit=False, work=work).admit(
-        RunSummary(result.models, result.labels, result.profile.counts, 0.4, {}), begun(new, ff.FPFC(lam=0.4)).info, 0
+        RunSummary(result.models, result.labels, result.profile.counts, 0.4, {}),
+        begun(new, ff.FPFC(lam=0.4, refit=True)).info,
+        0,
     )
     steps, answer = [next(talk).work.lr], np.ones(4)
     with suppress(StopIteration):
         while True:
             answer = -answer
             steps.append(talk.send(answer).work.lr)
-    np.testing.assert_allclose(steps, 0.05 * 0.5 ** np.arange(FEW + 1))
-    assert max(admit(result, new).iterations) <= FEW + 1
+    np.testing.assert_allclose(steps, 0.05 * 0.5 ** np.arange(MAX_ADMISSION_ROUNDS_SGD + 1))
+    assert max(admit(result, new).iterations) <= MAX_ADMISSION_ROUNDS_SGD + 1
 
 
 def test_where_groups_were_refitted_losses_decide(both):
     old, new = both
-    result = fit(old, ff.FPFC(), dtype="float64")
+    result = fit(old, ff.FusionTree(), dtype="float64")
     came = admit(result, new)
     assert came.clusters == (0, 1)
     np.testing.assert_allclose(came.models, result.cluster_models, rtol=1e-12)
@@ -206,7 +208,7 @@ def test_where_groups_were_refitted_losses_decide(both):
 def test_a_device_of_another_kind_is_told_so():
     """Its own model is far better than that of any group."""
     old, new = parted(planted(m=9, n=300, groups=3), [6, 7, 8])
-    came = admit(fit(old, ff.FPFC()), new)
+    came = admit(fit(old, ff.FusionTree()), new)
     assert came.clusters == (None, None, None)
     assert came.score() < 0.3
 
