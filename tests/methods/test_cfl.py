@@ -116,7 +116,7 @@ def test_nobody_is_cut_of_whom_nothing_is_known():
     told(method, state, {0: E1, 1: -E1, 2: E1, 3: E1})  # mean (0.5, 0): not at rest
     method, fresh = state_of(4)
     told(method, fresh, {0: E1, 1: -E1})
-    assert fresh["labels"].tolist() == [0, 0, 0, 0]
+    assert fresh.labels.tolist() == [0, 0, 0, 0]
     told(method, state, {0: E1, 1: -E1})
     assert state.labels.tolist() == [0, 1, 0, 0]
     np.testing.assert_allclose(state.step, [E1, -E1])  # of the active members alone
@@ -182,7 +182,7 @@ def test_a_newcomer_goes_down_the_tree():
     np.testing.assert_array_equal(leaf.model, E1 - E2)
     with pytest.raises(StopIteration) as end:
         talk.send(np.empty(0))
-    assert end.value.value.cluster == labels[3]
+    assert end.value.value.group == labels[3]
 
     talk = method.admit(known, state.info, 0)
     next(talk)

@@ -18,6 +18,7 @@ from fedfuse.methods.fpfc import FPFCState, restless_devices
 from fedfuse.methods.method import FederationInfo
 from fedfuse.methods.registry import METHODS, from_config, method_called
 from fedfuse.models import MLP, default_model
+from fedfuse.pairs.state import FusionState
 from fedfuse.protocol.tasks import Install, Order
 from fedfuse.training.fit import fit
 from fedfuse.training.loop import Run
@@ -184,7 +185,7 @@ def test_described_and_built_again(kind):
     [
         ({"lam": -0.1}, "lambda must be at least 0"),
         ({"lam": float("nan")}, "lambda must be a finite number"),
-        ({"lam": "much"}, "lam must be a number or 'auto', got 'much'"),
+        ({"lam": "much"}, "lam must be a number, 'warmup' or 'separate', got 'much'"),
         ({"lam": 0.6, "xi": 0.6}, "xi must lie between 0 and lambda = 0.6"),
         ({"xi": 0.0}, "xi must lie between 0 and lambda"),
         ({"xi": float("nan")}, "xi must be a finite number"),
@@ -223,11 +224,11 @@ def test_settings_of_l1():
         (ff.CFL(), ["grid search", "cfl"]),
         (ff.CFL(eps1=1.0, eps2=1.0), ["cfl"]),
     ],
-    ids=str,
+    ids=lambda x: x.name if isinstance(x, Method) else " ".join(x),
 )
 def test_stages(method, stages, network):
     """What really runs, within the rounds of the run."""
-    model = MLP(hidden=3) if network else ff.SoftmaxRegression()
+    model = MLP(hidden=(3,)) if network else ff.SoftmaxRegression()
     found = stages_of(method, model.sized(3, 2), 90)
     assert [stage.name for stage in found] == stages
     assert sum(stage.max_rounds or 0 for stage in found) < 90
@@ -235,12 +236,14 @@ def test_stages(method, stages, network):
 
 
 def test_without_a_lambda_fpfc_says_what_to_do():
-    with pytest.raises(FedfuseError, match="comes with the next version: give a number such as lam=0.6"):
+    with pytest.raises(FedfuseError, match="comes with the next version: give a number"):
         fit(planted(m=4), ff.FPFC())
 
 
 def test_unknown_method():
-    with pytest.raises(FedfuseError, match="unknown method 'fedprox'; known: fpfc, fpfc-l1, local, fedavg, "):
+    with pytest.raises(
+        FedfuseError, match="unknown method 'fedprox'; known: fusion-tree, fpfc, fpfc-l1, local, fedavg, "
+    ):
         method_called("fedprox")
 
 
@@ -299,6 +302,7 @@ def test_pairs_may_go_to_a_file(tmp_path):
     ],
 )
 def test_to_be_slow_is_not_to_lie(heard, accused):
-    state = FPFCState.start(np.ones((4, 2)), np.ones(4, int), 0, SmoothedSCAD(0.5), 1.0, dtype="float64")
+    pairs, rows = FusionState(np.ones((4, 2)), SmoothedSCAD(0.5), dtype="float64"), np.ones(4, int)
+    state = FPFCState(None, pairs, np.empty(0), rows, np.zeros(4), np.zeros(4, int), {})
     state.heard[:], state.moves[:] = heard, [0.01, 0.01, 0.01, 5.0]
     assert restless_devices(state, np.array([0, 0, 0, 1])).tolist() == accused

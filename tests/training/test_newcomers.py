@@ -23,7 +23,8 @@ from support.textbook import Textbook
 WORK = ff.Work(steps=5, lr=0.1)
 OPTIONS = {"rounds": 40, "tol": 0, "dtype": "float64", "participation": 0.5}
 RULES = {
-    "fpfc": ff.FusionTree(),
+    "fusion-tree": ff.FusionTree(),
+    "fpfc": ff.FPFC(lam=0.05, work=WORK),
     "fpfc-l1": ff.FPFCL1(lam=0.05, work=WORK, refit=False),
     "local": ff.Local(work=WORK),
     "fedavg": ff.FedAvg(work=WORK),

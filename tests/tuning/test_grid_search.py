@@ -32,7 +32,7 @@ def test_the_best_on_validation_rows_is_chosen(goal):
     """Each candidate's score is that of a run with it alone, on training rows, from a fresh start."""
     federation, options = planted(goal), {"participation": 1.0, "tol": 0, "dtype": "float64"}
     inner = ff.PACFL(evaluate="cluster", work=WORK)
-    result = fit(federation, searched(inner, grid=GRID), rounds=20, **options)
+    result = fit(federation, searched(inner, grid=GRID), rounds=52, **options)
     alone = [
         fit(federation, replace(inner, rows="train", **settings), rounds=15, **options).score("validation")
         for settings in GRID
@@ -46,7 +46,7 @@ def test_the_best_on_validation_rows_is_chosen(goal):
 
 def test_what_was_chosen_is_trained_on_all_rows():
     federation, options = planted(m=8, n=60), {"participation": 0.5, "tol": 0, "dtype": "float64", "seed": 1}
-    result = fit(federation, ff.PACFL(p=2, evaluate="cluster", work=WORK), rounds=30, **options)
+    result = fit(federation, ff.PACFL(p=2, evaluate="cluster", work=WORK), rounds=300, **options)
     outcome, settings = judged(result), result.history.groupby("candidate")["threshold"].first()
     assert result.chosen == {"threshold": settings[outcome.idxmin()]}
     assert len(outcome) == len(set(settings)) > 2
@@ -60,22 +60,23 @@ def test_all_that_is_sent_is_counted(goal):
     inner = ff.IFCA(work=WORK)
     method = replace(searched(inner, trial=4), grid=({"n_models": 1}, {"n_models": 3}))
     d = fit(federation, ff.IFCA(n_models=1), rounds=1).model.d
-    result = fit(federation, method, rounds=6, participation=0.3, tol=0)
+    result = fit(federation, method, rounds=16, participation=0.3, tol=0)
     trials, L = sum(4 * 3 * (L * d + d + L) for L in (1, 3)), result.chosen["n_models"]
     assert result.cost_floats == trials + 2 * 10 * (d + 1) + 6 * 3 * (L * d + d + L)
     # CFL: every trial begins with a broadcast, and so does every round but the last, as models go along with `Score`
     cfl = replace(searched(ff.CFL(work=WORK), trial=4), grid=({"eps1": 0.1, "eps2": 0.2},) * 2)
-    result = fit(federation, cfl, rounds=6, participation=0.3, tol=0)
+    result = fit(federation, cfl, rounds=16, participation=0.3, tol=0)
     trial = 10 * d + 4 * 3 * d + 3 * 10 * d + 10 * (d + 1)
     assert result.cost_floats == 2 * trial + 10 * d + 6 * (3 * d + 10 * d)
 
 
 def test_bases_are_sent_once():
     federation = planted(m=6, p=4)
-    found = fit(federation, ff.PACFL(p=2, work=WORK), rounds=5, participation=0.5, tol=0)
+    found = fit(federation, ff.PACFL(p=2, work=WORK), rounds=50, participation=0.5, tol=0)
     candidates, d = len(judged(found)), 5
     trial = found.history["stage"].eq("trying").sum() // candidates
-    rounds = candidates * trial + 5
+    rounds = 50 - candidates  # devices are asked for scores in the others
+    assert candidates * (trial + 1) <= 25
     assert found.cost_floats == 6 * 4 * 2 + rounds * 3 * 2 * d + candidates * 6 * (d + 1)
 
 
@@ -91,14 +92,22 @@ def test_others_choose_likewise(method):
 def test_what_cannot_be_searched():
     with pytest.raises(FedfuseError, match="no device has any"):
         fit(planted(validation=0.0), ff.PACFL())
-    with pytest.raises(FedfuseError, match="needs a method to search settings for"):
+    with pytest.raises(FedfuseError, match="needs a method with settings to search for"):
         GridSearch()
     with pytest.raises(FedfuseError, match="trial must be at least 1 round"):
         GridSearch(inner=ff.CFL(), trial=0)
 
 
 @pytest.mark.parametrize("method", [ff.CFL(work=WORK), ff.IFCA(work=WORK), ff.PACFL(work=WORK)], ids=lambda m: m.name)
-def test_nothing_is_tried_for_longer_than_it_will_be_trained(method):
-    result = fit(planted("regression", m=6, n=60, groups=2), method, rounds=2)
-    trials = result.history[result.history["stage"] == "trying"]
-    assert trials.groupby("candidate").size().max() <= 2
+@pytest.mark.parametrize("rounds", [4, 40, 400])
+def test_search_and_training_share_the_rounds(method, rounds):
+    result = fit(planted("regression", m=6, n=60, groups=2), method, rounds=rounds, tol=0)
+    assert result.rounds == len(result.history) == rounds
+    searching = result.history["stage"].isin(["trying", "judging"])
+    assert 0 < searching.sum() <= -(-rounds // 2)
+    assert result.chosen
+
+
+def test_a_search_that_does_not_fit_is_refused():
+    with pytest.raises(FedfuseError, match="2 candidates of 15 rounds need 32 rounds besides training: raise rounds"):
+        fit(planted(), searched(ff.PACFL(work=WORK), grid=GRID), rounds=20)
