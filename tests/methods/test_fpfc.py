@@ -15,7 +15,7 @@ from fedfuse.data import load
 from fedfuse.engines import InProcess
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.fpfc import FPFCState, restless_devices
-from fedfuse.methods.method import FederationInfo
+from fedfuse.methods.method import FederationInfo, Method
 from fedfuse.methods.registry import METHODS, from_config, method_called
 from fedfuse.models import MLP, default_model
 from fedfuse.pairs.state import FusionState
