@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from fedfuse.paper import setup
 from fedfuse.paper.runner import cache
 from fedfuse.paper.setup import SCALES, PaperSetup, Scale
 from fedfuse.training.presets import GROUPS
@@ -25,15 +26,15 @@ def tiny(monkeypatch):
     """Make --quick tiny; returns a function that changes it further."""
 
     def change(**fields):
-        monkeypatch.setitem(SCALES, "quick", setup.replace(TINY, **fields))
+        monkeypatch.setitem(SCALES, "quick", replace(TINY, **fields))
 
     change()
     whole = PaperSetup.recipe
 
     def few_devices(self, name):
         data = whole(self, name)
-        data = setup.replace(data, name=DEVICES.get(data.name, data.name))
-        return setup.replace(data, rows=10) if data.name == "digits" else data
+        data = replace(data, name=DEVICES.get(data.name, data.name))
+        return replace(data, rows=10) if data.name == "digits" else data
 
     monkeypatch.setattr(PaperSetup, "recipe", few_devices)
     for name in ("S1", "S2", "S3", "S4", "S5"):

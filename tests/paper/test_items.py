@@ -6,10 +6,10 @@ import matplotlib as mpl
 import pytest
 
 from fedfuse.data.download import missing_files
-from fedfuse.paper import output, runner, setup
-from fedfuse.paper.data import Data
+from fedfuse.paper import reproduction_page, runner, setup
 from fedfuse.paper.items import items
 from fedfuse.paper.setup import PaperSetup
+from fedfuse.paper.trials import Data
 from fedfuse.studies.jobs import Watcher
 
 mpl.use("Agg")
@@ -32,9 +32,9 @@ def _works(name, home):
     item, quick = items()[name], PaperSetup("quick", runner.cache(home))
     assert runner.run([item], quick, Watcher(), jobs=1) == {}
     assert runner.complete(item, quick)
-    shown = item.experiment.show(quick)
-    assert shown.tables
-    files = output.save(item, quick, shown, home / name)
+    found = item.experiment.findings(quick)
+    assert found.tables
+    files = reproduction_page.save(item, quick, found, home / name)
     assert all(path.stat().st_size > 0 for path in files)
     page = (home / name / f"{name}.md").read_text()
     assert f"`fedfuse paper {name} --quick`" in page
@@ -43,7 +43,7 @@ def _works(name, home):
 
 @pytest.mark.parametrize("name", CONVEX)
 def test_an_item(name, tiny, home, monkeypatch):
-    monkeypatch.setattr(output, "PICTURES", ("figure.png",))
+    monkeypatch.setattr(reproduction_page, "PICTURES", ("figure.png",))
     monkeypatch.setattr(setup, "missing_files", _images_missing)
     monkeypatch.setattr(PaperSetup, "substitutes", lambda self, name: False)
     _works(name, home)
@@ -51,7 +51,7 @@ def test_an_item(name, tiny, home, monkeypatch):
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in IMAGES])
 def test_an_item_on_images(name, tiny, home, monkeypatch):
-    monkeypatch.setattr(output, "PICTURES", ("figure.png",))
+    monkeypatch.setattr(reproduction_page, "PICTURES", ("figure.png",))
     monkeypatch.setattr(setup, "missing_files", _images_missing)  # digits stand for them
     _works(name, home)
     assert "digits, at most 10 rows for " in (home / name / f"{name}.md").read_text()

@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedfuse.paper import reasons as reasons_
 from fedfuse.paper.items import items
-from fedfuse.paper.items import reasons as reasons_
-from fedfuse.paper.methods_table import grouping, verdict
-from fedfuse.paper.newcomers import ranks
+from fedfuse.paper.paper_tables import group_differences, ranks, score_differences, standing
 from fedfuse.paper.setup import PAPER, PRINTED, SCALES, PaperSetup
 from fedfuse.tuning.grid_search import GridSearch
 
@@ -38,14 +37,14 @@ SUMS: dict[str, dict[str, float]] = {
 
 @pytest.mark.parametrize("name", SUMS)
 def test_columns_add_up(name):
-    table = items()[name].experiment.printed
+    table = items()[name].experiment.printed()
     assert list(table.index) == [PRINTED[label] for label in PAPER]
     for column, total in SUMS[name].items():
         assert table[column].sum() == pytest.approx(total, abs=1e-6), column
 
 
 def test_printed_ranks_follow_from_the_accuracies():
-    table = items()["table3"].experiment.printed
+    table = items()["table3"].experiment.printed()
     again = ranks(table[["syn_acc", "mnist_acc", "fmnist_acc"]])
     np.testing.assert_allclose(again, table["rank"], atol=0.0051)
 
@@ -60,7 +59,7 @@ COSTS = {
 @pytest.mark.parametrize("data", COSTS)
 def test_printed_costs_follow_from_formulas(data):
     c = COSTS[data]
-    printed = items()["table1"].experiment.printed[f"{data}_cost"]
+    printed = items()["table1"].experiment.printed()[f"{data}_cost"]
     plain = c["m"] * c["d"] + c["K"] * c["a"] * 2 * c["d"]
     formulas = dict.fromkeys(("FedAvg", "LG", "Per-FedAvg", "FPFC-l1", "FPFC"), plain)
     formulas["LOCAL"] = 0
@@ -90,16 +89,14 @@ def test_the_full_size_is_the_papers(data, rounds, tmp_path):
 
 
 def test_other_clusters_than_printed_are_said():
-    columns = ["method", "accuracy %", "printed", "clusters", "printed ", "ARI", "printed  ", "floats sent"]
-    rows = [
-        ["LG", "47.32", "69.72", "—", "—", "—", "—", "1"],
-        ["CFL", "90.0", "86.6", "6.67 ± 3.77", "42.00 ± 4.55", "0.95 ± 0.07", "0.28 ± 0.11", "1"],
-        ["FPFC-l1", "90.0", "86.6", "2", "2.00 ± 0.00", "1.00 ± 0.00", "1.00 ± 0.00", "1"],
-        ["FPFC auto", "93.08", "—", "4", "—", "1.00 ± 0.00", "—", "1"],
-    ]
-    said = grouping(pd.DataFrame(rows, columns=columns))
+    columns = ["num", "num_sd", "ari"]
+    rows = {"lg-fedavg": [np.nan] * 3, "cfl": [6.667, 3.77, 0.953], "fpfc-l1": [2, 0, 1.0], "fpfc auto": [4, 0, 1.0]}
+    paper = {"lg-fedavg": [np.nan] * 3, "cfl": [42, 4.55, 0.28], "fpfc-l1": [2, 0, 1.0]}
+    ours = pd.DataFrame.from_dict(rows, "index", columns=columns)
+    theirs = pd.DataFrame.from_dict(paper, "index", columns=[f"printed_{name}" for name in columns])
+    said = group_differences(ours, theirs)
     assert said == ["clusters or ARI differ from print: CFL (6.67 clusters, printed 42.00; ARI 0.95, printed 0.28)"]
-    assert grouping(pd.DataFrame(rows[2:], columns=columns)) == []
+    assert group_differences(ours.drop(index="cfl"), theirs) == []
 
 
 def test_reasons_are_in_whole_words():
@@ -108,17 +105,13 @@ def test_reasons_are_in_whole_words():
     assert not [text for text in reasons if "- " in text.replace(" - ", "") or "  " in text]
 
 
-def test_verdicts_say_who_is_best_and_what_is_better_than_printed():
-    theirs = items()["tableE2"].experiment.printed
-    part = items()["tableE2"].experiment.parts[0]
-    from fedfuse.paper.methods_table import _theirs
-
-    paper = _theirs(theirs, part)
+def test_notes_say_who_is_best_and_what_is_better_than_printed():
+    paper = items()["tableE2"].experiment.printed_measures("synthetic:S3")
     ours = paper[["printed_test"]].rename(columns={"printed_test": "test"})
     ours.loc["fpfc auto", "test"], ours.loc["oracle", "test"], ours["ari"] = 0.92, 0.93, 1.0
     ours.loc["fedavg", "test"] += 0.1
-    first, better = verdict(ours, paper, "acc")
+    first = standing(ours, paper, "accuracy")
     assert first == "FPFC auto: 92.00, the best of all that do not know the groups; ARI 1.00"
-    assert better == "better here than printed, in points: FedAvg (10.00)"
+    assert score_differences(ours, paper, "accuracy") == ["better here than printed, in points: FedAvg (10.00)"]
     ours.loc["fpfc auto", "test"] = 0.91
-    assert "0.64 points behind PACFL" in verdict(ours, paper, "acc")[0]
+    assert "0.64 points behind PACFL" in standing(ours, paper, "accuracy")

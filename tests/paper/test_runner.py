@@ -13,11 +13,11 @@ import pytest
 
 from fedfuse.data.synthetic import synthetic
 from fedfuse.paper import runner
-from fedfuse.paper.data import Data, fewer_rows, late
-from fedfuse.paper.experiment import Experiment, Item, Shown
+from fedfuse.paper.experiment import Experiment, Findings, Item
 from fedfuse.paper.items import items
-from fedfuse.paper.methods_table import _row
-from fedfuse.paper.setup import SCALES, PaperSetup, effort
+from fedfuse.paper.paper_tables import measures
+from fedfuse.paper.setup import SCALES, PaperSetup
+from fedfuse.paper.trials import Data, draw_newcomers, fewer_rows
 from fedfuse.studies.jobs import Watcher
 
 
@@ -25,23 +25,20 @@ class Some(Experiment):
     """FPFC and FedAvg on a few devices."""
 
     def __init__(self, lam=0.6, rounds=3, labels=("fpfc", "fedavg"), **extra):
-        self.lam, self.rounds, self.labels, self.extra = lam, rounds, labels, extra
+        super().__init__(data=("synthetic:S1",))
+        vars(self).update(lam=lam, rounds=rounds, labels=labels, extra=extra)
 
-    @property
-    def data(self):
-        return ("synthetic:S1",)
-
-    def trials(self, setup):
-        found = []
+    def runs(self, setup, name):
+        found = {}
         for label in self.labels:
-            method, settings = setup.entry("synthetic:S1", label)
+            method, settings = setup.entry(name, label)
             method = replace(method, lam=self.lam) if label == "fpfc" else method
             settings |= {"rounds": self.rounds, "checkpoint_every": 2}
-            found.append(setup.trial("synthetic:S1", label, method, settings, **self.extra))
+            found[label] = setup.trial(name, label, method, settings, **self.extra)
         return found
 
-    def show(self, setup):
-        return Shown()
+    def findings(self, setup):
+        return Findings()
 
 
 class Counting(Watcher):
@@ -115,7 +112,7 @@ def test_newcomers_are_not_in_training(quick):
     assert len(joined) == 2
     assert sorted([*trained, *joined]) == sorted(trial.data().names)
     truth = trial.data().truth
-    assert sorted(truth[late(truth, 0.34, 0)].tolist()) == [0, 1]
+    assert sorted(truth[draw_newcomers(truth, 0.34, 0)].tolist()) == [0, 1]
 
 
 def test_fewer_rows_are_a_sample_of_each_part():
@@ -133,10 +130,9 @@ def test_costs_are_the_formulas_of_training_alone(quick, tiny):
     """The run-time counter at a small size, without what choosing settings has cost."""
     tiny(rounds={"synthetic": 5}, trial=2)
     table = items()["table1"].experiment
-    item = Item("s1", "", "", replace(table, parts=table.parts[:1]))
+    item = Item("s1", "", "", replace(table, data=table.data[:1]))
     assert runner.run([item], quick, Watcher(), jobs=1) == {}
-    trials = item.experiment._of(quick, "synthetic:S1")
-    found = {label: _row(label, trial) for (label, _), trial in trials.items()}
+    found = {label: measures(label, result) for _, (label, _), _, result in item.experiment.results(quick)}
     m, active, d, K, L = 6, 1, 610, 5, 2
     plain = m * d + K * active * 2 * d
     for label in ("fedavg", "lg-fedavg", "per-fedavg", "fpfc-l1", "fpfc"):
@@ -153,7 +149,7 @@ def test_efforts_are_told_for_all(tmp_path):
         setup = PaperSetup(size, tmp_path)
         for item in items().values():
             for trial in item.experiment.trials(setup):
-                assert 0 < effort(trial) < 10 * 3600, trial.label
+                assert 0 < runner.effort(trial) < 10 * 3600, trial.label
 
 
 SCRIPT = """
@@ -161,10 +157,10 @@ import sys
 from pathlib import Path
 from fedfuse.studies.jobs import Watcher
 from fedfuse.paper import runner
-from fedfuse.paper.setup import Setup
+from fedfuse.paper.setup import PaperSetup
 from test_runner import Some
 from fedfuse.paper.experiment import Item
-setup = Setup("quick", Path(sys.argv[1]))
+setup = PaperSetup("quick", Path(sys.argv[1]))
 print(runner.run([Item("some", "", "", Some(rounds=int(sys.argv[2]), labels=("fpfc",)))], setup, Watcher(), jobs=1))
 """
 

@@ -134,13 +134,13 @@ def paper(
     data_dir: args.DataDir = None,
 ) -> None:
     """Reproduce a table or figure of the paper, its numbers beside ours; finished runs are reused."""
-    from fedfuse.paper.command import SPECIAL, make, show_list, write_page
-    from fedfuse.paper.setup import check_size
+    from fedfuse.cli.paper_commands import SPECIAL_NAMES, make, show_list, write_page
     from fedfuse.report.plots import check_picture
 
-    size = check_size(quick, middle)
+    if quick and middle:
+        raise FedfuseError("--quick and --middle are two sizes: give one of them")
     place = str(data_dir.absolute()) if data_dir else None
-    special = [name for name in names if name in (*SPECIAL, "all")]
+    special = [name for name in names if name in (*SPECIAL_NAMES, "all")]
     if special and len(names) > 1:
         raise FedfuseError(f"{special[0]} stands alone, got {' '.join(names)}")
     if jobs is not None and jobs < 1:
@@ -153,6 +153,6 @@ def paper(
         write_page(page, out, place, Answers())
         return
     try:
-        make(names, size, out, place, jobs, console, Answers())
+        make(names, "quick" if quick else "middle" if middle else "full", out, place, jobs, console, Answers())
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on where it was", INTERRUPTED_STATUS)

@@ -1,91 +1,91 @@
-"""What every experiment of the paper has: runs that it needs, and what they come to as tables, a picture and words."""
+"""Parts of every experiment of the paper: its runs, and their tables, picture and notes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from io import StringIO
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedfuse import Result
 from fedfuse.paper.setup import PaperSetup
-from fedfuse.paper.trial import Trial
+from fedfuse.paper.trials import Trial
 from fedfuse.studies.comparison import NOTHING
+
+# Columns of a data set begin with this where the printed numbers of several stand in one table.
+PREFIXES = {"synthetic:S1": "syn_", "housing-bodyfat": "hbf_", "mnist": "mnist_", "fashion-mnist": "fmnist_"}
 
 
 @dataclass
-class Shown:
-    """What came of an experiment.
+class Findings:
+    """Tables, numbers, picture and notes of an experiment."""
 
-    Attributes
-    ----------
-    tables
-        Ready to be read, by title; ``—`` where there is nothing.
-    numbers
-        The same and more as numbers, by file name.
-    draw
-        Draws the picture and returns its axes.
-    notes
-        What is to be said of it: how ours compare with the printed ones.
-    """
-
-    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    numbers: dict[str, pd.DataFrame] = field(default_factory=dict)
-    draw: Callable[[], Any] | None = None
-    notes: list[str] = field(default_factory=list)
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)  # cells ready to be read, by title
+    numbers: dict[str, pd.DataFrame] = field(default_factory=dict)  # the same and more as numbers, by file name
+    draw: Callable[[], Any] | None = None  # draws the picture and returns its axes
+    notes: list[str] = field(default_factory=list)  # how ours compare with the printed numbers
 
 
+@dataclass(frozen=True, kw_only=True)
 class Experiment(ABC):
     """A kind of experiment; its fields are what a table or figure declares."""
 
-    @property
-    @abstractmethod
-    def data(self) -> tuple[str, ...]:
-        """The data sets, by name."""
+    data: tuple[str, ...]  # names of data sets
+    numbers: str = ""  # file of the numbers printed in the paper, with x where it has none
 
     @abstractmethod
-    def trials(self, setup: PaperSetup) -> list[Trial]:
-        """Return the runs that are needed, as far as that is known: some depend on what others came to."""
+    def runs(self, setup: PaperSetup, name: str) -> Mapping[Any, Trial]:
+        """Return the runs on a data set, as far as they are known: some depend on what others came to."""
 
     @abstractmethod
-    def show(self, setup: PaperSetup) -> Shown:
+    def findings(self, setup: PaperSetup) -> Findings:
         """Return what the runs came to; all of them are done."""
 
     def datasets(self, setup: PaperSetup) -> list[str]:
         """Return the data sets that are here."""
         return [name for name in self.data if setup.here(name)]
 
+    def trials(self, setup: PaperSetup) -> list[Trial]:
+        """Return all runs that are known so far."""
+        return [trial for name in self.datasets(setup) for trial in self.runs(setup, name).values()]
+
+    def results(self, setup: PaperSetup) -> Iterator[tuple[str, Any, Trial, Result]]:
+        """Yield data set, key, trial and result of every run."""
+        for name in self.datasets(setup):
+            for key, trial in self.runs(setup, name).items():
+                yield name, key, trial, trial.result()
+
+    def printed(self, name: str | None = None) -> pd.DataFrame:
+        """Return the paper's numbers; with a name, the columns of that data set without their prefix."""
+        with (files("fedfuse.paper") / "printed_numbers" / self.numbers).open(encoding="utf-8") as file:
+            table: pd.DataFrame = pd.read_csv(file, na_values="x", index_col=0)
+        if prefix := PREFIXES.get(name or "", ""):
+            table = table.filter(regex=f"^{prefix}").rename(columns=lambda column: column.removeprefix(prefix))
+        return table
+
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure of the paper.
+    """A table or figure of the paper."""
 
-    Attributes
-    ----------
-    name, title
-        What to call it on the command line, and what it is.
-    where
-        Its place in the paper.
-    experiment
-        What is run.
-    why
-        Why our numbers may differ from the printed ones.
-    """
-
-    name: str
+    name: str  # on the command line
     title: str
-    where: str
+    where: str  # its place in the paper
     experiment: Experiment
-    why: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()  # reasons for which our numbers may differ from the printed ones
+
+    def possible(self, setup: PaperSetup) -> bool:
+        """Whether some of its data are here, or it needs none."""
+        return bool(self.experiment.datasets(setup)) or not self.experiment.data
 
 
-def printed(text: str, index: str = "method") -> pd.DataFrame:
-    """Read numbers of the paper, ``x`` where it has none."""
-    table: pd.DataFrame = pd.read_csv(StringIO(text.strip()), na_values="x", skipinitialspace=True).set_index(index)
-    return table
+def score_heading(metric: str) -> tuple[str, int]:
+    """Return the heading of a column of scores, and by what they are multiplied in it."""
+    return ("accuracy %", 100) if metric == "accuracy" else ("RMSE", 1)
 
 
 def both(mean: float, sd: float | None = None, places: int = 2) -> str:
@@ -94,7 +94,7 @@ def both(mean: float, sd: float | None = None, places: int = 2) -> str:
     >>> both(93.037, 2.584), both(float("nan")), both(4.0, 0.0, 1)
     ('93.04 ± 2.58', '—', '4.0 ± 0.0')
     """
-    if not np.isfinite(mean):
+    if mean is None or not np.isfinite(mean):
         return NOTHING
     return f"{mean:.{places}f}" + (f" ± {sd:.{places}f}" if sd is not None and np.isfinite(sd) else "")
 

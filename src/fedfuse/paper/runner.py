@@ -1,19 +1,36 @@
-"""Runs that are not done yet, many at a time; those that are done are found by their hash and left alone.
+"""Runs that are not done yet, many at a time; those that are done are found by their hash.
 
-Each run is an ordinary run directory, so whatever is killed, and however, goes on from its last checkpoint. Some runs
-depend on what others came to (settings that were chosen): experiments are asked again until they want nothing more.
+Each run is an ordinary run directory, so that a killed one resumes from its last checkpoint. Some runs depend on what
+others came to (settings that were chosen): experiments are asked again until they want nothing more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from fedfuse import IFCA
+from fedfuse.data.synthetic import SCENARIOS
+from fedfuse.grouping.lambda_path import LambdaPath
+from fedfuse.methods.method import Searchable
 from fedfuse.paper.experiment import Item
-from fedfuse.paper.setup import PaperSetup, effort
-from fedfuse.paper.trial import Trial
+from fedfuse.paper.setup import PaperSetup
+from fedfuse.paper.trials import IMAGE_DEVICES, Data, Trial
+from fedfuse.protocol.local_work import value
 from fedfuse.studies.jobs import Watcher, directory_lock, run_jobs
+from fedfuse.tuning.grid_search import TRIAL_ROUNDS, GridSearch
 from fedfuse.utils.threads import usable_cores
+
+SECONDS_PER_ROUND = 0.004
+SECONDS_PER_ROW = {"synthetic": 8e-8, "housing-bodyfat": 1e-7, "images": 5e-5}  # Of a gradient step, or of one pass.
+ROWS_PER_DEVICE = {"synthetic": 1650, "housing-bodyfat": 80}
+CANDIDATES_PER_SEARCH = 15
+
+
+def cache(out: Path) -> Path:
+    """Return where the runs of all items are kept."""
+    return out / "cache"
 
 
 def wanted(items: Sequence[Item], setup: PaperSetup) -> list[Trial]:
@@ -28,6 +45,16 @@ def missing(items: Sequence[Item], setup: PaperSetup) -> list[Trial]:
     return sorted(rest, key=lambda trial: (-effort(trial), trial.recipe.name, trial.seed))
 
 
+def complete(item: Item, setup: PaperSetup) -> bool:
+    """Whether all runs of an item are done."""
+    return item.possible(setup) and not missing([item], setup)
+
+
+def seconds(item: Item, setup: PaperSetup) -> float:
+    """Return the time that an item's runs took, on one core each."""
+    return sum(float(trial.result().seconds) for trial in wanted([item], setup) if trial.done)
+
+
 def run(items: Sequence[Item], setup: PaperSetup, watcher: Watcher, jobs: int | None = None) -> dict[str, str]:
     """Run what is missing; return the messages of runs that failed, by key."""
     setup.home.mkdir(parents=True, exist_ok=True)
@@ -36,24 +63,56 @@ def run(items: Sequence[Item], setup: PaperSetup, watcher: Watcher, jobs: int | 
     with directory_lock(setup.home):
         while rest := [trial for trial in missing(items, setup) if trial.key not in failed]:
             for trial, outcome in zip(rest, run_jobs(rest, processes, watcher, advice=advice), strict=True):
-                if isinstance(outcome, str):
-                    failed[trial.key] = f"{trial.label}, seed {trial.seed}: {outcome}"
-                elif not trial.done:
-                    failed[trial.key] = f"{trial.label}, seed {trial.seed}: its files are gone"
+                if isinstance(outcome, str) or not trial.done:
+                    problem = outcome if isinstance(outcome, str) else "its files are gone"
+                    failed[trial.key] = f"{trial.label}, seed {trial.seed}: {problem}"
     return failed
 
 
-def seconds(item: Item, setup: PaperSetup) -> float:
-    """Return the time that an item's runs took, on one core each."""
-    return sum(float(trial.result().seconds) for trial in wanted([item], setup) if trial.done)
+def effort(trial: Trial) -> float:
+    """Return about how many seconds of one core a run takes."""
+    data, method, settings = trial.recipe, trial.method, trial.settings
+    inner, m, rows = getattr(method, "inner", method), _devices(data), _rows(data)
+    if getattr(inner, "lam", None) == "auto" and data.kind != "images" and getattr(inner, "refit", False):
+        return 1.5 + 0.003 * rows
+    rounds = settings.get("rounds", 60)
+    if isinstance(method, LambdaPath):
+        rounds = method.limit * (len(method.grid) if method.strategy == "separate" else 1)
+    elif isinstance(method, GridSearch) or (isinstance(method, Searchable) and method.has_open_settings):
+        said = method.trial if isinstance(method, GridSearch) else None
+        rounds += CANDIDATES_PER_SEARCH * (said or min(TRIAL_ROUNDS, rounds))
+    passes = _passes(inner, rows)
+    if settings.get("budget"):
+        rounds, passes = 1, settings["budget"] * (inner.work.batch or rows) / rows
+    active = 1 if settings.get("mode") == "async" else _active(inner.name, settings.get("participation", 1.0), m)
+    return float(rounds * (SECONDS_PER_ROUND + active * passes * rows * SECONDS_PER_ROW[data.kind]))
 
 
-def complete(item: Item, setup: PaperSetup) -> bool:
-    """Whether all runs of an item are done."""
-    here = item.experiment.datasets(setup) or not item.experiment.data
-    return bool(here) and not missing([item], setup)
+def _devices(data: Data) -> int:
+    if data.kind == "synthetic":
+        sizes = data.name.partition(":")[2]
+        return sum(SCENARIOS[sizes] if sizes in SCENARIOS else map(int, sizes.split(",")))
+    return IMAGE_DEVICES if data.kind == "images" else 8
 
 
-def cache(out: Path) -> Path:
-    """Return where the runs of all items are kept."""
-    return out / "cache"
+def _rows(data: Data) -> int:
+    """Return about how many training rows a device has."""
+    if data.kind == "images":
+        return 70 if data.name == "digits" else (data.images or 60_000) // IMAGE_DEVICES
+    return min(ROWS_PER_DEVICE[data.kind], int(0.8 * data.rows) if data.rows else 10**9)
+
+
+def _passes(method: Any, rows: int) -> float:
+    """Return the passes over its rows that a device makes in a round."""
+    steps = value(method.work.steps, 100)
+    passes = steps * (method.work.batch or rows) / rows if method.work.unit == "batches" else steps
+    if getattr(method, "average", "model") == "gradient":
+        passes = 1.0
+    if isinstance(method, IFCA) and method.n_models != "auto":
+        passes += 0.5 * method.n_models  # To choose among the models takes half a gradient each.
+    return passes
+
+
+def _active(name: str, participation: Any, m: int) -> int:
+    share = participation if isinstance(participation, (int, float)) else 0.3
+    return m if name == "local" else max(1, int(share * m))

@@ -1,0 +1,148 @@
+"""What ``fedfuse paper`` prints: the list of items, tables of an item, and how long is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+from fedfuse.cli.console import Answers, Lines
+from fedfuse.errors import FedfuseError
+from fedfuse.paper import reproduction_page, runner
+from fedfuse.paper.experiment import Findings, Item
+from fedfuse.paper.items import chosen, items
+from fedfuse.paper.reproduction_page import duration
+from fedfuse.paper.runner import effort
+from fedfuse.paper.setup import PaperSetup, Size
+from fedfuse.paper.trials import Trial
+from fedfuse.report.terminal import ComparisonBars
+from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Job, JobState
+from fedfuse.utils.threads import usable_cores
+
+SPECIAL_NAMES = ("list", "page")
+MAX_TABLE_COLUMNS = 400
+MIN_WIDE_COLUMNS = 140  # Narrower terminals have one column for the place of an item and its title.
+REPORT_SECONDS = 60.0  # Between two lines where there is no terminal to draw a bar on.
+
+
+def show_list(out: Path, data_dir: str | None, answers: Answers) -> None:
+    """Print every item: name, what it is, about how long it takes at each size, and whether that is done."""
+    table = Table(box=None, pad_edge=False)
+    wide, sizes = answers.width >= MIN_WIDE_COLUMNS, tuple(reversed(get_args(Size)))
+    for heading in ("name", *(("where",) if wide else ()), "what", *sizes):
+        table.add_column(heading, justify="right" if heading in sizes else "left", no_wrap=heading != "what")
+    for item in items().values():
+        times = [_time(item, PaperSetup(size, runner.cache(out), data_dir)) for size in sizes]
+        what = [item.where, escape(item.title)]
+        table.add_row(item.name, *(what if wide else [": ".join(what)]), *times)
+    answers.print(table)
+    words = f"Rough times on {usable_cores()} cores; done: already there in {out}. Figures of the same runs share them."
+    answers.say(f"\n{words}")
+
+
+def _time(item: Item, setup: PaperSetup) -> str:
+    if not item.possible(setup):
+        return "no files"
+    rest = runner.missing([item], setup)
+    if not rest:
+        return "done" if item.experiment.data else "5 s"
+    return "~" + duration(max(sum(map(effort, rest)) / usable_cores(), 1.0))
+
+
+def make(
+    names: list[str], size: Size, out: Path, data_dir: str | None, jobs: int | None, console: Lines, answers: Answers
+) -> None:
+    """Run items, print them and write their files; an error at the end where runs failed."""
+    wanted, setup = chosen(names), PaperSetup(size, runner.cache(out), data_dir)
+    said = list(dict.fromkeys(words for item in wanted for words in setup.check_data(item.experiment.data)))
+    for words in said:
+        console.say(f"note: {words}", "yellow")
+    wanted = [item for item in wanted if item.possible(setup)]
+    if not wanted:
+        raise FedfuseError("none of the data that this needs are here")
+    failed = runner.run(wanted, setup, RemainingTime(console), jobs)
+    broken = []
+    for item in wanted:
+        lacking = [failed[trial.key] for trial in runner.missing([item], setup) if trial.key in failed]
+        if lacking:
+            broken.append(f"{item.name}: {len(lacking)} runs failed ({lacking[0]})")
+            continue
+        found = item.experiment.findings(setup)
+        found.notes += [words for words in said if any(name in words for name in item.experiment.data)]
+        directory = out / size / item.name
+        reproduction_page.save(item, setup, found, directory)
+        _print_item(item, found, answers)
+        answers.say(f"\nfiles: {directory}\n")
+    if broken:
+        raise FedfuseError("; ".join(broken))
+
+
+def _print_item(item: Item, found: Findings, answers: Answers) -> None:
+    answers.say(f"{item.where}: {item.title}", "bold")
+    for title, frame in found.tables.items():
+        answers.say(f"\n{title}")
+        table = Table(box=None, pad_edge=False)
+        for place, heading in enumerate(frame.columns):
+            table.add_column(str(heading).strip(), justify="left" if place == 0 else "right", no_wrap=True)
+        for row in frame.itertuples(index=False):
+            table.add_row(*(escape(str(cell)) for cell in row))
+        # A table that is too wide for the terminal runs over its edge, but keeps its numbers whole.
+        wide = Measurement.get(answers, answers.options.update(width=MAX_TABLE_COLUMNS), table).maximum
+        Answers(file=answers.file, width=max(wide, answers.width)).print(table)
+    for note in found.notes:
+        answers.say(f"- {note}")
+
+
+def write_page(path: Path, out: Path, data_dir: str | None, answers: Answers) -> None:
+    """Write the page of all items that are done."""
+    absent = reproduction_page.write_page(path, out, data_dir)
+    answers.say(f"page: {path}")
+    if absent:
+        answers.say(f"not run yet: {', '.join(absent)}")
+
+
+class RemainingTime(ComparisonBars):
+    """The bars of a comparison, with the time that is left by the rough efforts of runs (`runner.effort`)."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._console = console
+        self._efforts: list[float] = []
+        self._began = self._said = 0.0
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        self._efforts = [max(effort(job), 0.1) if isinstance(job, Trial) else 1.0 for job in jobs]
+        self._began = self._said = time.monotonic()
+        super().begin(jobs)
+
+    def _work(self) -> float:
+        return sum(self._efforts)
+
+    def _told(self, states: Sequence[JobState]) -> tuple[float, str]:
+        done = sum(work * _share_done(state) for work, state in zip(self._efforts, states, strict=True))
+        ended = sum(state in (DONE, FAILED) for state, _, _ in states)
+        words = f"{ended} of {len(states)}{self._left(done)}"
+        if not self._console.is_terminal and time.monotonic() - self._said > REPORT_SECONDS:
+            self._said = time.monotonic()
+            self._console.print(f"runs: {words} {self._hint}".rstrip(), highlight=False, soft_wrap=True)
+        return done, words
+
+    def _left(self, done: float) -> str:
+        total, passed = self._work(), time.monotonic() - self._began
+        if done < 0.01 * total or passed < 5:
+            return ""
+        return f", about {duration(passed * (total - done) / done)} left"
+
+
+def _share_done(state: JobState) -> float:
+    """Return the share of a run that is done; where the method itself decides when to end, that is a guess."""
+    what, done, most = state
+    if what == RUNNING:
+        return min(done / most, 1.0) if most else 0.3
+    return float(what in (DONE, FAILED))

@@ -1,0 +1,121 @@
+"""Every table and figure of the paper: one declaration each, with data, settings, printed numbers and reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedfuse import FedfuseError, Grow
+from fedfuse.errors import guess
+from fedfuse.paper import reasons as why
+from fedfuse.paper.curves import Asynchronous, Curves, SlowNodes, Snapshots, SolutionPaths, StepBudget, Strategies
+from fedfuse.paper.experiment import Item
+from fedfuse.paper.paper_tables import MethodsTable, NewcomersTable, TuningTable
+from fedfuse.paper.sensitivity import Attacks, SettingSweep, Starts
+
+S1, HOUSING, MNIST, FASHION = "synthetic:S1", "housing-bodyfat", "mnist", "fashion-mnist"
+ALL_DATA = (S1, HOUSING, MNIST, FASHION)
+TENTHS, HALVES, FEW_LAMBDAS = tuple(k / 10 for k in range(11)), tuple(k / 2 for k in range(11)), (0.0, 0.2, 0.6)
+POWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+CONSTANT_STEPS = {"T = 5": 5, "T = 10": 10}
+IMAGE_STEPS = StepBudget(1000, {**CONSTANT_STEPS, "growing": Grow(2)}, compare_after=62)
+IMAGE_NODES = SlowNodes(20, 5, "uniform(0,800)", rounds=80, quick=12)
+# Table 2 and the figure of section 6.3 show the same runs.
+TUNING = TuningTable(
+    data=ALL_DATA,
+    numbers="table2.csv",
+    grids={S1: HALVES[:8], HOUSING: HALVES, MNIST: TENTHS, FASHION: TENTHS},
+    quick={S1: HALVES[:8], HOUSING: HALVES[::2], MNIST: FEW_LAMBDAS, FASHION: FEW_LAMBDAS},
+)
+
+# Name, title, place in the paper, experiment, reasons for differences; in the order of the paper.
+ITEMS = (
+    Item("table1", "all methods on S1 and on housing and body fat", "Table 1",
+         MethodsTable(data=(S1, HOUSING), numbers="table1.csv"),
+         (why.SYNTHETIC, why.SEEDS, why.CLUSTERS, why.LG, why.IFCA, why.BASELINES, why.TABLES, why.COUNTS)),
+    Item("table2", "lambda and time by warm-up and by separate tuning", "Table 2",
+         TUNING, (why.MACHINE, why.WARMUP, why.LAMBDA)),
+    Item("table3", "newcomers: a fifth of the devices joins after training", "Table 3",
+         NewcomersTable(data=(S1, MNIST, FASHION), numbers="table3.csv"),
+         (why.NEWCOMERS, why.SYNTHETIC, why.IMAGES)),
+    Item("tableE1", "all methods on S2: groups of 10, 40, 10 and 40 devices", "Table E.1",
+         MethodsTable(data=("synthetic:S2",), numbers="tableE1.csv"),
+         (why.BASELINES, why.CLUSTERS, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
+    Item("tableE2", "all methods on S3: two groups of 50 devices", "Table E.2",
+         MethodsTable(data=("synthetic:S3",), numbers="tableE2.csv"),
+         (why.BASELINES, why.CLUSTERS, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
+    Item("tableE3", "all methods on S4: 50 devices, all alike", "Table E.3",
+         MethodsTable(data=("synthetic:S4",), numbers="tableE3.csv", lam={"synthetic:S4": 1.0}),
+         (why.ALIKE, why.BASELINES, why.SEEDS, why.SYNTHETIC)),
+    Item("tableE4", "all methods on S5: 50 devices, all different", "Table E.4",
+         MethodsTable(data=("synthetic:S5",), numbers="tableE4.csv", lam={"synthetic:S5": 0.0}),
+         (why.BASELINES, why.DIFFERENT, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
+    Item("figure1", "solution paths of the toy example under four penalties", "Figure 1", SolutionPaths(), (why.TOY,)),
+    Item("distances", "distances between devices' models after 0, 5, 50 and 600 rounds", "Figure of section 6.2, above",
+         Snapshots(data=(S1,), show_as="distances"), (why.READ_OFF,)),
+    Item("tsne", "t-SNE of devices' models after 0, 5, 50 and 600 rounds", "Figure of section 6.2, below",
+         Snapshots(data=(S1,), show_as="tsne"), (why.READ_OFF,)),
+    Item("mnist", "training loss, training and test accuracy on MNIST", "Figure of section 6.2 (MNIST)",
+         Curves(data=(MNIST,)), (why.IMAGES, why.READ_OFF)),
+    Item("fmnist", "training loss, training and test accuracy on Fashion-MNIST", "Figure of section 6.2 (FMNIST)",
+         Curves(data=(FASHION,)), (why.IMAGES, why.READ_OFF)),
+    Item("cost", "floats sent on MNIST and Fashion-MNIST", "Figure of section 6.2 (cost)",
+         Curves(data=(MNIST, FASHION), show_as="cost"), (why.IMAGES, why.READ_OFF)),
+    Item("tuning", "how warm-up goes through its lambdas, and seconds for each", "Figure of section 6.3",
+         replace(TUNING, show_as="figure"), (why.MACHINE, why.WARMUP)),
+    Item("attacks-synthetic", "three attacks on S1, up to 80 % liars", "Figure of appendix E (synthetic)",
+         Attacks(data=(S1,)), (why.ATTACKS,)),
+    Item("attacks-mnist", "three attacks on MNIST, up to 80 % liars", "Figure of appendix E (MNIST)",
+         Attacks(data=(MNIST,)), (why.ATTACKS, why.IMAGES)),
+    Item("attacks-fmnist", "three attacks on Fashion-MNIST, up to 80 % liars", "Figure of section 6.4.1",
+         Attacks(data=(FASHION,)), (why.ATTACKS, why.IMAGES)),
+    Item("async", "synchronous against asynchronous FPFC with random delays", "Figure of section 6.4.3",
+         Asynchronous(data=("synthetic:5,5,5,5", HOUSING, MNIST, FASHION), nodes={
+             "synthetic:5,5,5,5": SlowNodes(20, 5, "uniform(0,20)", rounds=400, quick=100),
+             HOUSING: SlowNodes(8, 3, "uniform(0,20)", rounds=200, quick=60),
+             MNIST: IMAGE_NODES, FASHION: IMAGE_NODES,
+         }),
+         (why.DELAYS, why.READ_OFF)),
+    Item("strategies", "communication strategies: constant and growing local steps", "Figure of section 6.4.4",
+         Strategies(data=ALL_DATA, numbers="strategies.csv", budgets={
+             S1: StepBudget(10_000, {**CONSTANT_STEPS, "growing": Grow(20)}),
+             HOUSING: StepBudget(800, {**CONSTANT_STEPS, "growing": Grow(1)}),
+             MNIST: IMAGE_STEPS, FASHION: IMAGE_STEPS,
+         }),
+         (why.STEPS, why.IMAGES)),
+    Item("starts", "50 random initial values, FPFC against IFCA, S1 and S3", "Figure of appendix E.2",
+         Starts(data=(S1, "synthetic:S3")), (why.IFCA, why.READ_OFF)),
+    Item("lambda", "test score against lambda", "Figure of appendix E.2",
+         SettingSweep(
+             data=ALL_DATA, key="lam", values={"synthetic": TENTHS, HOUSING: HALVES, "images": TENTHS},
+             quick={"synthetic": TENTHS[::2], HOUSING: HALVES[::2], "images": FEW_LAMBDAS},
+         ), (why.READ_OFF,)),
+    Item("epochs", "test score against the most local epochs of a device", "Figure of appendix E.2",
+         SettingSweep(
+             data=ALL_DATA, key="epochs",
+             values={"synthetic": (1, 2, 5, 10, 15, 20), HOUSING: (1, 2, 5, 10, 20, 30), "images": (1, 2, 5, 10, 15)},
+             quick={"synthetic": (1, 5, 10, 20), HOUSING: (1, 5, 10, 20, 30), "images": (1, 2, 4)},
+         ), (why.READ_OFF,)),
+    Item("xi", "test score against xi, the width of smoothing", "Figure of appendix E.2",
+         SettingSweep(
+             data=ALL_DATA, key="xi", values=dict.fromkeys(("synthetic", HOUSING, "images"), POWERS),
+             quick={**dict.fromkeys(("synthetic", HOUSING), (1e-6, 1e-4, 1e-2, 1e-1)), "images": (1e-6, 1e-3, 1e-1)},
+         ), (why.READ_OFF,)),
+)  # fmt: skip
+
+
+def items() -> dict[str, Item]:
+    """Return all items by name, in the order of the paper."""
+    return {item.name: item for item in ITEMS}
+
+
+def chosen(names: list[str]) -> list[Item]:
+    """Return the items of these names, in capitals or not; ``all`` are all."""
+    known = items()
+    if names == ["all"]:
+        return list(known.values())
+    names = [next((own for own in known if own.lower() == name.lower()), name) for name in names]
+    for name in names:
+        if name not in known:
+            words = f"{guess(name, known)}known: {', '.join(known)}, or all, list, page"
+            raise FedfuseError(f"the paper has no {name!r}; {words}")
+    return [known[name] for name in dict.fromkeys(names)]

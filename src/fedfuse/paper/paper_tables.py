@@ -1,0 +1,265 @@
+"""Tables of the paper: methods (1, E.1 to E.4), choices of lambda (2) and newcomers (3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+
+from fedfuse import FPFC, Result, Tuning
+from fedfuse.grouping.lambda_path import LambdaPath, Strategy
+from fedfuse.methods.fpfc import BaseFPFC
+from fedfuse.paper import figures
+from fedfuse.paper.experiment import Experiment, Findings, both, count, floats, score_heading
+from fedfuse.paper.setup import AUTO, CLUSTERING, OURS, PAPER, PRINTED, PaperSetup
+from fedfuse.paper.trials import Trial, training_cost, true_groups
+
+MEASURES = ("test", "num", "ari", "cost", "cost_with_tuning", "rounds", "seconds")
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+UNIT_SECONDS = {"s": 1.0, "h": 3600.0}
+MIN_GAP = 0.005  # Smaller differences vanish when scores are rounded to two places.
+
+
+def measures(label: str, result: Result) -> dict[str, Any]:
+    """Return the numbers of a run that tables show."""
+    groups = label in CLUSTERING
+    return {
+        "test": result.score("test"),
+        "num": float(result.n_clusters) if groups else np.nan,
+        "ari": result.ari if groups and result.ari is not None else np.nan,
+        "cost": float(training_cost(result)),
+        "cost_with_tuning": float(result.cost_floats),
+        "rounds": float(result.rounds),
+        "seconds": result.seconds,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodsTable(Experiment):
+    """All methods: test score, clusters, ARI and cost, as means and population standard deviations over seeds."""
+
+    lam: Mapping[str, float] = field(default_factory=dict)  # of the paper's loop, where it is not that of Table 1
+
+    def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
+        found = {}
+        for label in (*PAPER, *OURS):
+            method, settings = setup.entry(name, label)
+            if label == "fpfc" and name in self.lam and isinstance(method, FPFC):
+                method = replace(method, lam=self.lam[name])
+            for seed in setup.seeds:
+                found[label, seed] = setup.trial(name, label, method, settings, seed)
+        return found
+
+    def findings(self, setup: PaperSetup) -> Findings:
+        found, rows = Findings(), list(self.results(setup))
+        for name in self.datasets(setup):
+            own = [(label, result) for where, (label, _), _, result in rows if where == name]
+            groups = pd.DataFrame([{"method": label, **measures(label, result)} for label, result in own])
+            groups = groups.groupby("method", sort=False)[list(MEASURES)]
+            table = pd.concat([groups.mean(), groups.std(ddof=0).add_suffix("_sd")], axis=1)
+            theirs, metric, data = self.printed_measures(name), own[0][1].profile.metric, setup.words(name)
+            found.tables[data] = _readable(table, theirs, metric, many=len(setup.seeds) > 1)
+            found.numbers[f"{name.replace(':', '-')}.csv"] = table.join(theirs, how="left").reset_index()
+            notes = [standing(table, theirs, metric)]
+            if setup.size == "full":
+                notes += score_differences(table, theirs, metric) + group_differences(table, theirs)
+            found.notes += [f"{data}: {note}" for note in notes]
+        return found
+
+    def printed_measures(self, name: str) -> pd.DataFrame:
+        """Return the printed numbers of a data set by our names: scores as fractions, their spread as printed."""
+        own = self.printed(name).rename(index={theirs: ours for ours, theirs in PRINTED.items()}).astype(float)
+        own = own.rename(columns={"acc": "test", "acc_sd": "test_sd", "rmse": "test", "rmse_sd": "test_sd"})
+        if name != "housing-bodyfat":
+            own["test"] /= 100
+        found: pd.DataFrame = own.add_prefix("printed_")
+        return found
+
+
+def _readable(table: pd.DataFrame, theirs: pd.DataFrame, metric: str, *, many: bool) -> pd.DataFrame:
+    heading, scale = score_heading(metric)
+    table, rows = table.join(theirs), []
+    if not many:
+        table[["test_sd", "num_sd", "ari_sd"]] = np.nan
+    for label, row in table.iterrows():
+        cells = {
+            "method": PRINTED[str(label)],
+            heading: both(scale * row["test"], scale * row["test_sd"]),
+            "printed": both(scale * row["printed_test"], scale * row["printed_test_sd"]),
+            "clusters": count(row["num"], row["num_sd"] if many else None),
+            "printed ": count(row["printed_num"], row["printed_num_sd"]),
+            "ARI": both(row["ari"], row["ari_sd"]),
+            "printed  ": both(row["printed_ari"], row["printed_ari_sd"]),
+            "floats sent": floats(row["cost"]),
+            **({"printed   ": floats(row["printed_cost"])} if "printed_cost" in theirs else {}),
+        }
+        rows.append({**cells, "rounds": f"{row['rounds']:,.0f}", "seconds": f"{row['seconds']:,.1f}"})
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
+
+
+def standing(table: pd.DataFrame, theirs: pd.DataFrame, metric: str) -> str:
+    """Say how FPFC without a lambda stands among the others, and what it costs."""
+    scale, better, unit = _direction(metric)
+    scores, ours = table.drop(index="oracle")["test"], table.loc[AUTO]
+    best = str((better * scores).idxmax())
+    place = "the best of all that do not know the groups"
+    if best != AUTO:
+        gap = scale * better * (scores[best] - scores[AUTO])
+        place = f"{f'{gap:.2f} {unit} behind' if gap >= MIN_GAP else 'level with'} {PRINTED[best]}, {place}"
+    words = f"FPFC auto: {both(scale * ours['test'])}, {place}; ARI {both(ours['ari'])}"
+    if "printed_cost" in theirs:
+        words += f"; {ours['cost'] / theirs.loc['fpfc', 'printed_cost']:.2f} of the printed FPFC's floats"
+    return words
+
+
+def score_differences(table: pd.DataFrame, theirs: pd.DataFrame, metric: str) -> list[str]:
+    """Say which methods are better here than printed, and which are worse."""
+    scale, better, unit = _direction(metric)
+    gaps = better * scale * (table["test"].reindex(theirs.index) - theirs["printed_test"])
+    notes = []
+    for word, sign in (("better", 1), ("worse", -1)):
+        some = [f"{PRINTED[str(label)]} ({abs(gap):.2f})" for label, gap in gaps.items() if sign * gap > MIN_GAP]
+        notes += [f"{word} here than printed, in {unit}: {', '.join(some)}"] if some else []
+    return notes
+
+
+def group_differences(table: pd.DataFrame, theirs: pd.DataFrame) -> list[str]:
+    """Say which methods have other clusters than printed, or another ARI, as far as rounded numbers show it."""
+    some = []
+    for label, row in table.join(theirs, how="inner").dropna(subset=["num", "printed_num"]).iterrows():
+        ours, paper = (f"{row[name]:.2f}" for name in ("ari", "printed_ari"))
+        if (f"{row['num']:.2f}", ours) != (f"{row['printed_num']:.2f}", paper):
+            num, num_printed = (
+                count(row[f"{kind}num"], row[f"{kind}num_sd"]).split(" ±")[0] for kind in ("", "printed_")
+            )
+            clusters = f"{num} clusters, printed {num_printed}"
+            some.append(f"{PRINTED[str(label)]} ({clusters}; ARI {ours}, printed {paper})")
+    return [f"clusters or ARI differ from print: {', '.join(some)}"] if some else []
+
+
+def _direction(metric: str) -> tuple[int, float, str]:
+    """Return the scale of a metric, its sign (1 where more is better), and the unit of differences."""
+    return (100, 1.0, "points") if metric == "accuracy" else (1, -1.0, "RMSE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningTable(Experiment):
+    """Warm-up against separate tuning: lambda chosen and time taken, as a table or as a figure."""
+
+    grids: Mapping[str, tuple[float, ...]]  # lambdas by data set
+    quick: Mapping[str, tuple[float, ...]]  # those of a quick look
+    show_as: Literal["table", "figure"] = "table"
+
+    def runs(self, setup: PaperSetup, name: str) -> dict[Strategy, Trial]:
+        method, settings = setup.entry(name, "fpfc", figure=True)
+        if not isinstance(method, BaseFPFC):
+            raise AssertionError("lambda is FPFC's")
+        grid, inner = (self.quick if setup.scale.few else self.grids)[name], replace(method, lam=0.0)
+        found = {}
+        for way in STRATEGIES:
+            path = LambdaPath(inner=inner, strategy=way, grid=grid, limit=settings["rounds"])
+            found[way] = setup.trial(name, f"FPFC ({way})", path, settings)
+        return found
+
+    def findings(self, setup: PaperSetup) -> Findings:
+        tunings: dict[str, dict[Strategy, Tuning]] = {name: {} for name in self.datasets(setup)}
+        for name, way, _, result in self.results(setup):
+            tunings[name][way] = Tuning.of(result)
+        printed = self.printed().set_index("data", append=True)
+        lines, notes = [], []
+        for name, found in tunings.items():
+            for way, tuning in found.items():
+                paper = printed.loc[way, name]
+                lines.append({
+                    "data": setup.words(name), "strategy": way, "lambda": f"{tuning.lam:g}",
+                    "printed": f"{paper['lambda']:g}", "seconds": f"{tuning.seconds:,.1f}",
+                    "printed ": f"{paper['time']:g} {paper['unit']}",
+                    "rounds": f"{int(tuning.table['rounds'].sum()):,}",
+                    "validation": f"{tuning.result.score('validation'):.4f}",
+                })  # fmt: skip
+            ours = found["separate"].seconds / found["warmup"].seconds
+            seconds = printed["time"] * printed["unit"].map(UNIT_SECONDS)
+            theirs = f"printed: {seconds['separate', name] / seconds['warmup', name]:.1f}"
+            notes.append(f"{setup.words(name)}: separate tuning takes {ours:.1f} times as long as warm-up; {theirs}")
+        table, title = pd.DataFrame(lines), "lambda chosen and time until it was"
+        shown = {setup.words(name): found for name, found in tunings.items()}
+        draw = (lambda: figures.tuning(shown)) if self.show_as == "figure" else None
+        return Findings({title: table}, {"tuning.csv": table}, draw, notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewcomersTable(Experiment):
+    """Newcomers under all methods: a share of every group joins after training, by the rule of each method."""
+
+    share: float = 0.2
+
+    def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
+        # Networks have one seed: a run of one takes as long as all others together.
+        seeds = setup.seeds[:1] if setup.recipe(name).kind == "images" else setup.seeds
+        return {
+            (label, seed): setup.trial(name, label, *setup.entry(name, label), seed, newcomers=self.share)
+            for label in (*PAPER, AUTO)
+            for seed in seeds
+        }
+
+    def findings(self, setup: PaperSetup) -> Findings:
+        runs = pd.DataFrame([
+            {"method": label, "data": name, "seed": seed, **_admission(trial, result)}
+            for name, (label, seed), trial, result in self.results(setup)
+        ])  # fmt: skip
+        means = runs.groupby(["method", "data"], sort=False)[["test", "sd", "right", "trained"]].mean().unstack("data")
+        means = means.reindex((*PAPER, AUTO))
+        ours, lines = ranks(means["test"]), []
+        for label in means.index:
+            line = {"method": PRINTED[label]}
+            for place, name in enumerate(self.datasets(setup)):
+                paper = self.printed(name).reindex([PRINTED[label]]).iloc[0]
+                line[f"{setup.words(name)} %"] = both(100 * means["test", name][label], 100 * means["sd", name][label])
+                line["printed" + " " * place] = both(paper["acc"], 100 * paper["sd"])  # headings must differ
+            theirs = self.printed()["rank"].get(PRINTED[label], np.nan)
+            lines.append({**line, "rank": f"{ours[label]:.2f}", "printed rank": both(theirs)})
+        title = "test accuracy of newcomers, mean and standard deviation over them"
+        return Findings({title: pd.DataFrame(lines)}, {"newcomers.csv": runs}, notes=_newcomer_notes(means, ours))
+
+
+def ranks(scores: pd.DataFrame) -> pd.Series[float]:
+    """Return the mean over data sets (columns) of each method's rank, 1 for the best; equals share theirs.
+
+    >>> ranks(pd.DataFrame({"a": [0.9, 0.8], "b": [0.5, 0.6]}, index=["x", "y"])).to_dict()
+    {'x': 1.5, 'y': 1.5}
+    """
+    mean: pd.Series[float] = scores.rank(ascending=False).mean(axis=1)
+    return mean
+
+
+def _admission(trial: Trial, result: Result) -> dict[str, Any]:
+    """Return scores of newcomers, and how many of them came to the cluster that most of their group are in."""
+    newcomers, federation = trial.joined()["newcomers"], trial.data()
+    scores = np.array([each["test"] for each in newcomers], dtype=float)
+    groups = dict(zip(federation.names, true_groups(federation.truth).tolist(), strict=True))
+    truth = np.array([groups[device] for device in result.profile.names])
+    home = {g: int(np.bincount(result.labels[truth == g]).argmax()) for g in np.unique(truth)}
+    return {
+        "test": float(np.nanmean(scores)),
+        "sd": float(np.nanstd(scores)),
+        "right": float(np.mean([each["cluster"] == home.get(groups[each["name"]]) for each in newcomers])),
+        "trained": result.score("test"),
+        "exchanges": max(each["iterations"] for each in newcomers),
+    }
+
+
+def _newcomer_notes(means: pd.DataFrame, ours: pd.Series[float]) -> list[str]:
+    first = [PRINTED[str(label)] for label in ours.index[ours == ours.min()]]
+    behind = "" if PRINTED[AUTO] in first else f"; FPFC auto has {ours[AUTO]:.2f}"
+    notes = [f"first by average rank: {', '.join(first)} ({ours.min():.2f}){behind}"]
+    for name in means["test"].columns:
+        test, right, trained = (100 * means[column, name] for column in ("test", "right", "trained"))
+        notes.append(
+            f"{name}: FPFC auto is {test[AUTO] - test['local']:+.2f} points from LOCAL; {right[AUTO]:.0f} % of its "
+            f"newcomers come to the cluster of their group; devices in training have {trained[AUTO]:.2f}"
+        )
+    return notes

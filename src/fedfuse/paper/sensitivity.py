@@ -1,0 +1,179 @@
+"""Figures of sensitivity: to settings and initial values (appendix E), and to attacks (section 6.4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from fedfuse import Result, Uneven
+from fedfuse.engines.attacks import draw_liars
+from fedfuse.methods.method import Method, Searchable
+from fedfuse.paper import figures
+from fedfuse.paper.experiment import Experiment, Findings, both, score_heading
+from fedfuse.paper.setup import AUTO, PAPER, PRINTED, PaperSetup
+from fedfuse.paper.trials import Trial
+from fedfuse.results.result import mean_score
+from fedfuse.tuning.grid_search import GridSearch
+
+ATTACKS = ("same-value", "sign-flip", "gaussian")
+SOME_METHODS = (AUTO, "fpfc", "local", "fedavg", "ifca")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingSweep(Experiment):
+    """The paper's loop with each value of a setting.
+
+    ``key`` is ``lam`` or ``xi`` of the penalty, or ``epochs``: the most local epochs, of which every device and round
+    draws its own number. ``values`` are by kind of data, and ``quick`` are those of a quick look.
+    """
+
+    key: Literal["lam", "xi", "epochs"]
+    values: Mapping[str, tuple[float, ...]]
+    quick: Mapping[str, tuple[float, ...]]
+
+    def runs(self, setup: PaperSetup, name: str) -> dict[float, Trial]:
+        method, settings = setup.entry(name, "fpfc", figure=True)
+        values = (self.quick if setup.scale.few else self.values)[setup.recipe(name).kind]
+        return {value: setup.trial(name, "fpfc", self._with(method, value), settings) for value in values}
+
+    def _with(self, method: Method[Any], value: float) -> Method[Any]:
+        if self.key == "epochs":
+            return replace(method, work=replace(method.work, steps=Uneven(value)))
+        changed: dict[str, Any] = {self.key: value}
+        return replace(method, **changed)
+
+    def findings(self, setup: PaperSetup) -> Findings:
+        table = pd.DataFrame([
+            {"data": setup.words(name), self.key: value, "metric": result.profile.metric, **_outcome(result)}
+            for name, value, _, result in self.results(setup)
+        ])  # fmt: skip
+        found = Findings(numbers={f"{self.key}.csv": table}, draw=lambda: figures.sweep(table, self.key))
+        for data, some in table.groupby("data", sort=False):
+            heading, scale = score_heading(some["metric"].iloc[0])
+            best = some.loc[some["test"].idxmax() if scale == 100 else some["test"].idxmin()]
+            spread = f"{scale * np.ptp(some['test']):.2f} {'points' if scale == 100 else 'RMSE'}"
+            words = f"{data}: best at {self.key} {best[self.key]:g} ({best['test']:.4f}); from worst to best {spread}"
+            found.notes.append(words)
+            found.tables[str(data)] = pd.DataFrame({
+                self.key: [f"{value:g}" for value in some[self.key]],
+                heading: [both(scale * test) for test in some["test"]],
+                "clusters": [str(number) for number in some["clusters"]],
+                "ARI": [both(ari) for ari in some["ari"]],
+            })  # fmt: skip
+        return found
+
+
+def _outcome(result: Result) -> dict[str, Any]:
+    return {"test": result.score("test"), "clusters": result.n_clusters, "ari": result.ari}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starts(Experiment):
+    """FPFC and IFCA from many random initial values on the same data."""
+
+    methods: tuple[str, ...] = ("fpfc", "ifca")
+
+    def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
+        found = {}
+        for label in self.methods:
+            method, settings = setup.entry(name, label, figure=True)
+            method = replace(method, start="normal")
+            for start in range(setup.scale.starts):
+                found[label, start] = setup.trial(name, label, method, settings, start, data_seed=0)
+        return found
+
+    def findings(self, setup: PaperSetup) -> Findings:
+        table = pd.DataFrame([
+            {"data": setup.words(name), "method": label, "start": start, **_outcome(result)}
+            for name, (label, start), _, result in self.results(setup)
+        ])  # fmt: skip
+        lines = [
+            {"data": data, "method": label.upper(), "accuracy %": both(100 * s.mean(), 100 * s.std(ddof=0)),
+             "ARI": both(a.mean(), a.std(ddof=0)), "starts": str(len(s))}
+            for (data, label), some in table.groupby(["data", "method"], sort=False)
+            for s, a in [(some["test"], some["ari"])]
+        ]  # fmt: skip
+        title = "mean and population standard deviation over random initial values"
+        return Findings({title: pd.DataFrame(lines)}, {"starts.csv": table}, lambda: figures.starts(table))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacks(Experiment):
+    """Methods under three attacks: accuracy of honest devices by the share of liars.
+
+    Settings that a method leaves open are chosen without an attack, and then kept. Of a network, its fused part is
+    lied about, as the paper speaks of its personalisation layers; `benchmarks/attacks.py` lies about all of it.
+    """
+
+    def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, str, float], Trial]:
+        """Return the runs by method, attack and share of liars; those without an attack have the attack ``""``."""
+        images = setup.recipe(name).kind == "images"
+        found = {}
+        for label in SOME_METHODS if setup.scale.few and images else (AUTO, *reversed(PAPER)):
+            method, settings = setup.entry(name, label, figure=True)
+            found[label, "", 0.0] = calm = setup.trial(name, label, method, settings)
+            if label == "local" or (_is_open(method) and not calm.done):
+                continue
+            for attack in ATTACKS:
+                for share in setup.scale.shares:
+                    lies = {"attack": attack, "liars": share, "scope": "fused" if images else "all"}
+                    found[label, attack, share] = setup.trial(name, label, _settled(calm), settings | lies)
+        return found
+
+    def findings(self, setup: PaperSetup) -> Findings:
+        (name,), rows = self.datasets(setup), list[dict[str, Any]]()
+        runs = self.runs(setup, name)
+        for label in dict.fromkeys(label for label, _, _ in runs):
+            calm = runs[label, "", 0.0]
+            unattacked = calm.result()
+            for attack in ATTACKS:
+                rows.append({"method": label, "attack": attack, "liars": 0.0, "test": unattacked.score("test")})
+                for share in setup.scale.shares:
+                    row = {"method": label, "attack": attack, "liars": share}
+                    if label == "local":  # Nothing is sent, so there is nobody to lie to.
+                        liars = draw_liars(len(unattacked.labels), share, calm.seed)
+                        row["test"] = mean_score(np.delete(unattacked.scores["test"], liars))
+                    else:
+                        summary = runs[label, attack, share].result().summary()
+                        row |= {key: summary.get(key) for key in ("test", "ari", "precision", "recall")}
+                    rows.append(row)
+        table, data = pd.DataFrame(rows), setup.words(name)
+        wide = table.pivot_table(index="method", columns=["attack", "liars"], values="test", sort=False)
+        readable = wide.map(lambda test: both(100 * test, places=1)).set_axis(
+            [f"{attack} {liars:g}" for attack, liars in wide.columns], axis=1
+        )
+        readable.insert(0, "method", [PRINTED[str(label)] for label in wide.index])
+        title = f"{data}: test accuracy of honest devices, %"
+        draw = lambda: figures.attacks(table, data)  # noqa: E731
+        return Findings({title: readable}, {"attacks.csv": table}, draw, _attack_notes(table))
+
+
+def _is_open(method: Method[Any]) -> bool:
+    return isinstance(method, GridSearch) or (isinstance(method, Searchable) and method.has_open_settings)
+
+
+def _settled(calm: Trial) -> Method[Any]:
+    """Return the method with the settings that it chose without an attack."""
+    if not _is_open(calm.method):
+        return calm.method
+    inner = calm.method.inner if isinstance(calm.method, GridSearch) else calm.method
+    return replace(inner, **calm.result().chosen)
+
+
+def _attack_notes(table: pd.DataFrame) -> list[str]:
+    """Say how far each method falls, and how well the liars are found."""
+    falls = {}
+    for label, some in table.groupby("method", sort=False):
+        honest = some.loc[some["liars"] == 0, "test"].iloc[0]
+        falls[PRINTED[str(label)]] = 100 * (honest - some["test"].min())
+    words = ", ".join(f"{name} {fall:.1f}" for name, fall in sorted(falls.items(), key=lambda pair: pair[1]))
+    notes = [f"largest fall of honest devices' accuracy under any attack, in points: {words}"]
+    ours = table[(table["method"] == AUTO) & (table["liars"] > 0)]
+    if ours["recall"].notna().any():
+        recall, precision = (100 * ours[name].astype(float).mean() for name in ("recall", "precision"))
+        notes.append(f"FPFC auto finds {recall:.0f} % of the liars; {precision:.0f} % of its suspects are liars")
+    return notes

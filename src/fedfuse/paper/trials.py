@@ -1,0 +1,258 @@
+"""One run of an experiment: its data, the hash that it is stored under, and how it is run or resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedfuse import Callback, Federation, Result, __version__
+from fedfuse.data.catalog import load
+from fedfuse.data.images import image_federation, read_images
+from fedfuse.data.partition import Dirichlet
+from fedfuse.results.run_directory import Store
+from fedfuse.studies.jobs import Job
+from fedfuse.training.loop import Row, Run
+from fedfuse.tuning.grid_search import JUDGING, TRYING
+from fedfuse.utils.files import read_arrays, read_json, without_nan, write_arrays, write_json
+from fedfuse.utils.random import generator
+from fedfuse.utils.typing import Floats, Ints
+
+NEWCOMERS_FILE = "newcomers.json"
+TEST_IMAGE_RATIO = 0.4  # Test images per training image where only some are used: with few, scores say little.
+IMAGE_DEVICES = 20
+IMAGE_FILES = ("mnist", "fashion-mnist")  # Data sets of images that are read from files.
+_NOT_HASHED = ("checkpoint_every",)  # Settings that a result does not depend on.
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set of the paper or a part of it, described so that the description can be hashed.
+
+    Attributes
+    ----------
+    name
+        As for `data.load`.
+    rows
+        At most so many training rows of a device, and a quarter of that for validation and test each.
+    images
+        So many training images in all, dealt by the same rule as all of them.
+    """
+
+    name: str
+    rows: int | None = None
+    images: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """``"synthetic"``, ``"housing-bodyfat"`` or ``"images"``."""
+        return "images" if self.name in (*IMAGE_FILES, "digits") else self.name.partition(":")[0]
+
+    @property
+    def words(self) -> str:
+        """What the data are called in tables and pictures."""
+        if self.images:
+            return f"{self.name}, {self.images:,} images"
+        return f"{self.name}, at most {self.rows} rows" if self.rows else self.name
+
+    def load(self, seed: int, data_dir: str | None = None) -> Federation:
+        """Return the federation of a seed."""
+        return _loaded(self, seed, data_dir)
+
+
+@lru_cache(maxsize=2)
+def _loaded(data: Data, seed: int, data_dir: str | None) -> Federation:
+    if data.images is not None and data.name in IMAGE_FILES:
+        train, test = read_images(data.name, data_dir)
+        n_test = min(int(TEST_IMAGE_RATIO * data.images), 10_000)
+        some = train.at(np.arange(min(data.images, len(train.labels)))), test.at(np.arange(n_test))
+        dealt: dict[str, Any] = {"devices": IMAGE_DEVICES, "groups": "swap", "partition": Dirichlet(1.0), "min_rows": 5}
+        return image_federation(*some, seed=seed, **dealt)
+    whole = load(data.name, seed=seed, data_dir=data_dir)
+    return whole if data.rows is None else fewer_rows(whole, data.rows)
+
+
+def fewer_rows(federation: Federation, rows: int) -> Federation:
+    """Return a federation whose devices have at most so many training rows, and a quarter of that for the rest each.
+
+    The rows of each part lie at random, so that the first ones are a sample.
+    """
+    rest, kept, cuts, end = max(1, rows // 4), [], [], 0
+    for bounds in federation.cuts:
+        begin, most = bounds[:3], np.minimum(np.diff(bounds), (rows, rest, rest))
+        kept += [np.arange(a, a + n) for a, n in zip(begin, most, strict=True)]
+        cuts.append([end, *(end + np.cumsum(most))])
+        end = cuts[-1][-1]
+    some = np.concatenate(kept)
+    return replace(federation, X=federation.X[some], y=federation.y[some], cuts=np.array(cuts, dtype=np.int64))
+
+
+def draw_newcomers(truth: Ints, share: float, seed: int) -> Ints:
+    """Return the devices that join after training: this share of every group, drawn by the seed."""
+    rng, groups = generator(seed, "newcomers"), [np.flatnonzero(truth == g) for g in np.unique(truth)]
+    return np.sort(np.concatenate([rng.choice(g, max(1, round(share * len(g))), replace=False) for g in groups]))
+
+
+@dataclass(frozen=True)
+class Trial(Job):
+    """A run that is stored under the hash of its description, and found there again.
+
+    Attributes
+    ----------
+    recipe
+        The data; ``source`` has the directory of their files, which is no part of the description.
+    at
+        The models after so many rounds are kept, too.
+    curve
+        Whether training loss and training score are evaluated whenever the others are.
+    newcomers
+        This share of every group is not in training and joins afterwards.
+    data_seed
+        Draws the data, where that is not the seed of the run.
+    """
+
+    recipe: Data = field(default_factory=lambda: Data("synthetic:S1"))
+    at: tuple[int, ...] = ()
+    curve: bool = False
+    newcomers: float = 0.0
+    data_seed: int | None = None
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """All that the result depends on, as JSON-ready data."""
+        return {
+            "version": __version__,
+            "data": asdict(self.recipe),
+            "seed": self.seed,
+            "data_seed": self._data_seed,
+            "method": self.method.to_config(),
+            "settings": {name: value for name, value in self.settings.items() if name not in _NOT_HASHED},
+            "model": None if self.model is None else self.model.to_config(),
+            "at": self.at,
+            "curve": self.curve,
+            "newcomers": self.newcomers,
+        }
+
+    @cached_property
+    def key(self) -> str:
+        """The hash of the description: a changed setting is another run, and leaves all others as they are."""
+        text = json.dumps(self.description, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+
+    @property
+    def place(self) -> Path:
+        """The directory of the run."""
+        if self.directory is None:
+            raise AssertionError("a trial has a directory")
+        return self.directory
+
+    @property
+    def done(self) -> bool:
+        """Whether everything is there."""
+        return Store(self.place).finished and (not self.newcomers or (self.place / NEWCOMERS_FILE).exists())
+
+    @property
+    def _data_seed(self) -> int:
+        return self.seed if self.data_seed is None else self.data_seed
+
+    @property
+    def whole_source(self) -> None:
+        """Do not record where the data are: only the same command resumes the run."""
+
+    def data(self, given: Federation | None = None) -> Federation:
+        """Return all devices, newcomers included."""
+        return given or self.recipe.load(self._data_seed, (self.source or {}).get("data_dir"))
+
+    def perform(self, federation: Federation, callbacks: Sequence[Callback] = ()) -> Result:
+        """Begin the run, resume it, or read its result."""
+        early, missing = self._devices(federation)
+        # Callbacks that add to a round's row come before those that read it.
+        own = [*([_TrainingScores(early)] if self.curve else []), *([_KeepModels(self.at, self.place)] * bool(self.at))]
+        result = super().perform(early, [*own, *callbacks])
+        if missing is not None and not (self.place / NEWCOMERS_FILE).exists():
+            write_json(self.place / NEWCOMERS_FILE, without_nan(result.admit(missing).summary()))
+        return result
+
+    def _devices(self, federation: Federation) -> tuple[Federation, Federation | None]:
+        if not self.newcomers:
+            return federation, None
+        missing = draw_newcomers(true_groups(federation.truth), self.newcomers, self.seed)
+        return federation.only(np.setdiff1d(np.arange(federation.m), missing)), federation.only(missing)
+
+    def result(self) -> Result:
+        """Read the result."""
+        return Result.load(self.place)
+
+    def joined(self) -> dict[str, Any]:
+        """Read the admission of newcomers (`Newcomers.summary`)."""
+        return dict(read_json(self.place / NEWCOMERS_FILE))
+
+    def models_at(self, k: int) -> Floats:
+        """Read the models after k rounds (m x d)."""
+        return np.asarray(read_arrays(self.place / f"after-{k}.npz")["models"])
+
+
+class _KeepModels(Callback):
+    """Saves the models after some rounds."""
+
+    def __init__(self, rounds: Iterable[int], directory: Path) -> None:
+        self._rounds, self._directory = set(rounds), directory
+
+    def on_start(self, run: Run) -> None:
+        if run.k == 0:
+            self._keep(run)
+
+    def on_round(self, run: Run, row: Row) -> None:
+        self._keep(run)
+
+    def _keep(self, run: Run) -> None:
+        if run.k in self._rounds:
+            models = np.asarray(run.rule.current(run.state).models)
+            write_arrays(self._directory / f"after-{run.k}.npz", {"models": models})
+
+
+class _TrainingScores(Callback):
+    """Adds training loss and training score to the rows of rounds that are evaluated."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._rows: Any = None
+
+    def on_round(self, run: Run, row: Row) -> None:
+        if "test" not in row:
+            return
+        if self._rows is None:
+            self._rows = run.model.load(self._federation.rows("train"), np.dtype(run.settings.dtype))
+        everyone = np.arange(self._federation.m)
+        losses, scores = run.model.losses_and_metric(self._rows, everyone, run.in_use().models)
+        row["train_loss"], row["train"] = float(np.mean(losses)), float(np.mean(scores))
+
+
+def true_groups(truth: Ints | None) -> Ints:
+    """Return the true groups, which all data of the paper have."""
+    if truth is None:
+        raise AssertionError("the paper's groups are known")
+    return truth
+
+
+def training_cost(result: Result) -> int:
+    """Return the floats sent in training itself, without those of trying settings before: what the paper counts."""
+    history = result.history
+    if "stage" not in history:
+        return result.cost_floats
+    trying = history.loc[history["stage"].isin([TRYING, JUDGING]), "cost_floats"]
+    return result.cost_floats - int(trying.max()) if len(trying) else result.cost_floats
+
+
+def evaluated(result: Result) -> pd.DataFrame:
+    """Return the rows of the history in which test rows were scored."""
+    history = result.history
+    seen: pd.DataFrame = history[history["test"].notna()] if "test" in history else history.iloc[:0]
+    return seen
