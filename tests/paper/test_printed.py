@@ -10,7 +10,6 @@ from fedfuse.paper import reasons as reasons_
 from fedfuse.paper.items import items
 from fedfuse.paper.paper_tables import group_differences, ranks, score_differences, standing
 from fedfuse.paper.setup import PAPER, PRINTED, SCALES, PaperSetup
-from fedfuse.tuning.grid_search import GridSearch
 
 # sums over the columns of each table: a digit that was mistyped shows
 SUMS: dict[str, dict[str, float]] = {
@@ -76,21 +75,20 @@ def test_the_full_size_is_the_papers(data, rounds, tmp_path):
     assert SCALES["full"].seeds == (0, 1, 2)
     for label in PAPER:
         method, settings = full.entry(rounds, label)
-        inner = method.inner if isinstance(method, GridSearch) else method
         if label == "local":
             continue
         assert settings["rounds"] == c.get(label, c["K"]), label
         assert settings["participation"] == 0.3
         assert settings["tol"] == 0
-        assert (inner.work.steps, inner.work.lr) == ((10, 0.1) if data == "syn" else (20, 0.01))
-        assert inner.start == "normal"
+        assert (method.work.steps, method.work.lr) == ((10, 0.1) if data == "syn" else (20, 0.01))
+        assert method.start == "normal"
     assert full.entry(rounds, "fpfc")[0].lam == (0.6 if data == "syn" else 4.0)
-    assert full.entry(rounds, "fpfc auto")[0].lam == "auto"
+    assert full.entry(rounds, "fusion-tree")[0].name == "fusion-tree"
 
 
 def test_other_clusters_than_printed_are_said():
     columns = ["num", "num_sd", "ari"]
-    rows = {"lg-fedavg": [np.nan] * 3, "cfl": [6.667, 3.77, 0.953], "fpfc-l1": [2, 0, 1.0], "fpfc auto": [4, 0, 1.0]}
+    rows = {"lg-fedavg": [np.nan] * 3, "cfl": [6.667, 3.77, 0.953], "fpfc-l1": [2, 0, 1.0], "fusion-tree": [4, 0, 1.0]}
     paper = {"lg-fedavg": [np.nan] * 3, "cfl": [42, 4.55, 0.28], "fpfc-l1": [2, 0, 1.0]}
     ours = pd.DataFrame.from_dict(rows, "index", columns=columns)
     theirs = pd.DataFrame.from_dict(paper, "index", columns=[f"printed_{name}" for name in columns])
@@ -108,10 +106,10 @@ def test_reasons_are_in_whole_words():
 def test_notes_say_who_is_best_and_what_is_better_than_printed():
     paper = items()["tableE2"].experiment.printed_measures("synthetic:S3")
     ours = paper[["printed_test"]].rename(columns={"printed_test": "test"})
-    ours.loc["fpfc auto", "test"], ours.loc["oracle", "test"], ours["ari"] = 0.92, 0.93, 1.0
+    ours.loc["fusion-tree", "test"], ours.loc["oracle", "test"], ours["ari"] = 0.92, 0.93, 1.0
     ours.loc["fedavg", "test"] += 0.1
     first = standing(ours, paper, "accuracy")
-    assert first == "FPFC auto: 92.00, the best of all that do not know the groups; ARI 1.00"
+    assert first == "fusion tree: 92.00, the best of all that do not know the groups; ARI 1.00"
     assert score_differences(ours, paper, "accuracy") == ["better here than printed, in points: FedAvg (10.00)"]
-    ours.loc["fpfc auto", "test"] = 0.91
+    ours.loc["fusion-tree", "test"] = 0.91
     assert "0.64 points behind PACFL" in standing(ours, paper, "accuracy")

@@ -12,17 +12,17 @@ import pandas as pd
 from scipy.spatial.distance import pdist, squareform
 
 from fedfuse import Result, Work
-from fedfuse.methods.method import Method
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Findings, both, count, floats, score_heading
 from fedfuse.paper.paper_tables import measures
-from fedfuse.paper.setup import AUTO, PAPER, PRINTED, PaperSetup
+from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trials import Trial, evaluated, true_groups
 from fedfuse.protocol.local_work import Schedule, value
 from fedfuse.studies.comparison import NOTHING
 
 # A quick look divides the local steps of strategies by this.
 STEP_DIVISORS = {"synthetic": 20, "images": 4}
+EVALUATION_STAGES = ("tree", "check")  # In their rounds networks are scored, not trained.
 MIN_SNAPSHOT_ROUNDS = 50  # Shorter runs are shown at their start and end only.
 
 
@@ -34,7 +34,7 @@ class Curves(Experiment):
 
     def runs(self, setup: PaperSetup, name: str) -> dict[str, Trial]:
         found = {}
-        for label in (*PAPER, AUTO):
+        for label in (*PAPER, DEFAULT):
             method, settings = setup.entry(name, label)
             settings |= {"evaluate_every": max(1, settings["rounds"] // 20)}
             found[label] = setup.trial(name, label, method, settings, curve=True)
@@ -57,23 +57,19 @@ class Curves(Experiment):
                 "ARI": [both(ari) for ari in some["ari"]],
                 "floats sent": [floats(cost) for cost in some["cost"]],
             })  # fmt: skip
-            best, ours = some.loc[some["test"].idxmax(), "method"], some.set_index("method").loc[AUTO]
-            spent = course[(course["data"] == data) & (course["method"] == AUTO)]["device_epochs"].max()
-            found.notes.append(
-                f"{data}: best at the end is {PRINTED[str(best)]}; FPFC auto has {100 * ours['test']:.2f} % after "
-                f"{spent:,.0f} device-epochs, ARI {both(ours['ari'])}"
-            )
+            best, ours = some.loc[some["test"].idxmax(), "method"], some.set_index("method").loc[DEFAULT]
+            spent = course[(course["data"] == data) & (course["method"] == DEFAULT)]["device_epochs"].max()
+            score = f"{PRINTED[DEFAULT]} has {100 * ours['test']:.2f} % after {spent:,.0f} device-epochs"
+            found.notes.append(f"{data}: best at the end is {PRINTED[str(best)]}; {score}, ARI {both(ours['ari'])}")
         found.draw = (lambda: figures.curves(course)) if self.show_as == "curves" else (lambda: figures.cost(table))
         return found
 
 
 def _device_epochs(trial: Trial, history: pd.DataFrame) -> pd.Series[int]:
     """Return the passes of devices over their rows so far; rounds that only evaluate count none."""
-    inner: Method[Any] = getattr(trial.method, "inner", trial.method)
     active = history["active"]
-    if "stage" in history:  # A row names the stage that comes next.
-        active = active.where(~history["stage"].shift(fill_value="together").isin(["tree", "check"]), 0)
-    spent: pd.Series[int] = active.cumsum() * int(value(inner.work.steps, 0))
+    active = active.where(~history["stage"].isin(EVALUATION_STAGES), 0)
+    spent: pd.Series[int] = active.cumsum() * int(value(trial.method.work.steps, 0))
     return spent
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedfuse import Tuning
 from fedfuse.grouping.lambda_path import Strategy
-from fedfuse.paper.setup import AUTO, PAPER, PRINTED
+from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED
 from fedfuse.report.palette import COLOURS
 from fedfuse.report.plots import _plain, _pyplot, plot_tuning
 from fedfuse.utils.typing import Floats, Ints
@@ -20,7 +20,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     label: {"color": COLOURS[i % len(COLOURS)], "ls": "-" if i < len(COLOURS) else "--", "lw": 1.4}
     for i, label in enumerate(("fpfc", *(name for name in PAPER if name != "fpfc")))
 }
-_STYLES[AUTO] = {"color": "black", "ls": "-", "lw": 3.0}
+_STYLES[DEFAULT] = {"color": "black", "ls": "-", "lw": 3.0}
 _STYLES["pacfl"] |= {"color": "#888888"}
 _STYLES["cfl"] |= {"color": "#8C510A"}
 _KEYS = {"lam": "lambda", "xi": "xi", "epochs": "most local epochs"}

@@ -14,10 +14,10 @@ from fedfuse.grouping.lambda_path import LambdaPath, Strategy
 from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Findings, both, count, floats, score_heading
-from fedfuse.paper.setup import AUTO, CLUSTERING, OURS, PAPER, PRINTED, PaperSetup
-from fedfuse.paper.trials import Trial, training_cost, true_groups
+from fedfuse.paper.setup import CLUSTERING, DEFAULT, OURS, PAPER, PRINTED, PaperSetup
+from fedfuse.paper.trials import Trial, true_groups
 
-MEASURES = ("test", "num", "ari", "cost", "cost_with_tuning", "rounds", "seconds")
+MEASURES = ("test", "num", "ari", "cost", "rounds", "seconds")
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 UNIT_SECONDS = {"s": 1.0, "h": 3600.0}
 MIN_GAP = 0.005  # Smaller differences vanish when scores are rounded to two places.
@@ -30,8 +30,7 @@ def measures(label: str, result: Result) -> dict[str, Any]:
         "test": result.score("test"),
         "num": float(result.n_clusters) if groups else np.nan,
         "ari": result.ari if groups and result.ari is not None else np.nan,
-        "cost": float(training_cost(result)),
-        "cost_with_tuning": float(result.cost_floats),
+        "cost": float(result.cost_floats),
         "rounds": float(result.rounds),
         "seconds": result.seconds,
     }
@@ -102,15 +101,15 @@ def _readable(table: pd.DataFrame, theirs: pd.DataFrame, metric: str, *, many: b
 
 
 def standing(table: pd.DataFrame, theirs: pd.DataFrame, metric: str) -> str:
-    """Say how FPFC without a lambda stands among the others, and what it costs."""
+    """Say how the fusion tree stands among the others, and what it costs."""
     scale, better, unit = _direction(metric)
-    scores, ours = table.drop(index="oracle")["test"], table.loc[AUTO]
+    scores, ours = table.drop(index="oracle")["test"], table.loc[DEFAULT]
     best = str((better * scores).idxmax())
     place = "the best of all that do not know the groups"
-    if best != AUTO:
-        gap = scale * better * (scores[best] - scores[AUTO])
+    if best != DEFAULT:
+        gap = scale * better * (scores[best] - scores[DEFAULT])
         place = f"{f'{gap:.2f} {unit} behind' if gap >= MIN_GAP else 'level with'} {PRINTED[best]}, {place}"
-    words = f"FPFC auto: {both(scale * ours['test'])}, {place}; ARI {both(ours['ari'])}"
+    words = f"{PRINTED[DEFAULT]}: {both(scale * ours['test'])}, {place}; ARI {both(ours['ari'])}"
     if "printed_cost" in theirs:
         words += f"; {ours['cost'] / theirs.loc['fpfc', 'printed_cost']:.2f} of the printed FPFC's floats"
     return words
@@ -159,9 +158,10 @@ class TuningTable(Experiment):
         if not isinstance(method, BaseFPFC):
             raise AssertionError("lambda is FPFC's")
         grid, inner = (self.quick if setup.scale.few else self.grids)[name], replace(method, lam=0.0)
-        found = {}
+        found, limit = {}, settings["rounds"]
+        settings |= {"rounds": limit * (len(grid) + 1)}  # The strategy itself ends the run.
         for way in STRATEGIES:
-            path = LambdaPath(inner=inner, strategy=way, grid=grid, limit=settings["rounds"])
+            path = LambdaPath(inner=inner, strategy=way, grid=grid, limit=limit)
             found[way] = setup.trial(name, f"FPFC ({way})", path, settings)
         return found
 
@@ -202,7 +202,7 @@ class NewcomersTable(Experiment):
         seeds = setup.seeds[:1] if setup.recipe(name).kind == "images" else setup.seeds
         return {
             (label, seed): setup.trial(name, label, *setup.entry(name, label), seed, newcomers=self.share)
-            for label in (*PAPER, AUTO)
+            for label in (*PAPER, DEFAULT)
             for seed in seeds
         }
 
@@ -212,7 +212,7 @@ class NewcomersTable(Experiment):
             for name, (label, seed), trial, result in self.results(setup)
         ])  # fmt: skip
         means = runs.groupby(["method", "data"], sort=False)[["test", "sd", "right", "trained"]].mean().unstack("data")
-        means = means.reindex((*PAPER, AUTO))
+        means = means.reindex((*PAPER, DEFAULT))
         ours, lines = ranks(means["test"]), []
         for label in means.index:
             line = {"method": PRINTED[label]}
@@ -254,12 +254,11 @@ def _admission(trial: Trial, result: Result) -> dict[str, Any]:
 
 def _newcomer_notes(means: pd.DataFrame, ours: pd.Series[float]) -> list[str]:
     first = [PRINTED[str(label)] for label in ours.index[ours == ours.min()]]
-    behind = "" if PRINTED[AUTO] in first else f"; FPFC auto has {ours[AUTO]:.2f}"
+    behind = "" if PRINTED[DEFAULT] in first else f"; {PRINTED[DEFAULT]} has {ours[DEFAULT]:.2f}"
     notes = [f"first by average rank: {', '.join(first)} ({ours.min():.2f}){behind}"]
     for name in means["test"].columns:
         test, right, trained = (100 * means[column, name] for column in ("test", "right", "trained"))
-        notes.append(
-            f"{name}: FPFC auto is {test[AUTO] - test['local']:+.2f} points from LOCAL; {right[AUTO]:.0f} % of its "
-            f"newcomers come to the cluster of their group; devices in training have {trained[AUTO]:.2f}"
-        )
+        ahead = f"{PRINTED[DEFAULT]} is {test[DEFAULT] - test['local']:+.2f} points from LOCAL"
+        share = f"{right[DEFAULT]:.0f} % of its newcomers come to the cluster of their group"
+        notes.append(f"{name}: {ahead}; {share}; devices in training have {trained[DEFAULT]:.2f}")
     return notes

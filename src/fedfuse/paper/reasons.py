@@ -39,9 +39,8 @@ TABLES = (
     "printed; ours is 0.2."
 )
 COUNTS = (
-    "Floats are counted as they are sent, without those for choosing settings, which the paper does not count either "
-    "(PACFL's bases, a few floats in a thousand, are sent before it chooses, and so are not in our count). Of FPFC "
-    "auto all are counted, choosing lambda included."
+    "Floats are counted as they are sent, without those for choosing settings, which the paper does not count either. "
+    "Of the fusion tree all are counted."
 )
 ALIKE = (
     "FPFC, the paper's loop, has lambda 1, the largest of its range: all devices become one, as the equal printed "

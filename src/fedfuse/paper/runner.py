@@ -10,22 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedfuse import IFCA
+from fedfuse import IFCA, FusionTree
 from fedfuse.data.synthetic import SCENARIOS
 from fedfuse.grouping.lambda_path import LambdaPath
-from fedfuse.methods.method import Searchable
 from fedfuse.paper.experiment import Item
 from fedfuse.paper.setup import PaperSetup
 from fedfuse.paper.trials import IMAGE_DEVICES, Data, Trial
 from fedfuse.protocol.local_work import value
 from fedfuse.studies.jobs import Watcher, directory_lock, run_jobs
-from fedfuse.tuning.grid_search import TRIAL_ROUNDS, GridSearch
 from fedfuse.utils.threads import usable_cores
 
 SECONDS_PER_ROUND = 0.004
 SECONDS_PER_ROW = {"synthetic": 8e-8, "housing-bodyfat": 1e-7, "images": 5e-5}  # Of a gradient step, or of one pass.
 ROWS_PER_DEVICE = {"synthetic": 1650, "housing-bodyfat": 80}
-CANDIDATES_PER_SEARCH = 15
 
 
 def cache(out: Path) -> Path:
@@ -73,14 +70,11 @@ def effort(trial: Trial) -> float:
     """Return about how many seconds of one core a run takes."""
     data, method, settings = trial.recipe, trial.method, trial.settings
     inner, m, rows = getattr(method, "inner", method), _devices(data), _rows(data)
-    if getattr(inner, "lam", None) == "auto" and data.kind != "images" and getattr(inner, "refit", False):
+    if isinstance(method, FusionTree) and data.kind != "images":
         return 1.5 + 0.003 * rows
     rounds = settings.get("rounds", 60)
     if isinstance(method, LambdaPath):
         rounds = method.limit * (len(method.grid) if method.strategy == "separate" else 1)
-    elif isinstance(method, GridSearch) or (isinstance(method, Searchable) and method.has_open_settings):
-        said = method.trial if isinstance(method, GridSearch) else None
-        rounds += CANDIDATES_PER_SEARCH * (said or min(TRIAL_ROUNDS, rounds))
     passes = _passes(inner, rows)
     if settings.get("budget"):
         rounds, passes = 1, settings["budget"] * (inner.work.batch or rows) / rows

@@ -11,16 +11,15 @@ import pandas as pd
 
 from fedfuse import Result, Uneven
 from fedfuse.engines.attacks import draw_liars
-from fedfuse.methods.method import Method, Searchable
+from fedfuse.methods.method import Method
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Findings, both, score_heading
-from fedfuse.paper.setup import AUTO, PAPER, PRINTED, PaperSetup
+from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trials import Trial
 from fedfuse.results.result import mean_score
-from fedfuse.tuning.grid_search import GridSearch
 
 ATTACKS = ("same-value", "sign-flip", "gaussian")
-SOME_METHODS = (AUTO, "fpfc", "local", "fedavg", "ifca")
+SOME_METHODS = (DEFAULT, "fpfc", "local", "fedavg", "ifca")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +112,13 @@ class Attacks(Experiment):
         """Return the runs by method, attack and share of liars; those without an attack have the attack ``""``."""
         images = setup.recipe(name).kind == "images"
         found = {}
-        for label in SOME_METHODS if setup.scale.few and images else (AUTO, *reversed(PAPER)):
+        for label in SOME_METHODS if setup.scale.few and images else (DEFAULT, *reversed(PAPER)):
             method, settings = setup.entry(name, label, figure=True)
-            found[label, "", 0.0] = calm = setup.trial(name, label, method, settings)
-            if label == "local" or (_is_open(method) and not calm.done):
-                continue
-            for attack in ATTACKS:
+            found[label, "", 0.0] = setup.trial(name, label, method, settings)
+            for attack in ATTACKS if label != "local" else ():
                 for share in setup.scale.shares:
                     lies = {"attack": attack, "liars": share, "scope": "fused" if images else "all"}
-                    found[label, attack, share] = setup.trial(name, label, _settled(calm), settings | lies)
+                    found[label, attack, share] = setup.trial(name, label, method, settings | lies)
         return found
 
     def findings(self, setup: PaperSetup) -> Findings:
@@ -152,18 +149,6 @@ class Attacks(Experiment):
         return Findings({title: readable}, {"attacks.csv": table}, draw, _attack_notes(table))
 
 
-def _is_open(method: Method[Any]) -> bool:
-    return isinstance(method, GridSearch) or (isinstance(method, Searchable) and method.has_open_settings)
-
-
-def _settled(calm: Trial) -> Method[Any]:
-    """Return the method with the settings that it chose without an attack."""
-    if not _is_open(calm.method):
-        return calm.method
-    inner = calm.method.inner if isinstance(calm.method, GridSearch) else calm.method
-    return replace(inner, **calm.result().chosen)
-
-
 def _attack_notes(table: pd.DataFrame) -> list[str]:
     """Say how far each method falls, and how well the liars are found."""
     falls = {}
@@ -172,8 +157,10 @@ def _attack_notes(table: pd.DataFrame) -> list[str]:
         falls[PRINTED[str(label)]] = 100 * (honest - some["test"].min())
     words = ", ".join(f"{name} {fall:.1f}" for name, fall in sorted(falls.items(), key=lambda pair: pair[1]))
     notes = [f"largest fall of honest devices' accuracy under any attack, in points: {words}"]
-    ours = table[(table["method"] == AUTO) & (table["liars"] > 0)]
+    ours = table[(table["method"] == DEFAULT) & (table["liars"] > 0)]
     if ours["recall"].notna().any():
         recall, precision = (100 * ours[name].astype(float).mean() for name in ("recall", "precision"))
-        notes.append(f"FPFC auto finds {recall:.0f} % of the liars; {precision:.0f} % of its suspects are liars")
+        notes.append(
+            f"{PRINTED[DEFAULT]} finds {recall:.0f} % of the liars; {precision:.0f} % of its suspects are liars"
+        )
     return notes

@@ -10,27 +10,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from fedfuse import CFL, FPFC, FPFCL1, PACFL
+from fedfuse import FPFC, FPFCL1
 from fedfuse.data.download import missing_files
-from fedfuse.methods.method import Method
+from fedfuse.methods.method import Method, Searchable
 from fedfuse.paper.trials import Data, Trial
 from fedfuse.training.options import build, parse_options
 from fedfuse.training.presets import PAPER_LAMBDAS, Style
 from fedfuse.tuning.grid_search import GridSearch
 
 Size: TypeAlias = Literal["full", "middle", "quick"]
-AUTO = "fpfc auto"
+DEFAULT = "fusion-tree"
 # Methods in the order of the paper's rows; then ours, and the oracle, which knows the groups.
 PAPER = ("local", "fedavg", "lg-fedavg", "per-fedavg", "ifca", "cfl", "pacfl", "fpfc-l1", "fpfc")
-OURS = (AUTO, "oracle")
+OURS = (DEFAULT, "oracle")
 CLUSTERING = frozenset({"ifca", "cfl", "pacfl", "fpfc-l1", "fpfc", *OURS})
 PRINTED = {
     "local": "LOCAL", "fedavg": "FedAvg", "lg-fedavg": "LG", "per-fedavg": "Per-FedAvg", "ifca": "IFCA", "cfl": "CFL",
-    "pacfl": "PACFL", "fpfc-l1": "FPFC-l1", "fpfc": "FPFC", AUTO: "FPFC auto", "oracle": "oracle",
+    "pacfl": "PACFL", "fpfc-l1": "FPFC-l1", "fpfc": "FPFC", DEFAULT: "fusion tree", "oracle": "oracle",
 }  # fmt: skip
 # Settings that the authors published for images; on other data they are chosen on validation rows.
 IMAGE_SETTINGS: dict[str, dict[str, Any]] = {"cfl": {"eps1": 0.05, "eps2": 0.1}, "pacfl": {"threshold": 2.0}}
 NEVER_EVALUATE = 10**6
+MAX_CANDIDATES = 15  # Of a grid search: CFL has 15, PACFL up to 13.
+ATTACK_SETTINGS = ("attack", "liars", "scope")
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,12 @@ class PaperSetup:
         """
         data = self.recipe(name)
         style: Style = "usual" if label in OURS or (figure and data.kind == "images") else self.scale.style
-        method, settings = build(data.name, "fpfc" if label == AUTO else label, parse_options([f"preset={style}"]))
+        method, settings = build(data.name, label, parse_options([f"preset={style}"]))
         method = self._settled(method, data, label)
         rounds = (self.scale.figure_rounds if figure else self.scale.rounds).get(data.kind)
         if rounds is not None and label not in OURS:
             settings["rounds"] = max(1, rounds * settings["rounds"] // _usual_rounds(data, label, style))
-        if rounds is not None and label == AUTO and data.kind == "images":
+        if rounds is not None and label == DEFAULT and data.kind == "images":
             settings["rounds"] = rounds
         if label not in OURS:
             settings["tol"] = 0.0
@@ -140,19 +142,44 @@ class PaperSetup:
 
     def _settled(self, method: Method[Any], data: Data, label: str) -> Method[Any]:
         """Return the method as the paper has it, whatever the style of the rest."""
-        if isinstance(method, (FPFC, FPFCL1)) and label != AUTO:
+        if isinstance(method, (FPFC, FPFCL1)):
             known = PAPER_LAMBDAS.get(("mnist" if data.kind == "images" else data.kind, label), method.lam)
             return replace(method, lam=known, refit=False, nu=0.1)
         if data.kind == "images" and label in IMAGE_SETTINGS:
             return replace(method, **IMAGE_SETTINGS[label])
-        if isinstance(method, (CFL, PACFL)) and self.scale.trial != GridSearch.trial:
-            return GridSearch(inner=method, trial=self.scale.trial)
         return method
 
     def trial(
         self, name: str, label: str, method: Method[Any], settings: Mapping[str, Any], seed: int = 0, **extra: Any
     ) -> Trial:
-        """Return the run of a method, to be found under its hash."""
+        """Return the run of a method, to be found under its hash.
+
+        Settings that the method leaves open are chosen by a run of their own, without an attack. That run is returned
+        as long as it is not done.
+        """
+        if isinstance(method, Searchable) and method.has_open_settings:
+            search = self._search(name, label, method, settings, seed, **extra)
+            if not search.done:
+                return search
+            method = replace(method, **search.result().chosen)
+        return self._trial(name, label, method, settings, seed, **extra)
+
+    def _search(
+        self, name: str, label: str, method: Method[Any], settings: Mapping[str, Any], seed: int, **extra: Any
+    ) -> Trial:
+        trial = self.scale.trial
+        kept = {key: setting for key, setting in settings.items() if key not in ATTACK_SETTINGS}
+        kept |= {
+            "rounds": MAX_CANDIDATES * (trial + 1) + 1,
+            "evaluate_every": NEVER_EVALUATE,
+            "checkpoint_every": trial,
+        }
+        late = {key: share for key, share in extra.items() if key in ("newcomers", "data_seed")}
+        return self._trial(name, label, GridSearch(inner=method, trial=trial), kept, seed, **late)
+
+    def _trial(
+        self, name: str, label: str, method: Method[Any], settings: Mapping[str, Any], seed: int, **extra: Any
+    ) -> Trial:
         data = self.recipe(name)
         blank = Trial(
             label=f"{PRINTED.get(label, label)} on {data.name}", seed=seed, method=method, settings=dict(settings),

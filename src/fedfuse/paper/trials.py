@@ -20,7 +20,6 @@ from fedfuse.data.partition import Dirichlet
 from fedfuse.results.run_directory import Store
 from fedfuse.studies.jobs import Job
 from fedfuse.training.loop import Row, Run
-from fedfuse.tuning.grid_search import JUDGING, TRYING
 from fedfuse.utils.files import read_arrays, read_json, without_nan, write_arrays, write_json
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
@@ -240,15 +239,6 @@ def true_groups(truth: Ints | None) -> Ints:
     if truth is None:
         raise AssertionError("the paper's groups are known")
     return truth
-
-
-def training_cost(result: Result) -> int:
-    """Return the floats sent in training itself, without those of trying settings before: what the paper counts."""
-    history = result.history
-    if "stage" not in history:
-        return result.cost_floats
-    trying = history.loc[history["stage"].isin([TRYING, JUDGING]), "cost_floats"]
-    return result.cost_floats - int(trying.max()) if len(trying) else result.cost_floats
 
 
 def evaluated(result: Result) -> pd.DataFrame:
