@@ -243,13 +243,18 @@ class LambdaPath(Method[LambdaPathState]):
         return self.strategy == "separate" and state.lineage < self.limit
 
     def current(self, state: LambdaPathState) -> Outcome:
-        return self.at(state.lam).current(state.fusion)
+        return _scored_by_validation(self.at(state.lam).current(state.fusion))
 
     def outcome(self, state: LambdaPathState) -> Outcome:
-        return self.at(state.lam).outcome(state.fusion)
+        return _scored_by_validation(self.at(state.lam).outcome(state.fusion))
 
     def describe(self, state: LambdaPathState) -> dict[str, Any]:
         return state.row
+
+
+def _scored_by_validation(found: Outcome) -> Outcome:
+    """Say that the models may be scored on validation rows: all lambdas are trained on training rows alone."""
+    return found._replace(validated=found.models)
 
 
 def _change(values: list[float], window: int) -> float:
