@@ -1,4 +1,4 @@
-"""Compiled functions are kept as machine code: a later process computes the same bits without a compiler."""
+"""Compiled functions: kept on disk, never those of other sources; numba is imported when one is called."""
 
 import ast
 import json
@@ -14,8 +14,9 @@ import pytest
 
 import fedfuse
 from fedfuse.utils import jit
-from fedfuse.utils.jit import Kernel, Kernels
+from fedfuse.utils.jit import Kernels
 
+PACKAGE = Path(fedfuse.__file__).parent
 TRAIN = """
 import json, sys
 import numpy as np
@@ -23,27 +24,22 @@ import fedfuse as ff
 rng = np.random.default_rng(0)
 rows = [(X := rng.normal(size=(60, 60)), (X[:, i % 2] > 0).astype(int)) for i in range(40)]
 fed = ff.Federation.from_arrays(rows)
+before = "numba" in sys.modules
 res = ff.fit(fed, ff.FPFC(lam=0.5, refit=False, work=ff.Work(steps=3, lr=0.1)), rounds=4)
-print(json.dumps({"models": res.models.tobytes().hex(), "numba": "numba" in sys.modules}))
+from fedfuse.models import loss_kernels
+from fedfuse.pairs import pair_kernels
+compiled = [loss_kernels.descend, loss_kernels.evaluate, pair_kernels.update_pairs, pair_kernels.anchors]
+hits = [sum(kernel.stats.cache_hits.values()) for kernel in compiled]
+print(json.dumps({"models": res.models.tobytes().hex(), "numba before": before, "hits": hits}))
 """
-HERE = Path(fedfuse.__file__).parent
 
 
-def train(cache):
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN], env=os.environ | {"NUMBA_CACHE_DIR": str(cache)}, capture_output=True, check=True
-    )
+def train(**environment):
+    done = subprocess.run([sys.executable, "-c", TRAIN], env=os.environ | environment, capture_output=True, check=True)
     return json.loads(done.stdout)
 
 
-@pytest.fixture
-def shelf(monkeypatch, tmp_path):
-    """Nothing is compiled yet."""
-    monkeypatch.setattr(jit, "_shelf", lambda: tmp_path / "kernels" / "now")
-    return tmp_path / "kernels" / "now"
-
-
-def anchors(kernel, dtype=np.float64):
+def call_anchors(kernel, dtype=np.float64):
     """Call a small kernel, and check what it does."""
     rng = np.random.default_rng(0)
     omega, sums, devices = rng.normal(size=(5, 3)).astype(dtype), rng.normal(size=(5, 3)), np.array([4, 1])
@@ -52,159 +48,129 @@ def anchors(kernel, dtype=np.float64):
     np.testing.assert_allclose(zeta, omega[devices] + sums[devices] / 5, rtol=1e-6)
 
 
-def new_kernel():
-    return Kernel("fedfuse.pairs.pair_kernels", "anchors")
+@pytest.fixture
+def anchors():
+    """The kernel as a new process would have it: nothing is loaded."""
+    from fedfuse.pairs import pair_kernels
+
+    return lambda: jit.kernel(fastmath=pair_kernels.FASTMATH)(pair_kernels.anchors.py_func)
 
 
-def test_a_later_process_needs_no_compiler_and_computes_the_same_bits(tmp_path):
-    first, later = train(tmp_path), train(tmp_path)
-    assert first["numba"]
-    assert not later["numba"]
+@pytest.fixture
+def directory(monkeypatch, tmp_path):
+    """Where machine code is kept; nothing is there yet."""
+    import numba
+
+    jit._cache_directory.cache_clear()
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    yield tmp_path / "fedfuse"
+    jit._cache_directory.cache_clear()
+
+
+def test_later_processes_load_machine_code_and_compute_the_same_bits(tmp_path):
+    first, later = train(NUMBA_CACHE_DIR=str(tmp_path)), train(NUMBA_CACHE_DIR=str(tmp_path))
+    assert not first["numba before"]
+    assert first["hits"] == [0, 0, 0, 0]
+    assert later["hits"] == [1, 1, 1, 1]
     assert first["models"] == later["models"]
-    kept = {path.name.split("-")[0] for path in tmp_path.glob("fedfuse/*/*")}
-    assert {"descend", "evaluate", "cut_chunks", "set_parameters", "update_pairs", "anchors"} <= kept
 
 
-def test_every_combination_of_types_is_a_file(shelf):
-    kernel = new_kernel()
-    anchors(kernel)
-    anchors(kernel)
-    anchors(kernel, np.float32)
-    assert [path.name.split("-")[0] for path in shelf.iterdir()] == ["anchors"] * 2
-    before = {path: path.stat().st_mtime_ns for path in shelf.iterdir()}
-    anchors(new_kernel())  # as another process would
-    assert before == {path: path.stat().st_mtime_ns for path in shelf.iterdir()}
+def test_every_combination_of_types_is_kept_once(directory, anchors):
+    for dtype in (np.float64, np.float32, np.float64):
+        call_anchors(anchors(), dtype)
+    assert len(list(directory.rglob("*.nbc"))) == 2
+    again = anchors()
+    call_anchors(again)
+    assert sum(again.stats.cache_hits.values()) == 1
 
 
-DAMAGE = {
-    "end": lambda code: code[:-1],
-    "most": lambda code: code[:7],
-    "all": lambda code: b"",
-    "words": lambda code: b"\0" + code,
-    "not text": lambda code: b"\xff" + code,
-}
+def test_numba_keeps_its_own_setting(directory, anchors):
+    import numba
+
+    before = numba.config.CACHE_DIR
+    assert anchors().stats.cache_path.startswith(str(directory))
+    assert before == numba.config.CACHE_DIR
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_file_is_compiled_again(shelf, damage):
-    anchors(new_kernel())
-    (file,) = shelf.iterdir()
-    file.write_bytes(damage(file.read_bytes()))
-    assert jit._read(file) is None
-    anchors(new_kernel())
-    assert jit._read(file) is not None
-    assert [path.name for path in shelf.iterdir()] == [file.name]  # nothing half-written is left
+def test_without_a_place_to_keep_code_there_is_still_code(monkeypatch, tmp_path, anchors):
+    import numba
 
-
-def test_without_a_place_to_keep_code_there_is_still_code(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("no directory")
-    monkeypatch.setattr(jit, "_shelf", lambda: tmp_path / "file" / "kernels")
-    anchors(new_kernel())
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "file"))
+    kernel = anchors()
+    assert kernel.stats.cache_path is None
+    call_anchors(kernel)
 
 
-def test_code_that_needs_numba_is_not_kept(shelf, monkeypatch):
-    from fedfuse.utils import compiler
+def test_without_a_setting_code_is_kept_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jit._cache_directory.cache_clear()
+    try:
+        assert tmp_path in jit._cache_directory("").parents
+    finally:
+        jit._cache_directory.cache_clear()
 
-    monkeypatch.setattr(compiler, "_needs", lambda bitcode: {"__svml_log8"})
-    anchors(new_kernel())
-    assert not shelf.exists()
+
+def test_other_sources_have_another_directory(monkeypatch, tmp_path):
+    first = jit._cache_directory(str(tmp_path))
+    jit._cache_directory.cache_clear()
+    assert jit._cache_directory(str(tmp_path)) == first
+    jit._cache_directory.cache_clear()
+    monkeypatch.setattr(jit, "SOURCES", jit.SOURCES[:-1])
+    assert jit._cache_directory(str(tmp_path)) != first
+    jit._cache_directory.cache_clear()
 
 
-def test_threads_that_come_at_once_have_it_compiled_once(shelf, monkeypatch):
-    from fedfuse.utils import compiler
+def test_code_of_long_ago_is_removed(directory, anchors):
+    old, recent = directory / "old", directory / "recent"
+    for each in (old, recent):
+        each.mkdir(parents=True)
+    long_ago = time.time() - (jit.MAX_AGE_DAYS + 1) * 86400
+    os.utime(old, (long_ago, long_ago))
+    anchors()
+    assert not old.exists()
+    assert recent.exists()
 
-    calls, compiled = [], compiler.compiled
 
-    def slowly(*arguments):
-        calls.append(arguments)
-        time.sleep(0.2)
-        return compiled(*arguments)
-
-    monkeypatch.setattr(compiler, "compiled", slowly)
-    kernel = new_kernel()
-    threads = [threading.Thread(target=anchors, args=[kernel]) for _ in range(4)]
+def test_threads_that_come_at_once_have_it_compiled_once(directory, anchors):
+    kernel = anchors()
+    threads = [threading.Thread(target=call_anchors, args=[kernel]) for _ in range(4)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    assert len(calls) == 1
+    assert len(kernel.signatures) == 1
 
 
-def test_arrays_on_disk_and_arrays_not_to_be_written_are_arrays(shelf, tmp_path):
+def test_arrays_on_disk_and_arrays_not_to_be_written_are_arrays(directory, anchors, tmp_path):
     rng = np.random.default_rng(0)
     omega = np.memmap(tmp_path / "omega", np.float64, "w+", shape=(5, 3))
     omega[:] = rng.normal(size=(5, 3))
     devices = np.array([4, 1])
     devices.setflags(write=False)
     zeta = np.empty((2, 3))
-    new_kernel()(omega, np.zeros((5, 3)), devices, zeta)
+    anchors()(omega, np.zeros((5, 3)), devices, zeta)
     np.testing.assert_array_equal(zeta, omega[devices])
 
 
-def test_numbers_are_what_they_are(shelf):
-    kernel = Kernel("fedfuse.pairs.pair_kernels", "rescale")
-    for ratio in (0.5, np.float64(0.5), np.float32(0.5)):
-        delta, s, r = np.ones((1, 3)), np.array([0.5]), np.array([3.0])
-        kernel(delta, s, r, np.zeros(1, np.int32), ratio)
-        np.testing.assert_allclose(delta, 0.75)  # s + ratio (1 - s)
-    with pytest.raises(TypeError):
-        kernel(delta, s, r, np.zeros(1, np.int32), "0.5")
-    assert len(list(shelf.iterdir())) == 1
-
-
-def test_arrays_with_gaps_are_refused(shelf):
-    with pytest.raises(ValueError, match="contiguous"):
-        new_kernel()(np.zeros((5, 6))[:, ::2], np.zeros((5, 3)), np.arange(2), np.empty((2, 3)))
-
-
-def test_code_of_long_ago_is_removed(shelf):
-    old, recent = shelf.parent / "old", shelf.parent / "recent"
-    for each in (old, recent):
-        each.mkdir(parents=True)
-        (each / "settle-0").write_bytes(b"")
-    long_ago = time.time() - (jit.KEPT + 1) * 86400
-    os.utime(old, (long_ago, long_ago))
-    anchors(new_kernel())
-    assert sorted(shelf.parent.iterdir()) == [shelf, recent]
-
-
-def test_settings_of_the_compiler_and_sources_tell_code_apart(monkeypatch, tmp_path):
-    def shelf():
-        jit._shelf.cache_clear()
-        return jit._shelf()
-
-    try:
-        first = shelf()
-        monkeypatch.setenv("NUMBA_NUM_THREADS", "1")
-        assert shelf() == first
-        monkeypatch.setenv("NUMBA_OPT", "1")
-        assert shelf() != first
-        monkeypatch.delenv("NUMBA_OPT")
-        monkeypatch.setattr(jit, "SOURCES", jit.SOURCES[:-1])
-        assert shelf().name != first.name
-        monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-        assert shelf().parent == tmp_path / "fedfuse"
-    finally:
-        jit._shelf.cache_clear()
-
-
-def test_all_that_loops_are_written_in_is_known():
+def test_all_that_kernels_are_written_in_is_known():
     """Else a change would go unseen, and old code would be used."""
+    known = set(jit.SOURCES) | {"utils/typing"}  # names for arrays, nothing more
     for name in jit.SOURCES:
-        tree = ast.parse((HERE / f"{name}.py").read_text())
+        tree = ast.parse((PACKAGE / f"{name}.py").read_text())
         needed = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         ours = {module.removeprefix("fedfuse.").replace(".", "/") for module in needed if module.startswith("fedfuse.")}
-        assert ours - {"types"} <= set(jit.SOURCES), name  # names for arrays, nothing more
+        assert {module for module in ours if (PACKAGE / f"{module}.py").exists()} <= known, name
 
 
-def test_all_compiled_functions_belong_to_known_sources():
-    users = [path for path in HERE.rglob("*.py") if "Kernels(" in path.read_text() and path.name != "_machine.py"]
-    assert users
-    for path in users:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Kernels":
-                module = node.args[0].value.removeprefix("fedfuse.").replace(".", "/")
-                assert module in jit.SOURCES
+def test_all_kernels_are_in_known_sources():
+    users = {
+        str(path.relative_to(PACKAGE).with_suffix(""))
+        for path in PACKAGE.rglob("*.py")
+        if "@kernel(" in path.read_text()
+    }
+    assert "pairs/pair_kernels" in users
+    assert users <= set(jit.SOURCES)
 
 
 def test_private_names_are_no_kernels():

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.utils.jit import lane_bytes
+from fedfuse.utils.alignment import lane_bytes
 from fedfuse.utils.typing import Floats
 
 TAPS = 5  # weights in a row of a kernel, at the most

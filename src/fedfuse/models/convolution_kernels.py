@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedfuse.models.loss_kernels import _ENTRY, _INNER
+from fedfuse.models.loss_kernels import _INNER, FASTMATH
+from fedfuse.utils.jit import kernel
 from fedfuse.utils.simd import choose, larger, load, splat, store, total
 from fedfuse.utils.simd import width as lanes
 
@@ -103,7 +104,7 @@ def _forward(rows: Any, first: Any, last_channel: Any, s: Any, model: Any, room:
     _score(room.maxima2, w3, b3, room.scores)
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def outputs(rows: Any, last_channel: bool, s: Any, model: Any, space: Any, scores: Any) -> None:
     """Write the scores of all classes for these rows (n x classes)."""
     w = lanes(space.scores)
@@ -286,7 +287,7 @@ def _flush(vectors: Any, weights: Any, biases: Any) -> None:
         vectors[e] = 0
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def add_gradient(
     rows: Any, y: Any, last_channel: bool, s: Any, model: Any, gradient: Any, space: Any, weight: float
 ) -> None:

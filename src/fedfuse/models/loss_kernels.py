@@ -20,18 +20,16 @@ from typing import Any
 from numba import njit
 
 from fedfuse.models.panels import PANEL, STRIP, Panels, Space
-from fedfuse.utils.alignment import LINE
-from fedfuse.utils.compiler import COMMON
-from fedfuse.utils.simd import larger, load, prefetch, splat, store, totals
+from fedfuse.utils.jit import COMMON, kernel
+from fedfuse.utils.simd import exp, larger, line, load, prefetch, splat, store, totals
 from fedfuse.utils.simd import width as lanes
 from fedfuse.utils.typing import Floats, Ints
-from fedfuse.utils.vector_exp import exp
 
 # Rows after which sums in the rows' own precision are added up in float64.
 MANY = 16 * PANEL
 # Multiply-adds may be fused. Sums may not be reordered: all processes must come to the same bits, whoever compiles.
-_INNER: dict[str, Any] = {**COMMON, "fastmath": {"contract", "nsz", "arcp"}}
-_ENTRY = {**_INNER, "inline": "always"}
+FASTMATH = {"contract", "nsz", "arcp"}
+_INNER: dict[str, Any] = {**COMMON, "fastmath": FASTMATH}
 
 
 @njit(**_INNER)
@@ -61,17 +59,17 @@ def _place(row: int, features: int, width: int, lanes: int) -> int:
 @njit(**_INNER)
 def _scores(panel: Floats, width: int, W: Floats, S: Floats) -> None:
     # S[c, r] = sum_f W[c, f] x[r, f]; two classes and four lanes of rows at a time stay in registers
-    w, line = lanes(panel), LINE // panel.itemsize
+    w, n = lanes(panel), line(panel)
     zero = splat(panel.dtype.type(0))
     for r in range(0, width, 4 * w):
         p0, p1 = _place(r, W.shape[1], width, w), _place(r + w, W.shape[1], width, w)
         p2, p3 = _place(r + 2 * w, W.shape[1], width, w), _place(r + 3 * w, W.shape[1], width, w)
         for c in range(0, W.shape[0], 2):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero
-            ahead = (r + 4 * w) * W.shape[1] + c // 2 * W.shape[1] * line
+            ahead = (r + 4 * w) * W.shape[1] + c // 2 * W.shape[1] * n
             for f in range(W.shape[1]):
                 e = f * STRIP
-                prefetch(panel, ahead + f * line)  # of the rows after these, which may lie far away
+                prefetch(panel, ahead + f * n)  # of the rows after these, which may lie far away
                 x0, x1, x2, x3 = load(panel, p0 + e), load(panel, p1 + e), load(panel, p2 + e), load(panel, p3 + e)
                 a, b = splat(W[c, f]), splat(W[c + 1, f])
                 a0, a1, a2, a3 = a0 + a * x0, a1 + a * x1, a2 + a * x2, a3 + a * x3
@@ -84,14 +82,14 @@ def _scores(panel: Floats, width: int, W: Floats, S: Floats) -> None:
 def _accumulate(panel: Floats, width: int, S: Floats, L: Floats) -> None:
     # L[c, f] += sum_r S[c, r] x[r, f]; two classes and four features at a time stay in registers
     q, w, here = panel.size // width, lanes(panel), 0
-    zero, ahead, line = splat(panel.dtype.type(0)), panel.size, LINE // panel.itemsize
+    zero, ahead, n = splat(panel.dtype.type(0)), panel.size, line(panel)
     for f in range(0, q, 4):
         for c in range(0, 4 * L.size // (q * w), 2):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero
             for first in range(0, width, STRIP):
                 e, g = first * q + f * STRIP, c * PANEL + first
                 prefetch(panel, ahead)  # of the next panel
-                ahead += line
+                ahead += n
                 for r in range(0, STRIP, w):
                     x0, x1 = load(panel, e + r), load(panel, e + STRIP + r)
                     x2, x3 = load(panel, e + 2 * STRIP + r), load(panel, e + 3 * STRIP + r)
@@ -217,7 +215,7 @@ def _clear(G: Floats) -> None:
 # -------------------------------------------------------------------------------- softmax: what is called
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def descend(
     data: Panels, devices: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int, space: Space
 ) -> None:
@@ -252,7 +250,7 @@ def _gather(X: Floats, chosen: Ints, panel: Floats, q: int) -> None:
                 strip[f * STRIP + r] = 0
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def descend_batches(
     X: Floats, y: Ints, classes: int, orders: Ints, W: Floats, A: Floats, rho: float, lr: float, batch: int,
     space: Space, room: Floats, labels: Ints,
@@ -315,7 +313,7 @@ def _logs(share: Floats, rows: int) -> float:
     return total
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def evaluate(
     data: Panels, devices: Ints, jobs: Ints, W: Floats, loss: Floats, hits: Ints, G: Floats, space: Space
 ) -> None:
@@ -401,7 +399,7 @@ def _advance(D: Floats, R: Floats, V: Floats, H: Floats, t: float) -> float:
     return square
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def newton_direction(
     data: Panels, device: int, W: Floats, rho: float, accuracy: float, most: int, room: Floats, v: Floats, P: Floats,
     space: Space,
@@ -439,7 +437,7 @@ def newton_direction(
 # ------------------------------------------------------------------------------ linear: float64 throughout
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def descend_moments(
     M: Floats, slots: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int, g: Floats
 ) -> None:
@@ -468,7 +466,7 @@ def _add_row(x: Floats, y: float, w: Floats, g: Floats) -> Any:
     return r * r
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def squares(X: Floats, y: Floats, start: Ints, stop: Ints, jobs: Ints, W: Floats, loss: Floats, G: Floats) -> None:
     """Add the sums of squared residuals and of their gradients over rows start[k] … stop[k], for ``jobs``."""
     for k in jobs:
@@ -478,7 +476,7 @@ def squares(X: Floats, y: Floats, start: Ints, stop: Ints, jobs: Ints, W: Floats
         loss[k] += total
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def descend_rows(
     X: Floats, y: Floats, orders: Ints, epochs: int, w: Floats, a: Floats, rho: float, lr: float, batch: int, g: Floats
 ) -> None:

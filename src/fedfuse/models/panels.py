@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedfuse.utils import alignment
-from fedfuse.utils.jit import lane_bytes
 from fedfuse.utils.typing import Floats, Ints
 
 PANEL = 256  # rows whose scores stay in the cache until the gradient is done; more gain nothing
@@ -37,7 +36,7 @@ class Space(NamedTuple):
 def space(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Space:
     """Return space for matrices (classes x features) like this."""
     classes, features = shape
-    lanes = lane_bytes() // dtype.itemsize
+    lanes = alignment.lane_bytes() // dtype.itemsize
     scores = alignment.zeros((classes + 2) * PANEL, dtype)
     return Space(scores, alignment.zeros(classes * features // 4 * lanes, dtype), np.empty(shape))
 

@@ -23,14 +23,13 @@ from fedfuse.pairs.layout import (
     SUM_BLOCK,
     TILE_DEVICES,
 )
-from fedfuse.utils.alignment import LINE
-from fedfuse.utils.compiler import COMMON
-from fedfuse.utils.simd import load, prefetch, splat, store, total, width
+from fedfuse.utils.jit import COMMON, kernel
+from fedfuse.utils.simd import line, load, prefetch, splat, store, total, width
 
 # Reassociation lets sums be vectorised; nan and inf keep their meaning, since uploads may carry them.
-_APART: dict[str, Any] = {**COMMON, "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
+FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+_APART: dict[str, Any] = {**COMMON, "fastmath": FASTMATH}
 _INNER = {**_APART, "forceinline": True}
-_ENTRY = {**_APART, "inline": "always"}
 
 # Active devices whose rows are given out partner by partner, so that those of a partner lie beside each other.
 CLAIM_DEVICES = 1024
@@ -86,7 +85,7 @@ def _products(row: Any, lo: Any, hi: Any, keep: Any, first: Any, last: Any, ahea
     a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none
     e, w = first, width(row)
     while e + 4 * w <= last:  # four at once: fewer would wait for their sums
-        for q in range(0, 2 * w, LINE // row.itemsize):
+        for q in range(0, 2 * w, line(row)):
             prefetch(ahead, first + (e - first) // 2 + q)
         x, y, z, u = load(row, e), load(row, e + w), load(row, e + 2 * w), load(row, e + 3 * w)
         new = load(lo, e) - load(hi, e) + k * x
@@ -123,8 +122,8 @@ def _write_row(row: Any, mine: Any, theirs: Any, own: Any, other: Any, weights: 
     k, s, g, f, b = splat(keep), splat(sign), splat(gain), splat(lift), splat(back)
     e, w = 0, width(row)
     while e + w <= row.size:
-        for line in range(0, 2 * w, LINE // row.itemsize):
-            prefetch(ahead, (row.size + e) // 2 + line)
+        for q in range(0, 2 * w, line(row)):
+            prefetch(ahead, (row.size + e) // 2 + q)
         for _ in range(min(4, (row.size - e) // w)):
             old, apart = load(row, e), load(mine, e) - load(theirs, e)
             new = apart + k * old
@@ -167,7 +166,7 @@ def _square_change(a: Any, b: Any, products: Any) -> Any:
     return max(c * c * new_new + 2 * c * b * gap_new + b * b * gap_gap, 0.0)
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def find_entering(pairs: Any, omega: Any, turn: Any, due: Any, path: Any, reach: float, found: Any, jobs: Any) -> None:
     """Mark the far pairs of active devices that are within reach now; only those that are ``due`` may have any.
 
@@ -305,7 +304,7 @@ def _sum_moves(todo: Any, t: Any, n: Any, crowd: Any, moved: Any, steps: Any) ->
     return t, last
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def update_pairs(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest: bool, scratch: Any, c: int) -> None:
     """Update the near pairs of a chunk, each once.
 
@@ -364,7 +363,7 @@ def update_pairs(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest
     scratch.left[c] = left
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def fill_entering(pairs: Any, near: Any, omega: Any, turn: Any, due: Any, rows: Any, starts: Any, jobs: Any) -> None:
     """Give rows to the pairs that `find_entering` has marked: their differences before the round.
 
@@ -393,7 +392,7 @@ def fill_entering(pairs: Any, near: Any, omega: Any, turn: Any, due: Any, rows: 
                         n += 1
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def gather_sums(rows: Any, active: Any, sums: Any, jobs: Any) -> None:
     """Set the sums of active devices to what all chunks have collected."""
     for b in jobs:
@@ -404,7 +403,7 @@ def gather_sums(rows: Any, active: Any, sums: Any, jobs: Any) -> None:
             _add(rows[c, b], target)
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def cut_chunks(devices: Any, rank: Any, bounds: Any) -> None:
     """Fill in ``rank`` and ``bounds`` of a `Round`; bounds[0] is -1 if a device is unknown or occurs twice."""
     for j in range(rank.size):
@@ -431,7 +430,7 @@ def cut_chunks(devices: Any, rank: Any, bounds: Any) -> None:
     bounds[bounds.size - 1] = rank.size
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def set_parameters(omega: Any, devices: Any, new: Any, turn: Any, squares: Any, together: Any, found: Any) -> None:
     """Write new parameters, and record in ``turn`` what changes.
 
@@ -465,7 +464,7 @@ def set_parameters(omega: Any, devices: Any, new: Any, turn: Any, squares: Any, 
     found[0], found[1], found[2] = moves, size, squares.size * moves - scatter
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def anchors(omega: Any, sums: Any, devices: Any, zeta: Any) -> None:
     """Set zeta to omega_i + sum_i / m for these devices."""
     share = 1 / omega.shape[0]
@@ -475,7 +474,7 @@ def anchors(omega: Any, sums: Any, devices: Any, zeta: Any) -> None:
             row[e] = own[e] + share * total[e]
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def total_sums(pairs: Any, omega: Any, jobs: Any) -> None:
     """Build the sums of these devices anew from the stored pairs."""
     delta, s, _, where, sums = pairs
@@ -492,7 +491,7 @@ def total_sums(pairs: Any, omega: Any, jobs: Any) -> None:
                     total[e] += gain * row[e] - (np.float64(mine[e]) - other[e])
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def rescale(delta: Any, s: Any, r: Any, where: Any, ratio: float) -> None:
     """Keep theta and v when rho changes by rho_old / rho_new = ratio.
 
@@ -508,7 +507,7 @@ def rescale(delta: Any, s: Any, r: Any, where: Any, ratio: float) -> None:
             s[p] /= stretch
 
 
-@njit(**{**COMMON, "inline": "always"})  # sums as they are written: what they may be wrong by is counted
+@kernel()  # sums as they are written: what they may be wrong by is counted
 def write_bounds(products: Any, first: int, squares: Any, d: int, reach: float, r: Any, within: Any) -> None:
     """Write lower bounds of the distances of some devices to those before them (`distance_bounds.lower_bounds`).
 
@@ -538,7 +537,7 @@ def write_bounds(products: Any, first: int, squares: Any, d: int, reach: float, 
 # ``lo``, ``hi`` and ``place`` are lists of the same length: the devices of each pair, and the row of its vector.
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def tile_distances(omega: Any, lo: Any, hi: Any, squares: Any, width: int) -> None:
     """Add each pair's ||omega_lo - omega_hi||^2 to ``squares``."""
     for first in range(0, omega.shape[1], width):
@@ -547,7 +546,7 @@ def tile_distances(omega: Any, lo: Any, hi: Any, squares: Any, width: int) -> No
             squares[t] += _apart(omega[lo[t]][first:last], omega[hi[t]][first:last])
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def tile_fill(rows: Any, omega: Any, before: Any, rank: Any, lo: Any, hi: Any, place: Any) -> None:
     """Set the rows of pairs that were far until now to the differences before the round."""
     for t in range(lo.size):
@@ -558,7 +557,7 @@ def tile_fill(rows: Any, omega: Any, before: Any, rank: Any, lo: Any, hi: Any, p
             row[e] = a[e] - b[e]
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def tile_lengths(rows: Any, place: Any, squares: Any, width: int) -> None:
     """Add each row's squared length to ``squares``."""
     for t in range(place.size):
@@ -570,7 +569,7 @@ def tile_lengths(rows: Any, place: Any, squares: Any, width: int) -> None:
             squares[t] += np.float64(part)
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def tile_products(rows: Any, omega: Any, lo: Any, hi: Any, place: Any, keep: Any, squares: Any, width: int) -> None:
     """Add ||new||^2 and ||new - row||^2 of each pair to ``squares``: new = omega_lo - omega_hi + keep row."""
     for first in range(0, omega.shape[1], width):
@@ -582,7 +581,7 @@ def tile_products(rows: Any, omega: Any, lo: Any, hi: Any, place: Any, keep: Any
             squares[t, 1] += part[1]
 
 
-@njit(**_ENTRY)
+@kernel(fastmath=FASTMATH)
 def tile_update(
     rows: Any, omega: Any, before: Any, sums: Any, active: Any, rank: Any, todo: Any, factors: Any, space: Any
 ) -> None:

@@ -1,7 +1,8 @@
-"""Arrays that begin where a cache line does, in rows of whole lines: vectors that lie across two lines are slow."""
+"""Memory alignment: arrays that begin with a cache line, in rows of whole lines; vectors across two lines are slow."""
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -41,3 +42,14 @@ def whole(d: int, dtype: npt.DTypeLike) -> int:
     """Return how many numbers whole lines have that hold ``d`` of them."""
     unit = LINE // np.dtype(dtype).itemsize
     return -(-d // unit) * unit
+
+
+@cache
+def lane_bytes() -> int:
+    """Return the bytes in a register of this processor, or of most: LLVM cuts or joins where they are others."""
+    from llvmlite import binding as llvm  # type: ignore[import-untyped]
+
+    try:
+        return 64 if llvm.get_host_cpu_features().get("avx512f") else 32
+    except RuntimeError:  # LLVM does not know this processor
+        return 32

@@ -14,18 +14,25 @@ Nothing else is changed, so that all processes compute the same bits.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from math import e, factorial, log, log2
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.core.datamodel import models
+from numba.core.errors import TypingError
 from numba.core.typing.templates import AbstractTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin, register_model
 
-from fedfuse.utils.jit import lane_bytes
+from fedfuse.utils.alignment import LINE, lane_bytes
 
 BYTES = lane_bytes()
+_intrinsic: Any = intrinsic  # untyped: what it returns is called with other arguments
 _FLAGS = ("contract", "nsz")
+_INT32 = ir.IntType(32)
 
 
 class Lanes(types.Type):
@@ -40,68 +47,136 @@ class Lanes(types.Type):
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, lanes: Any) -> None:
         scalar = ir.FloatType() if lanes.dtype == types.float32 else ir.DoubleType()
-        super().__init__(manager, lanes, ir.VectorType(scalar, lanes.width))  # type: ignore[no-untyped-call]
+        super().__init__(manager, lanes, ir.VectorType(scalar, lanes.width))
 
 
-def _address(context: Any, builder: Any, lanes: Any, array: Any, value: Any, index: Any) -> Any:
+def _code(signature: Any, emit: Callable[..., Any]) -> Any:
+    """Return what an intrinsic returns: its signature, and a function that emits its code."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        value = emit(context, builder, *arguments)
+        return context.get_dummy_value() if value is None else value
+
+    return signature, generate
+
+
+def _address(context: Any, builder: Any, array: Any, value: Any, index: Any, kind: Any) -> Any:
+    """Return the address of ``array[index]`` as that of something of another kind."""
     data = context.make_array(array)(context, builder, value).data
-    return builder.bitcast(builder.gep(data, [index]), context.get_value_type(lanes).as_pointer())
+    return builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
 
 
-def _emit_load(_typing: Any, array: Any, _index: Any) -> Any:
-    lanes = Lanes(array.dtype)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(_address(context, builder, lanes, array, *arguments), align=array.dtype.bitwidth // 8)
-
-    return lanes(array, types.intp), generate
+def _lanes_of(array: Any) -> Lanes:
+    if array.layout != "C":
+        raise TypingError(f"kernels take contiguous arrays alone, got {array}")
+    return Lanes(array.dtype)
 
 
-def _emit_store(_typing: Any, array: Any, _index: Any, lanes: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value, index, vector = arguments
-        builder.store(vector, _address(context, builder, lanes, array, value, index), align=array.dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.none(array, types.intp, lanes), generate
+def _places(numbers: Iterable[int]) -> Any:
+    places = list(numbers)
+    return ir.Constant(ir.VectorType(_INT32, len(places)), places)
 
 
-def _emit_width(_typing: Any, array: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.get_constant(types.intp, Lanes(array.dtype).width)
+@_intrinsic
+def width(_typing: Any, array: Any) -> Any:
+    """How many numbers of an array are lanes."""
+    count = Lanes(array.dtype).width
+    return _code(types.intp(array), lambda context, builder, _: context.get_constant(types.intp, count))
 
-    return types.intp(array), generate
+
+@_intrinsic
+def line(_typing: Any, array: Any) -> Any:
+    """How many numbers of an array are in a cache line; for the compiler a constant, which array.itemsize is not."""
+    count = LINE * 8 // array.dtype.bitwidth
+    return _code(types.intp(array), lambda context, builder, _: context.get_constant(types.intp, count))
 
 
-def _emit_splat(_typing: Any, number: Any) -> Any:
+@_intrinsic
+def load(_typing: Any, array: Any, _index: Any) -> Any:
+    """``array[index : index + width]``, without a check of the index."""
+    lanes = _lanes_of(array)
+
+    def emit(context: Any, builder: Any, value: Any, index: Any) -> Any:
+        address = _address(context, builder, array, value, index, context.get_value_type(lanes))
+        return builder.load(address, align=array.dtype.bitwidth // 8)
+
+    return _code(lanes(array, types.intp), emit)
+
+
+@_intrinsic
+def store(_typing: Any, array: Any, _index: Any, lanes: Any) -> Any:
+    """``array[index : index + width] = lanes``, without a check of the index."""
+    _lanes_of(array)
+
+    def emit(context: Any, builder: Any, value: Any, index: Any, vector: Any) -> None:
+        address = _address(context, builder, array, value, index, vector.type)
+        builder.store(vector, address, align=array.dtype.bitwidth // 8)
+
+    return _code(types.none(array, types.intp, lanes), emit)
+
+
+@_intrinsic
+def prefetch(_typing: Any, array: Any, _index: Any) -> Any:
+    """Ask for the cache line of ``array.flat[index]`` ahead of its use; any index is allowed."""
+
+    def emit(context: Any, builder: Any, value: Any, index: Any) -> None:
+        pointer = _address(context, builder, array, value, index, ir.IntType(8))
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
+        # to read (to write is slower), into the first-level cache, data
+        builder.call(function, [pointer, _INT32(0), _INT32(3), _INT32(1)])
+
+    return _code(types.none(array, types.intp), emit)
+
+
+@_intrinsic
+def splat(_typing: Any, number: Any) -> Any:
+    """Lanes that are all this number."""
     lanes = Lanes(number)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def emit(context: Any, builder: Any, value: Any) -> Any:
         nothing = ir.Constant(context.get_value_type(lanes), ir.Undefined)
-        first = builder.insert_element(nothing, arguments[0], ir.IntType(32)(0))
-        return builder.shuffle_vector(first, nothing, _places(0 for _ in range(lanes.width)))
+        first = builder.insert_element(nothing, value, _INT32(0))
+        return builder.shuffle_vector(first, nothing, _places([0] * lanes.width))
 
-    return lanes(number), generate
+    return _code(lanes(number), emit)
 
 
-def _emit_total(_typing: Any, lanes: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector, half = arguments[0], lanes.width
+@_intrinsic
+def choose(_typing: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
+    """``x`` where ``a > b``, else ``y``."""
+    return _code(a(a, b, x, y), lambda _, builder, a, b, x, y: builder.select(builder.fcmp_ordered(">", a, b), x, y))
+
+
+@_intrinsic
+def larger(_typing: Any, a: Any, b: Any) -> Any:
+    """The larger one of each two; the second where they cannot be compared."""
+    return _code(a(a, b), lambda _, builder, a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
+
+
+@_intrinsic
+def total(_typing: Any, lanes: Any) -> Any:
+    """The sum of lanes, float64."""
+
+    def emit(_context: Any, builder: Any, vector: Any) -> Any:
+        half = lanes.width
         while half > 1:  # the second half onto the first
             half //= 2
             lower, upper = _places(range(half)), _places(range(half, 2 * half))
             vector = builder.fadd(*(builder.shuffle_vector(vector, vector, part) for part in (lower, upper)))
             if half == 4 and lanes.dtype == types.float32:
                 vector = builder.fpext(vector, ir.VectorType(ir.DoubleType(), half))
-        return builder.extract_element(vector, ir.IntType(32)(0))
+        return builder.extract_element(vector, _INT32(0))
 
-    return types.float64(lanes), generate
+    return _code(types.float64(lanes), emit)
 
 
-def _emit_totals(_typing: Any, lanes: Any, _b: Any, _c: Any, _d: Any) -> Any:
+@_intrinsic
+def totals(_typing: Any, lanes: Any, _b: Any, _c: Any, _d: Any) -> Any:
+    """Lanes of which those at k, k + 4, … add up to the sum of the k-th argument."""
     w, unit = lanes.width, 128 // lanes.dtype.bitwidth  # places within 16 bytes cost least to move between
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def emit(_context: Any, builder: Any, *arguments: Any) -> Any:
         def fold(a: Any, b: Any, places: list[int], step: int) -> Any:
             parts = (builder.shuffle_vector(a, b, _places(p + step * k for p in places)) for k in (0, 1))
             return builder.fadd(*parts, flags=_FLAGS)
@@ -115,30 +190,59 @@ def _emit_totals(_typing: Any, lanes: Any, _b: Any, _c: Any, _d: Any) -> Any:
         halves = [u + side + p for u in range(0, w // 2, unit) for side in (0, w) for p in range(unit)]
         return fold(a, b, halves, w // 2)
 
-    return lanes(lanes, lanes, lanes, lanes), generate
+    return _code(lanes(lanes, lanes, lanes, lanes), emit)
 
 
-def _emit_larger(_typing: Any, a: Any, b: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", *arguments), *arguments)
+@dataclass(frozen=True)
+class _Format:
+    """What differs between the floating-point formats in `exp`."""
 
-    return a(a, b), generate
-
-
-def _emit_choose(_typing: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", *arguments[:2]), *arguments[2:])
-
-    return a(a, b, x, y), generate
-
-
-def _places(numbers: Any) -> Any:
-    places = list(numbers)
-    return ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
+    terms: int
+    lowest: float  # where exp(x) is about the smallest normal number
+    high: float  # log 2, cut off so that k * high is exact
+    low: float  # log 2 - high
+    bits: int
+    mantissa: int
+    bias: int
 
 
-_infer: Any = infer_global
-_lower: Any = lower_builtin
+_FORMATS = {
+    types.float32: _Format(8, -87.0, 355 / 512, log(2) - 355 / 512, 32, 23, 127),
+    types.float64: _Format(14, -708.0, 6.93147180369123816490e-01, 1.90821492927058770002e-10, 64, 52, 1023),
+}
+
+
+@_intrinsic
+def exp(_typing: Any, lanes: Any) -> Any:
+    """The exponential of lanes <= 0, but not less than the smallest normal number; math.exp is not vectorised.
+
+    exp(x) = 2^k exp(r), k = round(x / log 2), |r| <= log(2) / 2. log 2 is cut in two to make r exact; exp(r) is its
+    Taylor series, as long as terms are felt; 2^k is made of bits.
+    """
+    its = _FORMATS[lanes.dtype]
+
+    def emit(context: Any, builder: Any, x: Any) -> Any:
+        kind, integers = context.get_value_type(lanes), ir.VectorType(ir.IntType(its.bits), lanes.width)
+
+        def constant(number: float, of: Any = kind) -> Any:
+            return ir.Constant(of, [number] * lanes.width)
+
+        add, subtract, times = (partial(f, flags=("contract",)) for f in (builder.fadd, builder.fsub, builder.fmul))
+        lowest = constant(its.lowest)
+        x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
+        # x is not positive, so that cutting off rounds; 32 bits, for which processors have an instruction
+        rounded = subtract(times(x, constant(log2(e))), constant(0.5))
+        number = builder.fptosi(rounded, ir.VectorType(_INT32, lanes.width))
+        k = builder.sitofp(number, kind)
+        r = subtract(subtract(x, times(k, constant(its.high))), times(k, constant(its.low)))
+        series = constant(1 / factorial(its.terms - 1))
+        for n in reversed(range(its.terms - 1)):
+            series = add(constant(1 / factorial(n)), times(r, series))
+        exponent = builder.sext(number, integers) if its.bits > 32 else number
+        power = builder.shl(builder.add(exponent, constant(its.bias, integers)), constant(its.mantissa, integers))
+        return times(series, builder.bitcast(power, kind))
+
+    return _code(lanes(lanes), emit)
 
 
 class _Alike(AbstractTemplate):
@@ -155,46 +259,11 @@ def _arithmetic(sign: Any, name: str) -> None:
     def compute(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return getattr(builder, name)(*arguments, flags=_FLAGS)
 
-    _infer(sign)(type(f"_{name}", (_Alike,), {"key": sign}))
-    _lower(sign, Lanes, Lanes)(compute)
+    infer_global(sign)(type(f"_{name}", (_Alike,), {"key": sign}))
+    lower_builtin(sign, Lanes, Lanes)(compute)
 
 
 _arithmetic(operator.add, "fadd")
 _arithmetic(operator.sub, "fsub")
 _arithmetic(operator.mul, "fmul")
 _arithmetic(operator.truediv, "fdiv")
-
-# width(array): how many numbers of its type are lanes.
-width: Any = intrinsic(_emit_width)
-# load(array, index), store(array, index, lanes): array[index : index + width], contiguous; nothing is checked.
-load: Any = intrinsic(_emit_load)
-store: Any = intrinsic(_emit_store)
-# splat(number): lanes that are all this number.
-splat: Any = intrinsic(_emit_splat)
-# totals(a, b, c, d): lanes of which those at k, k + 4, … add up to the sum of the k-th argument.
-totals: Any = intrinsic(_emit_totals)
-# larger(lanes, lanes): the larger one of each two.
-larger: Any = intrinsic(_emit_larger)
-# choose(a, b, x, y): x where a > b, else y.
-choose: Any = intrinsic(_emit_choose)
-# total(lanes): their sum, float64.
-total: Any = intrinsic(_emit_total)
-
-
-def _emit_prefetch(_typing: Any, array: Any, _index: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(array)(context, builder, arguments[0]).data
-        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-        builder.call(
-            prefetch, [pointer, number(0), number(3), number(1)]
-        )  # to read (to write is slower); first level; data
-        return context.get_dummy_value()
-
-    return types.none(array, types.intp), generate
-
-
-# prefetch(array, index) asks for the cache line of array.flat[index] ahead of its use; any index is allowed.
-prefetch: Any = intrinsic(_emit_prefetch)
