@@ -8,6 +8,7 @@ a trial of each candidate. Both are one run of a method that wraps another (`gro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -18,7 +19,7 @@ import pandas as pd
 
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.lambda_path import ONWARDS, LambdaPath, Strategy
+from fedfuse.grouping.lambda_path import LAMBDAS, ONWARDS, LambdaPath, Strategy
 from fedfuse.methods.method import Method, Searchable
 from fedfuse.methods.registry import from_config
 from fedfuse.models import Model
@@ -26,6 +27,7 @@ from fedfuse.results.result import Result
 from fedfuse.results.run_directory import Store
 from fedfuse.training.fit import check_federation, fit, fitting_method, fitting_model
 from fedfuse.training.settings import Settings
+from fedfuse.training.stages import REFIT_RATIO
 from fedfuse.tuning.grid_search import JUDGING, TRYING, GridSearch
 from fedfuse.utils.files import write_csv, write_json
 from fedfuse.utils.lazy import load
@@ -158,8 +160,8 @@ def tune(
         Increasing lambdas. Default: the paper's for its data sets, and else from the distances between the devices'
         own models. For other methods settings by name, ``[{"eps1": 0.1, "eps2": 0.2}, …]``; default: the method's own.
     rounds
-        Maximum of one training (500): of each lambda with ``separate``, of the way from the start to the final models
-        with ``warmup``, but for the last ``cap`` of it, and of training with the settings chosen.
+        For lambda, the maximum of one training (500): of each lambda with ``separate``, of the way from the start to
+        the final models with ``warmup``, but for the last ``cap`` of it. For other methods, of the whole run.
     cap
         Maximum of rounds of one lambda with ``warmup``, default: a quarter of ``rounds``; of each candidate of other
         methods, default: 50.
@@ -180,9 +182,10 @@ def tune(
     check_federation(federation)
     if not (federation.rows("validation").counts > 0).any():
         raise FedfuseError("no device has validation rows, and settings are chosen by them; build with validation > 0")
-    inner = fitting_method(method, fitting_model(federation, model))
+    inner = fitting_method(method or "fpfc", fitting_model(federation, model))
     chosen = check_tuning(inner, strategy, grid, rounds=rounds, cap=cap, dataset=dataset)
-    tuning = Tuning.of(fit(federation, chosen, model, rounds=rounds, out=out, dataset=dataset, **settings))
+    total = max_rounds(chosen) if isinstance(chosen, LambdaPath) else rounds
+    tuning = Tuning.of(fit(federation, chosen, model, rounds=total, out=out, dataset=dataset, **settings))
     if out is not None:
         tuning.save(out)
     return tuning
@@ -211,6 +214,18 @@ def check_tuning(
     lambdas = paper_grid(dataset) if given is None else given
     limit = Settings().rounds if rounds is None else rounds
     return LambdaPath(inner=method, strategy=strategy or "warmup", grid=lambdas, limit=limit, cap=cap)  # type: ignore[arg-type]
+
+
+def max_rounds(path: LambdaPath) -> int:
+    """Return how many rounds the run of a lambda path can take: those of all lambdas, of training on, and of a refit.
+
+    >>> max_rounds(LambdaPath(strategy="separate", grid=(0, 1), limit=7))
+    14
+    """
+    lambdas = len(path.grid) or LAMBDAS + 1
+    cap = path.cap or -(-path.limit // 4)
+    rounds = lambdas * path.limit if path.strategy == "separate" else lambdas * cap + path.limit + cap
+    return rounds if not path.inner.refit else math.ceil(rounds / (1 - REFIT_RATIO)) + 1
 
 
 def is_searched(method: Method[Any] | type[Method[Any]]) -> bool:
