@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedfuse.studies.comparison import Comparison
     from fedfuse.studies.solution_path import SolutionPath, solution_path
     from fedfuse.studies.tune import Tuning, tune
+    from fedfuse.training.explain import explain
     from fedfuse.training.fit import fit, resume
     from fedfuse.training.loop import Callback
     from fedfuse.training.settings import Settings
@@ -72,6 +73,7 @@ __all__ = [
     "Work",
     "__version__",
     "compare",
+    "explain",
     "fit",
     "resume",
     "solution_path",
@@ -122,6 +124,7 @@ _LATER = {
     "Uneven": "protocol.local_work",
     "Work": "protocol.local_work",
     "compare": "studies.compare",
+    "explain": "training.explain",
     "data": "",
     "fit": "training.fit",
     "engines": "",

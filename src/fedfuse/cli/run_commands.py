@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from fedfuse.cli import arguments as args
 from fedfuse.cli.arguments import Arg, Opt
 from fedfuse.cli.display import compare_and_show, show_tuned, train_and_show, train_with_progress
@@ -36,6 +38,7 @@ def run(
     baselines: Annotated[bool, Opt(help="Compare with local and pooled models.")] = True,
     report: Annotated[bool | None, Opt(help="Write report.html (default: unless --json).")] = None,
     json_: args.Json = False,
+    explain: Annotated[bool, Opt("--explain", help="Say what would be asked of devices, and train nothing.")] = False,
 ) -> None:
     """Train on a data set and show which devices belong together."""
     from fedfuse.training.fit import fit
@@ -47,6 +50,11 @@ def run(
     directory = args.free_directory(out, dataset, f"{method}-seed{seed}")
     source = data.source_of(dataset, seed)
     federation = args.load_data(source)
+    if explain:
+        from fedfuse.training.explain import explain as explanation
+
+        typer.echo(explanation(federation, chosen, model, **settings))
+        return
 
     def train(callbacks: list[Callback]) -> Result:
         named: dict[str, Any] = {"dataset": dataset, "source": source}

@@ -187,7 +187,7 @@ def _group_by_evidence(state: FusionTreeState, simulable: Bools) -> str:
 class FitHalf(Step[FusionTreeState]):
     """Devices fit one half of their training rows, then the other: what both share is signal, the rest is noise."""
 
-    name = "half"
+    name = "half fits"
 
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
         rows: Part = "train/2" if state.half else "train/1"
@@ -202,7 +202,7 @@ class FitHalf(Step[FusionTreeState]):
 class FitRidge(Step[FusionTreeState]):
     """Devices fit their training rows with the next ridge."""
 
-    name = "local"
+    name = "local fits"
 
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
         return [Train(Work(solver="exact"), rho=RIDGES[state.ridge], rows="train")] * len(devices)
@@ -224,6 +224,8 @@ class FitRidge(Step[FusionTreeState]):
 class _Evaluation(Step[FusionTreeState]):
     """Devices send mean losses of several models on their validation rows, with covariances."""
 
+    size_is_known = False
+
     def possible(self, state: FusionTreeState, device: int, answer: Floats) -> bool:
         return possible_judgement(answer, judged_models(len(answer)))
 
@@ -231,7 +233,7 @@ class _Evaluation(Step[FusionTreeState]):
 class CutTree(_Evaluation):
     """Devices evaluate the models of the groups above them; the tree is cut where that is best."""
 
-    name = "tree"
+    name = "cut tree"
 
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
         above = state.tree.merged_models(state.estimates[state.ridge], state.info.counts["train"], devices)
@@ -252,7 +254,7 @@ class CutTree(_Evaluation):
 class CompareCandidates(_Evaluation):
     """Devices evaluate their models in all groupings; the coarsest good one is taken."""
 
-    name = "candidates"
+    name = "compare groupings"
 
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
         estimates, weights = state.estimates[COMMON_RIDGE], state.info.counts["train"]
@@ -267,7 +269,7 @@ class CompareCandidates(_Evaluation):
 class CheckGroups(_Evaluation):
     """Devices evaluate their group's model, merged ones and the nearest others; groups merge and devices move."""
 
-    name = "check"
+    name = "check groups"
 
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
         n = len(state.tree.leaves)
@@ -289,7 +291,7 @@ class CheckGroups(_Evaluation):
 class CheckGradients(Step[FusionTreeState]):
     """Devices send how alike the gradients of both parts of their rows are; groups with structure left are split."""
 
-    name = "residue"
+    name = "check gradients"
 
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
         models, gradients = (each.astype(state.info.dtype) for each in (state.models, state.fit.gradients))
@@ -326,8 +328,9 @@ class FusionTree(StepMethod[FusionTreeState]):
     name: ClassVar[str] = "fusion-tree"
 
     def steps(self) -> dict[str, Step[Any]]:
-        own = (FitHalf(), FitRidge(), CutTree(), CompareCandidates(), CheckGroups(), CheckGradients())
-        return by_name(*refit_steps(self.robust, after_rescale, after_fit), *own)
+        refit = refit_steps(self.robust, after_rescale, after_fit)
+        proposing, checking = (FitHalf(), FitRidge(), CutTree(), CompareCandidates()), (CheckGroups(), CheckGradients())
+        return by_name(*refit[:3], *proposing, refit[3], *checking, *refit[4:])
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> FusionTreeState:
         if not sends_statistics(info) and not info.counts["validation"].any():

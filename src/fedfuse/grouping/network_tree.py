@@ -167,7 +167,7 @@ class _Training(Step[N]):
 class TrainGroups(_Training[NetworkState]):
     """Devices train their group's network: one turn of FedAvg within each group."""
 
-    name = "refit"
+    name = "train groups"
     open_ended = True
 
     def ask(self, state: NetworkState, devices: Ints) -> list[Task]:
@@ -181,7 +181,7 @@ class TrainGroups(_Training[NetworkState]):
 class TrainTogether(_Training[NetworkTreeState]):
     """Devices train one network for all, and send its score on validation rows."""
 
-    name = "together"
+    name = "train together"
 
     def ask(self, state: NetworkTreeState, devices: Ints) -> list[Task]:
         return [replace(task, score="validation") for task in self.orders(state, devices, "train")]
@@ -205,7 +205,7 @@ class TrainTogether(_Training[NetworkTreeState]):
 class TrainApart(_Training[NetworkTreeState]):
     """Devices train on by themselves, and upload once."""
 
-    name = "apart"
+    name = "train apart"
 
     def take(self, state: NetworkTreeState) -> str:
         state.expel_overlong(self.robust)
@@ -222,7 +222,8 @@ class TrainApart(_Training[NetworkTreeState]):
 class CutNetworkTree(Step[NetworkTreeState]):
     """Devices evaluate their own network and those of the groups above; the tree is cut where that is best."""
 
-    name = "tree"
+    name = "cut tree"
+    size_is_known = False
 
     def ask(self, state: NetworkTreeState, devices: Ints) -> list[Task]:
         above = state.tree.merged_models(state.own, state.info.counts["train"], devices)
@@ -243,7 +244,7 @@ class CheckNetworks(CutNetworkTree):
     A device that is alone moves to a model that it cannot tell to be worse: the others there have more rows.
     """
 
-    name = "check"
+    name = "check groups"
 
     def ask(self, state: NetworkTreeState, devices: Ints) -> list[Task]:
         models, near = state.models, state.nearest_groups()

@@ -147,7 +147,7 @@ def after_final_fit(state: RefitState) -> str:
 class SendStatistics(Step[RefitState]):
     """Devices send sufficient statistics of their rows."""
 
-    name = "summaries"
+    name = "sufficient statistics"
     on_devices = True
 
     def ask(self, state: RefitState, devices: Ints) -> list[Task]:
@@ -168,7 +168,7 @@ class SendStatistics(Step[RefitState]):
 class ColumnMoments(Step[RefitState]):
     """Devices send means and squares of their columns."""
 
-    name = "moments"
+    name = "column moments"
     robust: Robust
 
     def ask(self, state: RefitState, devices: Ints) -> list[Task]:
@@ -200,7 +200,7 @@ class ColumnMoments(Step[RefitState]):
 class RescaleColumns(Step[RefitState]):
     """Devices rescale their columns, one scale for all."""
 
-    name = "rescale"
+    name = "column scales"
     for_all = True
     then: Transition
 
@@ -243,7 +243,7 @@ class _GradientStep(Step[RefitState]):
 class Fit(_GradientStep):
     """L-BFGS on training rows, for as long as validation rows say."""
 
-    name = "fit"
+    name = "group fits"
     rows = "train"
     also = ("train", "validation")
     then: Transition
@@ -261,7 +261,7 @@ class Fit(_GradientStep):
 class FitAlone(Step[RefitState]):
     """Devices without companions fit their own rows."""
 
-    name = "alone"
+    name = "lone fits"
     for_all = True
 
     def ask(self, state: RefitState, devices: Ints) -> list[Task]:
@@ -279,7 +279,7 @@ class FitAlone(Step[RefitState]):
 class FinalFit(_GradientStep):
     """L-BFGS on training and validation rows together."""
 
-    name = "again"
+    name = "final fits"
     rows = "train+validation"
     also = ("train+validation",)
 
@@ -297,7 +297,7 @@ class FinalFit(_GradientStep):
 class TellModels(Step[RefitState]):
     """Devices that have seen no model yet are told theirs."""
 
-    name = "tell"
+    name = "tell models"
     for_all = True
     on_devices = True
 

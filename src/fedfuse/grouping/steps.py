@@ -143,6 +143,8 @@ class Step(ABC, Generic[S]):
     on_devices: ClassVar[bool] = False
     # Whether it is repeated for as many rounds as there are.
     open_ended: ClassVar[bool] = False
+    # Whether the size of its tasks does not depend on what was found before.
+    size_is_known: ClassVar[bool] = True
 
     @abstractmethod
     def ask(self, state: S, devices: Ints) -> list[Task]:
