@@ -74,11 +74,13 @@ def explain(
     model: Model[Any] | str | None = None,
     *,
     rounds: int | None = None,
+    engine: Any = None,
+    workers: int | None = None,
     **settings: Any,
 ) -> Explanation:
     """Say what `fit` with the same arguments will ask of devices, in how many rounds, and how much is sent.
 
-    Nothing is trained and nothing is sent.
+    Nothing is trained and nothing is sent; where devices compute (``engine``, ``workers``) does not matter.
 
     Examples
     --------

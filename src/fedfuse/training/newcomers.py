@@ -1,8 +1,8 @@
-"""Devices that come when a run is over: each gets a model by its method's own rule, and nobody else is retrained.
+"""Newcomers: devices that come when a run is over get a model by the method's own rule, and nobody else is retrained.
 
-A method's `admit` is a conversation with one newcomer: it yields tasks and is given the answers. Here the newcomers'
-tasks go to an engine, all at the same time, and what is sent is counted. A look at a device (`protocol.tasks.PeekModel`), as at a model
-that it has made for itself, is no message.
+A method's `admit` is a dialogue with one newcomer: it yields tasks and is given the replies. Here the tasks of all
+newcomers go to an engine at the same time, and what is sent is counted. A look at a newcomer's model
+(`protocol.tasks.PeekModel`) is no message.
 """
 
 from __future__ import annotations

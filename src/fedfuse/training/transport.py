@@ -1,8 +1,8 @@
-"""Between server and engine: orders go out, replies come in, each is looked over, and all are counted.
+"""Transport between server and engine: orders go out, replies come in and are checked, and all are counted.
 
 An order is open until its reply has come or its round is over; then it is overdue. A reply to an open order is used if
-it passes the gate (`protocol.tasks.fault`). One to an overdue order is late: refused, unless late ones are welcome and it is the
-newest that its device was asked for. Any other reply was not called for, and is refused.
+it passes the gate (`protocol.reply_checks.fault`). A reply to an overdue order is late: it is refused, unless late
+replies are wanted and it is the newest that its device was asked for. Any other reply was not asked for, and is refused.
 """
 
 from __future__ import annotations
