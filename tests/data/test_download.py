@@ -278,8 +278,8 @@ def test_every_file_of_every_source_is_known_by_a_checksum():
     known = {file.file for collection in COLLECTIONS.values() for file in collection.files}
     assert known == {file for source in available() for file in source.files}
     for name in ("mnist", "fashion-mnist"):
-        kinds = [file.name.partition("-idx")[0] for file in COLLECTIONS[name].files]
-        assert kinds == ["train-images", "train-labels", "t10k-images", "t10k-labels"]
+        kinds = [file.file.partition("-idx")[0] for file in COLLECTIONS[name].files]
+        assert kinds == [f"{name}/{kind}" for kind in ("train-images", "train-labels", "t10k-images", "t10k-labels")]
         assert len(COLLECTIONS[name].mirrors) >= 2
     assert all(len(h) == 64 for c in COLLECTIONS.values() for f in c.files for h in f.sha256)
 

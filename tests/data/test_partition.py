@@ -17,10 +17,8 @@ from fedfuse.data.partition import (
     Rotation,
     Shards,
     consecutive_groups,
-    draw_partition,
-    draw_test_partition,
-    rotate,
-    swap_labels,
+    draw,
+    draw_test,
 )
 from fedfuse.errors import FedfuseError
 
@@ -101,18 +99,18 @@ def test_shares_are_counts_over_totals(labels, devices, seed):
 def test_test_rows_by_a_new_draw_or_with_the_same_shares():
     labels = np.repeat(np.arange(5), 400)
     train = Dirichlet(1.0).partition(labels, 6, rng(0))
-    new = draw_test_partition(train, Dirichlet(1.0), labels, rng(1))
-    same = draw_test_partition(train, Dirichlet(1.0), labels, rng(1), test_partition="same_shares")
+    new = draw_test(train, Dirichlet(1.0), labels, rng(1))
+    same = draw_test(train, Dirichlet(1.0), labels, rng(1), test_partition="same_shares")
     assert not np.allclose(new.shares, train.shares)
     assert np.array_equal(same.counts, train.counts)
     assert not np.array_equal(same.owner, train.owner)
     with pytest.raises(FedfuseError, match="test_partition must be 'independent' or 'same_shares', got 'other'"):
-        draw_test_partition(train, Even(), labels, rng(), test_partition="other")
+        draw_test(train, Even(), labels, rng(), test_partition="other")
 
 
 @given(labels_lists, st.integers(1, 4), seeds)
 def test_every_device_has_enough(labels, least, seed):
-    assert draw_partition(Dirichlet(2.0), labels, 4, rng(seed), least).counts.min() >= least
+    assert draw(Dirichlet(2.0), labels, 4, rng(seed), least).counts.min() >= least
 
 
 def test_the_error_of_small_devices_says_what_to_change():
@@ -123,10 +121,10 @@ def test_the_error_of_small_devices_says_what_to_change():
         r"devices; use a larger alpha \(it is 0\.5\), fewer devices, or another seed"
     )
     with pytest.raises(FedfuseError, match=words):
-        draw_partition(Dirichlet(0.5), labels, 10, rng(), 5, "test rows")
+        draw(Dirichlet(0.5), labels, 10, rng(), 5, "test rows")
     train = Partition.by_shares(labels, np.array([[0.98, 0.02], [0.98, 0.02]]), rng())
     with pytest.raises(FedfuseError, match=r"device 1 of 2 got 2 test rows.*or test_partition='independent'"):
-        draw_test_partition(train, Dirichlet(), labels, rng(), 5, "same_shares")
+        draw_test(train, Dirichlet(), labels, rng(), 5, "same_shares")
 
 
 @pytest.mark.parametrize(
@@ -157,9 +155,10 @@ def test_bad_input(wrong, words):
 
 @given(labels_lists, st.integers(0, 9), st.integers(0, 9))
 def test_a_swap_undoes_itself(labels, a, b):
-    swapped = swap_labels(labels, a, b)
+    swap = LabelSwap(((a, b),))
+    images, swapped = swap.apply(np.zeros((len(labels), 1, 1)), labels, 0)
     assert swapped.dtype == labels.dtype
-    assert np.array_equal(swap_labels(swapped, a, b), labels)
+    assert np.array_equal(swap.apply(images, swapped, 0)[1], labels)
     assert np.array_equal(swapped != labels, np.isin(labels, [a, b]) & (a != b))
 
 
@@ -170,6 +169,10 @@ def test_the_swaps_of_the_paper():
         assert np.flatnonzero(swapped != labels).tolist() == [c, 8 - c]
         assert swapped[c] == 8 - c
         assert swapped[8 - c] == c
+
+
+def rotate(images, degrees):
+    return Rotation((degrees,)).apply(images, np.zeros(len(images)), 0)[0]
 
 
 pixels = arrays(np.uint8, st.tuples(st.integers(1, 4), st.integers(1, 3), st.just(5), st.just(5)))

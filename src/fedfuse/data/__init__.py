@@ -37,17 +37,13 @@ __all__ = [
 
 # Imported when first used: tables need pandas.
 _LATER = {
+    **dict.fromkeys(("Source", "available", "load"), "catalog"),
+    **dict.fromkeys(("federation_from_frame", "read_table"), "tables"),
+    **dict.fromkeys(("images", "partition"), ""),
     "Encoder": "encoders",
-    "Source": "catalog",
-    "available": "catalog",
     "data_directory": "download",
     "federation_from_datasets": "datasets",
-    "federation_from_frame": "tables",
     "housing_bodyfat": "housing",
-    "images": "",
-    "load": "catalog",
-    "partition": "",
-    "read_table": "tables",
 }
 
 

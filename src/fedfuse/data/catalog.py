@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from fedfuse.data.download import directory_with, files_of, missing_files
 from fedfuse.data.federation import Federation, Goal
 from fedfuse.data.housing import housing_bodyfat
-from fedfuse.data.images import digits, fashion_mnist, mnist
+from fedfuse.data.images import digits, mnist
 from fedfuse.data.synthetic import GROUP_SIZES, FeatureDistribution, synthetic
 from fedfuse.data.tables import SUFFIXES, federation_from_frame, read_table
 from fedfuse.errors import FedfuseError, guess
@@ -31,23 +30,12 @@ _DESCRIPTIONS = {
     "digits": "images of 8 x 8, 4 groups of 5 by swapped labels",
     "digits:rotated": "images of 8 x 8, 4 groups of 5 by rotation",
 }
-_IMAGES: dict[str, Callable[..., Federation]] = {"mnist": mnist, "fashion-mnist": fashion_mnist, "digits": digits}
 TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that has a name.
-
-    Attributes
-    ----------
-    name, description
-        What to call it, and what it is.
-    files
-        What it needs below the data directory; nothing for data that are computed.
-    present
-        Whether those files are there.
-    """
+    """A data set that has a name, the files that it needs below the data directory, and whether they are there."""
 
     name: str
     description: str
@@ -91,13 +79,11 @@ def load(
         For files, and needed there: the column that says which device a row is of, and the one to predict.
     goal
         For files: ``"classification"`` or ``"regression"``; told from the target when not given.
-    seed
-        Draws the split, and the data where they are drawn.
     data_dir
         Where the files of named data sets are; see `data_directory`.
-    test, validation
-        Shares: of a device's rows for the test, and of the rest for validation. MNIST and Fashion-MNIST have
-        test images of their own.
+    test, validation, seed
+        As in `Federation.from_arrays`; the seed also draws synthetic data. MNIST and Fashion-MNIST have test images
+        of their own.
 
     Examples
     --------
@@ -108,7 +94,10 @@ def load(
     is_file = _is_file(dataset)
     if not is_file:
         check_name(dataset)
-        _refuse_columns(dataset, device=device, target=target, goal=goal)
+        for word, value in (("device", device), ("target", target), ("goal", goal)):
+            if value is not None:
+                why = f"{dataset!r} has its own devices and target; leave it out"
+                raise FedfuseError(f"{word}={value!r} is for tables only, but {why}")
     if not dataset.startswith(_SYNTHETIC) and features != "uniform":
         raise FedfuseError(f"features={features!r} is for synthetic data only, not for {dataset!r}; leave it out")
     if is_file:
@@ -155,14 +144,6 @@ def check_name(dataset: str) -> None:
         )
 
 
-def _refuse_columns(dataset: str, **given: str | None) -> None:
-    for word, value in given.items():
-        if value is not None:
-            raise FedfuseError(
-                f"{word}={value!r} is for tables only, but {dataset!r} has its own devices and target; leave it out"
-            )
-
-
 def _load_file(path: str, device: str | None, target: str | None, **options: Any) -> Federation:
     frame = read_table(path)
     if device is None or target is None:
@@ -177,8 +158,8 @@ def _load_file(path: str, device: str | None, target: str | None, **options: Any
 def _load_images(dataset: str, seed: int, shares: dict[str, float], data_dir: str | Path | None) -> Federation:
     name = dataset.removesuffix(_ROTATED)
     options: dict[str, Any] = {"groups": "swap" if name == dataset else "rotate", "validation": shares["validation"]}
-    if not files_of(name):
-        return _IMAGES[name](seed, test=shares["test"], **options)
+    if name == "digits":
+        return digits(seed, test=shares["test"], **options)
     if shares["test"] != TEST_SHARE:
         raise FedfuseError(f"test={shares['test']:g} was given, but {name} has test images of its own; leave it out")
-    return _IMAGES[name](seed, data_dir=data_dir, **options)
+    return mnist(seed, name=name, data_dir=data_dir, **options)

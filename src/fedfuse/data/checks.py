@@ -22,9 +22,8 @@ def named_devices(data: Any, what: str) -> dict[str, Any]:
     """Return the devices' data by name, from a mapping or a list; ``what`` says in errors what each device has."""
     if not isinstance(data, Iterable):
         raise FedfuseError(f"expected {{name: {what}}} or a list of {what}, got {_describe(data)}")
-    items = list(data.items() if isinstance(data, Mapping) else enumerate(data))
     devices: dict[str, Any] = {}
-    for key, value in items:
+    for key, value in data.items() if isinstance(data, Mapping) else enumerate(data):
         if str(key) in devices:
             raise FedfuseError(f"two devices are called {str(key)!r} (names are compared as text): rename one")
         devices[str(key)] = value
@@ -33,41 +32,62 @@ def named_devices(data: Any, what: str) -> dict[str, Any]:
     return devices
 
 
-def named_pairs(data: Any) -> tuple[tuple[str, ...], list[tuple[Any, Any]]]:
-    """Return the devices' names and their (X, y), from a mapping or a list."""
+def named_pairs(data: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the devices' (X, y) by name, from a mapping or a list."""
     devices = named_devices(data, "(X, y)")
     for name, pair in devices.items():
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise FedfuseError(f"device {name!r}: expected a pair (X, y), got {_describe(pair)}")
-    return tuple(devices), [(X, y) for X, y in devices.values()]
+    return devices
 
 
-def feature_names(names: Sequence[str], given: Sequence[Any], features: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the column names: those given, else those of the devices' data frames, else None."""
-    if features is not None:
-        return tuple(str(f) for f in features)
-    columns = [tuple(map(str, X.columns)) if _is_frame(X) else None for X in given]
-    for name, these in zip(names, columns, strict=True):
-        if these != columns[0]:
-            raise FedfuseError(
-                f"device {name!r} has the columns {these}, device {names[0]!r} has {columns[0]}: "
-                "give all devices the same columns in the same order"
-            )
-    return columns[0]
+def check_same(values: Mapping[str, Any], message: str) -> None:
+    """Refuse devices that differ from the first; the message may name {device}, {value}, {first} and {first_value}."""
+    first, first_value = next(iter(values.items()))
+    for device, value in values.items():
+        if value != first_value:
+            raise FedfuseError(message.format(device=device, value=value, first=first, first_value=first_value))
 
 
-def row_shape(
-    Xs: Sequence[npt.NDArray[Any]], names: Sequence[str], shape: Sequence[int] | None
-) -> tuple[int, ...] | None:
-    """Return the shape of one row's features, given or told from arrays of more than two dimensions."""
-    forms = [X.shape[1:] for X in Xs]
-    for name, form in zip(names, forms, strict=True):
-        if form != forms[0] and max(len(form), len(forms[0])) > 1:
-            raise FedfuseError(
-                f"one row of device {name!r} has the shape {form}, of device {names[0]!r} {forms[0]}: "
-                "give all devices rows of one shape"
-            )
-    found = forms[0] if len(forms[0]) > 1 else None
+def feature_arrays(
+    given: Mapping[str, Any], features: Sequence[str] | None, shape: Sequence[int] | None
+) -> tuple[list[Floats], tuple[str, ...], tuple[int, ...] | None]:
+    """Return every device's array of rows x features, the names of the columns, and the shape of one row.
+
+    Names are those given, else those of data frames, else scikit-learn's. The shape is that given, or that of arrays
+    with more than two dimensions, which keep their dtype (images are often bytes); it is None for tables.
+    """
+    headers = {name: tuple(map(str, X.columns)) if _is_frame(X) else None for name, X in given.items()}
+    if features is None:
+        words = "device {device!r} has the columns {value}, device {first!r} has {first_value}: "
+        check_same(headers, words + "give all devices the same columns in the same order")
+    arrays = {name: as_numpy(X, "X", name) for name, X in given.items()}
+    form = _row_shape({name: X.shape[1:] for name, X in arrays.items()}, shape)
+    Xs = [feature_array(X, name, keep_dtype=form is not None) for name, X in arrays.items()]
+    widths = {name: X.shape[1] for name, X in zip(arrays, Xs, strict=True)}
+    words = "device {device!r} has {value} features, device {first!r} has {first_value}: "
+    check_same(widths, words + "all devices need the same columns")
+    width = Xs[0].shape[1]
+    columns = next(iter(headers.values())) if features is None else tuple(map(str, features))
+    columns = default_features(width) if columns is None else columns
+    if len(columns) != width:
+        raise FedfuseError(f"{len(columns)} feature names were given for {width} columns; give one name per column")
+    for name, X in zip(arrays, Xs, strict=True):
+        check_finite(X, name, columns)
+    return Xs, columns, form
+
+
+def default_features(n: int) -> tuple[str, ...]:
+    """Return scikit-learn's names for columns without names: x0, x1, …"""
+    return tuple(f"x{j}" for j in range(n))
+
+
+def _row_shape(shapes: Mapping[str, tuple[int, ...]], shape: Sequence[int] | None) -> tuple[int, ...] | None:
+    if max(map(len, shapes.values())) > 1:
+        words = "one row of device {device!r} has the shape {value}, of device {first!r} {first_value}: "
+        check_same(shapes, words + "give all devices rows of one shape")
+    first = next(iter(shapes.values()))
+    found = first if len(first) > 1 else None
     if shape is None:
         return found
     asked = tuple(int(n) for n in shape)
@@ -77,10 +97,7 @@ def row_shape(
 
 
 def feature_array(array: npt.NDArray[Any], device: str, keep_dtype: bool = False) -> Floats:
-    """Return the features as a float64 array of rows x features, without a copy where it is one already.
-
-    With ``keep_dtype`` numbers keep their type: images are often bytes, and eight times as large in float64.
-    """
+    """Return the features as an array of rows x features, of float64 unless numbers are to keep their type."""
     if array.ndim == 1:
         raise FedfuseError(
             f"device {device!r}: X has shape {array.shape}, but must be rows x features; "
@@ -136,29 +153,12 @@ def check_finite(X: Floats, device: str, features: Sequence[str]) -> None:
     bad = ~np.isfinite(X)
     finite = not bad.any()
     row, column = np.argwhere(np.abs(X) > MAX_ABS_VALUE if finite else bad)[0]
-    where = f"device {device!r}: X[{row}, {column}] is"
+    where = f"device {device!r}: X[{row}, {column}] is {X[row, column]:g} (column {features[column]!r})"
     if finite:
-        raise FedfuseError(
-            f"{where} {X[row, column]:g} (column {features[column]!r}), but values above {MAX_ABS_VALUE:g} are too "
-            "large to be squared; divide the column by a power of ten"
-        )
-    raise FedfuseError(
-        f"{where} {X[row, column]} (column {features[column]!r}), but every value must be a finite number; fill or "
-        "drop such rows, or use Federation.from_frame, which fills missing values"
-    )
-
-
-def check_widths(Xs: Sequence[Floats], names: Sequence[str], features: tuple[str, ...] | None) -> None:
-    """Refuse devices with different numbers of features, and a number of names that differs from it."""
-    width = Xs[0].shape[1]
-    for X, name in zip(Xs, names, strict=True):
-        if X.shape[1] != width:
-            raise FedfuseError(
-                f"device {name!r} has {X.shape[1]} features, device {names[0]!r} has {width}: "
-                "all devices need the same columns"
-            )
-    if features is not None and len(features) != width:
-        raise FedfuseError(f"{len(features)} feature names were given for {width} columns; give one name per column")
+        need = f"values above {MAX_ABS_VALUE:g} are too large to be squared; divide the column by a power of ten"
+        raise FedfuseError(f"{where}, but {need}")
+    need = "every value must be a finite number; fill or drop such rows, or use Federation.from_frame, which fills"
+    raise FedfuseError(f"{where}, but {need} missing values")
 
 
 def check_splits(test: float, validation: float, seed: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import compress
 from math import prod
 from typing import Any
 
@@ -18,18 +18,6 @@ from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
 
 _WANTED = "a data set (len(), and items that are pairs (x, y)) or a tuple (training set, test set)"
-
-
-@dataclass(frozen=True)
-class _Device:
-    name: str
-    learn: Any
-    test: Any | None
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Items to learn from (or to be split), and items of a test set."""
-        return len(self.learn), 0 if self.test is None else len(self.test)
 
 
 def federation_from_datasets(
@@ -62,78 +50,61 @@ def federation_from_datasets(
     (Federation(2 devices, 66 rows (30 to 36 each), 1 x 4 x 4 features, 3 classes), [6, 6])
     """
     checks.check_splits(test, validation, seed)
-    devices = [_device(name, value) for name, value in checks.named_devices(data, "data set").items()]
-    names = tuple(device.name for device in devices)
-    learn, tested = np.array([device.counts for device in devices], dtype=np.int64).T
-    _check_rows(devices, learn, tested, test, validation)
-    cuts = _cuts(learn, tested, test, validation)
-    X, ys, shape = _read(devices, cuts[:, 0], seed)
-    groups = checks.truth_array(truth, len(names))
-    found, y, classes = encode_target(np.concatenate(ys), goal, "the target")
-    form = shape if len(shape) > 1 else None
-    return Federation(names, X, y, cuts, found, classes, default_features(X.shape[1]), groups, shape=form)
-
-
-def _device(name: str, value: Any) -> _Device:
-    parts = value if isinstance(value, tuple) else (value,)
-    for part in parts:
-        if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")) or len(parts) > 2:
-            what = f"a tuple of {len(parts)}" if len(parts) > 2 else f"a {type(part).__name__}"
-            raise FedfuseError(f"device {name!r}: expected {_WANTED}, got {what}")
-    return _Device(name, parts[0], parts[1] if len(parts) == 2 else None)
-
-
-def _check_rows(devices: Sequence[_Device], learn: Ints, tested: Ints, test: float, validation: float) -> None:
-    own = np.array([device.test is not None for device in devices])
-    for device, n in zip(devices, tested, strict=True):
-        if device.test is not None and n == 0:
-            raise FedfuseError(f"device {device.name!r}: its test set is empty; leave it out to cut test rows off")
-    for chosen, share in ((own, 0.0), (~own, test)):
-        names = [device.name for device, yes in zip(devices, chosen, strict=True) if yes]
-        checks.check_counts(learn[chosen], names, share, validation)
-
-
-def _cuts(learn: Ints, tested: Ints, test: float, validation: float) -> Ints:
-    """Return the cut points: a test set follows the other rows; without one, test rows are cut off them."""
-    n_cut = np.diff(cut_points(learn, test, validation)[:, 2:], axis=1)[:, 0]
+    sets = {name: _train_and_test(name, value) for name, value in checks.named_devices(data, "data set").items()}
+    names = tuple(sets)
+    learn, tested = np.array([[len(part) for part in parts] for parts in sets.values()], dtype=np.int64).T
     own = tested > 0
-    return cuts_with_test(np.where(own, learn, learn - n_cut), np.where(own, tested, n_cut), validation)
-
-
-def _read(
-    devices: Sequence[_Device], starts: Ints, seed: int
-) -> tuple[Floats, list[npt.NDArray[Any]], tuple[int, ...]]:
-    """Return all features, each device's targets, and the shape of an item."""
-    shape = _pair(devices[0].name, devices[0].learn, 0)[0].shape
-    X: Floats = np.empty((sum(sum(device.counts) for device in devices), prod(shape)), np.float32)
-    ys = []
-    for i, (device, start) in enumerate(zip(devices, starts, strict=True)):
-        n, n_test = device.counts
+    for chosen, share in ((own, 0.0), (~own, test)):
+        checks.check_counts(learn[chosen], list(compress(names, chosen)), share, validation)
+    # A test set follows the other rows; without one, test rows are cut off them.
+    n_cut = np.where(own, 0, np.diff(cut_points(learn, test, validation))[:, 2])
+    cuts = cuts_with_test(learn - n_cut, tested + n_cut, validation)
+    shape = _item(names[0], sets[names[0]][0], 0)[0].shape
+    X: Floats = np.empty((cuts[-1, 3], prod(shape)), np.float32)
+    columns, ys = default_features(X.shape[1]), {}
+    for i, (name, parts) in enumerate(sets.items()):
         # Rows to learn from are shuffled as everywhere; those of a test set keep their order.
-        places = np.append(np.argsort(generator(seed, "split", i).permutation(n)), n + np.arange(n_test))
-        rows = X[start : start + n + n_test]
-        ys.append(_fill(device, places, rows, shape))
-        checks.check_finite(rows, device.name, default_features(X.shape[1]))
-    check_same_kind(ys, [device.name for device in devices])
-    return X, ys, shape
+        shuffled = np.argsort(generator(seed, "split", i).permutation(learn[i]))
+        rows = X[cuts[i, 0] : cuts[i, 3]]
+        ys[name] = _read(name, parts, np.append(shuffled, learn[i] + np.arange(tested[i])), rows, shape)
+        checks.check_finite(rows, name, columns)
+    check_same_kind(ys)
+    groups = checks.truth_array(truth, len(names))
+    found, y, classes = encode_target(np.concatenate([*ys.values()]), goal, "the target")
+    return Federation(names, X, y, cuts, found, classes, columns, groups, shape=shape if len(shape) > 1 else None)
 
 
-def _fill(device: _Device, places: Ints, X: Floats, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _train_and_test(name: str, value: Any) -> tuple[Any, Any]:
+    """Return a device's data set, or its training and its test set; the second is empty where there is none."""
+    parts = value if isinstance(value, tuple) else (value, ())
+    odd = [
+        f"a {type(part).__name__}" for part in parts if not (hasattr(part, "__len__") and hasattr(part, "__getitem__"))
+    ]
+    if odd or len(parts) != 2:
+        got = odd[0] if len(parts) == 2 else f"a tuple of {len(parts)}"
+        raise FedfuseError(f"device {name!r}: expected {_WANTED}, got {got}")
+    train, test = parts
+    if isinstance(value, tuple) and not len(test):
+        raise FedfuseError(f"device {name!r}: its test set is empty; leave it out to cut test rows off")
+    return train, test
+
+
+def _read(name: str, parts: tuple[Any, Any], places: Ints, X: Floats, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Read every item of a device once, into its place; return the targets."""
     y: list[Any] = [None] * len(places)
-    items = ((data, item) for data in (device.learn, device.test) if data is not None for item in range(len(data)))
+    items = ((data, item) for data in parts for item in range(len(data)))
     for place, (data, item) in zip(places, items, strict=True):
-        x, y[place] = _pair(device.name, data, item)
+        x, y[place] = _item(name, data, item)
         if x.shape != shape:
             raise FedfuseError(
-                f"device {device.name!r}: item {item} has the shape {x.shape}, but the first item of all has "
+                f"device {name!r}: item {item} has the shape {x.shape}, but the first item of all has "
                 f"{shape}: give all items one shape"
             )
         X[place] = x.ravel()
-    return target_array(np.array(y), device.name, len(y))
+    return target_array(np.array(y), name, len(y))
 
 
-def _pair(name: str, data: Any, item: int) -> tuple[npt.NDArray[Any], Any]:
+def _item(name: str, data: Any, item: int) -> tuple[npt.NDArray[Any], Any]:
     pair = data[item]
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise FedfuseError(f"device {name!r}: item {item} is no pair (x, y), but a {type(pair).__name__}")

@@ -22,23 +22,18 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 TIMEOUT_SECONDS = 30.0
 _CHUNK_BYTES = 1 << 16
+_WRONG_BYTES = "sent other bytes than expected (the checksum is wrong)"
 
 
 @dataclass(frozen=True)
 class FileSpec:
     """A file of a data set: its place below the data directory, and its checksums.
 
-    Mirrors have it under its last name and send the first checksum; the others are of copies that are as good, where
-    one is there already.
+    Mirrors have it under its last name, with the first checksum; the others are those of copies that are as good.
     """
 
     file: str
     sha256: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The file's name without its folder."""
-        return self.file.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -150,23 +145,18 @@ def fetch(
 ) -> Fetched:
     """Download the files of a named data set that are not there yet.
 
+    A wrong file that is there is left alone and raises a `FedfuseError`; so does a file that no mirror sends.
+
     Parameters
     ----------
-    name
-        ``"mnist"``, ``"fashion-mnist"`` or ``"housing-bodyfat"``; the rotated ones have the same files.
-    data_dir
-        Where to put them; see `data_directory`.
+    name, data_dir
+        ``"mnist"``, ``"fashion-mnist"`` or ``"housing-bodyfat"``, and where to put the files; see `data_directory`.
     mirrors
         Addresses to try in turn instead of the known ones.
     timeout
         Seconds without a byte after which a mirror is given up.
     progress
         Called with a file, its bytes so far, and its bytes in all (None where unknown).
-
-    Raises
-    ------
-    FedfuseError
-        If a file that is there is not the right one (it is left alone), or if no mirror serves.
     """
     from fedfuse.data.catalog import check_name
 
@@ -206,9 +196,13 @@ def _from_mirrors(
     downloader = Resuming(path.with_name(path.name + ".part"), timeout, progress)
     reasons = []
     for mirror in mirrors:
-        reason = _from_mirror(spec, path, mirror, downloader)
-        if reason is None:
-            return
+        # A part that another mirror sent may be what is wrong: then start over.
+        for _ in range(1 + downloader.part.exists()):
+            reason = _from_mirror(spec, path, mirror, downloader)
+            if reason is None:
+                return
+            if reason != _WRONG_BYTES:
+                break
         reasons.append(f"{mirror}: {reason}")
     raise FedfuseError(
         f"no mirror sent {spec.file}: {'; '.join(reasons)}; try again later (what has come is kept and gone on "
@@ -217,47 +211,27 @@ def _from_mirrors(
 
 
 def _from_mirror(spec: FileSpec, path: Path, mirror: str, downloader: Resuming) -> str | None:
-    """Try one mirror; return why it failed, None if it succeeded."""
-    address = mirror.rstrip("/") + "/" + spec.name
-    resumed = downloader.part.exists()
-    try:
-        # The part that another mirror sent may be what is wrong: then start over.
-        if _placed(spec, path, address, downloader) or (resumed and _placed(spec, path, address, downloader)):
-            return None
-    except _MirrorError as reason:
-        return str(reason)
-    return "sent other bytes than expected (the checksum is wrong)"
-
-
-def _placed(spec: FileSpec, path: Path, address: str, downloader: Resuming) -> bool:
-    """Download to a temporary file, check it, and move it into place; return whether the checksum was right."""
+    """Download a file, check it and only then move it into place; return why that failed, None if it did not."""
     import pooch
 
+    address = mirror.rstrip("/") + "/" + path.name
     try:
         with _silent(pooch.get_logger()):
             pooch.retrieve(address, f"sha256:{spec.sha256[0]}", path.name, path.parent, downloader=downloader)
-    except ValueError:  # A wrong checksum; pooch has deleted the file.
-        return False
-    return True
+    except _MirrorError as reason:
+        return str(reason)
+    except ValueError:  # The checksum is wrong; pooch has deleted the file.
+        return _WRONG_BYTES
+    return None
 
 
 @dataclass(frozen=True)
 class Resuming:
-    """A downloader for pooch that keeps a partial download in a .part file and resumes it.
-
-    Attributes
-    ----------
-    part
-        The file that grows; it survives errors and interruptions.
-    timeout
-        Seconds without a byte after which to give up.
-    progress
-        As in `fetch`.
-    """
+    """A downloader for pooch that keeps a partial download in a .part file, also after errors, and resumes it."""
 
     part: Path
-    timeout: float = TIMEOUT_SECONDS
-    progress: Progress | None = None
+    timeout: float
+    progress: Progress | None
 
     def __call__(self, url: str, output_file: str, pooch: Any = None) -> None:
         """Download a whole file to where pooch wants it."""
@@ -269,7 +243,8 @@ class Resuming:
         except (requests.Timeout, urllib3.exceptions.TimeoutError):
             raise _MirrorError(f"no byte came for {self.timeout:g} s") from None
         except (requests.ConnectionError, urllib3.exceptions.HTTPError) as problem:
-            raise _MirrorError(self._broken(problem)) from None
+            word = type(problem).__name__
+            raise _MirrorError(f"{'no connection' if 'Connection' in word else 'broke off'} ({word})") from None
         except requests.RequestException as problem:
             raise _MirrorError(" ".join(str(problem).split())) from None
         self.part.replace(output_file)
@@ -299,12 +274,6 @@ class Resuming:
                     self.progress(self.part.stem, done, total)
         if total is not None and done < total:
             raise _MirrorError(f"broke off after {done:,} of {total:,} bytes")
-
-    def _broken(self, problem: Exception) -> str:
-        word = type(problem).__name__
-        if "IncompleteRead" in str(problem):
-            return f"broke off with {self.part.stat().st_size:,} bytes here"
-        return f"no connection ({word})" if "Connection" in word else f"broke off ({word})"
 
 
 def _extent(answer: Any, have: int) -> tuple[int, int | None]:

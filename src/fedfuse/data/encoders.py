@@ -5,6 +5,7 @@ Everything is learned from training rows only. Errors name the column, the devic
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterable
@@ -85,13 +86,14 @@ class Table:
     def kind(self, name: str) -> Kind:
         """Tell what a column holds: numbers, dates (also as ISO text), or levels (text, booleans, …)."""
         series, types = self.series(name), pd.api.types
-        if isinstance(series.dtype, pd.CategoricalDtype) or types.is_bool_dtype(series.dtype):
+        dtype = series.dtype
+        if isinstance(dtype, pd.CategoricalDtype) or types.is_bool_dtype(dtype):
             return "level"
-        if types.is_complex_dtype(series.dtype):
+        if types.is_complex_dtype(dtype):
             raise FedfuseError(f"column {name!r} holds complex numbers; split it into real and imaginary parts")
-        if types.is_numeric_dtype(series.dtype):
+        if types.is_numeric_dtype(dtype):
             return "number"
-        if types.is_datetime64_any_dtype(series.dtype) or types.is_timedelta64_dtype(series.dtype):
+        if types.is_datetime64_any_dtype(dtype) or types.is_timedelta64_dtype(dtype):
             return "date"
         found = types.infer_dtype(series, skipna=True)
         return "date" if found == "string" and _all_iso_dates(series) else _OBJECT_KINDS.get(found, "level")
@@ -308,19 +310,9 @@ def _refuse_numbers_as_text(table: Table, name: str) -> None:
 class Encoder:
     """What was learned of a table's columns: plain data, saved as JSON, enough to predict for new tables.
 
-    Attributes
-    ----------
-    device, target
-        The columns that say which device a row is of and what is to be predicted.
-    goal
-        ``"classification"`` or ``"regression"``.
-    classes
-        The labels behind the class numbers; empty for regression.
-    columns
-        What was learned of each feature column.
+    ``device`` and ``target`` are the columns with those roles, ``columns`` what was learned of each other column, and
+    ``classes`` the labels behind class numbers (none for regression).
 
-    Examples
-    --------
     >>> from fedfuse.data import federation_from_frame
     >>> frame = pd.DataFrame({"site": ["a"] * 8 + ["b"] * 8, "age": [30, 50] * 8, "y": ["no", "yes"] * 8})
     >>> encoder = federation_from_frame(frame, device="site", target="y").encoder
@@ -375,28 +367,16 @@ class Encoder:
         return np.array([*(known.get(v, -1) for v in found), -1], dtype=np.int64)[codes]
 
     def unscale(self, coef: Floats) -> Floats:
-        """Return coefficients in the table's own units, for the same predictions.
-
-        ``coef`` are those of the standardised features: outputs x (features + 1), the intercept last.
-        """
+        """Return coefficients (outputs x features and intercept) in the table's own units, for the same predictions."""
         offsets, scales = map(np.array, zip(*(pair for column in self.columns for pair in column.scaling), strict=True))
         slopes = np.asarray(coef)[..., :-1] / scales
         intercept = np.asarray(coef)[..., -1:] - slopes @ offsets[:, None]
         return np.concatenate([slopes, intercept], axis=-1)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts, lists, numbers and text, as `json.dump` wants them."""
-        columns = [asdict(column) for column in self.columns]
-        for column in columns:
-            column.update({key: list(value) for key, value in column.items() if isinstance(value, tuple)})
-        return {
-            "version": 1,
-            "device": self.device,
-            "target": self.target,
-            "goal": self.goal,
-            "classes": list(self.classes),
-            "columns": columns,
-        }
+        """Return plain dicts, lists, numbers and text, as JSON has them."""
+        fields: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return {"version": 1, **fields}
 
     @classmethod
     def from_json(cls, spec: dict[str, Any]) -> Encoder:
@@ -405,13 +385,12 @@ class Encoder:
         try:
             if spec["version"] != 1:
                 raise FedfuseError(f"this encoder is of version {spec['version']}; fedfuse here reads version 1")
-            columns = tuple(_column_from_json(column) for column in spec["columns"])
+            columns = tuple(
+                LevelColumn(column["name"], tuple(column["levels"]))
+                if column["kind"] == "level"
+                else ScaledColumn(**column)
+                for column in spec["columns"]
+            )
             return cls(spec["device"], spec["target"], spec["goal"], tuple(spec["classes"]), columns)
         except (KeyError, TypeError) as problem:
             raise FedfuseError(f"this is not the description of an encoder ({problem!r} is wrong)") from None
-
-
-def _column_from_json(spec: dict[str, Any]) -> Column:
-    if spec["kind"] == "level":
-        return LevelColumn(spec["name"], tuple(spec["levels"]))
-    return ScaledColumn(**spec)

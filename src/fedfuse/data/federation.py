@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data import checks, targets
+from fedfuse.data.checks import default_features as default_features
 from fedfuse.errors import FedfuseError
+from fedfuse.utils.lazy import load
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
 
@@ -34,9 +36,14 @@ _SPANS: dict[str, tuple[int, int]] = {
     "all": (0, 3),
 }
 _MAX_NAMES_SHOWN = 6
-# Limits to what a remote device may say of itself.
+# Limits to what a remote device may say of itself, and what all must say alike.
 MAX_REMOTE_CLASSES = 100_000
 MAX_REMOTE_ROWS = 10**12
+_AGREEMENT = {
+    "goal": "device {device!r} has goal {value[0]}, device {first!r} {first_value[0]}: say goal in the configuration",
+    "columns": "device {device!r} has columns {value[0]}, device {first!r} {first_value[0]}: give all the same columns",
+    "features shape": "device {device!r} has other columns than device {first!r}: give all the same columns",
+}
 
 
 @dataclass(frozen=True)
@@ -70,10 +77,8 @@ class Federation:
         All rows, device after device; ``y`` holds class numbers or values.
     cuts
         For each device where its train, validation and test rows begin, and where they end (m x 4).
-    goal
-        ``"classification"`` or ``"regression"``.
-    classes
-        The labels behind the class numbers; empty for regression.
+    goal, classes
+        ``"classification"`` with the labels behind the class numbers, or ``"regression"``.
     features
         Column names.
     truth
@@ -124,19 +129,21 @@ class Federation:
     def rows(self, part: Part) -> Rows:
         """Return one part of every device's rows."""
         if part in ("train/1", "train/2"):  # Halves of the training rows, independent because rows lie at random.
-            first, last = self.cuts[:, 0], self.cuts[:, 1]
-            middle = (first + last) // 2
-            return Rows(self.X, self.y, *((first, middle) if part == "train/1" else (middle, last)))
+            middle = (self.cuts[:, 0] + self.cuts[:, 1]) // 2
+            return Rows(
+                self.X, self.y, *((self.cuts[:, 0], middle) if part == "train/1" else (middle, self.cuts[:, 1]))
+            )
         a, b = _SPANS[part]
         return Rows(self.X, self.y, self.cuts[:, a], self.cuts[:, b])
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""
         if isinstance(device, str):
-            try:
-                return self._positions[device]
-            except KeyError:
-                raise FedfuseError(f"no device is called {device!r}; known: {_abbreviate(self.names)}") from None
+            if device not in self._positions:
+                known = ", ".join(map(repr, self.names[:_MAX_NAMES_SHOWN]))
+                more = f", … ({self.m} in all)" if self.m > _MAX_NAMES_SHOWN else ""
+                raise FedfuseError(f"no device is called {device!r}; known: {known}{more}")
+            return self._positions[device]
         if not 0 <= device < self.m:
             raise FedfuseError(f"device {device} is outside 0 … {self.m - 1}")
         return int(device)
@@ -148,8 +155,6 @@ class Federation:
     def only(self, devices: Sequence[int] | npt.ArrayLike) -> Federation:
         """Return the federation of these devices, in this order, with their rows in the same parts.
 
-        Examples
-        --------
         >>> X = np.ones((5, 1))
         >>> Federation.from_arrays({"a": (X, X[:, 0]), "b": (X, X[:, 0])}, goal="regression").only([1]).names
         ('b',)
@@ -160,19 +165,13 @@ class Federation:
         rows = np.concatenate([np.arange(self.cuts[i, 0], self.cuts[i, 3]) for i in order])
         counts = self.cuts[order, 3] - self.cuts[order, 0]
         cuts = self.cuts[order] - self.cuts[order, :1] + (np.cumsum(counts) - counts)[:, None]
-        return replace(
-            self,
-            names=tuple(self.names[i] for i in order),
-            X=self.X[rows],
-            y=self.y[rows],
-            cuts=cuts,
-            truth=None if self.truth is None else self.truth[order],
-        )
+        names, truth = tuple(self.names[i] for i in order), None if self.truth is None else self.truth[order]
+        return replace(self, names=names, X=self.X[rows], y=self.y[rows], cuts=cuts, truth=truth)
 
     @cached_property
     def fingerprint(self) -> str:
         """A short hash of all that training sees; a checkpoint belongs to one fingerprint."""
-        digest = hashlib.sha256()  # Processors have instructions for it.
+        digest = hashlib.sha256()
         for part in (self.X, self.y, self.cuts):
             digest.update(str((part.shape, part.dtype)).encode())
             digest.update(np.ascontiguousarray(part).data)
@@ -205,6 +204,8 @@ class Federation:
     ) -> Federation:
         """Build a federation from one (X, y) per device.
 
+        Data that cannot be used raise a `FedfuseError` that names the device, and the column where there is one.
+
         Parameters
         ----------
         data
@@ -226,77 +227,50 @@ class Federation:
         seed
             Draws the rows of each part, independently for each device.
 
-        Raises
-        ------
-        FedfuseError
-            For data that cannot be used; the message names the device, and the column where there is one.
-
         Examples
         --------
-        >>> rng = np.random.default_rng(0)
-        >>> X = rng.normal(size=(40, 3))
+        >>> X = np.random.default_rng(0).normal(size=(40, 3))
         >>> Federation.from_arrays({"a": (X, X[:, 0]), "b": (X, -X[:, 0])})
         Federation(2 devices, 80 rows (40 to 40 each), 3 features, regression)
         """
         checks.check_splits(test, validation, seed)
-        names, pairs = checks.named_pairs(data)
-        columns = checks.feature_names(names, [X for X, _ in pairs], features)
-        arrays = [checks.as_numpy(X, "X", name) for (X, _), name in zip(pairs, names, strict=True)]
-        form = checks.row_shape(arrays, names, shape)
-        image = form is not None
-        Xs = [checks.feature_array(X, name, keep_dtype=image) for X, name in zip(arrays, names, strict=True)]
-        checks.check_widths(Xs, names, columns)
-        columns = columns or default_features(Xs[0].shape[1])
-        for X, name in zip(Xs, names, strict=True):
-            checks.check_finite(X, name, columns)
-        ys = [targets.target_array(y, name, len(X)) for (_, y), name, X in zip(pairs, names, Xs, strict=True)]
-        targets.check_same_kind(ys, names)
+        pairs = checks.named_pairs(data)
+        names = tuple(pairs)
+        Xs, columns, form = checks.feature_arrays({name: X for name, (X, _) in pairs.items()}, features, shape)
         counts = np.array([len(X) for X in Xs], dtype=np.int64)
+        ys = {name: targets.target_array(pairs[name][1], name, n) for name, n in zip(names, counts, strict=True)}
+        targets.check_same_kind(ys)
         checks.check_counts(counts, names, test, validation)
-        found, y, classes = targets.encode_target(np.concatenate(ys), goal, "the target")
+        found, y, classes = targets.encode_target(np.concatenate([*ys.values()]), goal, "the target")
         rows, cuts = shuffled_rows(counts, seed), cut_points(counts, test, validation)
+        X = _gather(Xs, rows, cuts, np.float64 if form is None else np.float32)
         groups = checks.truth_array(truth, len(names))
-        X = _gather(Xs, rows, cuts, np.float32 if image else np.float64)
         return cls(names, X, y[rows], cuts, found, classes, columns, groups, shape=form)
 
     @classmethod
-    def from_frame(
-        cls, frame: pd.DataFrame, *, device: str, target: str, goal: Goal | None = None, **splits: Any
-    ) -> Federation:
+    def from_frame(cls, frame: pd.DataFrame, *, device: str, target: str, **options: Any) -> Federation:
         """Build a federation from a table with a device column and a target column.
 
-        See `fedfuse.data.tables.federation_from_frame` for how the other columns become features, and for
-        ``splits`` (test, validation, seed).
+        See `fedfuse.data.tables.federation_from_frame` for the other columns, and for the options: goal, test,
+        validation, seed.
         """
-        from fedfuse.data.tables import federation_from_frame
-
-        return federation_from_frame(frame, device=device, target=target, goal=goal, **splits)
+        build: Callable[..., Federation] = load("fedfuse.data.tables:federation_from_frame")
+        return build(frame, device=device, target=target, **options)
 
     @classmethod
-    def from_datasets(
-        cls,
-        data: Mapping[Any, Any] | Sequence[Any],
-        *,
-        goal: Goal | None = None,
-        truth: Sequence[int] | npt.ArrayLike | None = None,
-        **splits: Any,
-    ) -> Federation:
+    def from_datasets(cls, data: Mapping[Any, Any] | Sequence[Any], **options: Any) -> Federation:
         """Build a federation from one data set per device, or one (training set, test set).
 
         A data set is anything with a length whose items are (x, y), a PyTorch Dataset for instance. See
-        `fedfuse.data.datasets.federation_from_datasets`, also for ``splits`` (test, validation, seed).
+        `fedfuse.data.datasets.federation_from_datasets` for the options: goal, truth, test, validation, seed.
         """
-        from fedfuse.data.datasets import federation_from_datasets
-
-        return federation_from_datasets(data, goal=goal, truth=truth, **splits)
+        build: Callable[..., Federation] = load("fedfuse.data.datasets:federation_from_datasets")
+        return build(data, **options)
 
 
 @dataclass(frozen=True, repr=False)
 class RemoteFederation(Federation):
-    """Devices known by their numbers of rows, columns and classes; the rows are elsewhere.
-
-    ``digests`` are the devices' own hashes of their rows.
-    """
+    """Devices that are known by numbers of rows, columns and classes, and by their own hashes of their rows."""
 
     digests: tuple[str, ...] = ()
 
@@ -321,21 +295,17 @@ class RemoteFederation(Federation):
         """
         names = tuple(sorted(facts, key=_numbers_first))
         said = [check_facts(name, facts[name]) for name in names]
-        for name, other in zip(names, said, strict=True):
-            _check_agreement(name, other, names[0], said[0])
+        for keys, words in _AGREEMENT.items():
+            checks.check_same(
+                {name: [s.get(k) for k in keys.split()] for name, s in zip(names, said, strict=True)}, words
+            )
         cuts = np.array([[0, *np.cumsum(s["rows"])] for s in said], np.int64)
+        cuts += (np.cumsum(cuts[:, 3]) - cuts[:, 3])[:, None]
         goal, p, shape = said[0]["goal"], int(said[0]["columns"]), said[0].get("shape")
-        return cls(
-            names=names,
-            X=np.empty((0, p)),
-            y=np.empty(0, np.int64 if goal == "classification" else np.float64),
-            cuts=cuts + (np.cumsum(cuts[:, 3]) - cuts[:, 3])[:, None],
-            goal=goal,
-            classes=_union([s["classes"] for s in said]),
-            features=tuple(said[0].get("features") or default_features(p)),
-            shape=None if shape is None else tuple(shape),
-            digests=tuple(str(s["digest"]) for s in said),
-        )
+        X, y = np.empty((0, p)), np.empty(0, np.int64 if goal == "classification" else np.float64)
+        classes, features = _union([s["classes"] for s in said]), tuple(said[0].get("features") or default_features(p))
+        form, digests = None if shape is None else tuple(shape), tuple(str(s["digest"]) for s in said)
+        return cls(names, X, y, cuts, goal, classes, features, shape=form, digests=digests)
 
 
 def check_facts(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -358,15 +328,6 @@ def check_facts(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
     if not good:
         raise FedfuseError(f"device {name!r} says impossible things of its rows")
     return said
-
-
-def _check_agreement(name: str, said: Mapping[str, Any], first_name: str, first: Mapping[str, Any]) -> None:
-    for key, hint in (("goal", "say goal in the run's configuration"), ("columns", "give all the same columns")):
-        if said[key] != first[key]:
-            words = f"device {name!r} has {key} {said[key]}, device {first_name!r} {first[key]}"
-            raise FedfuseError(f"{words}: {hint}")
-    if any(said.get(key) != first.get(key) for key in ("features", "shape")):
-        raise FedfuseError(f"device {name!r} has other columns than device {first_name!r}: give all the same columns")
 
 
 def _are_counts(values: Any, *, least: int) -> TypeGuard[list[int]]:
@@ -425,11 +386,6 @@ def shuffled_rows(counts: Ints, seed: int) -> Ints:
     )
 
 
-def default_features(n: int) -> tuple[str, ...]:
-    """Return scikit-learn's names for columns without names: x0, x1, …"""
-    return tuple(f"x{j}" for j in range(n))
-
-
 def _gather(Xs: Sequence[Floats], rows: Ints, cuts: Ints, dtype: npt.DTypeLike) -> Floats:
     # Copied once, from each device's array to its place.
     X: Floats = np.empty((len(rows), Xs[0].shape[1]), dtype)
@@ -440,8 +396,3 @@ def _gather(Xs: Sequence[Floats], rows: Ints, cuts: Ints, dtype: npt.DTypeLike) 
         else:
             place[:] = Xi[order]
     return X
-
-
-def _abbreviate(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(n) for n in names[:_MAX_NAMES_SHOWN])
-    return shown + (f", … ({len(names)} in all)" if len(names) > _MAX_NAMES_SHOWN else "")

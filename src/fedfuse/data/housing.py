@@ -12,7 +12,7 @@ from fedfuse.data.federation import Federation, cut_points
 from fedfuse.data.tables import read_table
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.random import generator
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Floats
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,8 @@ def housing_bodyfat(directory: str | Path, seed: int = 0, test: float = 0.2, val
     cut into devices and parts. Each data set's features are standardised with its own training rows; responses
     stay in raw units (1000 dollars, percent). Features carry the names of both columns ("crim|density").
 
-    Parameters
-    ----------
-    directory
-        Where ``tabular/housing.csv`` and ``tabular/bodyfat.csv`` are.
-    seed
-        Draws the order of the rows and the noise feature.
-    test, validation
-        Shares: of a device's rows for the test, and of the rest for validation.
+    The directory holds ``tabular/housing.csv`` and ``tabular/bodyfat.csv``; the seed draws the order of the rows and
+    the noise; test and validation are as in `Federation.from_arrays`.
     """
     check_splits(test, validation, seed)
     parts = [_shuffled(Path(directory), source, seed) for source in _SOURCES]
@@ -68,7 +62,10 @@ def housing_bodyfat(directory: str | Path, seed: int = 0, test: float = 0.2, val
     truth = np.repeat(np.arange(2), [len(source.counts) for source in _SOURCES])
     cuts = cut_points(np.array(_HOUSING.counts + _BODYFAT.counts, dtype=np.int64), test, validation)
     for group in range(2):
-        _standardise(X, cuts[truth == group])
+        own = cuts[truth == group]
+        train = np.concatenate([X[start:stop] for start, stop, *_ in own])
+        rows = slice(own[0, 0], own[-1, -1])
+        X[rows] = (X[rows] - train.mean(axis=0)) / train.std(axis=0)
     names = tuple(f"{source.name}-{i + 1}" for source in _SOURCES for i in range(len(source.counts)))
     features = tuple(f"{h}|{b}" for h, b in zip((*_HOUSING.features, "noise"), _BODYFAT.features, strict=True))
     return Federation(names, X, y, cuts, "regression", (), features, truth)
@@ -88,10 +85,3 @@ def _shuffled(directory: Path, source: _Source, seed: int) -> tuple[Floats, Floa
     if source is _HOUSING:
         X = np.column_stack([X, generator(seed, "housing noise").normal(size=n)])
     return X, y
-
-
-def _standardise(X: Floats, cuts: Ints) -> None:
-    """Standardise the rows of these devices in place: mean 0 and sd 1 over their training rows."""
-    train = np.concatenate([X[start:stop] for start, stop, *_ in cuts])
-    span = slice(cuts[0, 0], cuts[-1, -1])
-    X[span] = (X[span] - train.mean(axis=0)) / train.std(axis=0)

@@ -16,22 +16,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.data import partition
 from fedfuse.data.checks import check_splits
 from fedfuse.data.download import directory_with, files_of
 from fedfuse.data.federation import Federation, cuts_with_test, default_features
-from fedfuse.data.partition import (
-    Dirichlet,
-    Even,
-    Grouping,
-    LabelSwap,
-    Partition,
-    Partitioner,
-    Rotation,
-    TestPartition,
-    consecutive_groups,
-    draw_partition,
-    draw_test_partition,
-)
+from fedfuse.data.partition import Grouping, Partitioner, TestPartition
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
@@ -47,14 +36,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 class Images:
     """Images with their labels.
 
-    Attributes
-    ----------
-    pixels
-        Rows x height x width, or rows x channels x height x width.
-    labels
-        Class numbers from 0.
-    brightest
-        The divisor that brings features between 0 and 1.
+    ``pixels`` are rows (x channels) x height x width, ``labels`` class numbers from 0; division by ``brightest`` brings
+    features between 0 and 1.
     """
 
     pixels: npt.NDArray[Any]
@@ -82,7 +65,7 @@ class Images:
 def mnist(
     seed: int = 0,
     *,
-    name: Literal["mnist", "fashion-mnist"] = "mnist",
+    name: str = "mnist",
     devices: int = 20,
     groups: Groups = "swap",
     alpha: float | None = 1.0,
@@ -91,14 +74,12 @@ def mnist(
     min_rows: int = 5,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """Return MNIST over devices in four groups, as in the paper: 60,000 images to learn from, 10,000 to test.
+    """Return MNIST or Fashion-MNIST over devices in four groups, as in the paper: 60,000 training, 10,000 test images.
 
     Parameters
     ----------
     seed
         Draws each device's images, and its validation rows.
-    name
-        Which of the two data sets of this form.
     devices
         How many; consecutive ones are in one group, five each by default.
     groups
@@ -113,84 +94,68 @@ def mnist(
         The share of a device's training images that is kept for validation.
     min_rows
         Every device has at least so many training, validation and test images.
-    data_dir
-        Where the files are; see `data_directory`.
+    name, data_dir
+        ``"mnist"`` or ``"fashion-mnist"``, and where its files are; see `data_directory`.
     """
     train, test = read_images(name, data_dir)
     return image_federation(
-        train, test, seed=seed, devices=devices, groups=groups, partition=_partitioner(alpha),
+        train, test, seed=seed, devices=devices, groups=groups, partitioner=_partitioner(alpha),
         test_partition=test_partition, validation=validation, min_rows=min_rows,
     )  # fmt: skip
 
 
-def fashion_mnist(seed: int = 0, **options: Any) -> Federation:
-    """Return Fashion-MNIST over devices in four groups; the options are those of `mnist`."""
-    return mnist(seed, name="fashion-mnist", **options)
-
-
 def digits(
-    seed: int = 0,
-    *,
-    devices: int = 20,
-    groups: Groups = "swap",
-    alpha: float | None = 10.0,
-    test_partition: TestPartition = "independent",
-    test: float = 0.2,
-    validation: float = 0.2,
-    min_rows: int = 2,
+    seed: int = 0, *, alpha: float | None = 10.0, test: float = 0.2, min_rows: int = 2, **options: Any
 ) -> Federation:
     """Return the 1,797 digits (8 x 8 pixels) that come with scikit-learn, over devices in four groups.
 
     A quick start that needs no file. There are only about 90 images for each of 20 devices, so shares are rather
     even by default (``alpha=10``): with ``alpha=1`` as in `mnist` some devices would have next to no image of the
-    two classes that tell their group. Test images, a share of each class, are set aside first. The other
-    parameters are as in `mnist`.
+    two classes that tell their group. Test images, a share of each class, are set aside first. The other options
+    are those of `mnist`.
 
     >>> digits(seed=0)
     Federation(20 devices, 1,797 rows (76 to 109 each), 1 x 8 x 8 features, 10 classes)
     """
     from sklearn.datasets import load_digits
 
-    check_splits(test, validation, seed)
+    check_splits(test, 0, seed)
     if not test:
         raise FedfuseError("test must be a share above 0 for digits, got 0; their test images are cut off first")
     known = load_digits()
     whole = Images(known.images.astype(np.uint8), known.target.astype(np.int64), 16.0)
     shares = np.tile([1 - test, test], (N_CLASSES, 1))
-    sets = Partition.by_shares(whole.labels, shares, generator(seed, "digits test images"))
+    sets = partition.Partition.by_shares(whole.labels, shares, generator(seed, "digits test images"))
     learned, tested = (whole.at(rows) for rows in sets.rows())
-    return image_federation(
-        learned, tested, seed=seed, devices=devices, groups=groups, partition=_partitioner(alpha),
-        test_partition=test_partition, validation=validation, min_rows=min_rows,
-    )  # fmt: skip
+    return image_federation(learned, tested, seed=seed, partitioner=_partitioner(alpha), min_rows=min_rows, **options)
 
 
 def image_federation(
     train: Images,
     test: Images,
     *,
-    devices: int,
-    groups: Groups,
-    partition: Partitioner,
     seed: int = 0,
+    devices: int = 20,
+    groups: Groups = "swap",
+    partitioner: Partitioner,
     test_partition: TestPartition = "independent",
     validation: float = 0.2,
     min_rows: int = 1,
 ) -> Federation:
     """Give images to devices in groups, any images and any rules; the parameters are as in `mnist`.
 
-    ``partition`` is a `partition.Dirichlet`, `partition.Even` or `partition.Shards`.
+    ``partitioner`` is a `partition.Dirichlet`, `partition.Even` or `partition.Shards`.
     """
     check_splits(0, validation, seed)
     if train.shape != test.shape:
         raise FedfuseError(f"training images have the shape {train.shape}, test images {test.shape}: they must agree")
     rule = _grouping(groups)
-    truth = consecutive_groups(devices, rule.n_groups)
+    truth = partition.consecutive_groups(devices, rule.n_groups)
     # The purposes key the draws: other words would be other data.
     need, rng = _rows_needed(min_rows, validation), generator(seed, "deal training rows")
-    learned = draw_partition(partition, train.labels, devices, rng, need, "training rows")
+    learned = partition.draw(partitioner, train.labels, devices, rng, need, "training rows")
     rng = generator(seed, "deal test rows")
-    tested = draw_test_partition(learned, partition, test.labels, rng, min_rows, test_partition)
+    tested = partition.draw_test(learned, partitioner, test.labels, rng, min_rows, test_partition)
     cuts = cuts_with_test(learned.counts, tested.counts, validation)
     # From bytes to numbers in one step, device by device.
     X: Floats = np.empty((int(cuts[-1, -1]), prod(train.shape)), np.float32)
@@ -208,13 +173,13 @@ def image_federation(
 
 
 def _partitioner(alpha: float | None) -> Partitioner:
-    return Even() if alpha is None else Dirichlet(alpha)
+    return partition.Even() if alpha is None else partition.Dirichlet(alpha)
 
 
 def _grouping(groups: Groups) -> Grouping:
     if not isinstance(groups, str):
         return groups
-    rules: dict[str, Grouping] = {"swap": LabelSwap(), "rotate": Rotation()}
+    rules: dict[str, Grouping] = {"swap": partition.LabelSwap(), "rotate": partition.Rotation()}
     if groups not in rules:
         raise FedfuseError(f"groups must be 'swap' or 'rotate', or a LabelSwap or Rotation, got {groups!r}")
     return rules[groups]
@@ -258,12 +223,7 @@ def _read_pair(images: Path, labels: Path) -> Images:
 def read_idx(path: str | Path, ndim: int) -> npt.NDArray[np.uint8]:
     """Read an idx file of unsigned bytes, gzipped or not, as a read-only array.
 
-    It must have ``ndim`` dimensions: 1 for labels, 3 for images.
-
-    Raises
-    ------
-    FedfuseError
-        If it is missing, damaged, cut short, too long or something else.
+    A file that has not ``ndim`` dimensions (1 for labels, 3 for images), or is damaged, raises a `FedfuseError`.
     """
     path = Path(path)
     data = _content(path)

@@ -22,15 +22,7 @@ MAX_DRAWS = 100
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition of rows over devices.
-
-    Attributes
-    ----------
-    owner
-        The device of every row.
-    shares
-        The share of each class that each device was to get (classes x devices).
-    """
+    """A partition of rows: the device of each, and each device's intended share of each class (classes x devices)."""
 
     owner: Ints
     shares: Floats
@@ -75,11 +67,9 @@ class Partitioner(Protocol):
     @property
     def advice(self) -> str:
         """What gives small devices more rows."""
-        ...
 
     def partition(self, labels: Ints, devices: int, rng: np.random.Generator) -> Partition:
         """Give rows with these class numbers to so many devices."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -158,7 +148,7 @@ def _sorted_by_class(labels: Ints, rng: np.random.Generator) -> Ints:
     return order[np.argsort(labels[order], kind="stable")]
 
 
-def draw_partition(
+def draw(
     partitioner: Partitioner,
     labels: Ints,
     devices: int,
@@ -166,25 +156,18 @@ def draw_partition(
     min_rows: int = 1,
     what: str = "rows",
 ) -> Partition:
-    """Draw partitions until every device has at least so many rows; give up after `MAX_DRAWS`.
-
-    ``what`` names the rows in the error.
-    """
-    best: Partition | None = None
-    for _ in range(MAX_DRAWS):
-        drawn = partitioner.partition(labels, devices, rng)
-        if drawn.counts.min() >= min_rows:
-            return drawn
-        best = drawn if best is None or drawn.counts.min() > best.counts.min() else best
-    assert best is not None
-    device = int(best.counts.argmin())
-    raise FedfuseError(
-        f"device {device} of {devices} got {best.counts[device]} {what}, but needs at least {min_rows}, in the best of "
-        f"{MAX_DRAWS} tries to deal {len(labels):,} to {devices} devices; use {partitioner.advice}"
-    )
+    """Draw partitions until every device has at least so many rows, at most `MAX_DRAWS`; ``what`` is for the error."""
+    best = partitioner.partition(labels, devices, rng)
+    for _ in range(MAX_DRAWS - 1):
+        if best.counts.min() >= min_rows:
+            break
+        best = max(best, partitioner.partition(labels, devices, rng), key=lambda drawn: drawn.counts.min())
+    tries = f"in the best of {MAX_DRAWS} tries to deal {len(labels):,} to {devices} devices"
+    _check_min_rows(best, min_rows, what, f", {tries}; use {partitioner.advice}")
+    return best
 
 
-def draw_test_partition(
+def draw_test(
     train: Partition,
     partitioner: Partitioner,
     labels: Ints,
@@ -193,20 +176,22 @@ def draw_test_partition(
     test_partition: TestPartition = "independent",
 ) -> Partition:
     """Partition the test rows: by a new draw, or with the shares of the training rows."""
-    devices = train.shares.shape[1]
     if test_partition == "independent":
-        return draw_partition(partitioner, labels, devices, rng, min_rows, "test rows")
+        return draw(partitioner, labels, train.shares.shape[1], rng, min_rows, "test rows")
     if test_partition != "same_shares":
         known = " or ".join(map(repr, get_args(TestPartition)))
         raise FedfuseError(f"test_partition must be {known}, got {test_partition!r}")
     drawn = Partition.by_shares(labels, train.shares, rng)
-    device = int(drawn.counts.argmin())
-    if drawn.counts[device] < min_rows:
-        raise FedfuseError(
-            f"device {device} of {devices} got {drawn.counts[device]} test rows, but needs at least {min_rows}: its "
-            f"share of the training rows is small; use {partitioner.advice}, or test_partition='independent'"
-        )
+    advice = f"its share of the training rows is small; use {partitioner.advice}, or test_partition='independent'"
+    _check_min_rows(drawn, min_rows, "test rows", f": {advice}")
     return drawn
+
+
+def _check_min_rows(partition: Partition, min_rows: int, what: str, advice: str) -> None:
+    counts = partition.counts
+    i = int(counts.argmin())
+    if counts[i] < min_rows:
+        raise FedfuseError(f"device {i} of {len(counts)} got {counts[i]} {what}, but needs at least {min_rows}{advice}")
 
 
 class Grouping(Protocol):
@@ -215,11 +200,9 @@ class Grouping(Protocol):
     @property
     def n_groups(self) -> int:
         """Number of groups."""
-        ...
 
     def apply(self, images: Array, labels: Array, group: int) -> tuple[Array, Array]:
         """Return the images (n x … x height x width) and labels that devices of this group have."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -238,7 +221,8 @@ class LabelSwap:
 
     def apply(self, images: Array, labels: Array, group: int) -> tuple[Array, Array]:
         """Exchange the group's two labels; leave the images."""
-        return images, swap_labels(labels, *self.swaps[group])
+        a, b = self.swaps[group]
+        return images, np.where(labels == a, b, np.where(labels == b, a, labels)).astype(labels.dtype)
 
 
 @dataclass(frozen=True)
@@ -256,25 +240,14 @@ class Rotation:
         return len(self.degrees)
 
     def apply(self, images: Array, labels: Array, group: int) -> tuple[Array, Array]:
-        """Rotate the images; leave the labels."""
-        return rotate(images, self.degrees[group]), labels
-
-
-def swap_labels(labels: Array, a: int, b: int) -> Array:
-    """Return labels with a and b exchanged."""
-    return np.where(labels == a, b, np.where(labels == b, a, labels)).astype(labels.dtype)
-
-
-def rotate(images: Array, degrees: int) -> Array:
-    """Return images (… x height x width) rotated counter-clockwise, as a view."""
-    turns, rest = divmod(degrees, 90)
-    if rest:
-        raise FedfuseError(f"images are turned by multiples of 90 degrees, got {degrees}")
-    if turns % 2 and images.shape[-1] != images.shape[-2]:
-        raise FedfuseError(
-            f"images of {images.shape[-2]} x {images.shape[-1]} pixels are not square: turn them by 0 or 180 degrees"
-        )
-    return np.rot90(images, turns, axes=(-2, -1))
+        """Rotate the images, as a view; leave the labels."""
+        turns, rest = divmod(self.degrees[group], 90)
+        height, width = images.shape[-2:]
+        if rest:
+            raise FedfuseError(f"images are turned by multiples of 90 degrees, got {self.degrees[group]}")
+        if turns % 2 and height != width:
+            raise FedfuseError(f"images of {height} x {width} pixels are not square: turn them by 0 or 180 degrees")
+        return np.rot90(images, turns, axes=(-2, -1)), labels
 
 
 def consecutive_groups(devices: int, n_groups: int) -> Ints:

@@ -40,10 +40,8 @@ class SyntheticTruth:
 
     Attributes
     ----------
-    counts
-        Rows per device.
-    groups
-        The group of every device.
+    counts, groups
+        Rows and group of every device.
     mu
         The mean of each group's parameters. It shifts all logits alike, so labels do not depend on it.
     W, b
@@ -79,10 +77,8 @@ def synthetic(
         ``"S4"`` 50 devices all alike, ``"S5"`` 50 devices all different; or devices per group: ``"5,5,5,5"``.
     features
         ``"uniform"`` on [0, 1), which the paper's numbers come from, or ``"normal"``, which its text says.
-    seed
-        Draws the data (legacy NumPy stream) and the split (keyed, per device).
-    test, validation
-        Shares: of a device's rows for the test, and of the rest for validation.
+    test, validation, seed
+        As in `Federation.from_arrays`; the seed also draws the data, by a legacy NumPy stream.
 
     Examples
     --------

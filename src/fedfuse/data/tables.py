@@ -27,13 +27,7 @@ _ENCODING = "utf-8-sig"  # Excel writes a byte order mark at the beginning.
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
-    """Read a .csv, .csv.gz or .parquet file.
-
-    Raises
-    ------
-    FedfuseError
-        If the file is missing, empty, cut short, of another kind, or Parquet without pyarrow.
-    """
+    """Read a .csv, .csv.gz or .parquet file; raise a `FedfuseError` that says what is wrong with it."""
     path = Path(path).expanduser()
     if not path.name.lower().endswith(SUFFIXES):
         raise FedfuseError(f"cannot read {str(path)!r}: the name must end in {', '.join(SUFFIXES)}")
@@ -41,26 +35,36 @@ def read_table(path: str | Path) -> pd.DataFrame:
         raise FedfuseError(f"{str(path)!r} is a directory; give a file that ends in {', '.join(SUFFIXES)}")
     if not path.is_file():
         raise FedfuseError(f"there is no file {str(path)!r}; check the path")
-    if path.stat().st_size == 0:
-        raise FedfuseError(f"the file {str(path)!r} is empty")
-    frame = _read_parquet(path) if path.name.lower().endswith(".parquet") else _read_csv(path)
+    frame = _read(path)
     if not len(frame) or not len(frame.columns):
         raise FedfuseError(f"the file {str(path)!r} holds no rows")
     return frame
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
+def _read(path: Path) -> pd.DataFrame:
     try:
+        if path.name.lower().endswith(".parquet"):
+            return pd.read_parquet(path, engine="pyarrow")
         # One type per column over the whole file, not per chunk.
         frame = pd.read_csv(path, low_memory=False, encoding=_ENCODING)
         _refuse_repeated_names(path, frame)
+    except FedfuseError:
+        raise
+    except ImportError:
+        message = f'reading {str(path)!r} needs pyarrow: pip install "fedfuse[parquet]", or use a .csv file'
+        raise FedfuseError(message) from None
     except pd.errors.EmptyDataError:
         raise FedfuseError(f"the file {str(path)!r} is empty") from None
-    except (pd.errors.ParserError, UnicodeDecodeError, OSError, EOFError) as problem:
-        raise _unreadable(path, problem) from None
+    except Exception as problem:  # Readers raise many kinds of errors on damaged files.
+        reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        raise FedfuseError(f"cannot read {str(path)!r}: {reason}") from None
     if len(frame.columns) == 1 and any(mark in str(frame.columns[0]) for mark in ";\t"):
         raise FedfuseError(f"the columns of {str(path)!r} are not separated by commas; save it with commas")
-    return _without_saved_index(frame)
+    # DataFrame.to_csv writes row numbers as a first column without a name.
+    if frame.columns[0] == "Unnamed: 0" and np.array_equal(frame.iloc[:, 0], np.arange(len(frame))):
+        log.warning("the first column has no name and numbers the rows: dropped")
+        frame = frame.iloc[:, 1:]
+    return frame
 
 
 def _refuse_repeated_names(path: Path, frame: pd.DataFrame) -> None:
@@ -71,34 +75,6 @@ def _refuse_repeated_names(path: Path, frame: pd.DataFrame) -> None:
     twice = header[header.duplicated() & (header != "")]
     if len(twice):
         raise FedfuseError(f"two columns of {str(path)!r} are called {twice.iloc[0]!r}: rename or remove one")
-
-
-def _without_saved_index(frame: pd.DataFrame) -> pd.DataFrame:
-    # DataFrame.to_csv writes row numbers as a first column without a name.
-    first = frame.columns[0]
-    if first == "Unnamed: 0" and np.array_equal(frame[first], np.arange(len(frame))):
-        log.warning("the first column has no name and numbers the rows: dropped")
-        frame = frame.iloc[:, 1:]
-    return frame
-
-
-def _read_parquet(path: Path) -> pd.DataFrame:
-    try:
-        import pyarrow
-    except ImportError:
-        raise FedfuseError(
-            f'reading {str(path)!r} needs pyarrow: pip install "fedfuse[parquet]", or use a .csv file'
-        ) from None
-    try:
-        frame: pd.DataFrame = pd.read_parquet(path, engine="pyarrow")
-    except (pyarrow.ArrowException, OSError) as problem:
-        raise _unreadable(path, problem) from None
-    return frame
-
-
-def _unreadable(path: Path, problem: Exception) -> FedfuseError:
-    reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-    return FedfuseError(f"cannot read {str(path)!r}: {reason}")
 
 
 def federation_from_frame(
@@ -142,21 +118,16 @@ def federation_from_frame(
       row has a value of its own (identifiers), rows without a device or target, and the rows of classes with
       fewer than 5 rows.
 
-    Raises
-    ------
-    FedfuseError
-        For a table that cannot be used: unknown columns, infinite numbers, text where numbers are needed,
-        fewer than two classes, devices with too few rows.
+    A table that cannot be used raises a `FedfuseError`: unknown columns, infinite numbers, text where numbers are
+    needed, fewer than two classes, devices with too few rows.
 
     Examples
     --------
     >>> frame = pd.DataFrame({"site": ["a", "b"] * 20, "dose": range(40), "sex": list("ffmm") * 10})
     >>> frame["gain"] = 0.5 * frame["dose"]
     >>> fed = federation_from_frame(frame, device="site", target="gain")
-    >>> fed
-    Federation(2 devices, 40 rows (20 to 20 each), 2 features, regression)
-    >>> fed.features
-    ('dose', 'sex=m')
+    >>> fed, fed.features
+    (Federation(2 devices, 40 rows (20 to 20 each), 2 features, regression), ('dose', 'sex=m'))
     """
     check_splits(test, validation, seed)
     check_goal(goal)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.data.checks import MAX_ABS_VALUE, as_numpy, is_missing
+from fedfuse.data.checks import MAX_ABS_VALUE, as_numpy, check_same, is_missing
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.typing import Floats, Ints
 
@@ -39,22 +39,15 @@ def target_array(y: Any, device: str, n: int) -> npt.NDArray[Any]:
         raise FedfuseError(f"device {device!r}: y has the type {array.dtype}, but must be numbers, booleans or text")
     bad = ~np.isfinite(array) if array.dtype.kind == "f" else is_missing(array)
     if bad.any():
-        row = int(np.argmax(bad))
-        raise FedfuseError(
-            f"device {device!r}: y[{row}] is {array[row]}, but every target must be known; drop such rows"
-        )
+        i = int(np.argmax(bad))
+        raise FedfuseError(f"device {device!r}: y[{i}] is {array[i]}, but every target must be known; drop such rows")
     return array
 
 
-def check_same_kind(ys: Sequence[npt.NDArray[Any]], names: Sequence[str]) -> None:
+def check_same_kind(ys: Mapping[str, npt.NDArray[Any]]) -> None:
     """Refuse devices whose targets are of different kinds, for instance numbers here and text there."""
-    words = [_KIND_WORDS[y.dtype.kind] for y in ys]
-    for word, name in zip(words, names, strict=True):
-        if word != words[0]:
-            raise FedfuseError(
-                f"the target of device {name!r} is {word}, that of device {names[0]!r} is {words[0]}: "
-                "give all devices the same kind"
-            )
+    words = "the target of device {device!r} is {value}, that of device {first!r} is {first_value}: "
+    check_same({name: _KIND_WORDS[y.dtype.kind] for name, y in ys.items()}, words + "give all devices the same kind")
 
 
 def check_goal(goal: str | None) -> None:

@@ -72,8 +72,8 @@ def _loaded(data: Data, seed: int, data_dir: str | None) -> Federation:
         train, test = read_images(data.name, data_dir)
         n_test = min(int(TEST_IMAGE_RATIO * data.images), 10_000)
         some = train.at(np.arange(min(data.images, len(train.labels)))), test.at(np.arange(n_test))
-        dealt: dict[str, Any] = {"devices": IMAGE_DEVICES, "groups": "swap", "partition": Dirichlet(1.0), "min_rows": 5}
-        return image_federation(*some, seed=seed, **dealt)
+        partitioner = Dirichlet(1.0)
+        return image_federation(*some, seed=seed, devices=IMAGE_DEVICES, partitioner=partitioner, min_rows=5)
     whole = load(data.name, seed=seed, data_dir=data_dir)
     return whole if data.rows is None else fewer_rows(whole, data.rows)
 

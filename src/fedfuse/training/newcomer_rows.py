@@ -33,17 +33,17 @@ def gathered(
     are drawn by key as in every federation; a newcomer with few rows has fewer parts, but always rows to train on.
     """
     checks.check_splits(test, validation, seed)
-    names, pairs = checks.named_pairs(data if y is None else {ALONE: (data, y)})
+    pairs = checks.named_pairs(data if y is None else {ALONE: (data, y)})
     profile = result.profile
     Xs, ys = [], []
-    for name, (X, target) in zip(names, pairs, strict=True):
+    for name, (X, target) in pairs.items():
         rows = checks.feature_array(_flat(checks.as_numpy(X, "X", name), profile.shape), name)
         if rows.shape[1] != len(profile.features):
             raise FedfuseError(f"device {name!r} has {rows.shape[1]} features, the run has {len(profile.features)}")
         checks.check_finite(rows, name, profile.features)
         Xs.append(rows)
         ys.append(_numbers(target_array(target, name, len(rows)), profile.classes, name))
-    return _cut(result, names, Xs, ys, test, validation, seed)
+    return _cut(result, tuple(pairs), Xs, ys, test, validation, seed)
 
 
 def aligned(result: Result, newcomers: Federation) -> Federation:
