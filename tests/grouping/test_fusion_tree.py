@@ -8,11 +8,12 @@ import pytest
 import fedfuse as ff
 from fedfuse.core.partitions import adjusted_rand
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping import refit
+from fedfuse.grouping import simulated_replies
 from fedfuse.grouping.refit import Oracle
+from fedfuse.protocol.tasks import EvaluateModels, Rescale
 from fedfuse.training import loop
 from grouping.test_refit import Silent
-from support.planted import permuted, planted
+from support.planted import begun, permuted, planted
 
 GOALS = ["regression", "classification"]
 
@@ -127,7 +128,7 @@ def test_test_rows_never_matter():
 
 def test_everything_sent_is_counted(monkeypatch):
     """One group of two devices: the steps follow each other as in the method's description."""
-    monkeypatch.setattr(refit, "MAX_STATISTICS_MODELS", 0)
+    monkeypatch.setattr(simulated_replies, "MAX_STATISTICS_MODELS", 0)
     federation = planted(m=2, groups=1, n=60, p=2)
     keep = Counting()
     result = ff.fit(federation, callbacks=[keep])
@@ -152,7 +153,7 @@ def test_rows_in_summary_are_all_that_linear_regression_needs():
 def test_judgements_and_evidence_find_the_same_groups(monkeypatch):
     federation = planted(m=10, n=120, p=3)
     found = ff.fit(federation)
-    monkeypatch.setattr(refit, "MAX_STATISTICS_MODELS", 0)
+    monkeypatch.setattr(simulated_replies, "MAX_STATISTICS_MODELS", 0)
     np.testing.assert_array_equal(ff.fit(federation).labels, found.labels)
 
 
@@ -223,6 +224,43 @@ def test_lost_replies_do_not_keep_it_from_the_end(goal):
     assert result.converged
     assert result.ari > 0.5
     assert np.isfinite(result.models).all()
+
+
+class LiesAboutLosses(Silent):
+    """Some devices answer with losses below zero from the n-th comparison on."""
+
+    def __init__(self, federation, liars, n):
+        super().__init__(federation, share=0.0)
+        self._liars, self._left, self._lie = liars, n, False
+
+    def submit(self, orders):
+        self._lie = any(isinstance(order.task, EvaluateModels) for order in orders)
+        self._left -= self._lie
+        super().submit(orders)
+
+    def collect(self):
+        lie = self._lie and self._left < 0
+        return [replace(r, values=-r.values) if lie and r.device in self._liars else r for r in super().collect()]
+
+
+@pytest.mark.parametrize("comparison", [0, 3, 4])
+@pytest.mark.parametrize("liars", [(0,), (7,), (4, 5, 6, 7)])
+def test_devices_that_lie_when_models_are_compared_do_not_stop_the_others(liars, comparison):
+    """Also where a leaf of the tree, or a group, has no other members."""
+    federation = planted("classification", m=8, n=120)
+    result = ff.fit(federation, engine=LiesAboutLosses(federation, liars, comparison))
+    assert set(result.suspects) <= set(liars)
+    honest = np.setdiff1d(range(8), liars)
+    assert adjusted_rand(federation.truth[honest], result.labels[honest]) == 1
+
+
+def test_devices_that_have_forgotten_their_scale_are_told_again():
+    federation, method = planted("classification"), ff.FusionTree()
+    state = begun(federation, method).state
+    state.step, state.answers = "rescale", {2: np.empty(0), 4: np.empty(0)}
+    scales = method.recovery(state)[0]
+    assert sorted(scales) == [2, 4]
+    assert all(isinstance(task, Rescale) for task in scales.values())
 
 
 def test_a_device_that_never_answers_is_called_unsure():

@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 
 import fedfuse as ff
 from fedfuse.engines import Engine, InProcess
-from fedfuse.grouping import refit
+from fedfuse.grouping import simulated_replies
 from fedfuse.grouping.refit import Oracle
 from fedfuse.models import default_model
 from fedfuse.protocol.tasks import Gradient
@@ -97,7 +97,7 @@ def test_clusters_that_came_to_the_end_go_on_from_there_when_validation_rows_joi
 
 
 def test_who_begins_to_lie_when_validation_rows_join_is_left_out_and_the_others_go_on(monkeypatch):
-    monkeypatch.setattr(refit, "MAX_STATISTICS_MODELS", 0)
+    monkeypatch.setattr(simulated_replies, "MAX_STATISTICS_MODELS", 0)
     federation = planted(n=400, noise=1.0)
     result = ff.fit(federation, Oracle(), engine=LiesLate(federation, 2, dtype="float64"), dtype="float64")
     assert result.suspects.tolist() == [2]
@@ -155,7 +155,7 @@ def test_test_rows_never_matter():
 
 
 def test_gradients_cost_what_a_hand_counts(monkeypatch):
-    monkeypatch.setattr(refit, "MAX_STATISTICS_MODELS", 0)
+    monkeypatch.setattr(simulated_replies, "MAX_STATISTICS_MODELS", 0)
     federation = planted(m=2, groups=1, p=3)
     result = ff.fit(federation, Oracle())
     d, columns, m = 4, 4, 2  # three features and the target or the intercept
@@ -174,7 +174,7 @@ def test_summaries_cost_what_a_hand_counts():
 def test_gradients_and_summaries_lead_to_the_same_models(robust, monkeypatch):
     federation = planted(m=7, groups=2, n=80, p=3)
     one = ff.fit(federation, Oracle(robust=robust), dtype="float64")
-    monkeypatch.setattr(refit, "MAX_STATISTICS_MODELS", 0)
+    monkeypatch.setattr(simulated_replies, "MAX_STATISTICS_MODELS", 0)
     other = ff.fit(federation, Oracle(robust=robust), dtype="float64")
     np.testing.assert_allclose(one.models, other.models, rtol=1e-7, atol=1e-9)
     assert other.cost_floats > 2 * one.cost_floats

@@ -19,7 +19,7 @@ import scipy
 
 from fedfuse.core.dendrogram import PairedLosses
 from fedfuse.data.federation import Part
-from fedfuse.methods.method import AdmissionDialogue, AdmissionResult, FederationInfo, RunSummary
+from fedfuse.methods.method import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, FederationInfo, RunSummary
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import EvaluateModels, Task, Train
 from fedfuse.utils.typing import Floats
@@ -48,6 +48,15 @@ def admit_by_losses(known: RunSummary, info: FederationInfo, work: Work, rows: P
     if max(halves, _chance_of_own((whole, validation))) > MIN_OUTSIDER_CHANCE:
         return AdmissionResult(whole.own, None, confidence)
     return AdmissionResult(models[best], int(known.groups[best]), confidence)
+
+
+class AdmitsByLosses(AdmitsNewcomers):
+    """A method whose groups have models of their own: newcomers are admitted by losses."""
+
+    work: Work
+
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
+        return (yield from admit_by_losses(known, info, self.work, "train+validation", device))
 
 
 class Comparison(NamedTuple):

@@ -39,26 +39,11 @@ from fedfuse.core.dendrogram import Tree
 from fedfuse.core.partitions import canonical, cluster_means
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
+from fedfuse.grouping import selection
 from fedfuse.grouping.marginal_likelihood import LOOSE_MARGIN, STRICT_MARGIN, Evidence
-from fedfuse.grouping.refit import (
-    RefitState,
-    begin_final_fit,
-    begin_fit,
-    refit_steps,
-    sends_statistics,
-)
-from fedfuse.grouping.selection import (
-    STRUCTURE_ZSCORE,
-    UNKNOWN_CONFIDENCE,
-    GroupCheck,
-    ModelTree,
-    agreement,
-    certain_splits,
-    coarsest_good,
-    split_in_two,
-    structured_groups,
-    z_score,
-)
+from fedfuse.grouping.refit import RefitState, begin_final_fit, begin_fit, refit_steps
+from fedfuse.grouping.selection import UNKNOWN_CONFIDENCE, GroupCheck, ModelTree
+from fedfuse.grouping.simulated_replies import sends_statistics
 from fedfuse.grouping.steps import Step, StepMethod, by_name
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.protocol.local_work import Work
@@ -101,8 +86,8 @@ class FusionTreeState(RefitState):
 
     def certain_splits(self, leaves: Ints) -> Bools:
         """Return the nodes of the tree whose sides differ beyond doubt; ``leaves`` is the leaf of every device."""
-        who = self.trusted
-        return certain_splits(self.tree.tree, leaves[who], self.halves[:, who], self.info.counts["train"][who])
+        who, rows = self.trusted, self.info.counts["train"]
+        return selection.certain_splits(self.tree.tree, leaves[who], self.halves[:, who], rows[who])
 
     def candidates(self) -> Ints:
         """Return the different groupings that were found."""
@@ -128,8 +113,8 @@ class FusionTreeState(RefitState):
         Structure that is left inside the groups counts against it, and so do too few validation rows.
         """
         who = self.trusted
-        same = agreement([labels[who] for labels in (*self.groupings, self.labels)])
-        left = max(0.0, self.residual_z - STRUCTURE_ZSCORE)
+        same = selection.agreement([labels[who] for labels in (*self.groupings, self.labels)])
+        left = max(0.0, self.residual_z - selection.STRUCTURE_ZSCORE)
         judges = "validation" if self.simulable is None else "train+validation"
         enough = min(1.0, self.info.counts[judges][who].sum() / (MIN_ROWS_PER_PARAMETER * self.info.d))
         return float(enough * same / (1 + left))
@@ -263,7 +248,7 @@ class CompareCandidates(_Evaluation):
 
     def take(self, state: FusionTreeState) -> str:
         rows = state.info.counts["validation"]
-        return state.group_by_estimates(coarsest_good(state.candidates(), state.answers, rows, state.trusted))
+        return state.group_by_estimates(selection.coarsest_good(state.candidates(), state.answers, rows, state.trusted))
 
 
 class CheckGroups(_Evaluation):
@@ -272,13 +257,12 @@ class CheckGroups(_Evaluation):
     name = "check groups"
 
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
-        n = len(state.tree.leaves)
-        sizes = np.bincount(state.labels, state.info.counts["train"])[:n].astype(np.float64)
-        sent = self._check(state).models(state.models[:n], sizes)
+        sizes = np.bincount(state.labels, state.info.counts["train"]).astype(np.float64)
+        sent = self._check(state).sent(sizes[: len(state.tree.leaves)])
         return [EvaluateModels(sent[c].astype(state.info.dtype)) for c in state.labels[devices]]
 
     def _check(self, state: FusionTreeState) -> GroupCheck:
-        return GroupCheck.of(state.models[: len(state.tree.leaves)], state.tree.tree)
+        return GroupCheck(state.tree.tree, state.models[: len(state.tree.leaves)])
 
     def take(self, state: FusionTreeState) -> str:
         rows, certain = state.info.counts["validation"], state.certain_splits(state.labels)
@@ -306,12 +290,12 @@ class CheckGradients(Step[FusionTreeState]):
 
     def take(self, state: FusionTreeState) -> str:
         cosines = state.filled(np.zeros((state.info.m, 1)))[:, 0]
-        state.residual_z = z_score(cosines)
-        groups = structured_groups(cosines, state.labels) if state.simulable is None else []
+        state.residual_z = selection.z_score(cosines)
+        groups = selection.structured_groups(cosines, state.labels) if state.simulable is None else []
         if not groups or state.splits >= MAX_SPLITS or self._split_before(state):
             return begin_final_fit(state)
         state.splits, state.checks = state.splits + 1, 0
-        return state.regroup(split_in_two(state.labels, groups, state.estimates[COMMON_RIDGE]))
+        return state.regroup(selection.split_in_two(state.labels, groups, state.estimates[COMMON_RIDGE]))
 
     def _split_before(self, state: FusionTreeState) -> bool:
         """Whether these groups were split before, to no avail."""

@@ -23,6 +23,7 @@ import numpy as np
 import scipy
 
 from fedfuse.core.dendrogram import Tree
+from fedfuse.grouping.selection import nearest
 from fedfuse.utils.typing import Floats, Ints
 
 # Log odds by which more groups must be more probable than fewer (1000 : 1). What is found with LOOSE_MARGIN (20 : 1)
@@ -175,10 +176,7 @@ class _Groups:
     def _neighbours(self) -> Ints:
         """Return pairs of groups whose models are near."""
         living = self._living
-        models = self._models[living]
-        distances = scipy.spatial.distance.cdist(models, models)
-        np.fill_diagonal(distances, np.inf)
-        near = np.argsort(distances, axis=1, kind="stable")[:, : min(MAX_NEIGHBOURS, living.size - 1)]
+        near = nearest(self._models[living], MAX_NEIGHBOURS)
         pairs = np.column_stack([np.repeat(living, near.shape[1]), living[near.ravel()]])
         return np.unique(np.sort(pairs, axis=1), axis=0)
 

@@ -257,11 +257,10 @@ class CheckNetworks(CutNetworkTree):
         state.confidence = np.full(len(labels), UNKNOWN_CONFIDENCE)
         for i, answer in sorted(state.answers.items()):
             losses = PairedLosses.read(i, int(state.info.counts["validation"][i]), answer, 1 + tried)
-            other = best_alternative(losses, range(1, 1 + tried))
-            state.confidence[i] = other.confidence
+            other, z, state.confidence[i] = best_alternative(losses, 1, tried)
             # Of two devices that are alone, one moves to the other.
-            if other.z < (MOVE_ZSCORE if alone[i] and labels[i] not in joined else -MOVE_ZSCORE):
-                moved[i] = near[labels[i], other.which]
+            if z < (MOVE_ZSCORE if alone[i] and labels[i] not in joined else -MOVE_ZSCORE):
+                moved[i] = near[labels[i], other]
                 joined.add(int(moved[i]))
         state.agreement = float(np.mean(moved == labels))
         state.group(state.own, moved)

@@ -8,7 +8,7 @@ that cannot be told apart the one that was trained longest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -72,39 +72,33 @@ def pool(
 
 @dataclass
 class PooledFit:
-    """Training of all groups: each array has one entry per group."""
+    """Training of all groups from ``start``: each array has one entry per group."""
 
     start: Floats
     training: Bools
-    optimiser: LBFGS
-    evaluations: Ints
-    steps: Ints
-    losses: Floats  # the last few training losses, newest first
-    best_loss: Floats  # least validation loss so far,
-    best_train_loss: Floats  # and the training loss of that model
-    best_step: Ints  # step of the model that is kept,
-    since_best: Ints  # steps since then,
-    gradients: Floats  # and its gradient on training rows
-    converged: Bools  # whether training ended because there was nothing left to gain
+    optimiser: LBFGS = field(init=False)
+    evaluations: Ints = field(init=False)
+    steps: Ints = field(init=False)
+    losses: Floats = field(init=False)  # the last few training losses, newest first
+    best_loss: Floats = field(init=False)  # least validation loss so far,
+    best_train_loss: Floats = field(init=False)  # and the training loss of that model
+    best_step: Ints = field(init=False)  # step of the model that is kept,
+    since_best: Ints = field(init=False)  # steps since then,
+    gradients: Floats = field(init=False)  # and its gradient on training rows
+    converged: Bools = field(init=False)  # whether training ended because there was nothing left to gain
 
-    @classmethod
-    def begin(cls, start: Floats, training: Bools) -> PooledFit:
-        """Train these groups from their rows of ``start``."""
-        n = len(start)
-        return cls(
-            start=start,
-            training=training,
-            optimiser=LBFGS.start(start),
-            evaluations=np.zeros(n, np.int64),
-            steps=np.zeros(n, np.int64),
-            losses=np.full((n, CONVERGENCE_STEPS + 1), UNKNOWN_LOSS),
-            best_loss=np.full(n, np.inf),
-            best_train_loss=np.full(n, np.inf),
-            best_step=np.zeros(n, np.int64),
-            since_best=np.zeros(n, np.int64),
-            gradients=np.zeros_like(start),
-            converged=np.zeros(n, np.bool_),
-        )
+    def __post_init__(self) -> None:
+        n = len(self.start)
+        self.best_loss, self.best_train_loss = np.full((2, n), np.inf)
+        self.best_step, self.since_best = np.zeros((2, n), np.int64)
+        self.gradients, self.converged = np.zeros_like(self.start), np.zeros(n, np.bool_)
+        self._set_out()
+
+    def _set_out(self) -> None:
+        """Go to the start."""
+        n = len(self.start)
+        self.optimiser, self.losses = LBFGS.start(self.start), np.full((n, CONVERGENCE_STEPS + 1), UNKNOWN_LOSS)
+        self.evaluations, self.steps = np.zeros((2, n), np.int64)
 
     def resume(self, models: Floats, training: Bools) -> None:
         """Train again, on more rows: groups that had converged from their models, the others from the same start.
@@ -113,14 +107,12 @@ class PooledFit:
         """
         there, old = self.converged, self.optimiser
         self.start, self.training = np.where(there[:, None], models, self.start), training
-        self.optimiser = LBFGS.start(self.start)
+        self._set_out()
         self.optimiser.S[there], self.optimiser.Y[there] = old.S[there], old.Y[there]
         self.optimiser.pairs[there] = old.pairs[there]
-        self.evaluations, self.steps = np.zeros_like(self.evaluations), np.zeros_like(self.steps)
-        self.losses = np.full_like(self.losses, UNKNOWN_LOSS)
 
     def regroup(self, old: Ints, new: Ints, n_groups: int) -> None:
-        """Renumber groups before `begin` or `resume`; ``old`` and ``new`` are labels of the devices that stay."""
+        """Renumber groups before a new start or `resume`; ``old`` and ``new`` are labels of the devices that stay."""
         for part in (self, self.optimiser):
             arrays = {f.name: getattr(part, f.name) for f in fields(part) if f.name != "optimiser"}
             for name, array in arrays.items():

@@ -31,7 +31,7 @@ from fedfuse.core.robust_mean import Robust, pooled_moments
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.pooled_fit import PooledFit, PooledReplies, pool, regrouped
-from fedfuse.grouping.simulated_replies import SimulatedReplies
+from fedfuse.grouping.simulated_replies import SimulatedReplies, n_columns, sends_statistics
 from fedfuse.grouping.steps import END, Step, StepMethod, StepState, by_name, found_labels, true_labels
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.protocol.reply_checks import apart, monotone, possible_moments, possible_summary, supported
@@ -49,8 +49,6 @@ from fedfuse.utils.typing import Bools, Floats, Ints
 
 # Ridges that a device without companions chooses from.
 LOCAL_RIDGES = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
-# Sufficient statistics may be as long as so many models; the steps without them take the floats of 60 to 120.
-MAX_STATISTICS_MODELS = 50
 # A column whose standard deviation is at most this share of its mean is constant but for rounding.
 CONSTANT_COLUMN_RATIO = 1e-9
 
@@ -72,7 +70,7 @@ class RefitState(StepState):
         size = SendSufficientStatistics(columns).floats_up(d) if sends_statistics(self.info) else 0
         self.statistics = np.full((m, size), np.nan)
         self.last_gradients = np.full((m, 2 * d + 1), np.nan)
-        self.fit = PooledFit.begin(self.models, np.zeros(len(self.models), np.bool_))
+        self.fit = PooledFit(self.models, np.zeros(len(self.models), np.bool_))
 
     @property
     def simulable(self) -> Bools | None:
@@ -88,9 +86,10 @@ class RefitState(StepState):
         return np.stack(unscaled)[self.labels]
 
     def recovery(self) -> list[dict[int, Task]]:
-        if self.step in (ColumnMoments.name, RescaleColumns.name) or self.simulable is not None:
+        if self.step == ColumnMoments.name or self.simulable is not None:
             return []
-        return [dict.fromkeys(range(self.info.m), Rescale(self.shift, self.scale))]
+        rescaled = self.answers if self.step == RescaleColumns.name else range(self.info.m)
+        return [dict.fromkeys(rescaled, Rescale(self.shift, self.scale))]
 
     def in_line(self, device: int, at: Floats, gradient: Floats, loss: float) -> bool:
         """Whether a gradient (and loss, if known) goes with the device's last one, and keep it for the next time."""
@@ -121,7 +120,7 @@ Transition = Callable[[Any], str]
 
 def begin_fit(state: RefitState, start: Floats) -> str:
     """Train all groups with trusted members from here."""
-    state.fit = PooledFit.begin(start, np.arange(len(start)) < state.n_trusted_groups)
+    state.fit = PooledFit(start, np.arange(len(start)) < state.n_trusted_groups)
     return Fit.name
 
 
@@ -344,14 +343,3 @@ class Oracle(Refit):
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> RefitState:
         return RefitState(info, true_labels(info), previous)
-
-
-def n_columns(info: FederationInfo) -> int:
-    """Return how many columns devices have, the target included where it is a value."""
-    return int(info.model.n_features) + (info.model.goal == "regression")
-
-
-def sends_statistics(info: FederationInfo) -> bool:
-    """Whether sufficient statistics of a device's rows exist and are short."""
-    size = SendSufficientStatistics(n_columns(info)).floats_up(info.d)
-    return bool(info.model.quadratic) and size <= MAX_STATISTICS_MODELS * info.d

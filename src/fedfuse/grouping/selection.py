@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 import scipy
 
 from fedfuse.core.dendrogram import PairedLosses, Tree, Z, alike, sharing
-from fedfuse.core.partitions import adjusted_rand, cluster_means
+from fedfuse.core.partitions import adjusted_rand
 from fedfuse.protocol.reply_checks import apart
 from fedfuse.utils.typing import Bools, Floats, Ints
 
@@ -78,13 +77,17 @@ def certain_splits(tree: Tree, leaves: Ints, halves: Floats, weights: Ints) -> B
     The difference of the sides' mean estimates is taken in either half. Where the sides are the same, both are
     independent noise, and their cosine varies as that of two devices' own noise (half 1 less half 2) does.
 
-    ``halves`` are two estimates for each device (2 x m x d), ``leaves`` the leaf of each device.
+    ``halves`` are two estimates for each device (2 x m x d), ``leaves`` the leaf of each. A leaf without devices, as
+    where they have become suspects, differs from nothing.
     """
-    first, second = (cluster_means(half, leaves, weights) for half in halves)
-    sizes = np.bincount(leaves, weights).astype(np.float64)
-    certain = np.zeros(2 * tree.n - 1, np.bool_)
-    cosines = alike(tree.splits(first, sizes), tree.splits(second, sizes))
-    certain[tree.n :] = cosines > CERTAIN_ZSCORE * _usual_cosine(halves[0] - halves[1])
+    certain, sizes = np.zeros(2 * tree.n - 1, np.bool_), np.bincount(leaves, weights, tree.n).astype(np.float64)
+    sums = np.zeros((2, tree.n, halves.shape[2]))
+    for half, total in zip(halves, sums, strict=True):
+        np.add.at(total, leaves, weights[:, None] * half)
+    with np.errstate(invalid="ignore"):
+        first, second = (tree.splits(total / np.maximum(sizes, 1)[:, None], sizes) for total in sums)
+    certain[tree.n :] = alike(first, second) > CERTAIN_ZSCORE * _usual_cosine(halves[0] - halves[1])
+    certain[tree.n :] &= ~np.append(sizes == 0, np.zeros(tree.n - 1, np.bool_))[tree.children].any(axis=1)
     return certain
 
 
@@ -103,30 +106,22 @@ def coarsest_good(candidates: Ints, answers: Mapping[int, Floats], rows: Ints, t
     return np.asarray(candidates[good[np.argmin(candidates[good].max(axis=1))]])
 
 
-def nearest(models: Floats) -> Ints:
+def nearest(models: Floats, most: int = MAX_NEIGHBOURS) -> Ints:
     """Return for every model the others that are nearest to it."""
     distances = scipy.spatial.distance.cdist(models, models)
     np.fill_diagonal(distances, np.inf)
-    return np.argsort(distances, axis=1, kind="stable")[:, : min(MAX_NEIGHBOURS, len(models) - 1)]
+    return np.argsort(distances, axis=1, kind="stable")[:, : min(most, len(models) - 1)]
 
 
-class Alternative(NamedTuple):
-    """The best of the other groups' models for a device."""
+def best_alternative(losses: PairedLosses, first: int, n: int) -> tuple[int, float, float]:
+    """Compare a device's own model (0) with n others, from ``first`` on.
 
-    which: int
-    z: float  # standard errors by which the least of them is worse than its own group's model
-
-    @property
-    def confidence(self) -> float:
-        """The chance that the device's own group is the better one."""
-        return float(scipy.special.ndtr(self.z))
-
-
-def best_alternative(losses: PairedLosses, others: Iterable[int]) -> Alternative:
-    """Compare the first model with some of the others."""
-    rises = np.array([losses.difference(k, 0) for k in others])
-    z = rises[:, 0] / np.sqrt(np.maximum(rises[:, 1], 1e-300))
-    return Alternative(int(np.argmin(rises[:, 0])), float(z.min()))
+    Return which has the least loss, by how many standard errors its own model is better than any of them, and the
+    chance that it is.
+    """
+    rises = np.array([losses.difference(first + k, 0) for k in range(n)])
+    z = float((rises[:, 0] / np.sqrt(np.maximum(rises[:, 1], 1e-300))).min())
+    return int(np.argmin(rises[:, 0])), z, float(scipy.special.ndtr(z))
 
 
 @dataclass
@@ -134,35 +129,30 @@ class GroupCheck:
     """A comparison of groups after a refit: every member tries its own model, merged ones, and the nearest others."""
 
     tree: Tree
-    near: Ints
+    models: Floats
 
-    @classmethod
-    def of(cls, models: Floats, tree: Tree) -> GroupCheck:
-        """Compare the groups of these models."""
-        return cls(tree, nearest(models))
+    def __post_init__(self) -> None:
+        self.near, self.above = nearest(self.models), self.tree.ancestors()
 
-    def models(self, models: Floats, sizes: Floats) -> list[Floats]:
+    def sent(self, sizes: Floats) -> list[Floats]:
         """Return what each group's members evaluate: their own, those of the merges above, those near it."""
-        merged, above = self.tree.means(models, sizes), self.tree.ancestors()
-        parts = [(models[c : c + 1], merged[above[c] - self.tree.n], models[self.near[c]]) for c in range(self.tree.n)]
-        return [np.concatenate(each) for each in parts]
+        n, models, merged = self.tree.n, self.models, self.tree.means(self.models, sizes)
+        return [np.concatenate([models[c : c + 1], merged[self.above[c] - n], models[self.near[c]]]) for c in range(n)]
 
     def regroup(
         self, labels: Ints, answers: Mapping[int, Floats], rows: Ints, suspects: Bools, certain: Bools
     ) -> tuple[Ints, Floats]:
         """Return new labels, after moves and merges, and the confidence in every device's group."""
-        above, moved, judged, tried = self.tree.ancestors(), labels.copy(), [], self.near.shape[1]
-        confidence = np.full(len(labels), UNKNOWN_CONFIDENCE)
+        moved, losses, tried = labels.copy(), [], self.near.shape[1]
+        confidence = np.where(suspects, 1.0, UNKNOWN_CONFIDENCE)  # Nobody is to be put with suspects.
         for i, answer in answers.items():
             c = int(labels[i])
-            first = 1 + len(above[c])
-            judged.append(PairedLosses.read(c, int(rows[i]), answer, first + tried))
-            other = best_alternative(judged[-1], range(first, first + tried))
-            confidence[i] = other.confidence
-            if other.z < -MOVE_ZSCORE:
-                moved[i] = self.near[c, other.which]
-        confidence[suspects] = 1.0  # Nobody is to be put with them.
-        cut = self.tree.cut(judged, certain, z=Z * sharing(labels[~suspects]))
+            first = 1 + len(self.above[c])
+            losses.append(PairedLosses.read(c, int(rows[i]), answer, first + tried))
+            other, z, confidence[i] = best_alternative(losses[-1], first, tried)
+            if z < -MOVE_ZSCORE:
+                moved[i] = self.near[c, other]
+        cut = self.tree.cut(losses, certain, z=Z * sharing(labels[~suspects]))
         return apart(cut[np.minimum(moved, self.tree.n - 1)], suspects), confidence
 
 

@@ -1,6 +1,7 @@
-"""What stands in for devices on the server, for models whose loss is quadratic: their rows in summary.
+"""Replies that the server computes in the place of devices, where their sufficient statistics tell all of the loss.
 
-A device that has sent its summary once need not be asked again.
+For linear regression these are the means and covariances of the columns. A device that has sent them once need not be
+asked again.
 """
 
 from __future__ import annotations
@@ -12,9 +13,33 @@ import numpy as np
 
 from fedfuse.core.dendrogram import alike
 from fedfuse.data.federation import Part
+from fedfuse.methods.method import FederationInfo
 from fedfuse.protocol.sufficient_statistics import Summary, parts
-from fedfuse.protocol.tasks import SUMMARISED, FitLocally, Gradient, GradientCosine, Rescale, SendMoments, Task
+from fedfuse.protocol.tasks import (
+    SUMMARISED,
+    FitLocally,
+    Gradient,
+    GradientCosine,
+    Rescale,
+    SendMoments,
+    SendSufficientStatistics,
+    Task,
+)
 from fedfuse.utils.typing import Floats, Ints
+
+# Sufficient statistics may be as long as so many models; a fit without them takes the floats of 60 to 120.
+MAX_STATISTICS_MODELS = 50
+
+
+def n_columns(info: FederationInfo) -> int:
+    """Return how many columns devices have, the target included where it is a value."""
+    return int(info.model.n_features) + (info.model.goal == "regression")
+
+
+def sends_statistics(info: FederationInfo) -> bool:
+    """Whether sufficient statistics of a device's rows exist and are short."""
+    size = SendSufficientStatistics(n_columns(info)).floats_up(info.d)
+    return bool(info.model.quadratic) and size <= MAX_STATISTICS_MODELS * info.d
 
 
 class SimulatedReplies:
@@ -63,7 +88,7 @@ class SimulatedReplies:
                 return list(alike(a, b)[:, None])
             case FitLocally(ridges=ridges):
                 return self._alone(ridges, devices)
-        raise AssertionError(f"nobody can answer {type(tasks[0]).__name__} in the place of a device")
+        raise AssertionError(f"{type(tasks[0]).__name__} takes the devices themselves")
 
     def _alone(self, ridges: tuple[float, ...], devices: Ints) -> list[Floats]:
         train, validation, both = (self.part(p, devices) for p in ("train", "validation", "train+validation"))

@@ -19,17 +19,9 @@ import numpy as np
 from fedfuse.core.partitions import canonical
 from fedfuse.core.robust_mean import Robust
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.admission import admit_by_losses
+from fedfuse.grouping.admission import AdmitsByLosses
 from fedfuse.grouping.simulated_replies import SimulatedReplies
-from fedfuse.methods.method import (
-    AdmissionDialogue,
-    AdmitsNewcomers,
-    FederationInfo,
-    GathersReplies,
-    Method,
-    Outcome,
-    RunSummary,
-)
+from fedfuse.methods.method import FederationInfo, GathersReplies, Method, Outcome
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.reply_checks import apart
 from fedfuse.protocol.tasks import Task
@@ -167,7 +159,7 @@ class Step(ABC, Generic[S]):
 
 
 @dataclass(frozen=True)
-class StepMethod(Method[S], GathersReplies, AdmitsNewcomers):
+class StepMethod(Method[S], GathersReplies, AdmitsByLosses):
     """A method that goes from step to step.
 
     Parameters
@@ -277,10 +269,6 @@ class StepMethod(Method[S], GathersReplies, AdmitsNewcomers):
 
     def recovery(self, state: S) -> list[dict[int, Task]]:
         return state.recovery()
-
-    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
-        """Find a newcomer's group by how well the groups' models predict its rows."""
-        return (yield from admit_by_losses(known, info, self.work, "train+validation", device))
 
 
 def by_name(*steps: Step[Any]) -> dict[str, Step[Any]]:
