@@ -11,8 +11,8 @@ from fedfuse.errors import FedfuseError
 from fedfuse.grouping import simulated_replies
 from fedfuse.grouping.refit import Oracle
 from fedfuse.protocol.tasks import EvaluateModels, Rescale
-from fedfuse.training import loop
 from grouping.test_refit import Silent
+from support.interruption import interrupted_and_resumed
 from support.planted import begun, permuted, planted
 
 GOALS = ["regression", "classification"]
@@ -190,26 +190,14 @@ class Counting(ff.Callback):
 
 
 @pytest.mark.parametrize("goal", GOALS)
-def test_resumed_in_every_step_equals_uninterrupted(goal, tmp_path, monkeypatch):
+def test_resumed_in_every_step_equals_uninterrupted(goal, tmp_path):
     federation, method = planted(goal, m=5, groups=2, n=30, seed=3), ff.FusionTree()
     settings = {"participation": 0.5, "checkpoint_every": 1, "rounds": 300}
     whole = ff.fit(federation, method, **settings)
-    save = loop.Run.save
     steps = whole.history["stage"].tolist()
     # after the first round of every step, when some devices have answered
     for stop in sorted({steps.index(step) + 1 for step in steps} - {len(steps)}):
-        out = tmp_path / str(stop)
-
-        def interrupt(run, stop=stop):
-            save(run)
-            if run.k == stop:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(loop.Run, "save", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            ff.fit(federation, method, out=out, **settings)
-        monkeypatch.setattr(loop.Run, "save", save)
-        resumed = ff.resume(out, federation)
+        resumed = interrupted_and_resumed(federation, method, stop, tmp_path / str(stop), **settings)
         np.testing.assert_array_equal(resumed.models, whole.models, err_msg=f"after round {stop}, {steps[stop - 1]}")
         np.testing.assert_array_equal(resumed.labels, whole.labels)
         np.testing.assert_array_equal(resumed.confidence, whole.confidence)

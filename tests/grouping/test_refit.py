@@ -12,7 +12,7 @@ from fedfuse.grouping import simulated_replies
 from fedfuse.grouping.refit import Oracle
 from fedfuse.models import default_model
 from fedfuse.protocol.tasks import Gradient
-from fedfuse.training import loop
+from support.interruption import interrupted_and_resumed
 from support.planted import Keep, planted
 
 EXACT = ff.Work(solver="exact")
@@ -186,27 +186,15 @@ def test_wide_tables_are_fitted_by_gradients():
 
 
 @pytest.mark.parametrize("goal", ["regression", "classification"])
-def test_resumed_anywhere_equals_uninterrupted(goal, tmp_path, monkeypatch):
+def test_resumed_anywhere_equals_uninterrupted(goal, tmp_path):
     federation = planted(goal, m=5, groups=2, n=30)
     settings = {"participation": 0.5, "checkpoint_every": 1}
     whole = ff.fit(federation, Oracle(), **settings)
-    save = loop.Run.save
     steps = whole.history["stage"].tolist()
     # after the first round of every step, when some devices have answered, and later in the long ones
     stops = {steps.index(step) + 1 for step in steps} | {len(steps) // 3, 2 * len(steps) // 3}
     for stop in sorted(stops - {0, len(steps)}):
-        out = tmp_path / str(stop)
-
-        def interrupt(run, stop=stop):
-            save(run)
-            if run.k == stop:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(loop.Run, "save", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            ff.fit(federation, Oracle(), out=out, **settings)
-        monkeypatch.setattr(loop.Run, "save", save)
-        resumed = ff.resume(out, federation)
+        resumed = interrupted_and_resumed(federation, Oracle(), stop, tmp_path / str(stop), **settings)
         np.testing.assert_array_equal(resumed.models, whole.models)
         assert resumed.cost_floats == whole.cost_floats
         assert len(resumed.history) == len(whole.history)
