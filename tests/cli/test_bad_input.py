@@ -280,7 +280,7 @@ def test_a_damaged_picture_is_left_out(fedfuse, finished, here):
     for words in (("resume", "run", "--json"), ("report", "run", "--no-baselines")):
         status, _, err = fedfuse(*words)
         assert status == 0, err
-        assert "note: a picture is left out:" in err
+        assert "note: a snapshot is left out:" in err
 
 
 def test_a_damaged_picture_of_a_run_that_goes_on(frame, here, caplog):
@@ -296,7 +296,7 @@ def test_a_damaged_picture_of_a_run_that_goes_on(frame, here, caplog):
     rounds = [page.round for page in SnapshotFile(here / "run").load()]
     assert {0, 3, 11} <= set(rounds)
     assert not {1, 2} & set(rounds)
-    assert caplog.text.count("a picture is left out") == 2
+    assert caplog.text.count("a snapshot is left out") == 2
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

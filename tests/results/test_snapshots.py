@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.distance import pdist
 
 import fedfuse as ff
-from fedfuse.results.snapshots import MOST, DistanceSnapshot, SnapshotFile, distances, due
+from fedfuse.results.snapshots import MAX_DEVICES, DistanceSnapshot, SnapshotFile, distances, due
 from fedfuse.training.fit import resume
 from fedfuse.training.progress_recorder import ROUNDS, read_rounds
 from support.planted import planted
@@ -47,10 +47,10 @@ def test_a_byte_tells_near_pairs_apart_though_somebody_is_far_out():
 
 def test_of_many_devices_some_are_looked_at():
     snapshot = DistanceSnapshot.of(0, np.random.default_rng(0).normal(size=(2500, 2)), np.arange(2500))
-    assert len(snapshot.devices) == MOST
+    assert len(snapshot.devices) == MAX_DEVICES
     assert snapshot.devices[0] == 0
     assert snapshot.devices[-1] == 2499
-    assert snapshot.levels.nbytes == MOST * (MOST - 1) // 2
+    assert snapshot.levels.nbytes == MAX_DEVICES * (MAX_DEVICES - 1) // 2
 
 
 def test_pictures_are_few_and_a_new_stage_has_one():

@@ -107,7 +107,7 @@ def test_a_device_gets_its_clusters_module_and_the_users_stays_as_it_was():
     assert torch.equal(before, model.module[0].weight)
     with pytest.raises(FedfuseError, match="a device or cluster"):
         res.module()
-    with pytest.raises(FedfuseError, match="there is no cluster 9"):
+    with pytest.raises(FedfuseError, match="there is no group 9"):
         res.module(cluster=9)
     plain = ff.fit(fed, ff.FPFC(lam=0.5, refit=False), rounds=2)
     with pytest.raises(FedfuseError, match="is no torch module"):
@@ -134,7 +134,7 @@ def test_values_by_a_network():
     res = ff.fit(fed, ff.FPFC(lam=0.1, refit=False, work=ff.Work(steps=2, lr=0.02, batch=10)), model, rounds=60)
     flat = ff.fit(fed, ff.FPFC(lam=0.1, refit=False, work=ff.Work(steps=20, lr=0.05)), rounds=60)
     assert res.score("test") < flat.score("test")
-    with pytest.raises(FedfuseError, match="for classes"):
+    with pytest.raises(FedfuseError, match="needs classes"):
         res.confusion(fed)
 
 

@@ -1,7 +1,9 @@
-"""The models of a run for other programs: one safetensors file per cluster, and what they are in JSON."""
+"""Models of a run for other programs: one safetensors file per group, described in JSON."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.errors import FedfuseError
 from fedfuse.results.result import Result
 from fedfuse.utils.files import atomic_write, write_json
+
+SAFETENSORS_KINDS = {"f": "F", "i": "I", "u": "U"}
 
 
 def export(result: Result, directory: str | PathLike[str]) -> list[Path]:
@@ -21,33 +24,41 @@ def export(result: Result, directory: str | PathLike[str]) -> list[Path]:
     (``module.load_state_dict(tensors, strict=False)`` then). Linear and softmax regression have ``coef`` and
     ``intercept``, for tables in the units of the table.
     """
-    try:
-        from safetensors.numpy import save
-    except ModuleNotFoundError:
-        raise FedfuseError("export needs safetensors: pip install 'fedfuse[torch]'") from None
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for cluster in range(result.n_clusters):
-        path = folder / f"cluster-{cluster}.safetensors"
-        arrays = {name: np.ascontiguousarray(array) for name, array in _tensors(result, cluster).items()}
+    paths = [folder / f"cluster-{group}.safetensors" for group in range(result.n_clusters)]
+    for group, path in enumerate(paths):
         with atomic_write(path) as file:
-            file.write(save(arrays))
-        paths.append(path)
+            file.write(safetensors(_tensors(result, group)))
     write_json(folder / "export.json", _description(result, paths))
     return [*paths, folder / "export.json"]
 
 
-def _tensors(result: Result, cluster: int) -> dict[str, npt.NDArray[Any]]:
+def safetensors(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """Return arrays in the safetensors format: the length of a JSON header, the header, and the numbers."""
+    header, parts, end = {}, [], 0
+    # Larger types first keep every tensor aligned.
+    for name, array in sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])):
+        part = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+        kind = "BOOL" if array.dtype == np.bool_ else f"{SAFETENSORS_KINDS[array.dtype.kind]}{8 * array.itemsize}"
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [end, end + len(part)]}
+        parts.append(part)
+        end += len(part)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+def _tensors(result: Result, group: int) -> dict[str, npt.NDArray[Any]]:
     if result.profile.encoder is None or not result.model.convex:
-        return result.model.tensors(result.cluster_models[cluster])
-    table = result.coefficients().loc[cluster].to_numpy()
+        return result.model.tensors(result.cluster_models[group])
+    table = result.coefficients().loc[group].to_numpy()
     return {"coef": table[:, :-1], "intercept": table[:, -1]}
 
 
 def _description(result: Result, paths: list[Path]) -> dict[str, Any]:
     table, profile = result.devices(), result.profile
-    clusters = [
+    groups = [
         {"file": path.name, "devices": members, "test": float(table.loc[table["cluster"] == c, "test"].mean())}
         for c, (path, members) in enumerate(zip(paths, result.clusters, strict=True))
     ]
@@ -58,5 +69,5 @@ def _description(result: Result, paths: list[Path]) -> dict[str, Any]:
         "metric": profile.metric,
         "classes": np.array(profile.classes).tolist(),
         "features": list(profile.features),
-        "clusters": clusters,
+        "clusters": groups,
     }

@@ -1,4 +1,4 @@
-"""What a run has found: groups, models, scores, and the record of how it got there."""
+"""Result of a run: groups, models, scores, and the record of training."""
 
 from __future__ import annotations
 
@@ -15,96 +15,19 @@ import pandas as pd
 from fedfuse._version import __version__
 from fedfuse.core.partitions import adjusted_rand, cluster_means
 from fedfuse.data.checks import as_numpy
-from fedfuse.data.federation import Federation, Goal, Part, default_features
-from fedfuse.data.targets import GOALS
+from fedfuse.data.federation import Federation, Part
 from fedfuse.errors import FedfuseError, guess
-from fedfuse.models import Model, from_config
-from fedfuse.results.run_directory import modern_config
-from fedfuse.utils.files import (
-    NOTHING,
-    NUMBER,
-    Kinds,
-    check_fields,
-    check_list,
-    read_arrays,
-    read_json,
-    write_arrays,
-    write_csv,
-    write_json,
-)
+from fedfuse.models import Model
+from fedfuse.results.profile import Profile
+from fedfuse.results.run_directory import read_run
+from fedfuse.utils.files import write_arrays, write_csv, write_json
 from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats, Ints
 
 if TYPE_CHECKING:
-    from fedfuse.data.encoders import Encoder
     from fedfuse.training.newcomers import Newcomers
 
-SUMMARY: dict[str, Kinds] = {
-    "dataset": str, "method": str, "seed": int, "lam": (*NUMBER, NOTHING), "rounds": int, "metric": str,
-    "cost_floats": int, "seconds": NUMBER, "labels": list, "version": str, "converged": bool, "stages": list,
-    "chosen": dict, "refused": dict, "orders": dict, "stability": (*NUMBER, NOTHING), "suspects": list,
-}  # fmt: skip
-SAVED_WITH: dict[str, Kinds] = {"model": (dict, str), "method": dict}
-PROFILE: dict[str, Kinds] = {
-    "names": list, "goal": str, "classes": list, "features": list, "counts": list, "truth": (list, NOTHING),
-    "encoder": (dict, NOTHING),
-}  # fmt: skip
-SURE = 0.9  # below this, a grouping or a device's place in it is called uncertain
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What is known of a federation besides its rows."""
-
-    names: tuple[str, ...]
-    goal: Goal
-    classes: tuple[Any, ...]
-    features: tuple[str, ...]
-    counts: Ints
-    truth: Ints | None = None
-    encoder: Encoder | None = None
-    shape: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(cls, federation: Federation) -> Profile:
-        """Return the profile of a federation; ``counts`` are all rows of a device."""
-        f = federation
-        features = f.features or default_features(f.n_features)
-        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, f.truth, f.encoder, f.shape)
-
-    @property
-    def metric(self) -> str:
-        return "accuracy" if self.goal == "classification" else "rmse"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the profile as JSON-ready data."""
-        return {
-            "names": list(self.names),
-            "goal": self.goal,
-            "classes": np.array(self.classes).tolist(),
-            "features": list(self.features),
-            "counts": self.counts.tolist(),
-            "truth": None if self.truth is None else self.truth.tolist(),
-            "encoder": None if self.encoder is None else self.encoder.to_json(),
-            "shape": None if self.shape is None else list(self.shape),
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Profile:
-        """Build the profile that `to_json` described."""
-        from fedfuse.data.encoders import Encoder
-
-        _check_profile(data)
-        return cls(
-            names=tuple(data["names"]),
-            goal=data["goal"],
-            classes=tuple(data["classes"]),
-            features=tuple(data["features"]),
-            counts=np.array(data["counts"], dtype=np.int64),
-            truth=None if data["truth"] is None else np.array(data["truth"], dtype=np.int64),
-            encoder=None if data["encoder"] is None else Encoder.from_json(data["encoder"]),
-            shape=tuple(data["shape"]) if data.get("shape") else None,
-        )
+MIN_CONFIDENCE = 0.9  # Below this, a grouping or a device's place in it is called uncertain.
 
 
 @dataclass(frozen=True)
@@ -114,9 +37,9 @@ class Result:
     Attributes
     ----------
     labels
-        The cluster of every device, numbered by first appearance, in the order of ``profile.names``.
+        The group of every device, numbered by first appearance, in the order of ``profile.names``.
     models
-        The parameters of every device (m x d); devices of one cluster share theirs.
+        The parameters of every device (m x d); devices of one group share theirs.
     scores
         Every device's accuracy or RMSE on the parts ``"validation"`` and ``"test"``.
     history
@@ -126,33 +49,32 @@ class Result:
     refused
         Uploads that were not used, by reason.
     orders
-        What became of the orders: ``sent = used + refused + unanswered``. ``uncalled`` are replies that answer no open
-        order (second answers, answers to old rounds), and are among `refused` too.
+        Counts of orders: ``sent = used + refused + unanswered``. ``uncalled`` are replies that answer no open order
+        (second answers, answers to old rounds); `refused` includes them.
     trouble
-        What else went wrong on the way to devices and back, and how often, where the engine counts it.
+        Counts of other faults on the way to devices and back, where the engine counts them.
     privacy
-        Where devices add noise to what they send: the ``"epsilon"`` that they have spent at the most, with which
-        ``"delta"``, the ``"clip"``, the standard deviation of the ``"noise"`` and the number of ``"uploads"``.
+        Where devices add noise to uploads: the largest ``"epsilon"`` spent, its ``"delta"``, the ``"clip"``, the
+        standard deviation of the ``"noise"`` and the number of ``"uploads"``.
     rounds, stages
         Rounds in all, and ``name``, ``rounds`` and ``floats`` of each stage.
     lam
         The strength of the penalty that was used; None for methods without one.
     stability
-        How sure the grouping is as a whole (0 to 1), where the method can tell.
+        Confidence in the grouping as a whole (0 to 1), where the method can tell.
     confidence
-        For every device the chance that no other group's model suits it better, where the method can tell.
+        Probability for every device that no other group's model fits it better, where the method can tell.
     kept
-        What the method needs besides to take in newcomers.
+        What else the method needs to admit newcomers.
     chosen
-        Settings that were left open and have been chosen on validation rows.
+        Settings that were left open and were chosen on validation rows.
     attack
         Where devices were made to lie: how (``"attack"``, ``"lies"``) and ``"who"``, by position.
     suspects
         Positions of the devices that seem to lie: they contradict themselves, often sent what had to be refused (late
-        is not a lie), or stand alone far from every cluster and never come to rest.
+        is not a lie), or stay far from every group and never converge.
     unheard
-        Positions of the devices that were asked, and never answered in time: nothing is known of them, and the model
-        and the group that they have are those they began with.
+        Positions of the devices that never answered in time: their model and group are those they started with.
     """
 
     profile: Profile
@@ -188,7 +110,7 @@ class Result:
 
     @property
     def groups(self) -> Ints:
-        """The clusters without those that have suspects or devices never heard only; the largest first."""
+        """The groups, largest first, without those of suspects and unheard devices alone."""
         doubtful = np.union1d(self.suspects, self.unheard)
         known = np.unique(np.delete(self.labels, doubtful)) if doubtful.size else np.arange(self.n_clusters)
         sizes = np.bincount(self.labels)
@@ -197,7 +119,7 @@ class Result:
 
     @property
     def apart(self) -> Ints:
-        """The devices of none of the `groups`: suspects and devices never heard."""
+        """The devices in none of the `groups`: suspects and unheard devices."""
         return np.flatnonzero(~np.isin(self.labels, self.groups))
 
     @property
@@ -218,13 +140,13 @@ class Result:
 
     @cached_property
     def clusters(self) -> list[list[str]]:
-        """The names of the devices in each cluster."""
+        """The names of the devices in each group."""
         members = (np.flatnonzero(self.labels == c) for c in range(self.n_clusters))
         return [[self.profile.names[i] for i in inside] for inside in members]
 
     @property
     def cluster_models(self) -> Floats:
-        """The parameters of each cluster (n_clusters x d); where devices have their own, the mean."""
+        """The parameters of each group (n_clusters x d); where devices have their own, the mean."""
         _, first = np.unique(self.labels, return_index=True)
         if (self.models == self.models[first][self.labels]).all():
             return self.models[first]
@@ -274,7 +196,7 @@ class Result:
         """Return a prediction for every row of a table with the device column of the training table.
 
         The answer has columns ``device``, ``cluster`` and ``prediction``, and for classes one column of
-        probabilities each. Rows of unknown devices are left empty: the model to use would be a guess.
+        probabilities each. Rows of unknown devices are left empty.
         """
         encoder = self.profile.encoder
         if encoder is None:
@@ -289,12 +211,12 @@ class Result:
         return self._answer(frame.index, devices, position, outputs)
 
     def confusion(self, federation: Federation, cluster: int | None = None, part: Part = "test") -> pd.DataFrame:
-        """Count the rows of one cluster (or of all) by true class and, in the columns, by predicted class.
+        """Count the rows of one group (or of all) by true class and, in the columns, by predicted class.
 
         The result itself holds no rows, so the federation that it was trained on is needed.
         """
         if self.profile.goal != "classification":
-            raise FedfuseError("a confusion table is for classes, and these are values")
+            raise FedfuseError("a confusion table needs classes, and this run predicts numbers")
         if federation.names != self.profile.names:
             raise FedfuseError("this is not the federation of the run: its devices have other names")
         n, rows = len(self.profile.classes), federation.rows(part)
@@ -308,7 +230,7 @@ class Result:
         return table
 
     def module(self, device: str | int | None = None, *, cluster: int | None = None) -> Any:
-        """Return a copy of the torch module with the weights of a device, or of a cluster, ready for use."""
+        """Return a copy of the torch module with the weights of a device, or of a group, ready for use."""
         if (device is None) == (cluster is None):
             raise FedfuseError("module takes a device or cluster=number")
         i = int(self._members(cluster)[0]) if device is None else self.index(device)
@@ -317,11 +239,11 @@ class Result:
     def _members(self, cluster: int | None) -> Ints:
         inside = np.flatnonzero(self.labels == cluster)
         if not inside.size:
-            raise FedfuseError(f"there is no cluster {cluster}; there are 0 … {self.n_clusters - 1}")
+            raise FedfuseError(f"there is no group {cluster}; groups are 0 … {self.n_clusters - 1}")
         return inside
 
     def admit(self, X: Any, y: Any = None, *, test: float = 0.2, validation: float = 0.2) -> Newcomers:
-        """Take in newcomers: each gets a cluster and a model by the method's own rule, and nobody is retrained.
+        """Admit newcomers: each gets a group and a model by the method's own rule, and nobody is retrained.
 
         Parameters
         ----------
@@ -338,9 +260,9 @@ class Result:
         return newcomers
 
     def coefficients(self) -> pd.DataFrame:
-        """Return the models of the clusters with feature names, in the units of the table.
+        """Return the models of the groups with feature names, in the units of the table.
 
-        One row per cluster (and class), one column per feature, ``intercept`` last.
+        One row per group (and class), one column per feature, ``intercept`` last.
         """
         encoder = self.profile.encoder
         rows = {}
@@ -356,14 +278,14 @@ class Result:
         return table
 
     def contrasts(self) -> pd.Series[float]:
-        """Return how much each feature tells the clusters apart, largest first.
+        """Return how much each feature tells the groups apart, largest first.
 
-        The root mean square difference between the coefficients of two devices of different clusters, in the
+        The root mean square difference between the coefficients of two devices of different groups, in the
         scale that was trained on (for tables: per standard deviation of the feature), over all classes.
         """
         slopes = np.stack([self.model.coefficients(w.astype(np.float64))[:, :-1] for w in self.cluster_models])
         if slopes.shape[1] > 1:
-            slopes -= slopes.mean(axis=1, keepdims=True)  # adding the same to all classes says nothing
+            slopes -= slopes.mean(axis=1, keepdims=True)  # adding the same to all classes changes no probability
         sizes = np.bincount(self.labels).astype(np.float64)
         m, pairs = sizes.sum(), sizes.sum() ** 2 - np.square(sizes).sum()
         # sum_ab n_a n_b |w_a - w_b|^2 = 2 m sum_a n_a |w_a - mean|^2
@@ -404,7 +326,7 @@ class Result:
         }
 
     def _exposed(self) -> dict[str, Any]:
-        """Return who lied, where that is known, and how well the suspects are these."""
+        """Return who lied, where that is known, and precision and recall of the suspects."""
         if self.attack is None:
             return {}
         who, found = self.attack["who"], len(np.intersect1d(self.attack["who"], self.suspects))
@@ -419,15 +341,15 @@ class Result:
 
     @property
     def uncertain(self) -> bool | None:
-        """Whether the grouping should not be relied on as it is; None where the method cannot tell."""
+        """Whether the grouping should not be relied on; None where the method cannot tell."""
         if self.stability is None or self.confidence is None:
             return None
-        return bool(self.stability < SURE or len(self.unsure) > 0.1 * len(self.labels))
+        return bool(self.stability < MIN_CONFIDENCE or len(self.unsure) > 0.1 * len(self.labels))
 
     @property
     def unsure(self) -> Ints:
-        """The devices that another group's model suits about as well, or that were never judged."""
-        return np.flatnonzero(self.confidence < SURE) if self.confidence is not None else np.empty(0, np.int64)
+        """The devices that another group's model fits about as well, or that were never judged."""
+        return np.flatnonzero([] if self.confidence is None else self.confidence < MIN_CONFIDENCE)
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write the result as plain files; ``summary.json`` comes last and marks a finished run."""
@@ -457,52 +379,15 @@ class Result:
         A run that trained a module of your own needs it again as ``model`` to predict; labels, scores and parameters
         are there without it.
         """
-        path = Path(directory)
-        if (path / "config.json").exists() and not (path / "summary.json").exists():
-            raise FedfuseError(f"the run in {path} is not finished: go on with it by 'fedfuse resume {path}'")
-        summary = check_fields(read_json(path / "summary.json"), SUMMARY, path / "summary.json", whole=False)
-        profile = check_fields(read_json(path / "profile.json"), SAVED_WITH, path / "profile.json", whole=False)
-        arrays = read_arrays(path / "models.npz")
-        kept = read_arrays(path / "kept.npz") if (path / "kept.npz").exists() else {}
-        try:
-            known, saved = Profile.from_json(profile), profile["model"]
-            check_fields(profile["method"], {"method": str}, f"the method in {path / 'profile.json'}")
-            method = modern_config(profile["method"])
-            used = from_config(saved, model).sized(len(known.features), len(known.classes), _shape(saved))
-            _check_lengths(known, used, summary, arrays)
-            return cls(
-                profile=known,
-                model=used,
-                method=method,
-                labels=np.array(summary["labels"], dtype=np.int64),
-                models=arrays.pop("models"),
-                confidence=arrays.pop("confidence", None),
-                unheard=arrays.pop("unheard", np.empty(0, np.int64)),
-                scores=arrays,
-                kept=kept,
-                history=pd.read_csv(path / "history.csv"),
-                attack=_attack(summary, known.names),
-                trouble=summary.get("trouble", {}),
-                privacy=summary.get("privacy"),
-                suspects=np.array([known.names.index(name) for name in summary["suspects"]], dtype=np.int64),
-                rounds=summary["rounds"] + summary.get("refit_rounds", 0),
-                stages=tuple(summary.get("stages", ())),
-                lam=None if method["method"] == "fusion-tree" else summary["lam"],
-                **{k: summary[k] for k in ("dataset", "seed", "converged", "orders")},
-                **{k: summary[k] for k in ("cost_floats", "refused", "seconds", "stability", "chosen")},
-            )
-        except FedfuseError:
-            raise
-        except (KeyError, TypeError, AttributeError, OSError, ValueError) as problem:
-            raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from None
+        return cls(**read_run(directory, model))
 
     def __repr__(self) -> str:
         sizes = ", ".join(str(n) for n in sorted(np.bincount(self.labels), reverse=True)[:8])
         more = ", …" if self.n_clusters > 8 else ""
         ari = "" if self.ari is None else f", ARI {self.ari:.3f}"
-        clusters = f"{self.n_clusters} cluster{'s' if self.n_clusters > 1 else ''} of {sizes}{more} devices"
+        groups = f"{self.n_clusters} group{'s' if self.n_clusters > 1 else ''} of {sizes}{more} devices"
         return (
-            f"Result({self.dataset}, {self.method['method']}: {clusters}, test {self.profile.metric} "
+            f"Result({self.dataset}, {self.method['method']}: {groups}, test {self.profile.metric} "
             f"{self.score('test'):.4f}{ari}, {self.rounds} rounds, {self.cost_floats:,} floats sent)"
         )
 
@@ -515,7 +400,7 @@ class Result:
         return [str(c) for c in self.profile.classes] or ["value"]
 
     def devices(self) -> pd.DataFrame:
-        """Return one row per device: cluster, rows and scores; where known, how sure that is, and the true group."""
+        """Return one row per device: group, rows and scores; where known, its confidence and the true group."""
         columns = {"device": self.profile.names, "cluster": self.labels, "rows": self.profile.counts}
         table: pd.DataFrame = pd.DataFrame(columns)
         for part, scores in self.scores.items():
@@ -542,53 +427,6 @@ class Result:
         return answer
 
 
-def _check_profile(data: dict[str, Any]) -> None:
-    where = "profile.json"
-    check_fields(data, PROFILE, where, whole=False)
-    if data["goal"] not in GOALS:
-        raise FedfuseError(f"{where} is not as fedfuse writes it: 'goal' is {data['goal']!r}")
-    m = len(data["names"])
-    for name, kind, n in (("names", str, None), ("features", str, None), ("counts", int, m), ("truth", int, m)):
-        if data[name] is not None:
-            check_list(data[name], kind, n, name, where)
-
-
-def _check_lengths(
-    profile: Profile, model: Model[Any], summary: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]
-) -> None:
-    """Refuse files that do not belong together."""
-    m = len(profile.names)
-    check_list(summary["labels"], int, m, "labels", "summary.json")
-    if min(summary["labels"], default=-1) < 0:
-        raise FedfuseError("summary.json is not as fedfuse writes it: 'labels' must be numbers from 0 on")
-    for name in ("refused", "orders"):
-        check_list(list(summary[name].values()), int, None, name, "summary.json")
-    unheard = arrays.get("unheard", np.empty(0, np.int64))
-    if unheard.dtype.kind != "i" or unheard.ndim != 1 or not np.isin(unheard, range(m)).all():
-        raise FedfuseError(f"models.npz has {unheard.tolist()} for devices never heard, profile.json names {m}")
-    for name, array in arrays.items():
-        if name != "unheard" and array.shape[:1] != (m,):
-            raise FedfuseError(
-                f"models.npz has {name} for {len(array) if array.ndim else 0} devices, profile.json names {m}"
-            )
-    if arrays["models"].shape != (m, model.d):
-        raise FedfuseError(f"models.npz has models of shape {arrays['models'].shape}, which profile.json does not say")
-    if profile.encoder is not None and profile.encoder.features != profile.features:
-        raise FedfuseError("profile.json is not as fedfuse writes it: features are not those of its encoder")
-
-
-def _attack(summary: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any] | None:
-    if "attack" not in summary:
-        return None
-    who = [names.index(name) for name in summary["who"]]
-    return {"attack": summary["attack"], "lies": summary["lies"], "who": who}
-
-
 def mean_score(scores: Floats) -> float:
     """Return the plain mean over the devices that have rows to be scored on."""
     return float(np.nanmean(scores)) if np.isfinite(scores).any() else float("nan")
-
-
-def _shape(model: Any) -> tuple[int, ...] | None:
-    shape = model.get("shape") if isinstance(model, dict) else None
-    return tuple(shape) if shape else None

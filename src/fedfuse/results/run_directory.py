@@ -1,7 +1,8 @@
-"""The one place that saves: a run is a directory of plain files, each written whole or not at all.
+"""Run directories: what a run is asked, its checkpoint, and its result, as plain files.
 
-``config.json`` (what was asked for), ``checkpoint/latest.npz`` while the run goes on, and at the end what
-`Result.save` writes. Nothing is pickled, so nothing is executed when a directory is read.
+``config.json`` says what was asked for, ``checkpoint/latest.npz`` is there while the run goes on, and `Result.save`
+writes the rest. Every file is written whole or not at all. Nothing is pickled, so nothing is executed when a directory
+is read. Files may have been edited by hand: all are checked here.
 """
 
 from __future__ import annotations
@@ -9,17 +10,42 @@ from __future__ import annotations
 import json
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedfuse.errors import FedfuseError
-from fedfuse.utils.files import _HALF, NOTHING, Kinds, check_fields, read_arrays, read_json, write_arrays, write_json
+from fedfuse.utils.files import (
+    _HALF,
+    NOTHING,
+    NUMBER,
+    Kinds,
+    check_fields,
+    check_list,
+    read_arrays,
+    read_json,
+    write_arrays,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from fedfuse.models import Model
 
 CONFIG: dict[str, Kinds] = {
     "dataset": str, "source": (dict, NOTHING), "fingerprint": str, "model": (dict, str), "method": dict,
     "settings": dict, "engine": dict, "version": str,
+}  # fmt: skip
+SUMMARY: dict[str, Kinds] = {
+    "dataset": str, "method": str, "seed": int, "lam": (*NUMBER, NOTHING), "rounds": int, "metric": str,
+    "cost_floats": int, "seconds": NUMBER, "labels": list, "version": str, "converged": bool, "chosen": dict,
+    "refused": dict, "orders": dict, "stability": (*NUMBER, NOTHING), "suspects": list,
+}  # fmt: skip
+# Not in every summary.
+SOMETIMES: dict[str, Kinds] = {"stages": list, "refit_rounds": int, "trouble": dict, "privacy": dict}
+PROFILE: dict[str, Kinds] = {
+    "model": (dict, str), "method": dict, "names": list, "goal": str, "classes": list, "features": list,
+    "counts": list, "truth": (list, NOTHING), "encoder": (dict, NOTHING),
 }  # fmt: skip
 _META = "meta"
 
@@ -54,10 +80,7 @@ class Store:
     def config(self) -> dict[str, Any]:
         """Return what the run was asked to do."""
         path = self.directory / "config.json"
-        config = read_json(path)
-        if not isinstance(config, dict):
-            raise FedfuseError(f"{self.directory} holds no run of fedfuse: config.json says something else")
-        config = check_fields(config, CONFIG, path, whole=False)
+        config = check_fields(read_json(path), CONFIG, path, whole=False)
         return {**config, "method": modern_config(config["method"])} if "method" in config else config
 
     def withdraw(self) -> None:
@@ -125,3 +148,95 @@ def modern_config(config: dict[str, Any]) -> dict[str, Any]:
         return config
     common = ("start", "work", "rows", "robust")
     return {"method": "fusion-tree", **{name: config[name] for name in common if name in config}}
+
+
+def read_run(directory: str | PathLike[str], model: Model[Any] | None = None) -> dict[str, Any]:
+    """Return the fields of the result of a finished run; ``model`` is a module of the user's own."""
+    path = Path(directory)
+    if (path / "config.json").exists() and not (path / "summary.json").exists():
+        raise FedfuseError(f"the run in {path} is not finished: go on with it by 'fedfuse resume {path}'")
+    summary = check_fields(read_json(path / "summary.json"), SUMMARY, path / "summary.json")
+    check_fields(summary, SOMETIMES, path / "summary.json", whole=False)
+    profile = check_fields(read_json(path / "profile.json"), PROFILE, path / "profile.json")
+    arrays = read_arrays(path / "models.npz")
+    kept = read_arrays(path / "kept.npz") if (path / "kept.npz").exists() else {}
+    try:
+        _check_lists(summary, profile, path)
+        _check_arrays(arrays, len(profile["names"]))
+        return {**_fields(summary, profile, arrays, model, path), "kept": kept}
+    except FedfuseError:
+        raise
+    except (KeyError, TypeError, AttributeError, OSError, ValueError) as problem:
+        raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from None
+
+
+def _fields(
+    summary: dict[str, Any],
+    profile: dict[str, Any],
+    arrays: dict[str, npt.NDArray[Any]],
+    model: Model[Any] | None,
+    path: Path,
+) -> dict[str, Any]:
+    import pandas as pd
+
+    from fedfuse.models import from_config
+    from fedfuse.results.profile import Profile
+
+    known, saved = Profile.from_json(profile), profile["model"]
+    method = modern_config(profile["method"])
+    shape = saved.get("shape") if isinstance(saved, dict) else None
+    used = from_config(saved, model).sized(len(known.features), len(known.classes), tuple(shape) if shape else None)
+    models = arrays.pop("models")
+    if models.shape != (len(known.names), used.d):
+        raise FedfuseError(f"models.npz has models of shape {models.shape}, which profile.json does not say")
+    if known.encoder is not None and known.encoder.features != known.features:
+        raise FedfuseError("profile.json is not as fedfuse writes it: features are not those of its encoder")
+    attack = None
+    if "attack" in summary:
+        attack = {"attack": summary["attack"], "lies": summary["lies"], "who": _positions(summary["who"], known.names)}
+    return {
+        **{name: summary[name] for name in ("dataset", "seed", "converged", "orders", "cost_floats", "refused")},
+        **{name: summary[name] for name in ("seconds", "stability", "chosen")},
+        "profile": known, "model": used, "method": method, "models": models, "attack": attack,
+        "labels": np.array(summary["labels"], dtype=np.int64),
+        "confidence": arrays.pop("confidence", None),
+        "unheard": arrays.pop("unheard", np.empty(0, np.int64)),
+        "scores": arrays,
+        "history": pd.read_csv(path / "history.csv"),
+        "trouble": summary.get("trouble", {}),
+        "privacy": summary.get("privacy"),
+        "suspects": np.array(_positions(summary["suspects"], known.names), dtype=np.int64),
+        "rounds": summary["rounds"] + summary.get("refit_rounds", 0),
+        "stages": tuple(summary.get("stages", ())),
+        "lam": None if method["method"] == "fusion-tree" else summary["lam"],
+    }  # fmt: skip
+
+
+def _positions(who: list[str], names: tuple[str, ...]) -> list[int]:
+    return [names.index(name) for name in who]
+
+
+def _check_lists(summary: dict[str, Any], profile: dict[str, Any], path: Path) -> None:
+    check_fields(profile["method"], {"method": str}, f"the method in {path / 'profile.json'}")
+    wrong, m = "is not as fedfuse writes it", len(profile["names"])
+    for name, kind, n in (("names", str, None), ("features", str, None), ("counts", int, m), ("truth", int, m)):
+        if profile[name] is not None:
+            check_list(profile[name], kind, n, name, "profile.json")
+    if profile["goal"] not in ("classification", "regression"):
+        raise FedfuseError(f"profile.json {wrong}: 'goal' is {profile['goal']!r}")
+    check_list(summary["labels"], int, m, "labels", "summary.json")
+    if min(summary["labels"], default=-1) < 0:
+        raise FedfuseError(f"summary.json {wrong}: 'labels' must be numbers from 0 on")
+    for name in ("refused", "orders"):
+        check_list(list(summary[name].values()), int, None, name, "summary.json")
+
+
+def _check_arrays(arrays: dict[str, npt.NDArray[Any]], m: int) -> None:
+    """Refuse arrays of other devices than the profile has."""
+    unheard = arrays.get("unheard", np.empty(0, np.int64))
+    if unheard.dtype.kind != "i" or unheard.ndim != 1 or not np.isin(unheard, range(m)).all():
+        raise FedfuseError(f"models.npz has {unheard.tolist()} for devices never heard, profile.json names {m}")
+    for name, array in arrays.items():
+        if name != "unheard" and array.shape[:1] != (m,):
+            n = len(array) if array.ndim else 0
+            raise FedfuseError(f"models.npz has {name} for {n} devices, profile.json names {m}")

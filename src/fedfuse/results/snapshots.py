@@ -1,8 +1,8 @@
-"""How far devices are from each other as a run goes on: a few pictures of all pairs, in a byte each.
+"""Snapshots of all pairwise distances during a run, one byte per pair.
 
-A picture is cheap (one matrix product) and small (500 kB for 1,000 devices), and rounds between two of them grow with
-their number, so that a run of thousands has about thirty. While the run goes on each is a file in ``snapshots/``; at
-the end they are put together in ``snapshots.npz``.
+A snapshot costs one matrix product and 500 kB for 1,000 devices. The rounds between two of them grow with their number,
+so that a run of thousands of rounds has about thirty. While the run goes on each is a file in ``snapshots/``; at the
+end they are put together in ``snapshots.npz``.
 """
 
 from __future__ import annotations
@@ -20,36 +20,35 @@ import numpy.typing as npt
 import scipy
 
 from fedfuse.errors import FedfuseError
-from fedfuse.utils.files import atomic_write, read_arrays
+from fedfuse.utils.files import read_arrays, write_arrays
 from fedfuse.utils.typing import Floats, Ints
 
 log = logging.getLogger(__name__)
 
 FILE, FOLDER = "snapshots.npz", "snapshots"
-MOST = 1000  # devices that are looked at, evenly over all
-GROWTH = 1.3  # from one picture to the next, in rounds
-BLOCK = 1 << 16  # parameters at a time: networks have many
+_COLUMNS = ("round", "levels", "largest", "labels")
+MAX_DEVICES = 1000  # Of more devices, so many are sampled evenly.
+GROWTH_RATIO = 1.3  # Rounds of a snapshot, in multiples of those of the one before.
+BLOCK_COLUMNS = 1 << 16  # Parameters at a time: networks have many.
 
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class DistanceSnapshot:
-    """All pairs after a round.
+    """Distances of all pairs of the sampled devices after a round.
 
     Attributes
     ----------
     round
-        Rounds that were done.
+        Rounds done.
     levels
         For each pair (in the order of scipy's condensed matrices) the root of its distance, in steps of 1/255 of the
-        root of the largest: devices that lie may be far out, and the others must still be told apart.
+        root of the largest: lying devices may be far out, and the others must still be told apart.
     largest
         The largest distance.
-    labels
-        The cluster of every device that is looked at, as the method saw it then.
-    devices
-        Who is looked at.
+    labels, devices
+        The group of every sampled device after that round, and which devices these are.
     """
 
     round: int
@@ -60,8 +59,8 @@ class DistanceSnapshot:
 
     @classmethod
     def of(cls, k: int, models: Floats, labels: Ints) -> DistanceSnapshot:
-        """Look at the devices' parameters (m x d) after k rounds."""
-        devices = looked_at(len(models))
+        """Take a snapshot of the devices' parameters (m x d) after k rounds."""
+        devices = sampled(len(models))
         pairs = distances(np.asarray(models)[devices])
         largest = float(pairs.max(initial=0.0))
         levels = np.sqrt(pairs / largest) if largest > 0 else np.zeros_like(pairs)
@@ -78,13 +77,13 @@ class DistanceSnapshot:
         return np.asarray(scipy.spatial.distance.squareform(self.pairs)) if self.levels.size else np.zeros((1, 1))
 
 
-def looked_at(m: int) -> Ints:
-    """Return the devices of a picture.
+def sampled(m: int) -> Ints:
+    """Return the devices of a snapshot.
 
-    >>> looked_at(3).tolist(), len(looked_at(4321))
+    >>> sampled(3).tolist(), len(sampled(4321))
     ([0, 1, 2], 1000)
     """
-    return np.unique(np.linspace(0, m - 1, min(m, MOST)).round().astype(np.int64))
+    return np.unique(np.linspace(0, m - 1, min(m, MAX_DEVICES)).round().astype(np.int64))
 
 
 def distances(points: Floats) -> Floats:
@@ -95,19 +94,19 @@ def distances(points: Floats) -> Floats:
     """
     m = len(points)
     squares = np.zeros((m, m))
-    for start in range(0, points.shape[1], BLOCK):
-        block = np.nan_to_num(points[:, start : start + BLOCK].astype(np.float64), posinf=0.0, neginf=0.0)
-        block -= block.mean(axis=0)  # products of small numbers cancel less
+    for start in range(0, points.shape[1], BLOCK_COLUMNS):
+        block = np.nan_to_num(points[:, start : start + BLOCK_COLUMNS].astype(np.float64), posinf=0.0, neginf=0.0)
+        block -= block.mean(axis=0)  # less cancellation in the products
         squares += block @ block.T
     lengths = np.diag(squares)
     apart = np.sqrt(np.maximum(lengths[:, None] + lengths - 2 * squares, 0.0))
-    # what rounding leaves between two equal rows
+    # Equal rows have distance zero, whatever rounding leaves.
     apart[apart < 1e-7 * np.sqrt(lengths.max(initial=0.0))] = 0.0
     return np.asarray(apart[np.triu_indices(m, 1)])
 
 
 def due(k: int, last: int | None, new_stage: bool = False) -> bool:
-    """Whether there should be a picture after k rounds, the last being of ``last``.
+    """Whether a snapshot is due after k rounds, when the last one was taken after ``last``.
 
     >>> seen = [0]
     >>> for k in range(1, 40):
@@ -116,26 +115,26 @@ def due(k: int, last: int | None, new_stage: bool = False) -> bool:
     >>> seen
     [0, 1, 2, 3, 4, 6, 8, 11, 15, 20, 26, 34]
     """
-    return last is None or (k > last and (new_stage or k >= max(last + 1, ceil(GROWTH * last))))
+    return last is None or (k > last and (new_stage or k >= max(last + 1, ceil(GROWTH_RATIO * last))))
 
 
 class SnapshotFile:
-    """The pictures of a run directory."""
+    """The snapshots of a run directory."""
 
     def __init__(self, directory: Path) -> None:
         self.file, self.folder = directory / FILE, directory / FOLDER
 
     def rounds(self) -> list[int]:
-        """Return the rounds that single files are of."""
+        """Return the rounds of single files."""
         return sorted(int(path.stem) for path in self.folder.glob("*.npz") if path.stem.isdigit())
 
     def add(self, snapshot: DistanceSnapshot) -> None:
-        """Write one picture."""
+        """Write one snapshot."""
         self.folder.mkdir(exist_ok=True)
-        _write(self._path(snapshot.round), _packed([snapshot]))
+        write_arrays(self._path(snapshot.round), _packed([snapshot]), compress=True)
 
     def forget_after(self, k: int) -> None:
-        """Remove what is of later rounds: a resumed run comes there again."""
+        """Remove snapshots of later rounds: a resumed run takes them again."""
         for later in self.rounds():
             if later > k:
                 self._path(later).unlink()
@@ -143,16 +142,13 @@ class SnapshotFile:
             self.folder.rmdir()
 
     def bind(self) -> None:
-        """Put all pictures of a finished run in one file."""
+        """Put all snapshots of a finished run in one file."""
         if pages := self.load():
-            _write(self.file, _packed(pages))
-        shutil.rmtree(self.folder, ignore_errors=True)  # with what a killed process may have left half-written
+            write_arrays(self.file, _packed(pages), compress=True)
+        shutil.rmtree(self.folder, ignore_errors=True)  # and what a killed process left half-written
 
     def load(self) -> list[DistanceSnapshot]:
-        """Return all pictures, of a run that goes on or of a finished one; none where none were made.
-
-        What cannot be read is left out, with a note: no result depends on it.
-        """
+        """Return all snapshots; a file that cannot be read is left out, with a note, as no result depends on it."""
         if not self.folder.exists() and self.file.exists():
             return _readable(self.file)
         pages = [page for k in self.rounds() for page in _readable(self._path(k))]
@@ -162,21 +158,16 @@ class SnapshotFile:
         return self.folder / f"{k:08d}.npz"
 
 
-def _write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    with atomic_write(path) as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-
-
 def _packed(pages: Sequence[DistanceSnapshot]) -> dict[str, npt.NDArray[Any]]:
-    columns = {name: np.stack([getattr(page, name) for page in pages]) for name in ("round", "levels", "largest")}
-    return {**columns, "labels": np.stack([page.labels for page in pages]), "devices": pages[0].devices}
+    columns = {name: np.stack([getattr(page, name) for page in pages]) for name in _COLUMNS}
+    return {**columns, "devices": pages[0].devices}
 
 
 def _readable(path: Path) -> list[DistanceSnapshot]:
     try:
         return _unpacked(path)
     except FedfuseError as problem:
-        log.warning("a picture is left out: %s", problem)
+        log.warning("a snapshot is left out: %s", problem)
         return []
 
 
@@ -187,9 +178,7 @@ def _unpacked(path: Path) -> list[DistanceSnapshot]:
         m = len(devices)
         if arrays["levels"].shape[1:] != (m * (m - 1) // 2,) or arrays["labels"].shape[1:] != (m,):
             raise ValueError(f"levels of shape {arrays['levels'].shape} for {m} devices")
-        rows = zip(*(arrays[name] for name in ("round", "levels", "largest", "labels")), strict=True)
-        return [
-            DistanceSnapshot(int(k), levels, float(largest), labels, devices) for k, levels, largest, labels in rows
-        ]
+        rows = zip(*(arrays[name] for name in _COLUMNS), strict=True)
+        return [DistanceSnapshot(int(k), seen, float(largest), labels, devices) for k, seen, largest, labels in rows]
     except (KeyError, TypeError, ValueError) as gap:
         raise FedfuseError(f"{path} holds no snapshots of fedfuse: {gap}") from None

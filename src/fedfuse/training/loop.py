@@ -52,7 +52,8 @@ from fedfuse.protocol.tasks import (
     for_device,
     steps_of,
 )
-from fedfuse.results.result import Profile, Result, mean_score
+from fedfuse.results.profile import Profile
+from fedfuse.results.result import Result, mean_score
 from fedfuse.results.run_directory import Store
 from fedfuse.training.conditions import check_mode, takes_single_replies
 from fedfuse.training.settings import Settings

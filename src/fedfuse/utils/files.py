@@ -101,10 +101,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:39] + "…"
 
 
-def write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+def write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]], *, compress: bool = False) -> None:
     """Write named arrays (.npz, no pickles)."""
     with atomic_write(path) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        (np.savez_compressed if compress else np.savez)(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:

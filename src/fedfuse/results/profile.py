@@ -1,0 +1,70 @@
+"""Profile of a federation: all that a result keeps of it besides its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedfuse.data.federation import Federation, Goal, default_features
+from fedfuse.utils.typing import Ints
+
+if TYPE_CHECKING:
+    from fedfuse.data.encoders import Encoder
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is known of a federation besides its rows; ``counts`` are all rows of each device."""
+
+    names: tuple[str, ...]
+    goal: Goal
+    classes: tuple[Any, ...]
+    features: tuple[str, ...]
+    counts: Ints
+    truth: Ints | None = None
+    encoder: Encoder | None = None
+    shape: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, federation: Federation) -> Profile:
+        """Return the profile of a federation."""
+        f = federation
+        features = f.features or default_features(f.n_features)
+        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, f.truth, f.encoder, f.shape)
+
+    @property
+    def metric(self) -> str:
+        return "accuracy" if self.goal == "classification" else "rmse"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the profile as JSON-ready data."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Profile:
+        """Build the profile that `to_json` described."""
+        from fedfuse.data.encoders import Encoder
+
+        def optional(name: str, kind: Any) -> Any:
+            return None if data.get(name) is None else kind(data[name])
+
+        return cls(
+            names=tuple(data["names"]),
+            goal=data["goal"],
+            classes=tuple(data["classes"]),
+            features=tuple(data["features"]),
+            counts=np.array(data["counts"], dtype=np.int64),
+            truth=optional("truth", lambda groups: np.array(groups, dtype=np.int64)),
+            encoder=optional("encoder", Encoder.from_json),
+            shape=optional("shape", tuple),
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, tuple):
+        return [each.item() if isinstance(each, np.generic) else each for each in value]
+    return value.to_json() if hasattr(value, "to_json") else value
