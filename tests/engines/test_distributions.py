@@ -48,7 +48,7 @@ def test_written_and_read_again(text):
 
 @pytest.mark.parametrize("text", ["x", "normal(0,1)", "uniform(0,x)", "per_node()", "uniform(0,20", "", "nan(1)"])
 def test_nonsense_is_refused(text):
-    with pytest.raises(FedfuseError, match=r"is no law of time; known: a number, uniform\(a,b\)"):
+    with pytest.raises(FedfuseError, match=r"is not a distribution of times; known: a number, uniform\(a,b\)"):
         Distribution.of(text)
 
 

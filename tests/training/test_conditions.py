@@ -217,7 +217,7 @@ def test_overselection_needs_a_number(participation):
         ({"deadline": -1.0}, "deadline must be a positive number of seconds"),
         ({"deadline": "soon"}, "deadline must be"),
         ({"overselect": -0.1}, "overselect must be a share of at least 0"),
-        ({"delay": "soon"}, "no law of time"),
+        ({"delay": "soon"}, "not a distribution of times"),
         ({"lossy": "much"}, "lossy takes"),
     ],
 )

@@ -1,8 +1,9 @@
-"""Some devices lie: what they send is replaced after their honest work, before the server sees it.
+"""Attacks: some devices lie. What they send is replaced after their honest work, before the server sees it.
 
-Where nothing of that work is in the lie (same-value, gaussian), liars do as little of it as they can.
+Where nothing of that work is in the lie (same-value, gaussian), liars do as little of it as they can. How the server
+tells liars is in `protocol.reply_checks`.
 
-The paper's three attacks (section 6.4.1, after Lin et al., 2022), and four of today:
+The paper's three attacks (section 6.4.1, after Lin et al., 2022), and four others:
 
     same-value     c 1, with c ~ N(0, 100^2)
     sign-flip      -|c| times what it would have sent, with c ~ N(0, 10^2)
@@ -52,10 +53,13 @@ Attack: TypeAlias = Literal[
 Scope: TypeAlias = Literal["all", "fused"]
 Lies: TypeAlias = Literal["all", "models"]
 COLLUDING = ("little", "inner-product", "replacement")
-INVENTED = ("same-value", "gaussian")  # nothing of what a liar would have sent is in these lies
-SAME, FLIP, NOISE = 100.0, 10.0, 100.0  # the paper's sigma
-EPSILON = 0.5  # of the inner-product attack
-LARGEST = 1e15  # what float32 can still be squared and summed at; larger lies would be refused by everybody
+# Attacks whose lies hold nothing of what a liar would have sent.
+INVENTED = ("same-value", "gaussian")
+# The paper's standard deviations.
+SAME_VALUE_SIGMA, SIGN_FLIP_SIGMA, GAUSSIAN_SIGMA = 100.0, 10.0, 100.0
+INNER_PRODUCT_RATIO = 0.5
+# Larger lies, which float32 could not square and sum, would be refused by every server.
+MAX_LIE = 1e15
 
 
 def draw_liars(m: int, share: float, seed: int) -> Ints:
@@ -120,7 +124,7 @@ class Attacks(EngineWrapper):
         How many of the ``m`` devices lie, or which.
     lies
         ``"all"``: every answer is replaced, numbers too. ``"models"``: models, updates and gradients alone. What names
-        a cluster (IFCA) and the bases of PACFL are honest in both.
+        a group (IFCA) and the bases of PACFL are honest in both.
     scope
         ``"fused"``: the first ``shared`` numbers of a model, which all devices share, are honest.
     seed
@@ -207,10 +211,10 @@ class Attacks(EngineWrapper):
         rng = generator(self.seed, "attack", reply.round + 2, reply.device)
         lie = Lie(own, models, crowd, task, rng, exchange.devices / exchange.liars, self._z)
         start = min(self._honest, models)
-        # what names a cluster is true: it is no number
+        # the name of a group is true: it is no number
         stop = models if self.lies == "models" or isinstance(task, Choose) else own.size
         values = own.copy()
-        values[start:stop] = np.clip(FORGE[self.attack](lie)[start:stop], -LARGEST, LARGEST)
+        values[start:stop] = np.clip(FORGE[self.attack](lie)[start:stop], -MAX_LIE, MAX_LIE)
         return replace(reply, values=values.astype(np.asarray(reply.values).dtype))
 
     @property
@@ -253,26 +257,6 @@ def model_numbers(task: Task, size: int) -> int:
     return 0
 
 
-def _same_value(lie: Lie) -> Floats:
-    return np.full(lie.own.size, lie.rng.normal(0, SAME))
-
-
-def _sign_flip(lie: Lie) -> Floats:
-    return np.asarray(-abs(lie.rng.normal(0, FLIP)) * lie.own)
-
-
-def _gaussian(lie: Lie) -> Floats:
-    return lie.rng.normal(0, NOISE, lie.own.size)
-
-
-def _little(lie: Lie) -> Floats:
-    return np.asarray(lie.crowd.mean(axis=0) - lie.z * lie.crowd.std(axis=0))
-
-
-def _inner_product(lie: Lie) -> Floats:
-    return np.asarray(-EPSILON * lie.crowd.mean(axis=0))
-
-
 def _replacement(lie: Lie) -> Floats:
     """Aim at minus what the liars would have sent; a mean over all devices of the exchange gets there."""
     aim: Floats = -lie.crowd.mean(axis=0)
@@ -284,11 +268,12 @@ def _replacement(lie: Lie) -> Floats:
     return values
 
 
+# What a liar sends in place of its honest answer.
 FORGE: dict[str, Callable[[Lie], Floats]] = {
-    "same-value": _same_value,
-    "sign-flip": _sign_flip,
-    "gaussian": _gaussian,
-    "little": _little,
-    "inner-product": _inner_product,
+    "same-value": lambda lie: np.full(lie.own.size, lie.rng.normal(0, SAME_VALUE_SIGMA)),
+    "sign-flip": lambda lie: np.asarray(-abs(lie.rng.normal(0, SIGN_FLIP_SIGMA)) * lie.own),
+    "gaussian": lambda lie: lie.rng.normal(0, GAUSSIAN_SIGMA, lie.own.size),
+    "little": lambda lie: np.asarray(lie.crowd.mean(axis=0) - lie.z * lie.crowd.std(axis=0)),
+    "inner-product": lambda lie: np.asarray(-INNER_PRODUCT_RATIO * lie.crowd.mean(axis=0)),
     "replacement": _replacement,
 }

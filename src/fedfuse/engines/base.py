@@ -1,4 +1,4 @@
-"""Where devices compute."""
+"""Engine: where devices compute; and wrappers that change what another engine does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedfuse.protocol.tasks import Order, Reply
 
 
 class Engine(ABC):
-    """Takes orders to devices and brings back their replies; knows nothing of methods.
+    """Sends orders to devices and collects their replies; knows nothing of methods.
 
     A device keeps its own last model between orders: `Train` without a start goes on from there.
     """
@@ -32,7 +32,7 @@ class Engine(ABC):
 
     @property
     def time(self) -> float | None:
-        """Seconds on the engine's own clock; None where it is the clock on the wall."""
+        """Seconds on the engine's own clock; None where that is the wall clock."""
         return None
 
     @property
@@ -42,18 +42,18 @@ class Engine(ABC):
 
     @property
     def trouble(self) -> dict[str, int]:
-        """What has gone wrong on the way, and how often."""
+        """Counts of what has gone wrong, by name."""
         return {}
 
     def pack(self) -> dict[str, npt.NDArray[Any]] | None:
-        """Return what is under way, for a checkpoint; None where that must be asked for again."""
+        """Return what is under way, for a checkpoint; None where it must be asked for again."""
         return None
 
     def unpack(self, arrays: dict[str, npt.NDArray[Any]]) -> None:  # noqa: B027 - most engines keep nothing
         """Take back what `pack` returned."""
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to end
-        """End whatever the engine has started."""
+        """End all that the engine has started."""
 
 
 class EngineWrapper(Engine):

@@ -1,4 +1,4 @@
-"""Laws of chance for how long things take: written, read and drawn by key.
+"""Distributions of times: read from text, written, and drawn by key.
 
 ``"uniform(0,20)"``, ``"exponential(5)"`` (mean), ``"lognormal(1,0.5)"`` (mean and standard deviation of the logarithm)
 or a number, each drawn anew for every update; ``"per_node(…)"`` around one of them is drawn once for each device and
@@ -21,7 +21,7 @@ _PER_NODE = "per_node"
 
 @dataclass(frozen=True)
 class Factor:
-    """One law, drawn for every update or, with ``per_node``, once for every device."""
+    """One distribution, drawn for every update or, with ``per_node``, once for every device."""
 
     word: str
     numbers: tuple[float, ...]
@@ -32,7 +32,7 @@ class Factor:
             raise FedfuseError(f"{self.word} takes {_NUMBERS[self.word]} number(s), got {self}")
         free = self.word == "lognormal"  # a logarithm may be negative, a time not
         if not all(-inf < n < inf and (free or n >= 0) for n in self.numbers):
-            raise FedfuseError(f"the numbers of a law of time must be finite and not negative, got {self}")
+            raise FedfuseError(f"the numbers of a distribution of times must be finite and not negative, got {self}")
         if self.word == "uniform" and self.numbers[0] > self.numbers[1]:
             raise FedfuseError(f"uniform(a,b) needs a <= b, got {self}")
         if free and self.numbers[1] < 0:
@@ -59,8 +59,8 @@ class Factor:
 class Distribution:
     """A product of factors; `Distribution.of` reads one.
 
-    >>> law = Distribution.of("per_node(uniform(1,2)) * exponential(5)")
-    >>> str(law), law.draw(0, "delay", 3, 1) == law.draw(0, "delay", 3, 1)
+    >>> times = Distribution.of("per_node(uniform(1,2)) * exponential(5)")
+    >>> str(times), times.draw(0, "delay", 3, 1) == times.draw(0, "delay", 3, 1)
     ('per_node(uniform(1,2))*exponential(5)', True)
     >>> Distribution.of(3).draw(0, "delay", 3, 1)
     3.0
@@ -69,8 +69,8 @@ class Distribution:
     factors: tuple[Factor, ...]
 
     @classmethod
-    def of(cls, given: LawLike) -> Distribution:
-        """Read a law; one that is read already stays what it is."""
+    def of(cls, given: DistributionLike) -> Distribution:
+        """Read a distribution; one that is read already is returned as it is."""
         if isinstance(given, Distribution):
             return given
         return cls(tuple(_read(part, given) for part in str(given).split("*")))
@@ -86,10 +86,10 @@ class Distribution:
         return product
 
 
-LawLike: TypeAlias = "float | str | Distribution"
+DistributionLike: TypeAlias = "float | str | Distribution"
 
 
-def _read(text: str, whole: LawLike) -> Factor:
+def _read(text: str, whole: DistributionLike) -> Factor:
     text = text.strip()
     kept = re.fullmatch(rf"{_PER_NODE}\s*\((.*)\)", text)
     inner = kept[1].strip() if kept else text
@@ -101,4 +101,4 @@ def _read(text: str, whole: LawLike) -> Factor:
         raise
     except (KeyError, ValueError):
         known = "a number, uniform(a,b), exponential(mean), lognormal(mean,sd), per_node(…), or a product of them"
-        raise FedfuseError(f"{whole!r} is no law of time; known: {known}") from None
+        raise FedfuseError(f"{whole!r} is not a distribution of times; known: {known}") from None

@@ -1,4 +1,4 @@
-"""Where devices compute, by name: what ``--engine`` and ``fit(engine=…)`` take."""
+"""Engines by name: the words of ``--engine`` and ``fit(engine=…)``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EngineSpec:
     ----------
     name
         ``"inprocess"``: many devices in one compiled call, over the threads of this process. ``"workers"``: in
-        processes with one thread each, on shared data, for models that are not compiled. ``"flower"``: on Flower's
+        processes with one thread each, on shared rows, for models that are not compiled. ``"flower"``: on Flower's
         simulation engine.
     workers
         How many processes; one for each usable core by default.

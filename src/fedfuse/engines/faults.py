@@ -1,7 +1,7 @@
-"""Devices that do not answer, or late, or twice, or with something else: what real federations are like.
+"""Simulated faults: replies that are lost, late, doubled, stale or not numbers, as in real federations.
 
-What becomes of a reply is a function of (seed, round, device). What carries no numbers and what belongs to no round
-(openings, looks at a device) passes untouched: the first is repeated until it is heard, the second is no message.
+The fate of a reply is a function of (seed, round, device). Replies without numbers and those of no round (openings,
+evaluation) pass untouched: the first are repeated until they are heard, the second are no messages.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from fedfuse.errors import FedfuseError
 from fedfuse.protocol.tasks import Order, Reply
 from fedfuse.utils.random import generator
 
-LATEST = 3  # a late answer comes one to so many rounds after its own
+# A late reply comes one to so many rounds after its own.
+MAX_ROUNDS_LATE = 3
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """How often what happens to a reply, as probabilities; one independent of the other.
+    """Probabilities of what may happen to a reply, each independent of the others.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class Trouble:
 
     @classmethod
     def read(cls, text: str) -> Trouble:
-        """Read what the command line has.
+        """Read the words of the command line.
 
         >>> Trouble.read("lost:0.3,nan:0.05")
         Trouble(lost=0.3, late=0.0, twice=0.0, stale=0.0, nan=0.05)
@@ -69,13 +70,13 @@ class Trouble:
 
 
 class Faults(EngineWrapper):
-    """An engine whose replies get into trouble (see `Trouble` for the probabilities)."""
+    """An engine whose replies meet with faults (see `Trouble` for the probabilities)."""
 
     def __init__(self, engine: Engine, *, seed: int = 0, **trouble: float) -> None:
         super().__init__(engine)
         self._trouble, self._seed = Trouble(**trouble), seed
         self._counts: Counter[str] = Counter()
-        self._held: list[tuple[int, Reply]] = []  # late ones, and the round with which they come
+        self._held: list[tuple[int, Reply]] = []  # late ones, and the round that they come with
         self._due: list[Reply] = []
 
     @property
@@ -113,7 +114,7 @@ class Faults(EngineWrapper):
         self._due = unpack_replies(arrays, "lossy_due")
 
     def _fate(self, reply: Reply) -> list[Reply]:
-        """Return what comes of a reply now."""
+        """Return what arrives of a reply now."""
         if reply.round < 0 or not np.size(reply.values):
             return [reply]
         trouble, rng = self._trouble, generator(self._seed, "lossy", reply.round, reply.device)
@@ -129,6 +130,6 @@ class Faults(EngineWrapper):
             k = max(k - 1, 0)
         replies = [Reply(reply.device, k, values)] * (2 if twice < trouble.twice else 1)
         if late < trouble.late:
-            self._held += [(reply.round + int(rng.integers(1, LATEST + 1)), r) for r in replies]
+            self._held += [(reply.round + int(rng.integers(1, MAX_ROUNDS_LATE + 1)), r) for r in replies]
             return []
         return replies

@@ -1,8 +1,8 @@
-"""All devices in this process, many of them in one compiled call."""
+"""Engine in this process: many devices in one compiled call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,37 +12,18 @@ from fedfuse.data.federation import Federation, Part, Rows
 from fedfuse.engines.base import Engine, pack_replies, unpack_replies
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model, plain
+from fedfuse.protocol import tasks
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.reply_checks import largest_value
 from fedfuse.protocol.sufficient_statistics import written
-from fedfuse.protocol.tasks import (
-    SUMMARISED,
-    Add,
-    Choose,
-    EvaluateModels,
-    FitLocally,
-    Gradient,
-    GradientCosine,
-    Install,
-    Into,
-    Losses,
-    MetaTrain,
-    Order,
-    PeekModel,
-    Reply,
-    Rescale,
-    Score,
-    SendMoments,
-    SendSufficientStatistics,
-    Subspace,
-    Train,
-)
+from fedfuse.protocol.tasks import Order, Reply
 from fedfuse.utils.random import generator
 from fedfuse.utils.threads import one_blas_thread
 from fedfuse.utils.typing import Floats, Ints
 
-EPSILON = 1e-3  # step of the difference that stands for a Hessian
+# Step of the difference quotient that stands for a Hessian.
+EPSILON = 1e-3
 
 
 class InProcess(Engine):
@@ -63,7 +44,7 @@ class InProcess(Engine):
         self._seed = seed
         self._dtype = np.dtype(dtype)
         self._own: Floats = np.zeros((federation.m, model.d), self._dtype)
-        self._loaded: dict[str, Any] = {}
+        self._loaded: dict[tuple[Part, bool], Any] = {}
         self._scaled: Rows | None = None
         self._waiting: list[Order] = []
         self._done: list[Reply] = []
@@ -84,22 +65,18 @@ class InProcess(Engine):
         self._done = unpack_replies(arrays, "inprocess") if "inprocess_heads" in arrays else []
 
     def _perform_all(self) -> None:
-        # training may diverge; what is not finite is refused by whoever gets it, and needs no warning
+        # training may diverge; the receiver refuses what is not finite, so it needs no warning
         with one_blas_thread(), np.errstate(all="ignore"):
             for alike in group_orders(self._waiting):
                 self._done += self._perform(alike)
         self._waiting = []
 
-    def load(self, part: Part) -> Any:
-        """Return one part of the data in the model's own form (made once)."""
-        if part not in self._loaded:
-            self._loaded[part] = self._model.load(self._rows(part), self._dtype)
-        return self._loaded[part]
-
-    def _load_raw(self, part: Part) -> Any:
-        if f"raw {part}" not in self._loaded:
-            self._loaded[f"raw {part}"] = self._model.load(self._federation.rows(part), self._dtype)
-        return self._loaded[f"raw {part}"]
+    def load(self, part: Part, *, raw: bool = False) -> Any:
+        """Return one part of the data in the model's own form (made once); ``raw``: never rescaled."""
+        if (part, raw) not in self._loaded:
+            rows = self._federation.rows(part) if raw else self._rows(part)
+            self._loaded[part, raw] = self._model.load(rows, self._dtype)
+        return self._loaded[part, raw]
 
     def _rows(self, part: Part) -> Rows:
         a, b = self._federation.rows(part), self._scaled
@@ -107,57 +84,53 @@ class InProcess(Engine):
 
     def _perform(self, orders: list[Order]) -> list[Reply]:
         devices = np.array([o.device for o in orders], dtype=np.int64)
-        tasks: list[Any] = [o.task for o in orders]
-        values: Sequence[Floats]
+        asked: list[Any] = [o.task for o in orders]
+        values: Sequence[Floats] = [np.empty(0)] * len(asked)
         if self._noise is not None:
-            _check_protected(tasks[0])
-        match tasks[0]:
-            case Install():
-                self._own[devices] = np.stack([t.model for t in tasks])
-                values = [np.empty(0)] * len(tasks)
-            case Add():
-                self._own[devices] += np.stack([t.update for t in tasks])
-                values = [np.empty(0)] * len(tasks)
-            case PeekModel():
+            _check_protected(asked[0])
+        match asked[0]:
+            case tasks.Install():
+                self._own[devices] = np.stack([t.model for t in asked])
+            case tasks.Add():
+                self._own[devices] += np.stack([t.update for t in asked])
+            case tasks.PeekModel():
                 values = list(self._own[devices])
-            case Train():
+            case tasks.Train():
                 values = self._train(orders, devices)
-            case MetaTrain():
+            case tasks.MetaTrain():
                 values = self._meta_train(orders, devices)
-            case Choose():
+            case tasks.Choose():
                 values = self._choose(orders, devices)
-            case Subspace():
-                values = [_subspace(self._rows(t.rows), i, t) for t, i in zip(tasks, devices, strict=True)]
-            case Score(rows=rows, raw=raw):
-                data = self._load_raw(rows) if raw else self.load(rows)
-                scores = self._model.metric(data, devices, np.stack([t.model for t in tasks]))
+            case tasks.Subspace():
+                values = [_subspace(self._rows(t.rows), i, t) for t, i in zip(asked, devices, strict=True)]
+            case tasks.Score(rows=rows, raw=raw):
+                scores = self._model.metric(self.load(rows, raw=raw), devices, np.stack([t.model for t in asked]))
                 values = list(np.nan_to_num(scores)[:, None])
-            case FitLocally(ridges=ridges):
-                values = self._alone(ridges, devices)
-            case Gradient():
-                values = self._gradients(tasks, devices)
-            case Losses():
-                values = self._losses(tasks, devices)
-            case EvaluateModels():
-                values = [self._judgement(t, i) for t, i in zip(tasks, devices, strict=True)]
-            case GradientCosine():
-                values = self._residues(np.stack([t.at for t in tasks]), np.stack([t.common for t in tasks]), devices)
-            case SendMoments():
-                values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(tasks, devices, strict=True)]
-            case SendSufficientStatistics():
-                values = [written([_table(self._rows(part), i) for part in SUMMARISED]) for i in devices]
-            case Rescale():
-                self._rescale(tasks[0])  # the same for every device
-                values = [np.empty(0)] * len(tasks)
+            case tasks.FitLocally(ridges=ridges):
+                values = self._fit_locally(ridges, devices)
+            case tasks.Gradient():
+                values = self._gradients(asked, devices)
+            case tasks.Losses():
+                values = self._losses(asked, devices)
+            case tasks.EvaluateModels():
+                values = [self._evaluate(t, i) for t, i in zip(asked, devices, strict=True)]
+            case tasks.GradientCosine():
+                values = self._cosines(np.stack([t.at for t in asked]), np.stack([t.common for t in asked]), devices)
+            case tasks.SendMoments():
+                values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(asked, devices, strict=True)]
+            case tasks.SendSufficientStatistics():
+                values = [written([_table(self._rows(part), i) for part in tasks.SUMMARISED]) for i in devices]
+            case tasks.Rescale():
+                self._rescale(asked[0])  # the same for every device
         return [Reply(o.device, o.round, v) for o, v in zip(orders, values, strict=True)]
 
-    def _rescale(self, task: Rescale | None) -> None:
+    def _rescale(self, task: tasks.Rescale | None) -> None:
         """Use rows with columns on this scale, or as they are."""
         self._loaded, self._scaled = {}, None  # let go of the old ones first
         if task is not None:
             self._scaled = _rescaled(self._federation.rows("all"), task.shift, task.scale)
 
-    def _alone(self, ridges: tuple[float, ...], devices: Ints) -> Sequence[Floats]:
+    def _fit_locally(self, ridges: tuple[float, ...], devices: Ints) -> Sequence[Floats]:
         zero, work = np.zeros((len(devices), self._model.d), self._dtype), Work(solver="exact")
         losses, models = [], []
         for ridge in ridges:
@@ -166,25 +139,25 @@ class InProcess(Engine):
             models.append(self._model.train(self.load("train+validation"), devices, zero, zero, ridge, work))
         return list(np.stack(models)[np.argmin(losses, axis=0), np.arange(len(devices))])
 
-    def _gradients(self, tasks: list[Gradient], devices: Ints) -> Sequence[Floats]:
-        at, first = np.stack([t.at for t in tasks]), tasks[0]
+    def _gradients(self, asked: list[tasks.Gradient], devices: Ints) -> Sequence[Floats]:
+        at, first = np.stack([t.at for t in asked]), asked[0]
         parts = [self._model.gradients(self.load(first.rows), devices, at)]
         parts += [self._model.losses(self.load(part), devices, at)[:, None] for part in first.also]
         return list(np.hstack(parts))
 
-    def _losses(self, tasks: list[Losses], devices: Ints) -> Sequence[Floats]:
-        counts = [len(t.models) for t in tasks]
-        models = np.concatenate([t.models for t in tasks])
-        losses = self._model.losses(self.load(tasks[0].rows), np.repeat(devices, counts), models)
+    def _losses(self, asked: list[tasks.Losses], devices: Ints) -> Sequence[Floats]:
+        counts = [len(t.models) for t in asked]
+        models = np.concatenate([t.models for t in asked])
+        losses = self._model.losses(self.load(asked[0].rows), np.repeat(devices, counts), models)
         return np.split(losses, np.cumsum(counts)[:-1])
 
-    def _residues(self, at: Floats, common: Floats, devices: Ints) -> Sequence[Floats]:
+    def _cosines(self, at: Floats, common: Floats, devices: Ints) -> Sequence[Floats]:
         parts: tuple[Part, ...] = ("train", "validation")
         a, b = (self._model.gradients(self.load(part), devices, at) - common for part in parts)
         lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         return list((np.einsum("kd,kd->k", a, b) / np.maximum(lengths, 1e-30))[:, None])
 
-    def _judgement(self, task: EvaluateModels, device: int) -> Floats:
+    def _evaluate(self, task: tasks.EvaluateModels, device: int) -> Floats:
         models = np.vstack([self._own[device], task.models]) if task.own else task.models
         X, y = self._rows(task.rows).of(device)
         losses = self._model.row_losses(models, X, y)
@@ -201,14 +174,13 @@ class InProcess(Engine):
         return np.concatenate([means, covariance[np.triu_indices(len(models))]])
 
     def _train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
-        tasks = [o.task for o in orders if isinstance(o.task, Train)]
-        first = tasks[0]
-        start = self._starts(tasks, devices)
-        anchor = None if first.anchor is None else _stack(t.anchor for t in tasks)
+        asked = [o.task for o in orders if isinstance(o.task, tasks.Train)]
+        first = asked[0]
+        start = self._starts(asked, devices)
+        anchor = None if first.anchor is None else _stack(t.anchor for t in asked)
         if anchor is None and first.rho:
             anchor = np.zeros_like(start[:, self._model.fused])
-        drawing = first.work.batch is not None or not self._model.convex
-        rngs = self._generators(orders) if drawing else None
+        rngs = self._training_generators(orders, first.work)
         new = self._model.train(self.load(first.rows), devices, start, anchor, first.rho, first.work, rngs)
         if self._noise is not None:  # what the device goes on with is what it has sent
             new = start + self._protected(orders, new - start)
@@ -235,39 +207,43 @@ class InProcess(Engine):
         return _stack(noise.protect(c, self._noise_source(o)) for c, o in zip(changes, orders, strict=True))
 
     def _noise_source(self, order: Order) -> np.random.Generator:
-        # for experiments: who knows the seed knows the noise, so that devices of real federations have another
+        # for experiments: the seed gives the noise away, so devices of real federations have another source
         return generator(self._seed, "noise", order.round + 2, order.device)
 
-    def _starts(self, tasks: list[Train], devices: Ints) -> Floats:
+    def _starts(self, asked: list[tasks.Train], devices: Ints) -> Floats:
         """Return the devices' own models, with the part that was sent in its place."""
         own: Floats = self._own[devices]
-        if tasks[0].start is not None:
-            own[:, self._part(tasks[0].into)] = _stack(t.start for t in tasks)
+        if asked[0].start is not None:
+            own[:, self._part(asked[0].into)] = _stack(t.start for t in asked)
         return own
 
-    def _part(self, into: Into) -> slice:
+    def _part(self, into: tasks.Into) -> slice:
         fused = self._model.fused
         return {"all": slice(0, self._model.d), "shared": slice(0, fused.start), "fused": fused}[into]
+
+    def _training_generators(self, orders: list[Order], work: Work) -> list[np.random.Generator] | None:
+        return self._generators(orders) if work.batch is not None or not self._model.convex else None
 
     def _generators(self, orders: list[Order]) -> list[np.random.Generator]:
         return [generator(self._seed, *(("batches", o.round) if o.round >= 0 else ("look",)), o.device) for o in orders]
 
     def _meta_train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
-        tasks = [o.task for o in orders if isinstance(o.task, MetaTrain)]
-        first, w, rngs = tasks[0], _stack(t.start for t in tasks).astype(self._dtype), self._generators(orders)
+        asked = [o.task for o in orders if isinstance(o.task, tasks.MetaTrain)]
+        first, start, rngs = asked[0], _stack(t.start for t in asked).astype(self._dtype), self._generators(orders)
         steps = np.full(len(devices), plain(first.work)[0])
         if first.work.batch is not None and first.work.unit == "epochs":  # passes over a device's own rows
             steps *= -(-self._rows(first.rows).counts[devices] // first.work.batch)
-        speed = np.zeros_like(w)  # of momentum, from rest
+        w, speed = start.copy(), np.zeros_like(start)  # momentum, from rest
         for k in range(int(steps.max())):
             still = np.flatnonzero(steps > k)
             slope = self._meta_gradient(w[still], devices[still], first, [rngs[i] for i in still])
             speed[still] = first.work.momentum * speed[still] + slope + first.work.decay * w[still]
             w[still] -= plain(first.work)[1] * speed[still]
-        start = _stack(t.start for t in tasks).astype(self._dtype)
         return list(start + self._protected(orders, w - start) if self._noise is not None else w)
 
-    def _meta_gradient(self, w: Floats, devices: Ints, task: MetaTrain, rngs: list[np.random.Generator]) -> Floats:
+    def _meta_gradient(
+        self, w: Floats, devices: Ints, task: tasks.MetaTrain, rngs: list[np.random.Generator]
+    ) -> Floats:
         """Return the gradient of the loss after one step; each of its own is on another batch."""
         batches = (self._batch(devices, task, rngs) for _ in range(3))
         adapted = w - task.inner * self._model.gradients(*next(batches), w)
@@ -278,7 +254,7 @@ class InProcess(Engine):
             g = g - task.inner * (ends[0] - ends[1]) / (2 * EPSILON)
         return np.asarray(g)
 
-    def _batch(self, devices: Ints, task: MetaTrain, rngs: list[np.random.Generator]) -> tuple[Any, Ints]:
+    def _batch(self, devices: Ints, task: tasks.MetaTrain, rngs: list[np.random.Generator]) -> tuple[Any, Ints]:
         """Return rows, and the devices' places in them: all rows, or some of each device that are drawn anew."""
         if task.work.batch is None:
             return self.load(task.rows), devices
@@ -290,31 +266,30 @@ class InProcess(Engine):
         return self._model.load(some, self._dtype), np.arange(len(devices))
 
     def _choose(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
-        tasks = [o.task for o in orders if isinstance(o.task, Choose)]
-        first, data, heads = tasks[0], self.load(tasks[0].rows), len(tasks[0].heads)
-        models = _stack(np.hstack([np.tile(t.shared, (heads, 1)), t.heads]) for t in tasks).astype(self._dtype)
+        asked = [o.task for o in orders if isinstance(o.task, tasks.Choose)]
+        first, data, heads = asked[0], self.load(asked[0].rows), len(asked[0].heads)
+        models = _stack(np.hstack([np.tile(t.shared, (heads, 1)), t.heads]) for t in asked).astype(self._dtype)
         each = np.repeat(devices, heads)
         losses = self._model.losses(data, each, models.reshape(len(each), -1)).reshape(-1, heads)
         if first.temperature:
             from scipy.special import softmax  # a process for one message is spared it
 
             weights = softmax(-losses / first.temperature, axis=1)
-            start, each = models.reshape(len(each), -1), each
+            start = models.reshape(len(each), -1)
         else:
             best = losses.argmin(axis=1)
             weights = np.eye(heads)[best]
-            start, each = models[np.arange(len(tasks)), best], devices
+            start, each = models[np.arange(len(asked)), best], devices
         if first.work is None:
             answers = self._model.gradients(data, each, start)
         else:
             repeated = [o for o in orders for _ in range(len(each) // len(orders))]
-            drawing = first.work.batch is not None or not self._model.convex
-            rngs = self._generators(repeated) if drawing else None
+            rngs = self._training_generators(repeated, first.work)
             answers = self._model.train(data, each, start, None, 0.0, first.work, rngs)
-        return list(np.hstack([answers.reshape(len(tasks), -1), weights]))
+        return list(np.hstack([answers.reshape(len(asked), -1), weights]))
 
 
-_PROTECTED = (Install, Add, Rescale, Train, MetaTrain)
+_PROTECTED = (tasks.Install, tasks.Add, tasks.Rescale, tasks.Train, tasks.MetaTrain)
 
 
 def _check_protected(task: Any) -> None:
@@ -330,26 +305,23 @@ def _stack(vectors: Any) -> Floats:
     return np.stack(list(vectors))
 
 
+# What orders must agree in to be performed in one call; they may differ in their vectors.
+_COMMON: dict[Any, Callable[[Any], Any]] = {
+    tasks.Train: lambda t: (t.work, t.rho, t.rows, t.score, t.into, t.send, t.start is None, t.anchor is None),
+    tasks.MetaTrain: lambda t: (t.work, t.inner, t.hessian, t.rows),
+    tasks.Choose: lambda t: (len(t.heads), t.work, t.temperature, t.rows),
+    tasks.Score: lambda t: (t.rows, t.raw),
+    tasks.Gradient: lambda t: (t.rows, t.also),
+    tasks.Losses: lambda t: t.rows,
+}
+
+
 def group_orders(orders: Sequence[Order]) -> list[list[Order]]:
     """Put orders together that differ only in their vectors, so that each lot is one compiled call."""
     lots: dict[Any, list[Order]] = {}
     for order in orders:
-        task = order.task
-        key: tuple[Any, ...] = (type(task),)
-        if isinstance(task, Train):
-            given = (task.start is None, task.anchor is None, task.into, task.send)
-            key = (Train, task.work, task.rho, task.rows, task.score, *given)
-        elif isinstance(task, MetaTrain):
-            key = (MetaTrain, task.work, task.inner, task.hessian, task.rows)
-        elif isinstance(task, Choose):
-            key = (Choose, len(task.heads), task.work, task.temperature, task.rows)
-        elif isinstance(task, Score):
-            key = (Score, task.rows, task.raw)
-        elif isinstance(task, Gradient):
-            key = (Gradient, task.rows, task.also)
-        elif isinstance(task, Losses):
-            key = (Losses, task.rows)
-        lots.setdefault(key, []).append(order)
+        kind = type(order.task)
+        lots.setdefault((kind, _COMMON[kind](order.task) if kind in _COMMON else None), []).append(order)
     return list(lots.values())
 
 
@@ -359,7 +331,7 @@ def _rescaled(rows: Rows, shift: Floats, scale: Floats) -> Rows:
     return Rows((rows.X - shift[:p]) / scale[:p], y, rows.start, rows.stop)
 
 
-def _subspace(rows: Rows, device: int, task: Subspace) -> Floats:
+def _subspace(rows: Rows, device: int, task: tasks.Subspace) -> Floats:
     X, y = rows.of(device)
     lots = [X[y == c] for c in range(task.classes)] if task.classes else [X]
     bases = [_leading(lot, task.p) for lot in lots if len(lot)]

@@ -1,9 +1,9 @@
-"""Devices that take their time, on a virtual clock: a day of federation in seconds of ours.
+"""Simulated latency on a virtual clock: a day of federation in a few seconds.
 
 A reply arrives ``compute + delay`` seconds after its order was sent, both drawn by key: (seed, "delay" or "compute",
-round of the order, device). The clock goes from arrival to arrival. So a synchronous round takes as long as its slowest
-device, and whoever takes the first reply gets the earliest. What carries nothing back (`Install`, `Add`, `Rescale`) and
-what belongs to no round (openings, looks) takes no time.
+round of the order, device). The virtual clock jumps from arrival to arrival. So a synchronous round takes as long as
+its slowest device, and an asynchronous one gets the earliest reply. Orders without an answer (`Install`, `Add`,
+`Rescale`) and those of no round (openings, evaluation) take no time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.engines.base import Engine, EngineWrapper, pack_replies, unpack_replies
-from fedfuse.engines.distributions import Distribution, LawLike
+from fedfuse.engines.distributions import Distribution, DistributionLike
 from fedfuse.protocol.tasks import Add, Install, Order, Reply, Rescale
 
 
 @dataclass(frozen=True, order=True)
 class Arrival:
-    """When the reply to an order comes; of those that come together, the one asked first is first."""
+    """Arrival time of the reply to an order; of those that come together, the one asked first is first."""
 
     time: float
     number: int
@@ -40,12 +40,14 @@ class Latency(EngineWrapper):
     engine
         Where devices really compute.
     delay, compute
-        Laws of the seconds on the way and at work, as text (`engines.distributions.Distribution`) or numbers.
+        Distributions of the seconds on the way and at work, as text (`engines.distributions.Distribution`) or numbers.
     seed
         Every draw depends on it.
     """
 
-    def __init__(self, engine: Engine, delay: LawLike = 0.0, compute: LawLike = 0.0, *, seed: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, delay: DistributionLike = 0.0, compute: DistributionLike = 0.0, *, seed: int = 0
+    ) -> None:
         super().__init__(engine)
         self._delay, self._compute, self._seed = Distribution.of(delay), Distribution.of(compute), seed
         self._clock = 0.0
@@ -107,8 +109,8 @@ class Latency(EngineWrapper):
     def _seconds(self, order: Order) -> float:
         if order.round < 0 or isinstance(order.task, (Install, Add, Rescale)):
             return 0.0
-        laws = (("compute", self._compute), ("delay", self._delay))
-        return sum(law.draw(self._seed, purpose, order.round, order.device) for purpose, law in laws)
+        parts = (("compute", self._compute), ("delay", self._delay))
+        return sum(times.draw(self._seed, purpose, order.round, order.device) for purpose, times in parts)
 
     def _fetch(self, key: tuple[int, int]) -> list[Reply]:
         """Return the replies to an order, when they are computed; none if the device does not answer."""
