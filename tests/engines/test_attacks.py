@@ -38,7 +38,7 @@ PAPER = ("same-value", "sign-flip", "gaussian")
 METHODS = {
     "fpfc": partial(ff.FPFC, lam=0.6, refit=False),
     "fpfc-refit": partial(ff.FPFC, lam=0.6, refit=True),
-    "fpfc-auto": ff.FPFC,
+    "fusion-tree": ff.FusionTree,
     "local": ff.Local,
     "fedavg": ff.FedAvg,
     "lg-fedavg": ff.LGFedAvg,

@@ -1,88 +1,46 @@
-"""Lower bounds by matrix products: never above the distance, near it where it matters, zero for what is no number."""
+"""Bounds from path lengths: never above a distance, however devices move; unknown for what is not a number."""
 
 import numpy as np
-import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fedfuse.core.penalties import L1, SmoothedSCAD
-from fedfuse.pairs import distance_bounds, memory
-from fedfuse.pairs import state as pair_state
-from fedfuse.pairs.memory import Pool
-from fedfuse.pairs.state import FusionState
+from fedfuse.pairs.distance_bounds import DistanceBounds
+from fedfuse.pairs.layout import FAR, ROUND_DOWN, devices_of, pair_count
 
 
 def distances(omega):
-    wide = omega.astype(np.float64)
-    full = np.linalg.norm(wide[:, None] - wide[None], axis=2)
-    return full[np.tril_indices(len(omega), -1)]
+    lo, hi = devices_of(np.arange(pair_count(len(omega))))
+    return np.linalg.norm(omega[lo] - omega[hi], axis=1)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("shift", [0.0, 1e4], ids=["centred", "shifted"])
-@pytest.mark.parametrize("liar", [1.0, 1e3, 1e18], ids=str)
-def test_bounds_are_below_the_distances_and_near_them(monkeypatch, dtype, shift, liar):
-    monkeypatch.setattr(distance_bounds, "PRODUCT_ROWS", 7)
-    rng = np.random.default_rng(5)
-    omega = rng.normal(size=(40, 60)) * rng.choice([1e-3, 1.0, 10.0], size=(40, 1)) + shift
-    omega[3] = liar * rng.normal(size=60)
-    omega[8] = omega[9]
-    omega = omega.astype(dtype)
-    true, r = distances(omega), np.full(40 * 39 // 2, -1.0, dtype)
-    within = distance_bounds.lower_bounds(omega, r, reach=5.0)
-    assert (r >= 0).all()
-    assert (r <= true).all()
-    assert (true <= 5.0).sum() <= within <= (true <= 5.0 * 1.01).sum() + 5
-    honest = [p for p in range(r.size) if p not in pairs_of(3, 40)]
-    assert (r >= 0.99 * true - 0.05)[honest].all()
+@given(seed=st.integers(0, 2**32 - 1), m=st.integers(2, 9), step=st.sampled_from([1e-3, 0.3, 10.0]))
+@settings(max_examples=50, deadline=None)
+def test_bounds_stay_below_the_distances_of_devices_that_wander(seed, m, step):
+    rng = np.random.default_rng(seed)
+    omega, bounds = rng.normal(size=(m, 4)), DistanceBounds(m)
+    everyone, where = np.arange(m), np.full(pair_count(m), FAR, np.int32)
+    r = (distances(omega) * ROUND_DOWN).astype(np.float32)
+    lo, hi = devices_of(np.arange(r.size))
+    bounds.set(everyone, np.array([r[(lo == i) | (hi == i)].min() for i in everyone]))
+    for k in range(12):
+        active = rng.choice(m, rng.integers(1, m + 1), replace=False)
+        moves = step * rng.normal(size=(active.size, 4))
+        omega[active] += moves
+        bounds.move(active, np.linalg.norm(moves, axis=1))
+        true = distances(omega)
+        assert bounds.within(everyone, true.min()).any()  # the closest pair is not known to be further apart
+        assert not bounds.beyond(true.min())
+        if k == 6:
+            bounds.reset_paths(r, where)
+        assert (r - bounds.path_length[lo] - bounds.path_length[hi] <= true * (1 + 1e-6)).all()
+        assert (r >= 0).all()
 
 
-def pairs_of(i, m):
-    return {max(i, j) * (max(i, j) - 1) // 2 + min(i, j) for j in range(m) if j != i}
-
-
-def test_nothing_is_known_of_what_is_not_a_number():
-    omega = np.random.default_rng(6).normal(size=(6, 4)).astype(np.float32)
-    omega[2, 1], omega[4, 0], omega[5] = np.nan, np.inf, 3e38
-    r = np.empty(15, np.float32)
-    with np.errstate(all="ignore"):
-        within = distance_bounds.lower_bounds(omega, r, reach=0.1)
-    known = np.isin(np.arange(15), list(pairs_of(2, 6) | pairs_of(4, 6) | pairs_of(5, 6)), invert=True)
-    assert (r[~known] == 0).all()
-    assert (r[known] > 0).all()
-    assert within == (~known).sum()
-
-
-def test_a_warm_start_knows_bounds_and_provides_memory(monkeypatch):
-    """Memory of the pairs within reach is there before the first round, and nothing else changes."""
-    rng = np.random.default_rng(7)
-    start = np.repeat(rng.normal(size=(3, 30)), 4, axis=0) * 5 + 0.01 * rng.normal(size=(12, 30))
-    monkeypatch.setattr(pair_state, "MAX_NUMPY_NUMBERS", 0)
-    plain = FusionState(start, SmoothedSCAD(0.6), warm=True)
-    assert plain._pool.nbytes == 0, "a small state is not worth it"
-    monkeypatch.setattr(memory, "MIN_RETURNED_BYTES", 1)
-    ready = FusionState(start, SmoothedSCAD(0.6), warm=True)
-    assert ready._pool.nbytes == 3 * 6 * ready._pool.row_bytes
-    assert ready._pool.used == 0
-    assert FusionState(start, L1(0.6), warm=True)._pool.nbytes == 66 * ready._pool.row_bytes
-    monkeypatch.undo()
-    monkeypatch.setattr(pair_state, "MAX_NUMPY_NUMBERS", 0)
-    for k in range(6):
-        active = rng.choice(12, 4, replace=False)
-        omegas = start[active] + 0.1 * k
-        assert plain.update(active, omegas) == ready.update(active, omegas)
-    for name, array in plain.pack().items():
-        np.testing.assert_array_equal(ready.pack()[name], array)
-
-
-def test_rows_are_provided_behind_those_in_use_and_within_the_limit(monkeypatch):
-    monkeypatch.setattr(memory, "MIN_RETURNED_BYTES", 1)
-    pool = Pool(5000, 100, np.float32, limit=1_000_000)
-    rows = pool.take(3)
-    pool.rows[rows] = 7
-    pool.give_back(rows[:1])
-    pool.provide(2000)
-    assert pool.nbytes == 2002 * 400
-    assert (pool.rows[:3] == 7).all()
-    assert not pool.rows[3:].any()
-    pool.provide(4000)  # more than is allowed: the round that wants them will say so
-    assert pool.nbytes == 2002 * 400
-    assert pool.take(1).tolist() == [0]
+def test_nothing_is_known_of_a_device_that_moved_by_what_is_not_a_number():
+    bounds, everyone = DistanceBounds(3), np.arange(3)
+    bounds.set(everyone, np.full(3, 5.0))
+    assert bounds.beyond(4.0)
+    bounds.move(np.array([1]), np.array([np.nan]))
+    assert bounds.within(everyone, 0.1).all()
+    bounds.set(everyone, np.full(3, 5.0))
+    assert bounds.within(everyone, 0.1).tolist() == [False, True, False]

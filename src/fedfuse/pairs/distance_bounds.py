@@ -6,8 +6,6 @@ distance now, however they have moved, and nothing is written as they move.
 
 Each device also has one such bound for all its far pairs together. While that is beyond reach, none of them is
 looked at: once groups have formed, a round does not touch the pairs between them.
-
-The first bounds come from matrix products (`lower_bounds`).
 """
 
 from __future__ import annotations
@@ -18,18 +16,10 @@ import numpy as np
 
 from fedfuse.pairs.layout import FAR, ROUND_DOWN, ROUND_UP
 from fedfuse.pairs.memory import Numbers
-from fedfuse.utils.jit import Kernels
-from fedfuse.utils.threads import one_blas_thread, spread
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 # Longer paths, in units of the reach, are taken out of the bounds: in single precision they would cost too many digits.
 MAX_PATH_RATIO = 1000.0
-# Devices whose products with all others are formed at once.
-PRODUCT_ROWS = 250
-# Rows that the centre of all rows is estimated from.
-CENTRE_ROWS = 101
-
-_pairs = Kernels("fedfuse.pairs.pair_kernels")
 
 
 class DistanceBounds:
@@ -92,38 +82,3 @@ class DistanceBounds:
             bounds = self._bounds(np.arange(paths.size))
         self._bound = np.nan_to_num(bounds, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
         self.path_length[:], self._max_path_length = 0.0, 0.0
-
-
-def lower_bounds(omega: Floats, r: Floats, reach: float) -> int:
-    """Write a lower bound of ||omega_i - omega_j|| into ``r`` for all pairs; return how many may be within ``reach``.
-
-    ||x - y||^2 = ||x||^2 + ||y||^2 - 2 <x, y> makes a block of devices against all others one product, many times as
-    fast as a loop over pairs. The bounds are lower by the digits that it may lose at worst. Blocks are cut by sizes
-    alone, so the bits do not depend on the number of threads.
-    """
-    m, d = omega.shape
-    with np.errstate(invalid="ignore", over="ignore"):  # uploads may carry anything
-        centred = (omega - _centre(omega)).astype(omega.dtype, order="C")
-        squares = np.einsum("ij,ij->i", centred, centred, dtype=np.float64)
-    cuts = np.append(np.arange(0, m, PRODUCT_ROWS), m)
-    counts = np.zeros(len(cuts) - 1, np.int64)
-
-    def screen(blocks: Ints) -> None:
-        for b in blocks:
-            first, last = int(cuts[b]), int(cuts[b + 1])
-            with np.errstate(invalid="ignore", over="ignore"):  # a setting of each thread
-                products = centred[first:last] @ centred[:last].T
-            _pairs.write_bounds(products, first, squares, d, reach, r, counts[b : b + 1])
-
-    with one_blas_thread():
-        spread(screen, np.diff(cuts).astype(np.float64) * cuts[1:] * d)
-    return int(counts.sum())
-
-
-def _centre(omega: Floats) -> Floats:
-    """Return a vector to subtract from all rows, so that little is lost where they share a large part.
-
-    A median, since one lying device moves a mean as far as it likes; of a few rows, which is precise enough.
-    """
-    centre = np.median(omega[:: -(-len(omega) // CENTRE_ROWS)], axis=0)
-    return np.asarray(np.where(np.isfinite(centre), centre, 0.0))

@@ -2,9 +2,6 @@
 
 Address space for all rows is reserved at once and costs nothing: the system provides a page when it is first written.
 So rows never move when more are needed, and kernels see one array.
-
-Providing a page can take much longer than writing to it, above all on virtual machines (seen: 0.25 GB/s). Callers that
-know how many rows they will soon need say so (`Pool.provide`).
 """
 
 from __future__ import annotations
@@ -20,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.errors import FedfuseError
-from fedfuse.utils.threads import spread
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Floats
 
 Numbers = npt.NDArray[np.int32]
 
@@ -29,8 +25,6 @@ Numbers = npt.NDArray[np.int32]
 MIN_RETURNED_BYTES = 1 << 26
 # Share of the free memory that a pool without a limit may take.
 MAX_MEMORY_RATIO = 0.9
-# Bytes that one thread provides at a time.
-PROVIDED_BYTES = 1 << 25
 
 
 class Pool:
@@ -55,7 +49,7 @@ class Pool:
         here = min(capacity, self._allowed // max(row, 1))
         self._space = _reserve(here * row)
         self.rows = _rows(self._space, here, width, dtype)
-        self.used, self.on_disk, self._provided = 0, False, 0
+        self.used, self.on_disk = 0, False
         self.clean = True  # while no row was returned, the next ones are zeros
         self._returned: Numbers = np.empty(0, np.int32)
 
@@ -65,8 +59,8 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows that have been handed out or provided."""
-        return max(self.used, self._provided) * self.row_bytes
+        """Bytes of the rows that have been handed out."""
+        return self.used * self.row_bytes
 
     @property
     def live(self) -> int:
@@ -87,22 +81,6 @@ class Pool:
         self._returned = np.sort(np.concatenate([self._returned, numbers]))
         self.clean &= not self._returned.size
 
-    def provide(self, n: int) -> None:
-        """Page in the next ``n`` rows before they are taken, where they are large and allowed."""
-        n = self.used + n - self._returned.size
-        done, size = max(self.used, self._provided) * self.row_bytes, n * self.row_bytes
-        if self.on_disk or size > self._allowed or size - done < MIN_RETURNED_BYTES:
-            return
-        pages = np.frombuffer(self._space, np.uint8, size)[done :: mmap.PAGESIZE]
-        step = PROVIDED_BYTES // mmap.PAGESIZE
-
-        def touch(portions: Ints) -> None:
-            for k in portions:
-                pages[k * step : (k + 1) * step] = 0  # in rows that are not in use
-
-        spread(touch, np.full(-(-len(pages) // step), float(PROVIDED_BYTES)))
-        self._provided = n
-
     def compact(self, where: Numbers) -> None:
         """Return memory to the system where much of it is idle: move rows to the front.
 
@@ -117,7 +95,7 @@ class Pool:
         first, last = (-(-live * self.row_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE, self.nbytes
         if last > first and hasattr(mmap, "MADV_DONTNEED") and not self.on_disk:
             self._space.madvise(mmap.MADV_DONTNEED, first, last - first)
-        self.used, self._provided, self._returned = live, live, np.empty(0, np.int32)
+        self.used, self._returned = live, np.empty(0, np.int32)
 
     def grown(self, capacity: int) -> Pool:
         """Return a pool with the same rows and room for more."""

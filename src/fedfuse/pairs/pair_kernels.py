@@ -507,31 +507,6 @@ def rescale(delta: Any, s: Any, r: Any, where: Any, ratio: float) -> None:
             s[p] /= stretch
 
 
-@kernel()  # sums as they are written: what they may be wrong by is counted
-def write_bounds(products: Any, first: int, squares: Any, d: int, reach: float, r: Any, within: Any) -> None:
-    """Write lower bounds of the distances of some devices to those before them (`distance_bounds.lower_bounds`).
-
-    ``products`` are scalar products of devices from ``first`` on with all up to the last of them. The number of pairs
-    that may be within reach is added to ``within``.
-    """
-    eps, most = np.finfo(products.dtype).eps, np.float64(np.finfo(r.dtype).max)
-    # n eps / 2 is the most that a sum of n products can be wrong, relative to ||x|| ||y||
-    slack = 2 * (d + 2) * eps
-    for row in range(products.shape[0]):
-        hi = first + row
-        start = hi * (hi - 1) // 2
-        for lo in range(hi):
-            x, y = squares[hi], squares[lo]
-            square = x + y - 2 * products[row, lo] - slack * np.sqrt(x * y)
-            least = 0.0
-            if 0 < square < most:  # else not a number, or too large: nothing is known
-                least = max(
-                    np.sqrt(square) * ROUND_DOWN - eps * (np.sqrt(x) + np.sqrt(y)), 0.0
-                )  # rows were rounded, too
-            r[start + lo] = least * ROUND_DOWN
-            within[0] += 0 if least * ROUND_DOWN * ROUND_DOWN > reach else 1
-
-
 # -- passes over one block of coordinates (`pairs.blocks.CoordinateBlock`). Once norms are known, a pass may go through
 # the coordinates in tiles: a tile of all devices' parameters and sums stays in the cache while pair vectors stream by.
 # ``lo``, ``hi`` and ``place`` are lists of the same length: the devices of each pair, and the row of its vector.

@@ -32,7 +32,7 @@ from fedfuse.core.partitions import joined
 from fedfuse.core.penalties import Penalty
 from fedfuse.errors import FedfuseError
 from fedfuse.pairs import numpy_state
-from fedfuse.pairs.distance_bounds import DistanceBounds, lower_bounds
+from fedfuse.pairs.distance_bounds import DistanceBounds
 from fedfuse.pairs.layout import (
     ENTERING,
     FAR,
@@ -355,19 +355,12 @@ class FusionState:
         self._squares = np.concatenate([self._squares, row_squares(new)])
 
     def restart_pairs(self) -> None:
-        """Forget all pairs: theta_ij = omega_i - omega_j, v_ij = 0.
-
-        Memory for the pairs within reach is provided here rather than in the rounds that first touch them.
-        """
+        """Forget all pairs: theta_ij = omega_i - omega_j, v_ij = 0."""
         self._pool.give_back(self._where[self._where >= 0])
         self.s[:], self.r[:], self._where[:] = 1, 0, FAR
         self._bounds, self._adjacency = DistanceBounds(self.m), None
         self._sums[:] = 0
         self._pool.compact(self._where)
-        known = np.isfinite(self._reach) and not self._small
-        self._pool.provide(lower_bounds(self.omega, self.r, self._reach) if known else self.r.size)
-        if not self._small:
-            self._adjacency = self._near_matrix()
 
     def recompute_anchors(self) -> None:
         """Build all anchor sums anew from the stored pairs."""
@@ -589,12 +582,9 @@ class FusionState:
     @property
     def _adjacent(self) -> Bytes:
         """Adjacency of near pairs (m x m, 0 or 1)."""
-        if self._adjacency is None:
-            self._adjacency = self._near_matrix()
-        return self._adjacency
-
-    def _near_matrix(self) -> Bytes:
-        near: Bytes = alignment.zeros(self.m**2, np.uint8).reshape(self.m, self.m)
+        if self._adjacency is not None:
+            return self._adjacency
+        self._adjacency = near = alignment.zeros(self.m**2, np.uint8).reshape(self.m, self.m)
         if not self._pool.live:
             return near
         for hi in range(1, self.m):
