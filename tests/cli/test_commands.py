@@ -447,6 +447,23 @@ def test_bad_tables(refused, here, case):
     assert words in refused("run", csv(text), *TABLE, "y")
 
 
+def test_a_table_in_another_encoding(refused, here):
+    (here / "t.csv").write_bytes((HEAD + rows(site=["Zürich", "Genf"])).encode("latin-1"))
+    assert "t.csv' is not UTF-8 text: save it as CSV UTF-8" in refused("run", "t.csv", *TABLE, "y")
+
+
+def test_few_rows_are_enough_without_a_test(fedfuse, refused, here):
+    """The refusal names the options that help, and they do; a resumed run has the same parts."""
+    csv(HEAD + rows(site="abc", n=6))
+    assert "fewer are needed with --test 0 or --validation 0" in refused("run", "t.csv", *TABLE, "y")
+    for shares in (["--test", "0"], ["--validation", "0", "--out", "run"]):
+        assert fedfuse("run", "t.csv", *TABLE, "y", *shares, "--no-report")[0] == 0
+    source = json.loads(Path("run/config.json").read_text())["source"]
+    assert source["validation"] == 0
+    assert load(**source).rows("validation").counts.tolist() == [0, 0, 0]
+    assert "'2' is not a share of at least 0 and below 1" in refused("run", "t.csv", *TABLE, "y", "--test", "2")
+
+
 def test_columns_that_are_not_there(refused, tables):
     line = refused("run", "stay.csv", "--device", "sight", "--target", "stay")
     assert "the table has no device column 'sight'; did you mean 'site'? its columns are 'site', 'age'" in line

@@ -53,6 +53,9 @@ def _read(path: Path) -> pd.DataFrame:
     except ImportError:
         message = f'reading {str(path)!r} needs pyarrow: pip install "fedfuse[parquet]", or use a .csv file'
         raise FedfuseError(message) from None
+    except UnicodeDecodeError:
+        advice = "save it as CSV UTF-8 (in a spreadsheet, by Save As), or convert it with iconv"
+        raise FedfuseError(f"the file {str(path)!r} is not UTF-8 text: {advice}") from None
     except pd.errors.EmptyDataError:
         raise FedfuseError(f"the file {str(path)!r} is empty") from None
     except Exception as problem:  # Readers raise many kinds of errors on damaged files.
