@@ -17,6 +17,7 @@ import pytest
 import fedfuse as ff
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
+from fedfuse.methods.registry import METHODS
 from fedfuse.protocol.local_work import Work
 from fedfuse.report.terminal import ProgressBar
 from fedfuse.results.result import Result
@@ -287,6 +288,11 @@ def test_help(fedfuse, words):
 def test_arguments_are_explained(fedfuse, monkeypatch, command, words):
     monkeypatch.setenv("COLUMNS", "200")
     assert words in fedfuse(*command.split(), "--help")[1]
+
+
+def test_help_names_all_methods(fedfuse, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert ", ".join(METHODS) in fedfuse("run", "--help")[1]
 
 
 def test_a_network_says_why_there_is_nothing_beside_its_score(fedfuse):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from fedfuse.cli import arguments as args
 from fedfuse.cli.arguments import Arg, Opt
+from fedfuse.cli.console import Answers
 from fedfuse.cli.display import compare_and_show, show_tuned, train_and_show, train_with_progress
-from fedfuse.methods.registry import METHODS, default_name
 
 if TYPE_CHECKING:
     from fedfuse.results.result import Result
     from fedfuse.studies.tune import Tuning
     from fedfuse.training.loop import Callback
 
-_METHOD = f"{', '.join(METHODS)} (default: fusion-tree; with --lam, fpfc)."
+# Written out: help and completion need not import the methods.
+_METHOD = """fusion-tree, fpfc, fpfc-l1, local, fedavg, fedasync, lg-fedavg, per-fedavg, ifca, cfl, pacfl, oracle
+(default: fusion-tree; with --lam, fpfc)."""
 _LAM = "Strength of FPFC's penalty, or warmup or separate: chosen as in the paper."
 _GRID = "Lambdas, e.g. 0,0.5,1; or candidates of other settings, e.g. eps1=0.1,eps2=0.2;eps1=0.5,eps2=1."
 
@@ -41,6 +41,7 @@ def run(
     explain: Annotated[bool, Opt("--explain", help="Say what would be asked of devices, and train nothing.")] = False,
 ) -> None:
     """Train on a data set and show which devices belong together."""
+    from fedfuse.methods.registry import default_name
     from fedfuse.training.fit import fit
 
     # Check everything first, then load, and write last.
@@ -53,7 +54,7 @@ def run(
     if explain:
         from fedfuse.training.explain import explain as explanation
 
-        typer.echo(explanation(federation, chosen, model, **settings))
+        Answers().say(explanation(federation, chosen, model, **settings))
         return
 
     def train(callbacks: list[Callback]) -> Result:

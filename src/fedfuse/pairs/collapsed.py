@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
+import scipy
 
 from fedfuse.core.partitions import canonical, cluster_means, joined
 from fedfuse.core.penalties import Penalty
@@ -175,7 +175,7 @@ class CollapsingState(FusionState):
         k = np.arange(lo.size)
         values = np.concatenate([np.broadcast_to(at_lo, k.shape), -np.broadcast_to(at_hi, k.shape)]).astype(np.float64)
         places = np.concatenate([lo, hi]), np.concatenate([k, k])
-        return sparse.csc_array((values, places), shape=(len(self._sizes), k.size))
+        return scipy.sparse.csc_array((values, places), shape=(len(self._sizes), k.size))
 
     def _vector_sums(self, weights: Any, pairs: Ints) -> Floats:
         """Return weighted sums (rows of ``weights``) of the vectors of near pairs."""
@@ -273,7 +273,7 @@ class CollapsingState(FusionState):
         shares = np.where(a < b, 1.0, -1.0) * np.minimum(parts[0], 1) * np.minimum(parts[1], 1)
         low, high = np.minimum(a, b), np.maximum(a, b)
         pairs, first, place = np.unique(pair_numbers(low, high), return_index=True, return_inverse=True)
-        weights = sparse.csc_array((shares, (place, k)), shape=(pairs.size, near.size))
+        weights = scipy.sparse.csc_array((shares, (place, k)), shape=(pairs.size, near.size))
         now = omega[low[first]].astype(np.float64) - omega[high[first]]
         vectors = self._vector_sums(weights, near) + (now - self._differences(weights, lo, hi))
         same = (parts[0] == 1) & (parts[1] == 1)
