@@ -13,7 +13,7 @@ from fedfuse.models.linear import LinearRegression
 from fedfuse.protocol.local_work import Work
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.loop import Callback
-from methods.test_common_checks import StopAt
+from support.common_checks import StopAt
 from support.planted import Keep, planted
 
 FPFC = ff.FPFC(lam=0.3, refit=False, work=Work(steps=3, lr=0.1))

@@ -16,7 +16,7 @@ from fedfuse.protocol.local_work import Work
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.loop import Callback
 from fedfuse.training.settings import Settings
-from methods.test_common_checks import StopAt, assert_same
+from support.common_checks import StopAt, assert_same
 from support.planted import Keep, planted
 from support.textbook import Textbook
 

@@ -18,7 +18,7 @@ from fedfuse.protocol.tasks import Train
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.loop import FAILURES, Callback
 from fedfuse.training.settings import Settings
-from methods.test_common_checks import StopAt, assert_same
+from support.common_checks import StopAt, assert_same
 from support.planted import Keep, planted
 
 GD = Work(steps=3, lr=0.1)
