@@ -30,7 +30,7 @@ from fedfuse.utils.lazy import load
 START = "start"
 SUMMARISED = ("test", "n_clusters", "ari", "cost_floats")
 DATA_OPTIONS = ("features", "device", "target", "goal", "data_dir", "test", "validation")
-# These have no effect on a method that finds the groups without lambda and refits them.
+# These have no effect where groups are found without a given lambda.
 PENALTY_SETTINGS = ("xi", "nu", "rho", "a", START)
 
 
@@ -174,8 +174,7 @@ def _variants(
             method, own = build(dataset, name, options)
             if settings and own != settings:
                 raise FedfuseError(f"{names[0]} and {name} differ in settings other than {over.key}: sweep them alone")
-            if over.key in PENALTY_SETTINGS and getattr(method, "lam", None) == "auto" and getattr(method, "refit", 0):
-                advice = "add --set lam=0.6 --set refit=no"
-                raise FedfuseError(f"{over.key} does not matter with lam=auto and a refit: {advice}")
+            if over.key in PENALTY_SETTINGS and getattr(method, "lam", None) == "auto":
+                raise FedfuseError(f"{over.key} does not matter with lam=auto: add --set lam=0.6")
             variants[over.label(name, value)], settings = method, own
     return variants, settings
