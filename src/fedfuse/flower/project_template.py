@@ -1,4 +1,4 @@
-"""A small Flower app to begin with: what ``fedfuse flower new`` writes, laid out as ``flwr new`` does it."""
+"""Template of a Flower app: what ``fedfuse flower new`` writes, in the layout of ``flwr new``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedfuse.errors import FedfuseError
 
-# Before the first flwr command: its SuperLink in the background keeps the environment that it was started in.
+# To be set before the first flwr command: the SuperLink that it starts in the background keeps its environment.
 INSTALL_NOTHING = "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
 
 _PYPROJECT = """\
@@ -35,18 +35,18 @@ clientapp = "{package}.client_app:app"
 
 # Each of these can be given to `flwr run` too: --run-config "method='fedavg' seed=1"
 [tool.flwr.app.config]
-method = "fpfc"          # or fpfc-l1, local, fedavg, lg-fedavg, per-fedavg, ifca, cfl, pacfl
-lam = ""                 # strength of fpfc's penalty; empty: found by itself
-num-server-rounds = 0    # at most so many; 0: what suits the method
+method = ""              # empty: fusion-tree; or fpfc, fpfc-l1, local, fedavg, lg-fedavg, per-fedavg, ifca, cfl, pacfl
+lam = ""                 # strength of the penalty of fpfc and fpfc-l1
+num-server-rounds = 0    # maximum of rounds; 0: what suits the method
 seed = 0
 set = ""                 # all that `fedfuse run --set` takes: "mode=async lam=0.5 steps=10 deadline=60"
-goal = ""                # classification or regression; empty: told from the targets
-num-devices = 0          # begin when so many have said hello; 0: with those that are online
+goal = ""                # classification or regression; empty: inferred from the targets
+num-devices = 0          # start with this many devices; 0: with those that are online
 wait = 600.0             # seconds to wait for them
 identities = "declared"  # registered: only nodes whose key is registered under a name take part
-ttl = 600.0              # seconds after which an unanswered message is given up
-grace = 15.0             # seconds that a round waits for a device that has gone
-out = ""                 # absolute path of the run's directory; given again, the run goes on
+ttl = 600.0              # seconds after which an unanswered message expires
+grace = 15.0             # seconds that a round waits for a device that is away
+out = ""                 # absolute path of the run's directory; given again, the run is resumed
 """
 
 _CLIENT = '''\
@@ -70,20 +70,20 @@ app = server_app(model)
 '''
 
 _TASK = '''\
-"""{package}: what is yours: how a device loads its rows, and which model it has.
+"""{package}: your part: how a device loads its rows, and which model it has.
 
-Import what is large inside the functions: a device's process lives for one message, and may not need it.
+Import large packages inside the functions: a device has one process per message, and may not need them.
 """
 
 import numpy as np
 
 
 def load(device, config):
-    """Return the rows (X, y) of a device. The node's configuration is in `config`, and the run's."""
+    """Return the rows (X, y) of a device; `config` has the configuration of its node and of the run."""
     if "data" in config:  # a real device: flower-supernode --node-config 'device="a" data="/path/to/rows.csv"'
         table = np.loadtxt(config["data"], delimiter=",", skiprows=1)
         return table[:, :-1], table[:, -1]
-    # a simulated one: even and odd devices have different laws
+    # a simulated one: even and odd devices have different slopes
     rng = np.random.default_rng(1000 + int(device))
     X = rng.normal(size=(60, 3))
     slopes = [1.0, 2.0, -1.0] if int(device) % 2 == 0 else [-2.0, 0.5, 1.0]
@@ -91,14 +91,14 @@ def load(device, config):
 
 
 def model():
-    """Return the model: a torch module, "linear", "softmax", "mlp", or None for what suits the targets."""
+    """Return the model: a torch module, "linear", "softmax", "mlp", or None for one that suits the targets."""
     return None
 '''
 
 _README = """\
 # {name}
 
-Simulation, with eight devices, in the Python environment in which you are:
+Simulation with eight devices, in the current Python environment:
 
     {nothing}  # before the first flwr command
     flwr run . --stream --federation-config "num-supernodes=8"
@@ -107,8 +107,8 @@ A federation of real hosts (a SuperLink, and a SuperNode on every device with `-
 
     flwr run . NAME-OF-THE-SUPERLINK --stream --run-config "num-devices=8 out='/srv/runs/first'"
 
-Without that line Flower installs the dependencies anew for every run, and a run ends with `Exit Code: 608` where it
-cannot. A SuperLink that was already running does not know of it: end that process (`flower-superlink`), and run again.
+Without the first line Flower installs the dependencies again for every run, and the run ends with `Exit Code: 608` if
+that fails. A SuperLink that was already running does not have it: end that process (`flower-superlink`), and run again.
 
 `{package}/task.py` says how a device loads its rows and which model it has; `pyproject.toml` says how to train.
 The run's directory has `summary.json`, `labels.csv`, `models.npz` and `history.csv`.
@@ -120,7 +120,7 @@ def write_app(directory: Path) -> list[Path]:
     name = directory.resolve().name
     package = re.sub(r"\W+", "_", name.lower()).strip("_")
     if not package.isidentifier() or keyword.iskeyword(package):
-        raise FedfuseError(f"{name!r} cannot be the name of an app: begin with a letter, go on with letters and digits")
+        raise FedfuseError(f"{name!r} cannot be the name of an app: start with a letter, then letters or digits")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FedfuseError(f"{directory} exists already and is not empty: choose another directory")
     words = {"name": package.replace("_", "-"), "package": package, "nothing": INSTALL_NOTHING}
