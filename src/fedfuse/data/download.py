@@ -243,8 +243,9 @@ class Resuming:
         except (requests.Timeout, urllib3.exceptions.TimeoutError):
             raise _MirrorError(f"no byte came for {self.timeout:g} s") from None
         except (requests.ConnectionError, urllib3.exceptions.HTTPError) as problem:
-            word = type(problem).__name__
-            raise _MirrorError(f"{'no connection' if 'Connection' in word else 'broke off'} ({word})") from None
+            word, size = type(problem).__name__, self.part.stat().st_size if self.part.exists() else 0
+            broken = f"no connection ({word})" if "Connection" in word else f"broke off with {size:,} bytes here"
+            raise _MirrorError(broken) from None
         except requests.RequestException as problem:
             raise _MirrorError(" ".join(str(problem).split())) from None
         self.part.replace(output_file)

@@ -149,9 +149,8 @@ def _all_iso_dates(series: pd.Series[Any]) -> bool:
 
 def as_text(value: Any) -> str:
     """Return a level or a device's name as text; 3.0 is "3": whole numbers turn float beside missing values."""
-    if isinstance(value, (float, np.floating)) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
+    whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
+    return str(int(value) if whole else value)
 
 
 def natural_key(name: str) -> tuple[list[Any], str]:
@@ -230,8 +229,7 @@ class LevelColumn:
         places = {level: j for j, level in enumerate(self._shown)}
         # An unknown level is "other"; where that level is not shown, no feature is set.
         other, known = places.get(OTHER, -1), set(self.levels)
-        lookup = np.array([places.get(v, -1) if v in known else other for v in [*found, MISSING]])
-        place = lookup[codes]
+        place = np.array([places.get(v, -1) if v in known else other for v in [*found, MISSING]])[codes]
         rows = np.flatnonzero(place >= 0)
         out[rows, place[rows]] = 1.0
 

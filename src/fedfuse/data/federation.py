@@ -39,10 +39,12 @@ _MAX_NAMES_SHOWN = 6
 # Limits to what a remote device may say of itself, and what all must say alike.
 MAX_REMOTE_CLASSES = 100_000
 MAX_REMOTE_ROWS = 10**12
+_OTHER_COLUMNS = "device {device!r} has other columns than device {first!r}: give all the same columns"
 _AGREEMENT = {
-    "goal": "device {device!r} has goal {value[0]}, device {first!r} {first_value[0]}: say goal in the configuration",
-    "columns": "device {device!r} has columns {value[0]}, device {first!r} {first_value[0]}: give all the same columns",
-    "features shape": "device {device!r} has other columns than device {first!r}: give all the same columns",
+    "goal": "device {device!r} has goal {value}, device {first!r} {first_value}: say goal in the run's configuration",
+    "columns": "device {device!r} has columns {value}, device {first!r} {first_value}: give all the same columns",
+    "features": _OTHER_COLUMNS,
+    "shape": _OTHER_COLUMNS,
 }
 
 
@@ -295,10 +297,8 @@ class RemoteFederation(Federation):
         """
         names = tuple(sorted(facts, key=_numbers_first))
         said = [check_facts(name, facts[name]) for name in names]
-        for keys, words in _AGREEMENT.items():
-            checks.check_same(
-                {name: [s.get(k) for k in keys.split()] for name, s in zip(names, said, strict=True)}, words
-            )
+        for key, words in _AGREEMENT.items():
+            checks.check_same({name: facts[name].get(key) for name in names}, words)
         cuts = np.array([[0, *np.cumsum(s["rows"])] for s in said], np.int64)
         cuts += (np.cumsum(cuts[:, 3]) - cuts[:, 3])[:, None]
         goal, p, shape = said[0]["goal"], int(said[0]["columns"]), said[0].get("shape")
@@ -313,16 +313,16 @@ def check_facts(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
     goal, rows, columns, classes, shape = (said.get(key) for key in ("goal", "rows", "columns", "classes", "shape"))
     good = (
         goal in targets.GOALS
-        and _are_counts(rows, least=0)
+        and _are_counts(rows, 0)
         and len(rows) == 3
-        and _are_counts([columns], least=1)
+        and _are_counts([columns], 1)
         and isinstance(classes, list)
         and len(classes) <= MAX_REMOTE_CLASSES
         and all(isinstance(c, (str, int, float, bool)) and c == c for c in classes)  # NaN differs from itself.
         and len(set(classes)) == len(classes)
         and bool(classes) == (goal == "classification")
         and isinstance(said.get("digest"), str)
-        and (shape is None or (_are_counts(shape, least=1) and prod(shape) == columns))
+        and (shape is None or (_are_counts(shape, 1) and prod(shape) == columns))
         and (said.get("features") is None or _are_names(said["features"], columns))
     )
     if not good:
@@ -330,7 +330,7 @@ def check_facts(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
     return said
 
 
-def _are_counts(values: Any, *, least: int) -> TypeGuard[list[int]]:
+def _are_counts(values: Any, least: int) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(v) is int and least <= v <= MAX_REMOTE_ROWS for v in values)
 
 

@@ -210,17 +210,13 @@ def _raw_target(table: Table, target: str) -> npt.NDArray[Any]:
     if table.kind(target) == "number":
         return table.numbers(target)
     series = table.series(target)
-    if pd.api.types.infer_dtype(series) == "boolean":
-        return series.to_numpy(dtype=np.bool_)
-    return series.to_numpy(dtype=object)
+    return series.to_numpy(dtype=np.bool_ if pd.api.types.infer_dtype(series) == "boolean" else object)
 
 
 def _devices(table: Table, device: str) -> tuple[tuple[str, ...], Ints]:
     codes, found = table.levels(device)
     order = sorted(range(len(found)), key=lambda j: natural_key(found[j]))
-    rank = np.empty(len(found), dtype=np.int64)
-    rank[order] = np.arange(len(found))
-    return tuple(found[j] for j in order), rank[codes]
+    return tuple(found[j] for j in order), np.argsort(order)[codes]
 
 
 def _fit_columns(table: Table, train: Ints, roles: tuple[str, str]) -> tuple[Column, ...]:
