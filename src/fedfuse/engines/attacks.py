@@ -102,8 +102,8 @@ class Held(NamedTuple):
 class Lie:
     """One upload as its liar sees it before it is sent."""
 
-    own: Floats  # what an honest device would send,
-    models: int  # of which so many numbers are a model, an update or a gradient
+    own: Floats  # what an honest device would send
+    models: int  # so many of these numbers are a model, an update or a gradient
     crowd: Floats  # what all liars of this exchange would send, where theirs is as long (liars x n)
     task: Task
     rng: np.random.Generator

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -21,7 +20,7 @@ from fedfuse.pairs.distance_bounds import DistanceBounds
 from fedfuse.pairs.layout import FAR, ROUND_DOWN, SUM_BLOCK, Pairs, pair_count, pair_numbers
 from fedfuse.pairs.memory import Numbers, Pool, free_memory
 from fedfuse.pairs.numpy_state import row_squares
-from fedfuse.pairs.state import FusionState, check_devices, square_distances
+from fedfuse.pairs.state import FusionState, Room, check_devices, square_distances
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.lazy import load
 from fedfuse.utils.threads import spread
@@ -66,18 +65,10 @@ class TouchedPairs(NamedTuple):
 class BlockedState(FusionState):
     """As `FusionState`, which makes it where a ``backend`` is given. ``omega`` is read-only."""
 
-    def _allocate(
-        self,
-        *,
-        memory: int | None = None,
-        spill: str | PathLike[str] | None = None,
-        backend: str | None = None,
-        blocks: int | None = None,
-        collapse: int | None = None,
-    ) -> None:
-        check_backend(backend, blocks)
-        kind = load("fedfuse.pairs.ray_blocks:RayBlocks") if backend == "ray" else ThreadBlocks
-        self._executor: BlockExecutor = kind(self.omega, blocks, memory, None if spill is None else Path(spill))
+    def _allocate(self, room: Room) -> None:
+        check_backend(room.backend, room.blocks)
+        kind = load("fedfuse.pairs.ray_blocks:RayBlocks") if room.backend == "ray" else ThreadBlocks
+        self._executor: BlockExecutor = kind(self.omega, room.blocks, room.memory, room.directory)
         self._where = np.full(len(self.s), FAR, np.int32)
         self._bounds = DistanceBounds(self.m)  # without paths: bounds are kept for each pair
         self._squares = row_squares(self.omega)

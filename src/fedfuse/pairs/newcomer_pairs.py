@@ -1,4 +1,4 @@
-"""One newcomer against devices that stay as they are: the pairs of one row of `pairs.state.FusionState`."""
+"""Pairs of one newcomer with devices that do not change: one row of `pairs.state.FusionState`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fedfuse.utils.typing import Floats
 
 
 class NewcomerPairs:
-    """The newcomer's parameters, and its pairs with all old devices (O(m d) for each meeting).
+    """The newcomer's parameters, and its pairs with all old devices (O(m d) for each update).
 
     Parameters
     ----------
     old
-        Parameters of the old devices (m x d), which nobody changes.
+        Parameters of the old devices (m x d), which do not change.
     omega
         The newcomer's own, trained alone.
     penalty, rho
@@ -45,5 +45,5 @@ class NewcomerPairs:
         return np.asarray((self.omega + pulled.sum(axis=0)) / (len(self._old) + 1))
 
     def norms(self) -> Floats:
-        """Return the length of theta with every old device: at most nu for those of the newcomer's cluster."""
+        """Return the length of theta with every old device: at most nu for those of the newcomer's group."""
         return np.asarray(self._s * np.linalg.norm(self._delta, axis=1))

@@ -22,7 +22,7 @@ from itertools import product
 from math import sqrt
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,19 @@ class Residuals:
     @property
     def largest(self) -> float:
         return max(self.primal, self.dual, self.moved)
+
+
+class Room(NamedTuple):
+    """Where the vectors of pairs live: settings of `FusionState`."""
+
+    memory: int | None = None
+    spill: str | PathLike[str] | None = None
+    backend: str | None = None
+    blocks: int | None = None
+
+    @property
+    def directory(self) -> Path | None:
+        return None if self.spill is None else Path(self.spill)
 
 
 class FusionState:
@@ -158,7 +171,7 @@ class FusionState:
         pairs = pair_count(self.m)
         self.s: Floats = np.ones(pairs, dtype)
         self.r: Floats = np.zeros(pairs, dtype)
-        self._allocate(memory=memory, spill=spill, backend=backend, blocks=blocks)
+        self._allocate(Room(memory, spill, backend, blocks))
         if warm:
             self.restart_pairs()
         else:
@@ -166,22 +179,14 @@ class FusionState:
             total = self.omega.sum(axis=0, dtype=np.float64)
             self._sums = np.asarray(total - self.m * self.omega.astype(np.float64))
 
-    def _allocate(
-        self,
-        *,
-        memory: int | None = None,
-        spill: str | PathLike[str] | None = None,
-        backend: str | None = None,
-        blocks: int | None = None,
-        collapse: int | None = None,
-    ) -> None:
+    def _allocate(self, room: Room) -> None:
         """Make room for vectors; all pairs are far."""
-        if blocks is not None:  # with a backend this is another class
+        if room.blocks is not None:  # with a backend this is another class
             raise FedfuseError("blocks need a backend: 'threads' or 'ray'")
         d, itemsize = self.d, self.omega.itemsize
         # long rows are whole cache lines; in short ones that would cost more memory than it is worth
         width = alignment.whole(d, self.omega.dtype) if d * itemsize >= 16 * alignment.LINE else d
-        self._pool = Pool(len(self.s), width, self.omega.dtype, memory, None if spill is None else Path(spill))
+        self._pool = Pool(len(self.s), width, self.omega.dtype, room.memory, room.directory)
         self._where: Numbers = np.full(len(self.s), FAR, np.int32)
         self._sums = np.zeros(self.omega.shape)
         self._squares = row_squares(self.omega)
@@ -453,7 +458,9 @@ class FusionState:
         return _kind(room.get("backend"), room.get("collapse"))._restored(arrays, penalty, **room)
 
     @classmethod
-    def _restored(cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, **room: Any) -> FusionState:
+    def _restored(
+        cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, *, collapse: int | None = None, **room: Any
+    ) -> FusionState:
         near, delta, s, r, sums, omega = (arrays[name] for name in ("near", "delta", "s", "r", "sums", "omega"))
         (m, d), pairs = omega.shape, pair_count(len(omega))
         shapes = [delta.shape, s.shape, r.shape, sums.shape]
@@ -462,7 +469,7 @@ class FusionState:
         state = object.__new__(cls)
         state.omega, state.s, state.r, state._rho = omega.copy(), s.copy(), r.copy(), float(arrays["rho"][0])
         state.penalty = penalty
-        state._allocate(**room)
+        state._allocate(Room(**room))
         state._set_vectors(near, delta)
         state._sums = sums.copy()
         return state
