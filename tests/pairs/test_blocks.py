@@ -210,9 +210,9 @@ def test_odd_calls():
     with pytest.raises(FedfuseError, match="'threads' or 'ray', got 'spark'"):
         FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6), backend="spark")
     with pytest.raises(FedfuseError, match="at least 1"):
-        ff.FusionTree(backend="threads", blocks=0)
+        ff.FPFC(lam=0.6, backend="threads", blocks=0)
     with pytest.raises(FedfuseError, match="need a backend"):
-        ff.FusionTree(blocks=2)
+        ff.FPFC(lam=0.6, blocks=2)
     with pytest.raises(FedfuseError, match="need a backend"):
         FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6), blocks=2)
 

@@ -196,7 +196,7 @@ def test_odd_calls():
     with pytest.raises(FedfuseError, match="0 … 3"):
         state.anchors([4])
     with pytest.raises(FedfuseError, match="at least 1 round"):
-        ff.FusionTree(collapse=0)
+        ff.FPFC(lam=0.6, collapse=0)
     with pytest.raises(FedfuseError, match="at least 1 round"):
         FusionState(np.zeros((4, 3)), SCAD(0.6), collapse=0)
 
