@@ -1,4 +1,4 @@
-"""Where data are, and where devices are: data list, data fetch, flower new."""
+"""Commands on data sets and Flower apps: data list, data fetch, flower new."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedfuse.cli.console import Answers, console
 
 
 def data_list(data_dir: args.DataDir = None) -> None:
-    """Show the data sets that have a name, and whether their files are here."""
+    """List the data sets with a name, and whether their files are here."""
     from rich.table import Table
 
     from fedfuse.data.catalog import available
@@ -31,7 +31,7 @@ def data_list(data_dir: args.DataDir = None) -> None:
 def data_fetch(
     name: Annotated[str, Arg(help="A data set with files: mnist, fashion-mnist.")], data_dir: args.DataDir = None
 ) -> None:
-    """Download the files of a data set, checked; what is there is not touched, partial downloads are resumed."""
+    """Download and verify the files of a data set; files already there are kept, partial downloads resumed."""
     from fedfuse.data.download import fetch
     from fedfuse.report.terminal import Downloads
 
@@ -45,7 +45,7 @@ def data_fetch(
 
 
 def flower_new(directory: Annotated[Path, Arg(help="A new directory.")]) -> None:
-    """Write a small Flower app: say in its task.py how a device loads its rows and which model it has."""
+    """Write a small Flower app; its task.py says how a device loads its rows and which model it has."""
     from fedfuse.flower.project_template import INSTALL_NOTHING, write_app
 
     for path in write_app(directory):

@@ -1,4 +1,4 @@
-"""Sentences on the outcome of a run that terminal and report have in common."""
+"""Sentences on the outcome of a run, for terminal and report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from fedfuse.results.result import Result
 
-# what the ledger calls them, and what a reader does
+# From the ledger's words to a reader's.
 REFUSED = {
     "late": "came after its round was over",
     "not asked for, or too late": "answer to an order no longer open",
@@ -14,7 +14,7 @@ REFUSED = {
 
 
 def counted(n: int, word: str) -> str:
-    """Write how many there are.
+    """Write a count and its noun.
 
     >>> counted(1, "group"), counted(1200, "device")
     ('1 group', '1,200 devices')
@@ -23,15 +23,12 @@ def counted(n: int, word: str) -> str:
 
 
 def cut_short(rounds: int) -> str:
-    """Say that groups are not final because there were too few rounds."""
+    """Say that rounds ran out before groups were found."""
     return f"stopped at --rounds {rounds:,} before its groups were found"
 
 
 def exposed(result: Result) -> str:
-    """Say how many liars are among the suspects, and who else is, where it is known who lied.
-
-    Nothing where nobody was made to lie.
-    """
+    """Say how many liars are among the suspects, and how many honest devices; empty where nobody was made to lie."""
     if not result.attack or not result.attack["who"]:
         return ""
     liars, found = len(result.attack["who"]), len(np.intersect1d(result.attack["who"], result.suspects))
@@ -48,9 +45,9 @@ def refusals(result: Result) -> list[tuple[str, int]]:
 
 
 def silence(result: Result) -> str:
-    """Say what is known of devices that were never heard in time: nothing."""
+    """Say how many devices never answered in time, and what their groups mean."""
     who, one = counted(len(result.unheard), "device"), len(result.unheard) == 1
     others = np.setdiff1d(np.arange(len(result.labels)), result.unheard)
     if np.isin(result.labels[result.unheard], result.labels[others]).any():
-        return f"{who} never answered in time: nothing is known of {'it' if one else 'them'}"
+        return f"{who} never answered in time and {'is' if one else 'are'} still in the group of the start"
     return f"{who} never answered in time and {'has no model of its own' if one else 'have no model of their own'}"

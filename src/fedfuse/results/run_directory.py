@@ -55,7 +55,7 @@ class Store:
 
     def __init__(self, directory: str | PathLike[str]) -> None:
         self.directory = Path(directory)
-        self._made: list[Path] = []  # directories that were not there before this run
+        self._made: list[Path] = []  # directories that this run has made
 
     def check_free(self) -> None:
         """Refuse a directory that holds a run already."""
@@ -68,7 +68,7 @@ class Store:
             raise FedfuseError(f"{self.directory} already holds a run: {advice}")
 
     def create(self, config: dict[str, Any]) -> None:
-        """Begin a run here; refuse to write over another."""
+        """Write what the run is asked; refuse to write over another run."""
         self.check_free()
         self._made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
         try:
@@ -78,13 +78,13 @@ class Store:
             raise FedfuseError(f"cannot write to {self.directory}: {problem.strerror}") from None
 
     def config(self) -> dict[str, Any]:
-        """Return what the run was asked to do."""
+        """Return what the run was asked."""
         path = self.directory / "config.json"
         config = check_fields(read_json(path), CONFIG, path, whole=False)
         return {**config, "method": modern_config(config["method"])} if "method" in config else config
 
     def withdraw(self) -> None:
-        """Take back `create`, and remove the directories that were made for the run, if nothing else is in them."""
+        """Undo `create`, and remove the directories made for the run if they are empty."""
         (self.directory / "config.json").unlink(missing_ok=True)
         self.tidy()
         for path in self._made:
@@ -191,29 +191,23 @@ def _fields(
         raise FedfuseError(f"models.npz has models of shape {models.shape}, which profile.json does not say")
     if known.encoder is not None and known.encoder.features != known.features:
         raise FedfuseError("profile.json is not as fedfuse writes it: features are not those of its encoder")
-    attack = None
-    if "attack" in summary:
-        attack = {"attack": summary["attack"], "lies": summary["lies"], "who": _positions(summary["who"], known.names)}
+    who = {name: [known.names.index(device) for device in summary.get(name, [])] for name in ("who", "suspects")}
     return {
         **{name: summary[name] for name in ("dataset", "seed", "converged", "orders", "cost_floats", "refused")},
         **{name: summary[name] for name in ("seconds", "stability", "chosen")},
-        "profile": known, "model": used, "method": method, "models": models, "attack": attack,
+        **{name: summary[name] for name in ("trouble", "privacy") if name in summary},
+        "profile": known, "model": used, "method": method, "models": models,
         "labels": np.array(summary["labels"], dtype=np.int64),
         "confidence": arrays.pop("confidence", None),
         "unheard": arrays.pop("unheard", np.empty(0, np.int64)),
         "scores": arrays,
         "history": pd.read_csv(path / "history.csv"),
-        "trouble": summary.get("trouble", {}),
-        "privacy": summary.get("privacy"),
-        "suspects": np.array(_positions(summary["suspects"], known.names), dtype=np.int64),
+        "attack": {**{k: summary[k] for k in ("attack", "lies")}, "who": who["who"]} if "attack" in summary else None,
+        "suspects": np.array(who["suspects"], dtype=np.int64),
         "rounds": summary["rounds"] + summary.get("refit_rounds", 0),
         "stages": tuple(summary.get("stages", ())),
         "lam": None if method["method"] == "fusion-tree" else summary["lam"],
     }  # fmt: skip
-
-
-def _positions(who: list[str], names: tuple[str, ...]) -> list[int]:
-    return [names.index(name) for name in who]
 
 
 def _check_lists(summary: dict[str, Any], profile: dict[str, Any], path: Path) -> None:
