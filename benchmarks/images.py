@@ -14,10 +14,10 @@ import logging
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import pandas as pd
 
 from fedfuse import Result
 from fedfuse.data.catalog import load
+from fedfuse.grouping.network_tree import CheckNetworks, CutNetworkTree
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.options import build, parse_options
 
@@ -43,9 +43,7 @@ def device_epochs(result: Result) -> int:
     """Return how many passes of a device over its rows the run took; judging is none."""
     steps = result.method["work"]["steps"]
     history = result.history
-    trained = pd.Series(True, history.index)
-    if "stage" in history:  # a row names the stage that comes next
-        trained = ~history["stage"].shift(fill_value="together").isin(["tree", "check"])
+    trained = ~history["stage"].isin([CutNetworkTree.name, CheckNetworks.name])
     return int(history["active"][trained].sum() * int(steps))
 
 

@@ -9,7 +9,7 @@ import fedfuse as ff
 from fedfuse.core.partitions import adjusted_rand
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping import simulated_replies
-from fedfuse.grouping.refit import Oracle
+from fedfuse.grouping.refit import Oracle, RescaleColumns
 from fedfuse.protocol.tasks import EvaluateModels, Rescale
 from grouping.test_refit import Silent
 from support.interruption import interrupted_and_resumed
@@ -245,7 +245,7 @@ def test_devices_that_lie_when_models_are_compared_do_not_stop_the_others(liars,
 def test_devices_that_have_forgotten_their_scale_are_told_again():
     federation, method = planted("classification"), ff.FusionTree()
     state = begun(federation, method).state
-    state.step, state.answers = "rescale", {2: np.empty(0), 4: np.empty(0)}
+    state.step, state.answers = RescaleColumns.name, {2: np.empty(0), 4: np.empty(0)}
     scales = method.recovery(state)[0]
     assert sorted(scales) == [2, 4]
     assert all(isinstance(task, Rescale) for task in scales.values())

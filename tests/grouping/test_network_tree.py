@@ -13,6 +13,8 @@ from fedfuse.grouping.network_tree import (
     MAX_COMMON_TURNS,
     MAX_LENGTH_RATIO,
     MIN_REFERENCE_LENGTH,
+    TrainGroups,
+    TrainTogether,
 )
 from fedfuse.grouping.refit import Oracle
 from fedfuse.grouping.steps import SKIPPED
@@ -87,7 +89,7 @@ def test_a_refit_turn_is_a_mean_over_members_and_a_mean_over_all():
 def test_a_given_lambda_is_refitted_too():
     federation = turned()
     found = fit(federation, ff.FPFC(lam=0.3, work=WORK, refit=True), model(), rounds=30)
-    assert [(stage["name"], stage["rounds"]) for stage in found.stages] == [("fpfc", 20), ("refit", 10)]
+    assert [(stage["name"], stage["rounds"]) for stage in found.stages] == [("fpfc", 20), (TrainGroups.name, 10)]
     assert found.score() > 0.8
 
 
@@ -126,7 +128,7 @@ def test_test_rows_choose_nothing():
 
 def test_training_together_ends():
     history = fit(turned(), ff.FusionTree(work=WORK), model(), rounds=20).history
-    assert 2 <= (history["stage"] == "together").sum() <= MAX_COMMON_TURNS
+    assert 2 <= (history["stage"] == TrainTogether.name).sum() <= MAX_COMMON_TURNS
 
 
 def test_every_method_trains_a_network():
@@ -164,7 +166,7 @@ def test_who_sends_an_impossible_score_is_not_believed_however_calm_the_update(r
     federation, run = turned(), Keep()
     fit(federation, ff.FusionTree(work=WORK, robust=robust), model(), rounds=1, participation=0.2, callbacks=[run])
     method, state, everybody = run.run.rule, run.run.state, np.arange(federation.m)
-    method._enter(state, "together")
+    method._enter(state, TrainTogether.name)
     starts = state.models[state.labels]
     steps = np.random.default_rng(0).normal(size=starts.shape) / 1000
     scores = np.where(everybody == 2, -0.3, 0.3)
@@ -212,7 +214,7 @@ def test_a_share_of_those_who_are_believed_takes_part():
     fit(federation, ff.FusionTree(work=WORK), model(), rounds=1, callbacks=[run])
     method, state, drawn = run.run.rule, run.run.state, np.arange(5)
     state.suspects[:] = np.arange(10) < 6
-    method._enter(state, "together")
+    method._enter(state, TrainTogether.name)
     chosen = method.devices(state, drawn)
     assert chosen.size == 2
     assert (chosen >= 6).all()

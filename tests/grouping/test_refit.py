@@ -9,7 +9,15 @@ from scipy.optimize import minimize
 import fedfuse as ff
 from fedfuse.engines import Engine, InProcess
 from fedfuse.grouping import simulated_replies
-from fedfuse.grouping.refit import Oracle
+from fedfuse.grouping.refit import (
+    ColumnMoments,
+    FinalFit,
+    Fit,
+    Oracle,
+    RescaleColumns,
+    SendStatistics,
+    TellModels,
+)
 from fedfuse.models import default_model
 from fedfuse.protocol.tasks import Gradient
 from support.interruption import interrupted_and_resumed
@@ -76,7 +84,7 @@ def test_refit_on_the_true_clusters_is_the_pooled_least_squares_fit():
     federation = planted(n=400, noise=1.0)
     result = ff.fit(federation, ff.FPFC(lam=1.0, work=EXACT, refit=True), dtype="float64")
     assert result.ari == 1
-    assert result.stages[-1]["name"] == "tell"
+    assert result.stages[-1]["name"] == TellModels.name
     for group in (0, 1):
         np.testing.assert_allclose(result.cluster_models[group], pooled_optimum(federation, group), atol=5e-3)
 
@@ -86,7 +94,7 @@ def test_clusters_that_came_to_the_end_go_on_from_there_when_validation_rows_joi
     federation = planted("classification", n=600, p=10, noise=3.0)
     result = ff.fit(federation, Oracle(), participation=1.0, dtype="float64")
     asked = result.history["stage"].value_counts()
-    assert 0 < asked["again"] <= asked["fit"] // 2
+    assert 0 < asked[FinalFit.name] <= asked[Fit.name] // 2
     rows = federation.rows("train+validation")
     for group in (0, 1):
         members = np.flatnonzero(federation.truth == group)
@@ -159,7 +167,8 @@ def test_gradients_cost_what_a_hand_counts(monkeypatch):
     federation = planted(m=2, groups=1, p=3)
     result = ff.fit(federation, Oracle())
     d, columns, m = 4, 4, 2  # three features and the target or the intercept
-    floats = {"moments": 2 * columns, "rescale": 2 * columns, "fit": d + d + 2, "again": d + d + 1}
+    scales = {ColumnMoments.name: 2 * columns, RescaleColumns.name: 2 * columns}
+    floats = {**scales, Fit.name: d + d + 2, FinalFit.name: d + d + 1}
     assert result.cost_floats == sum(m * floats[step] for step in result.history["stage"])
 
 
@@ -167,7 +176,7 @@ def test_summaries_cost_what_a_hand_counts():
     """Means and covariances of four columns on two parts, and one number, come up; the model goes down."""
     result = ff.fit(planted(m=5, groups=2, p=3), Oracle())
     assert result.cost_floats == 5 * (2 * (4 + 10) + 1 + 4)
-    assert result.history["stage"].tolist() == ["summaries", "tell"]
+    assert result.history["stage"].tolist() == [SendStatistics.name, TellModels.name]
 
 
 @pytest.mark.parametrize("robust", ["screen", "median", "none"])
@@ -182,7 +191,7 @@ def test_gradients_and_summaries_lead_to_the_same_models(robust, monkeypatch):
 
 def test_wide_tables_are_fitted_by_gradients():
     result = ff.fit(planted(m=4, groups=1, n=200, p=60), Oracle())
-    assert "fit" in result.history["stage"].tolist()
+    assert Fit.name in result.history["stage"].tolist()
 
 
 @pytest.mark.parametrize("goal", ["regression", "classification"])
@@ -224,7 +233,7 @@ def test_a_cluster_that_is_silent_for_a_while_is_asked_again():
 
     class Later(ff.Callback):
         def on_round(self, run, row):
-            engine._never = {4, 5} if row["stage"] == "fit" and 6 <= row["round"] < 11 else set()
+            engine._never = {4, 5} if row["stage"] == Fit.name and 6 <= row["round"] < 11 else set()
 
     engine._never = set()
     whole = ff.fit(federation, Oracle())

@@ -1,13 +1,13 @@
 """The fusion tree for networks, where nothing can be solved exactly; and the refit of groups that are given.
 
-    together  all devices train one network (FedAvg), so that weights can be compared, until what each has just made of
-              it no longer gets better on its validation rows
-    apart     every device trains on from there by itself, and uploads once
-    tree      average linkage of the fused parts; devices evaluate the models of the groups above them on their
-              validation rows, where every class counts the same, and the tree is cut where that is best
-    check     a device that does significantly better with another group's model moves
-    refit     every group trains its own fused part and all of them the shared one, for the rounds that are left: a
-              mean over members, a mean over all, both weighted by rows
+    train together  all devices train one network (FedAvg), so that weights can be compared, until what each has just
+                    made of it no longer gets better on its validation rows
+    train apart     every device trains on from there by itself, and uploads once
+    cut tree        average linkage of the fused parts; devices evaluate the models of the groups above them on their
+                    validation rows, where every class counts the same, and the tree is cut where that is best
+    check groups    a device that does significantly better with another group's model moves
+    train groups    every group trains its own fused part and all of them the shared one, for the rounds that are
+                    left: a mean over members, a mean over all, both weighted by rows
 
 The work of each turn is that of the method, so a budget of rounds is a budget of local epochs. Validation rows choose
 the groups; the refit then trains on them as well. Convex models have `fusion_tree`, which needs fewer rounds.

@@ -3,14 +3,14 @@
 The paper stops at FPFC's own estimates, which are biased by the penalty and slow to converge once the groups are
 right. Here each group minimises its pooled loss by L-BFGS on the server (`pooled_fit`), in these steps:
 
-    summaries   devices send sufficient statistics of their rows (linear regression with a few dozen columns only)
-    moments     devices send means and squares of their columns
-    rescale     devices rescale columns to mean 0 and standard deviation 1 over the federation
-    fit         L-BFGS on training rows, for as long as validation rows say
-    alone       a device without companions fits its own rows
-    again       L-BFGS on training and validation rows: groups that had converged go on from there, the others go the
-                same way once more, and as far
-    tell        devices that have seen no model yet are told theirs
+    sufficient statistics  devices send those of their rows (linear regression with a few dozen columns only)
+    column moments         devices send means and squares of their columns
+    column scales          devices rescale columns to mean 0 and standard deviation 1 over the federation
+    group fits             L-BFGS on training rows, for as long as validation rows say
+    lone fits              a device without companions fits its own rows
+    final fits             L-BFGS on training and validation rows: groups that had converged go on from there, the
+                           others go the same way once more, and as far
+    tell models            devices that have seen no model yet are told theirs
 
 Sufficient statistics are fewer floats than the gradients would be, and say as much: the server then computes what
 devices would reply in all steps but the last (`simulated_replies`).
