@@ -17,7 +17,7 @@ from fedfuse.data.tables import read_table
 from fedfuse.report.charts import Axis
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.utils.files import read_arrays, write_arrays
-from fedfuse.utils.threads import SMALL, spread
+from fedfuse.utils.threads import MIN_PARALLEL_WORK, spread
 
 TABLE = ["reg.csv", "--device", "site", "--target", "y"]
 RUN = ["run", *TABLE]
@@ -168,7 +168,7 @@ def test_threads_warn_as_their_caller_wishes():
 
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("error")
-        spread(run, np.full(64, SMALL))
+        spread(run, np.full(64, MIN_PARALLEL_WORK))
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,8 @@ def sized(shape=PAPER, classes=10, **options):
 
 def engines(model, dtype):
     """The compiled one and torch's, with weights that are not small."""
-    form = model._habits.form
-    found = [
-        model._new_engine(form, dtype),
-        ParameterBackend(model.module, model.layout, form, model._mean_loss, dtype, model._place),
-    ]
+    given = model.module, model.layout, model.shape, model._mean_loss, dtype, model._place
+    found = [model._new_engine(dtype), ParameterBackend(*given)]
     assert [type(e) for e in found] == [CompiledCNN, ParameterBackend]
     w = 0.3 * torch.randn(model.d, dtype=dtype, generator=torch.Generator().manual_seed(5))
     for engine in found:
@@ -59,8 +56,7 @@ def test_scores_and_gradients_are_those_of_torch(inputs, height, width, channels
     model = sized(shape, classes, channels=channels)
     ours, theirs = engines(model, torch.float64)
     x, y = drawn(shape, n, classes, torch.float64, seed)
-    x = model._habits.form.stored(x)
-    for (_, found), (_, expected) in zip(ours.look(x), theirs.look(x), strict=True):
+    for (_, found), (_, expected) in zip(ours.outputs(x), theirs.outputs(x), strict=True):
         np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-11)
     for weight in (1.0, 0.3):  # a second gradient is added to the first
         for engine in (ours, theirs):
@@ -97,7 +93,7 @@ def test_training_is_that_of_torch(monkeypatch):
         return fresh.train(data, devices, start, anchor, 0.5, work, rngs), fresh.losses(data, devices, start)
 
     ours, losses = trained()
-    monkeypatch.setattr("fedfuse.models.networks.CompiledCNN", ParameterBackend)
+    monkeypatch.setattr("fedfuse.models.compiled_cnn.CompiledCNN", ParameterBackend)
     theirs, expected = trained()
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-12)
@@ -108,7 +104,7 @@ def test_what_is_not_a_number_is_not_hidden():
     ours, _ = engines(model, torch.float64)
     x, y = drawn(PAPER, 5, 10, torch.float64)
     x[2, 400] = float("nan")
-    scores = next(ours.look(x))[1].numpy()
+    scores = next(ours.outputs(x))[1].numpy()
     assert np.isnan(scores).any(axis=1).tolist() == [False, False, True, False, False]
     ours.add_gradient(x, y)
     assert torch.isnan(ours.g).any()
@@ -119,4 +115,4 @@ def test_what_is_not_a_number_is_not_hidden():
 )
 def test_other_networks_are_torchs(options, classes):
     model = sized((1, 8, 8), classes, **options)
-    assert type(model._new_engine(model._habits.form, torch.float64)) is ParameterBackend
+    assert type(model._new_engine(torch.float64)) is ParameterBackend

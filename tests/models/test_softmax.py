@@ -124,7 +124,7 @@ def test_exact_without_minimum_stops(dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
 def test_a_device_does_not_depend_on_others_order_or_threads(work, dtype, monkeypatch):
-    monkeypatch.setattr(_threads, "SMALL", 0)
+    monkeypatch.setattr(_threads, "MIN_PARALLEL_WORK", 0)
     model, _, data, devices, w, anchor = setup(p=9, C=3, dtype=dtype)
 
     def trained(chosen):

@@ -123,7 +123,7 @@ def test_any_number_of_blocks_gives_the_same(seed, m, d, blocks, dtype):
 
 def test_long_rows_in_many_tiles_and_threads(monkeypatch):
     """Rows longer than a tile; what comes out does not depend on the number of threads."""
-    monkeypatch.setattr(_threads, "SMALL", 0)
+    monkeypatch.setattr(_threads, "MIN_PARALLEL_WORK", 0)
     start = spread_out(m=12, d=2500)
     plain, cut = pair_of_states(start, warm=True)
     for active, omegas in wandering_rounds(start, n=6):

@@ -35,7 +35,7 @@ def pull(rng, targets, state, active, strength=0.5):
 def threads(monkeypatch):
     """Cut even small rounds into chunks, and give them to several threads."""
     monkeypatch.setattr(pair_state, "MIN_THREADED_NUMBERS", 0)
-    monkeypatch.setattr(_threads, "SMALL", 0)
+    monkeypatch.setattr(_threads, "MIN_PARALLEL_WORK", 0)
 
 
 def assert_equal_pairs(state, book, tolerance=1e-10):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from numba import TypingError, njit
 
-from fedfuse.utils.simd import BYTES, exp, larger, load, splat, store, total, totals, width
+from fedfuse.utils.simd import BYTES, choose, exp, load, splat, store, total, totals, width
 
 
 @njit
@@ -33,7 +33,8 @@ def test_lanes_do_what_numbers_do_and_leave_the_rest_alone(dtype):
 def _in_pieces(rows, out):
     together = totals(load(rows[0], 0), load(rows[1], 0), load(rows[2], 0), load(rows[3], 0))
     store(out, 0, together)
-    store(out, width(out), larger(load(rows[0], 0), load(rows[1], 0) / load(rows[2], 0)))
+    a, b = load(rows[0], 0), load(rows[1], 0) / load(rows[2], 0)
+    store(out, width(out), choose(a, b, a, b))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -20,7 +20,7 @@ def test_bins_hold_every_position_once_and_none_has_much_of_what_is_left(cost, t
     assert (np.diff(cost[order]) <= 0).all()
     left = cost.sum()
     for b in bins:
-        assert len(b) == 1 or cost[b].sum() <= _threads.SHARE / threads * left + 1e-9 * cost.sum()
+        assert len(b) == 1 or cost[b].sum() <= _threads.BIN_RATIO / threads * left + 1e-9 * cost.sum()
         left -= cost[b].sum()
 
 
@@ -32,7 +32,7 @@ def test_many_small_jobs_are_few_bins_and_the_last_are_single():
 
 
 def test_every_position_is_run_once(monkeypatch):
-    monkeypatch.setattr(_threads, "SMALL", 0)
+    monkeypatch.setattr(_threads, "MIN_PARALLEL_WORK", 0)
     seen = np.zeros(50, int)
     _threads.spread(lambda jobs: np.add.at(seen, jobs, 1), np.ones(50))
     assert (seen == 1).all()
@@ -45,7 +45,7 @@ def test_little_work_stays_in_the_calling_thread():
 
 
 def test_an_error_in_a_thread_is_not_lost(monkeypatch):
-    monkeypatch.setattr(_threads, "SMALL", 0)
+    monkeypatch.setattr(_threads, "MIN_PARALLEL_WORK", 0)
 
     def run(jobs):
         if 3 in jobs:
@@ -57,7 +57,7 @@ def test_an_error_in_a_thread_is_not_lost(monkeypatch):
 
 
 def test_work_inside_work_comes_to_an_end(monkeypatch):
-    monkeypatch.setattr(_threads, "SMALL", 0)
+    monkeypatch.setattr(_threads, "MIN_PARALLEL_WORK", 0)
     seen = np.zeros((20, 20), int)
 
     def outer(jobs):
@@ -70,7 +70,7 @@ def test_work_inside_work_comes_to_an_end(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_has_threads_of_its_own(monkeypatch):
-    monkeypatch.setattr(_threads, "SMALL", 0)
+    monkeypatch.setattr(_threads, "MIN_PARALLEL_WORK", 0)
     seen = np.zeros(50, int)
     _threads.spread(lambda jobs: np.add.at(seen, jobs, 1), np.ones(50))
     child = os.fork()

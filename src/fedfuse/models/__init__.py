@@ -1,4 +1,4 @@
-"""The mathematics on a device."""
+"""Models: loss, gradient and local training on a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from fedfuse.data.federation import Goal
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.models.linear import LinearRegression
-from fedfuse.models.model import Forgotten, Model
+from fedfuse.models.model import MissingModule, Model
 from fedfuse.models.softmax import SoftmaxRegression
 
 MODELS: dict[str, type[Model[Any]]] = {kind.__name__: kind for kind in (LinearRegression, SoftmaxRegression)}
@@ -75,5 +75,5 @@ def from_config(config: dict[str, Any] | str, own: Model[Any] | None = None) -> 
     if config["name"] not in (*MODELS, *NETWORKS) or config.get("loss") == "custom":
         if "tensors" not in config:
             raise FedfuseError(f"unknown model {config['name']!r}; known: {', '.join((*MODELS, *NETWORKS))}")
-        return Forgotten(config)
+        return MissingModule(config)
     return model_called(config["name"], **{k: v for k, v in config.items() if k not in ("name", "tensors")})

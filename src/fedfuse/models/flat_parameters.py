@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from fedfuse.errors import FedfuseError
-from fedfuse.models.model import plain
+from fedfuse.models.model import Shape, plain
 from fedfuse.protocol.local_work import Work
 
-CHUNK = 1000  # rows of one forward pass when nothing is learned from it
+# Rows of one forward pass when nothing is learned from it.
+CHUNK_ROWS = 1000
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -96,37 +97,13 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
-@dataclass(frozen=True)
-class Form:
-    """How rows of numbers become what the module takes.
-
-    Images lie in memory with their channels last where the module allows it: torch convolves and pools these in about
-    half the time. The module sees the same shape, (rows, channels, height, width).
-    """
-
-    shape: tuple[int, ...]
-    channels_last: bool = False
-
-    def stored(self, rows: Tensor) -> Tensor:
-        """Bring rows (n x features) into the order that `batch` expects, without a copy for one channel."""
-        if not self.channels_last or self.shape[0] == 1:
-            return rows
-        return rows.view(len(rows), *self.shape).permute(0, 2, 3, 1).reshape(len(rows), -1)
-
-    def batch(self, rows: Tensor) -> Tensor:
-        if not self.channels_last:
-            return rows.view(len(rows), *self.shape)
-        channels, height, width = self.shape
-        return rows.view(len(rows), height, width, channels).permute(0, 3, 1, 2)
-
-
 class ParameterBackend:
     """A copy of the module that computes from one flat tensor ``w`` and writes its gradient into another, ``g``."""
 
     def __init__(
-        self, module: nn.Module, layout: Layout, form: Form, loss: Loss, dtype: torch.dtype, device: torch.device
+        self, module: nn.Module, layout: Layout, shape: Shape, loss: Loss, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.module, self.loss, self.layout, self.form = copy.deepcopy(module).to(device, dtype), loss, layout, form
+        self.module, self.loss, self.layout, self.shape = copy.deepcopy(module).to(device, dtype), loss, layout, shape
         self.w, self.g = (torch.zeros(layout.d, dtype=dtype, device=device) for _ in range(2))
         self._rest = [(b, b.clone()) for n, b in self.module.named_buffers() if n not in layout.names]
         self._still = list(frozen_modules(self.module).values())
@@ -147,12 +124,18 @@ class ParameterBackend:
             inner.eval()
 
     def set(self, w: Tensor) -> None:
+        """Take these parameters."""
         self.w.copy_(w)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return what the module returns for rows (n x features)."""
+        scores: Tensor = self.module(x.view(len(x), *self.shape))
+        return scores
 
     @torch.enable_grad()
     def add_gradient(self, x: Tensor, y: Tensor, weight: float = 1.0) -> None:
         """Add the gradient of the mean loss of these rows to ``g``."""
-        loss = self.loss(self.module(self.form.batch(x)), y)
+        loss = self.loss(self.scores(x), y)
         (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
 
     def descend(
@@ -192,18 +175,18 @@ class ParameterBackend:
         return general if work.momentum or work.decay else fast
 
     @torch.no_grad()
-    def look(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def outputs(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Return the module's outputs in use, some rows at a time, with the number of their first row."""
         self.mode(training=False)
-        for first in range(0, len(x), CHUNK):
-            yield first, self.module(self.form.batch(x[first : first + CHUNK]))
+        for first in range(0, len(x), CHUNK_ROWS):
+            yield first, self.scores(x[first : first + CHUNK_ROWS])
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the gradient of the mean loss in use (statistics as they are, nothing dropped)."""
         self.mode(training=False)
         self.g.zero_()
-        for first in range(0, len(x), CHUNK):
-            part = slice(first, first + CHUNK)
+        for first in range(0, len(x), CHUNK_ROWS):
+            part = slice(first, first + CHUNK_ROWS)
             self.add_gradient(x[part], y[part], len(y[part]) / len(y))
         return self.g
 

@@ -1,12 +1,12 @@
 """Compiled loops of the models.
 
-Softmax regression reads rows in strips of `STRIP`, feature after feature inside a strip: every inner loop runs over
-neighbouring rows in vector instructions, and memory is read from beginning to end. A strip stays in the first-level
-cache for the scores of all classes; a panel is a few strips, and its scores stay there until its gradient is done,
-for which every four features of it are read once more from wherever they are. After its features a row carries a 1
-(the intercept), then zeros up to a multiple of four; zero rows fill up a device's last strip.
-Parameters are matrices of the same shape: classes (an even number, the last one perhaps unused) by features.
-None of the filling changes a sum.
+Softmax regression reads rows in strips of `STRIP_ROWS`, feature after feature inside a strip: every inner loop runs
+over neighbouring rows in vector instructions, and memory is read from beginning to end. A strip stays in the
+first-level cache for the scores of all classes; a panel is a few strips, and its scores stay there until its gradient
+is done, for which every four features of it are read once more from wherever they are. After its features a row
+carries a 1 (the intercept), then zeros up to a multiple of four; zero rows pad the last strip of a device. Parameters
+are matrices of the same shape: classes (an even number, the last one perhaps unused) by features. The padding changes
+no sum.
 
 Each device is computed from beginning to end by one thread, with sums in a fixed order: its result depends
 neither on the other devices nor on the number of threads.
@@ -19,14 +19,14 @@ from typing import Any
 
 from numba import njit
 
-from fedfuse.models.panels import PANEL, STRIP, Panels, Space
+from fedfuse.models.panels import PANEL_ROWS, STRIP_ROWS, Panels, Space
 from fedfuse.utils.jit import COMMON, kernel
-from fedfuse.utils.simd import exp, larger, line, load, prefetch, splat, store, totals
+from fedfuse.utils.simd import choose, exp, line, load, prefetch, splat, store, totals
 from fedfuse.utils.simd import width as lanes
 from fedfuse.utils.typing import Floats, Ints
 
 # Rows after which sums in the rows' own precision are added up in float64.
-MANY = 16 * PANEL
+MAX_SUM_ROWS = 16 * PANEL_ROWS
 # Multiply-adds may be fused. Sums may not be reordered: all processes must come to the same bits, whoever compiles.
 FASTMATH = {"contract", "nsz", "arcp"}
 _INNER: dict[str, Any] = {**COMMON, "fastmath": FASTMATH}
@@ -53,7 +53,7 @@ def _dot(a: Floats, b: Floats) -> Any:
 def _place(row: int, features: int, width: int, lanes: int) -> int:
     # where these lanes of rows begin; those behind the last are the last once more, and nobody asks for their scores
     row = min(row, width - lanes)
-    return row // STRIP * STRIP * features + row % STRIP
+    return row // STRIP_ROWS * STRIP_ROWS * features + row % STRIP_ROWS
 
 
 @njit(**_INNER)
@@ -68,14 +68,14 @@ def _scores(panel: Floats, width: int, W: Floats, S: Floats) -> None:
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero
             ahead = (r + 4 * w) * W.shape[1] + c // 2 * W.shape[1] * n
             for f in range(W.shape[1]):
-                e = f * STRIP
+                e = f * STRIP_ROWS
                 prefetch(panel, ahead + f * n)  # of the rows after these, which may lie far away
                 x0, x1, x2, x3 = load(panel, p0 + e), load(panel, p1 + e), load(panel, p2 + e), load(panel, p3 + e)
                 a, b = splat(W[c, f]), splat(W[c + 1, f])
                 a0, a1, a2, a3 = a0 + a * x0, a1 + a * x1, a2 + a * x2, a3 + a * x3
                 b0, b1, b2, b3 = b0 + b * x0, b1 + b * x1, b2 + b * x2, b3 + b * x3
-            _put(S, c * PANEL + r, a0, a1, a2, a3)
-            _put(S, (c + 1) * PANEL + r, b0, b1, b2, b3)
+            _put(S, c * PANEL_ROWS + r, a0, a1, a2, a3)
+            _put(S, (c + 1) * PANEL_ROWS + r, b0, b1, b2, b3)
 
 
 @njit(**_INNER)
@@ -86,14 +86,14 @@ def _accumulate(panel: Floats, width: int, S: Floats, L: Floats) -> None:
     for f in range(0, q, 4):
         for c in range(0, 4 * L.size // (q * w), 2):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero
-            for first in range(0, width, STRIP):
-                e, g = first * q + f * STRIP, c * PANEL + first
+            for first in range(0, width, STRIP_ROWS):
+                e, g = first * q + f * STRIP_ROWS, c * PANEL_ROWS + first
                 prefetch(panel, ahead)  # of the next panel
                 ahead += n
-                for r in range(0, STRIP, w):
-                    x0, x1 = load(panel, e + r), load(panel, e + STRIP + r)
-                    x2, x3 = load(panel, e + 2 * STRIP + r), load(panel, e + 3 * STRIP + r)
-                    u, v = load(S, g + r), load(S, g + PANEL + r)
+                for r in range(0, STRIP_ROWS, w):
+                    x0, x1 = load(panel, e + r), load(panel, e + STRIP_ROWS + r)
+                    x2, x3 = load(panel, e + 2 * STRIP_ROWS + r), load(panel, e + 3 * STRIP_ROWS + r)
+                    u, v = load(S, g + r), load(S, g + PANEL_ROWS + r)
                     a0, a1, a2, a3 = a0 + u * x0, a1 + u * x1, a2 + u * x2, a3 + u * x3
                     b0, b1, b2, b3 = b0 + v * x0, b1 + v * x1, b2 + v * x2, b3 + v * x3
             store(L, here, load(L, here) + totals(a0, a1, a2, a3))
@@ -130,7 +130,7 @@ def _flush(L: Floats, G: Floats) -> None:
 @njit(**_INNER)
 def _due(first: int, rows: int) -> bool:
     # whether L is to be added up after the panel that begins with this row, of so many
-    return (first + PANEL) % MANY == 0 or first + PANEL >= rows
+    return (first + PANEL_ROWS) % MAX_SUM_ROWS == 0 or first + PANEL_ROWS >= rows
 
 
 @njit(**_INNER)
@@ -139,7 +139,8 @@ def _tops(S: Floats, classes: int, width: int, top: Floats) -> None:
     for r in range(0, width, lanes(S)):
         largest = load(S, r)
         for c in range(1, classes):
-            largest = larger(load(S, c * PANEL + r), largest)
+            score = load(S, c * PANEL_ROWS + r)
+            largest = choose(score, largest, score, largest)
         store(top, r, largest)
 
 
@@ -151,14 +152,14 @@ def _softmax(S: Floats, classes: int, width: int, top: Floats, share: Floats) ->
     for r in range(0, width, 2 * w):  # two at a time: one waits for its next term, the other computes
         a, b = zero, zero
         for c in range(classes):
-            here = c * PANEL + r
+            here = c * PANEL_ROWS + r
             u, v = exp(load(S, here) - load(top, r)), exp(load(S, here + w) - load(top, r + w))
             store(S, here, u)
             store(S, here + w, v)
             a, b = a + u, b + v
         a, b = one / a, one / b
         for c in range(classes):
-            here = c * PANEL + r
+            here = c * PANEL_ROWS + r
             store(S, here, load(S, here) * a)
             store(S, here + w, load(S, here + w) * b)
         store(share, r, a)
@@ -168,18 +169,18 @@ def _softmax(S: Floats, classes: int, width: int, top: Floats, share: Floats) ->
 @njit(**_INNER)
 def _helpers(S: Floats) -> tuple[Floats, Floats]:
     # the last two parts of S: largest scores of rows, and shares
-    return S[S.size - 2 * PANEL : S.size - PANEL], S[S.size - PANEL :]
+    return S[S.size - 2 * PANEL_ROWS : S.size - PANEL_ROWS], S[S.size - PANEL_ROWS :]
 
 
 @njit(**_INNER)
 def _filled(rows: int) -> int:
-    return (rows + STRIP - 1) // STRIP * STRIP
+    return (rows + STRIP_ROWS - 1) // STRIP_ROWS * STRIP_ROWS
 
 
 @njit(**_INNER)
 def _panel(data: Panels, device: int, first: int) -> tuple[Floats, int, Ints]:
     # the panel that begins with this row of the device, its width, and the classes of its true rows
-    rows = min(PANEL, data.counts[device] - first)
+    rows = min(PANEL_ROWS, data.counts[device] - first)
     width, a, q = _filled(rows), data.start[device] + first, data.features
     return data.X[a * q : (a + width) * q], width, data.y[a : a + rows]
 
@@ -192,7 +193,7 @@ def _add_gradient(panel: Floats, width: int, y: Ints, classes: int, W: Floats, L
     _tops(S, classes, width, top)
     _softmax(S, classes, width, top, share)
     for r in range(y.size):
-        S[y[r] * PANEL + r] -= 1
+        S[y[r] * PANEL_ROWS + r] -= 1
     _accumulate(panel, width, S, L)
 
 
@@ -203,13 +204,6 @@ def _step(W: Floats, A: Floats, G: Floats, rows: int, rho: float, lr: float) -> 
     for c in range(W.shape[0]):
         for f in range(W.shape[1]):
             W[c, f] -= lr * (share * G[c, f] + rho * (W[c, f] - A[c, f]))
-
-
-@njit(**_INNER)
-def _clear(G: Floats) -> None:
-    for c in range(G.shape[0]):
-        for f in range(G.shape[1]):
-            G[c, f] = 0
 
 
 # -------------------------------------------------------------------------------- softmax: what is called
@@ -224,8 +218,8 @@ def descend(
     for k in jobs:
         w, a, device = W[k], A[k], devices[k]
         for _ in range(steps):
-            _clear(G)
-            for first in range(0, data.counts[device], PANEL):
+            G[:] = 0
+            for first in range(0, data.counts[device], PANEL_ROWS):
                 panel, width, y = _panel(data, device, first)
                 _add_gradient(panel, width, y, data.classes, w, L, S)
                 if _due(first, data.counts[device]):
@@ -237,17 +231,17 @@ def descend(
 def _gather(X: Floats, chosen: Ints, panel: Floats, q: int) -> None:
     # the rows X[chosen] as a panel, then 1 for the intercept; zeros where there is nothing
     p = X.shape[1]
-    for first in range(0, chosen.size, STRIP):
-        strip = panel[first * q : (first + STRIP) * q]
-        rows = min(STRIP, chosen.size - first)
+    for first in range(0, chosen.size, STRIP_ROWS):
+        strip = panel[first * q : (first + STRIP_ROWS) * q]
+        rows = min(STRIP_ROWS, chosen.size - first)
         for r in range(rows):
             x = X[chosen[first + r]]
             for f in range(p):
-                strip[f * STRIP + r] = x[f]
-            strip[p * STRIP + r] = 1
+                strip[f * STRIP_ROWS + r] = x[f]
+            strip[p * STRIP_ROWS + r] = 1
         for f in range(q):
-            for r in range(rows if f <= p else 0, STRIP):
-                strip[f * STRIP + r] = 0
+            for r in range(rows if f <= p else 0, STRIP_ROWS):
+                strip[f * STRIP_ROWS + r] = 0
 
 
 @kernel(fastmath=FASTMATH)
@@ -264,9 +258,9 @@ def descend_batches(
     for epoch in range(orders.shape[0]):
         for first in range(0, max(n, 1), batch):  # without rows: the proximal term alone
             last = min(first + batch, n)
-            _clear(G)
-            for a in range(first, last, PANEL):
-                chosen = orders[epoch, a : min(a + PANEL, last)]
+            G[:] = 0
+            for a in range(first, last, PANEL_ROWS):
+                chosen = orders[epoch, a : min(a + PANEL_ROWS, last)]
                 width = _filled(chosen.size)
                 panel = room[: q * width]
                 _gather(X, chosen, panel, q)
@@ -283,9 +277,9 @@ def _hits(S: Floats, y: Ints, top: Floats) -> int:
     # how many rows have y as the first class with the largest score
     hits = 0
     for r in range(y.size):
-        if S[y[r] * PANEL + r] == top[r]:
+        if S[y[r] * PANEL_ROWS + r] == top[r]:
             best = 0
-            while S[best * PANEL + r] < top[r]:
+            while S[best * PANEL_ROWS + r] < top[r]:
                 best += 1
             hits += best == y[r]
     return hits
@@ -296,7 +290,7 @@ def _gap(S: Floats, y: Ints, top: Floats) -> float:
     # sum_r (top[r] - S[y[r], r])
     gap = 0.0
     for r in range(y.size):
-        gap += top[r] - S[y[r] * PANEL + r]
+        gap += top[r] - S[y[r] * PANEL_ROWS + r]
     return gap
 
 
@@ -305,9 +299,9 @@ def _logs(share: Floats, rows: int) -> float:
     # sum_r log(share[r]), of products of a strip: none is so small that a double could not hold it
     total = 0.0
     share[rows : _filled(rows)] = 1
-    for first in range(0, rows, STRIP):
+    for first in range(0, rows, STRIP_ROWS):
         a = b = c = d = 1.0
-        for r in range(first, first + STRIP, 4):
+        for r in range(first, first + STRIP_ROWS, 4):
             a, b, c, d = a * share[r], b * share[r + 1], c * share[r + 2], d * share[r + 3]
         total += math.log((a * b) * (c * d))
     return total
@@ -322,7 +316,7 @@ def evaluate(
     top, share = _helpers(S)
     for k in jobs:
         w, device = W[k], devices[k]
-        for first in range(0, data.counts[device], PANEL):
+        for first in range(0, data.counts[device], PANEL_ROWS):
             panel, width, y = _panel(data, device, first)
             _scores(panel, width, w, S)
             _tops(S, data.classes, width, top)
@@ -336,7 +330,7 @@ def evaluate(
                 loss[k] -= _logs(share, y.size)
             if G.size:
                 for r in range(y.size):
-                    S[y[r] * PANEL + r] -= 1
+                    S[y[r] * PANEL_ROWS + r] -= 1
                 _accumulate(panel, width, S, L)
                 if _due(first, data.counts[device]):
                     _flush(L, G[k])
@@ -345,15 +339,15 @@ def evaluate(
 @njit(**_INNER)
 def _curve(P: Floats, S: Floats, classes: int, width: int) -> None:
     # S[c, r] <- P[c, r] (S[c, r] - sum_k P[k, r] S[k, r])
-    mean = S[S.size - PANEL :]
+    mean = S[S.size - PANEL_ROWS :]
     for r in range(width):
         mean[r] = 0
     for c in range(classes):
-        s, p = S[c * PANEL : (c + 1) * PANEL], P[c * PANEL : (c + 1) * PANEL]
+        s, p = S[c * PANEL_ROWS : (c + 1) * PANEL_ROWS], P[c * PANEL_ROWS : (c + 1) * PANEL_ROWS]
         for r in range(width):
             mean[r] += p[r] * s[r]
     for c in range(classes):
-        s, p = S[c * PANEL : (c + 1) * PANEL], P[c * PANEL : (c + 1) * PANEL]
+        s, p = S[c * PANEL_ROWS : (c + 1) * PANEL_ROWS], P[c * PANEL_ROWS : (c + 1) * PANEL_ROWS]
         for r in range(width):
             s[r] = p[r] * (s[r] - mean[r])
 
@@ -366,10 +360,10 @@ def _hessian_times(data: Panels, device: int, P: Floats, V: Floats, v: Floats, H
         for f in range(V.shape[1]):
             v[c, f] = V[c, f] / n
             H[c, f] = 0
-    for first in range(0, data.counts[device], PANEL):
+    for first in range(0, data.counts[device], PANEL_ROWS):
         panel, width, _ = _panel(data, device, first)
         _scores(panel, width, v, S)
-        _curve(P[first // PANEL], S, data.classes, width)
+        _curve(P[first // PANEL_ROWS], S, data.classes, width)
         _accumulate(panel, width, S, L)
         if _due(first, data.counts[device]):
             _flush(L, H)
@@ -411,9 +405,9 @@ def newton_direction(
     D, R, V, H = room[0], room[1], room[2], room[3]
     S, L, _ = space
     n = data.counts[device]
-    for first in range(0, n, PANEL):
+    for first in range(0, n, PANEL_ROWS):
         panel, width, _ = _panel(data, device, first)
-        p = P[first // PANEL]
+        p = P[first // PANEL_ROWS]
         top, share = _helpers(p)
         _scores(panel, width, W, p)
         _tops(p, data.classes, width, top)
@@ -434,60 +428,26 @@ def newton_direction(
             break
 
 
-# ------------------------------------------------------------------------------ linear: float64 throughout
-
-
-@kernel(fastmath=FASTMATH)
-def descend_moments(
-    M: Floats, slots: Ints, jobs: Ints, W: Floats, A: Floats, rho: float, lr: float, steps: int, g: Floats
-) -> None:
-    """Take full-batch gradient steps on W[jobs[i]], in place, with gradient 2 M[slots[i]] (w, -1); g is room for it."""
-    d = W.shape[1]
-    for s in range(jobs.size):
-        m, w, a = M[slots[s]], W[jobs[s]], A[jobs[s]]
-        for _ in range(steps):
-            for i in range(d):
-                g[i] = -m[d, i]
-            for j in range(d):  # row after row of a symmetric matrix: neighbours are summed at once
-                for i in range(d):
-                    g[i] += m[j, i] * w[j]
-            for i in range(d):
-                w[i] -= lr * (2 * g[i] + rho * (w[i] - a[i]))
-
-
-@njit(**_INNER)
-def _add_row(x: Floats, y: float, w: Floats, g: Floats) -> Any:
-    # r = w'x + b - y; g += 2 r (x, 1); returns r^2
-    p = x.size
-    r = _dot(w[:p], x) + w[p] - y
-    for f in range(p):
-        g[f] += 2 * r * x[f]
-    g[p] += 2 * r
-    return r * r
-
-
-@kernel(fastmath=FASTMATH)
-def squares(X: Floats, y: Floats, start: Ints, stop: Ints, jobs: Ints, W: Floats, loss: Floats, G: Floats) -> None:
-    """Add the sums of squared residuals and of their gradients over rows start[k] … stop[k], for ``jobs``."""
-    for k in jobs:
-        w, g, total = W[k], G[k], 0.0
-        for r in range(start[k], stop[k]):
-            total += _add_row(X[r], y[r], w, g)
-        loss[k] += total
+# -------------------------------------------------------------------------------- linear regression, float64
 
 
 @kernel(fastmath=FASTMATH)
 def descend_rows(
     X: Floats, y: Floats, orders: Ints, epochs: int, w: Floats, a: Floats, rho: float, lr: float, batch: int, g: Floats
 ) -> None:
-    """Take one gradient step on w, in place, for every ``batch`` rows, over the orders in turn; g is room for it."""
+    """Take one gradient step on w, in place, for every ``batch`` rows, over the orders in turn; g is space for it."""
+    p = X.shape[1]
     for epoch in range(epochs):
         order = orders[epoch % orders.shape[0]]
         for first in range(0, max(order.size, 1), batch):  # without rows: the proximal term alone
             last = min(first + batch, order.size)
             for j in range(g.size):
                 g[j] = 0
-            for r in range(first, last):
-                _add_row(X[order[r]], y[order[r]], w, g)
+            for i in range(first, last):
+                x = X[order[i]]
+                r = _dot(w[:p], x) + w[p] - y[order[i]]
+                for f in range(p):
+                    g[f] += 2 * r * x[f]
+                g[p] += 2 * r
             for j in range(g.size):
                 w[j] -= lr * (g[j] / max(last - first, 1) + rho * (w[j] - a[j]))

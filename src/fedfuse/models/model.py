@@ -59,7 +59,7 @@ class Model(ABC, Generic[Data]):
         """Raise an error unless the model is for this goal."""
         if goal != self.goal:
             raise FedfuseError(
-                f"{type(self).__name__} is for {self.goal}, but the target asks for {goal}; "
+                f"{self._name} is for {self.goal}, but the target asks for {goal}; "
                 f"use {_FITTING[goal]} or change the target"
             )
 
@@ -113,17 +113,21 @@ class Model(ABC, Generic[Data]):
         """Return both; a model for which rows are dear looks at them once."""
         return self.losses(data, devices, w), self.metric(data, devices, w)
 
-    @abstractmethod
     def smoothness(self, data: Data, devices: Ints) -> Floats:
         """Return each device's Lipschitz constant of the gradient (an upper bound)."""
+        raise FedfuseError(f"the gradient of {self._name} has no Lipschitz constant that holds everywhere")
 
     @abstractmethod
     def outputs(self, w: Floats, X: Floats) -> Floats:
         """Return what one parameter vector says about rows: values, or class probabilities (n x classes)."""
 
-    @abstractmethod
+    def coefficients(self, w: Floats) -> Floats:
+        """Return one parameter vector as (outputs x (features + 1)), the intercept last."""
+        raise FedfuseError(f"{self._name} has no coefficients: result.module(device) has its weights")
+
     def flat(self, coefficients: Floats) -> Floats:
         """Return the parameter vector whose `coefficients` these are."""
+        raise FedfuseError(f"{self._name} has no coefficients")
 
     def unscaled(self, w: Floats, shift: Floats, scale: Floats) -> Floats:
         """Return what parameters for rescaled columns (`protocol.tasks.Rescale`) are for the columns as they were."""
@@ -143,27 +147,27 @@ class Model(ABC, Generic[Data]):
         likelihood = outputs[:, np.arange(len(y)), np.asarray(y, dtype=np.int64)]
         return np.asarray(-np.log(np.maximum(likelihood, 1e-300)))
 
-    @abstractmethod
-    def coefficients(self, w: Floats) -> Floats:
-        """Return one parameter vector as (outputs x (features + 1)), the intercept last."""
-
     def to_config(self) -> dict[str, Any]:
         """Return the model as JSON-ready data (see `models.from_config`)."""
-        return {"name": type(self).__name__}
+        return {"name": self._name}
 
     def check_config(self, config: dict[str, Any]) -> None:
         """Raise an error unless `to_config` of the model of a run could have been this."""
-        if config["name"] != type(self).__name__:
-            raise FedfuseError(f"the run has the model {config['name']}, got {type(self).__name__}")
+        if config["name"] != self._name:
+            raise FedfuseError(f"the run has the model {config['name']}, got {self._name}")
 
     def module_with(self, w: Floats) -> Any:
         """Return a torch module with these parameters, where the model is one."""
-        raise FedfuseError(f"{type(self).__name__} is no torch module: result.coefficients() has its parameters")
+        raise FedfuseError(f"{self._name} is no torch module: result.coefficients() has its parameters")
 
     def tensors(self, w: Floats) -> dict[str, npt.NDArray[Any]]:
         """Return one parameter vector as named arrays, for other programs."""
         table = self.coefficients(w)
         return {"coef": table[:, :-1], "intercept": table[:, -1]}
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
 
     def _check_load(self, rows: Rows, dtype: npt.DTypeLike) -> None:
         """Raise an error unless the model is sized for these rows and can compute in this precision."""
@@ -177,8 +181,8 @@ class Model(ABC, Generic[Data]):
 
 
 @dataclass(frozen=True)
-class Forgotten(Model[Any]):
-    """Stands for a module that only the user has: what a run directory says of it, and nothing that computes."""
+class MissingModule(Model[Any]):
+    """A user's own module that was not given again: what the run directory says of it, and nothing that computes."""
 
     config: dict[str, Any]
 
@@ -226,18 +230,6 @@ def one_each(rngs: list[np.random.Generator] | None, devices: Ints) -> list[np.r
     return rngs
 
 
-def decayed(anchor: Floats, rho: float, work: Work) -> tuple[Floats, float]:
-    """Return anchor and weight of the proximal term with weight decay in it, for models without momentum.
-
-    ``rho (w - a) + decay w = (rho + decay) (w - rho / (rho + decay) a)``
-    """
-    if work.momentum:
-        raise FedfuseError(f"momentum is for networks; linear and softmax regression have none, got {work.momentum}")
-    if not work.decay:
-        return anchor, rho
-    return anchor * (rho / (rho + work.decay)), rho + work.decay
-
-
 def batch_orders(n: int, work: Work, rng: np.random.Generator) -> list[Ints]:
     """Return the order of n rows in each epoch (epochs x rows): whole epochs, then what is gone of the last.
 
@@ -256,7 +248,4 @@ def batch_orders(n: int, work: Work, rng: np.random.Generator) -> list[Ints]:
 
 def shuffled(n: int, epochs: int, rng: np.random.Generator) -> Ints:
     """Return the order of n rows in each epoch (epochs x n)."""
-    orders = np.empty((epochs, n), np.int64)
-    for order in orders:
-        order[:] = rng.permutation(n)
-    return orders
+    return np.array([rng.permutation(n) for _ in range(epochs)], np.int64).reshape(epochs, n)

@@ -18,14 +18,14 @@ from torch import nn
 
 from fedfuse.data.federation import Goal
 from fedfuse.errors import FedfuseError
-from fedfuse.models.compiled_cnn import CompiledCNN
-from fedfuse.models.flat_parameters import Form, ParameterBackend, seeded
+from fedfuse.models.flat_parameters import ParameterBackend, seeded
 from fedfuse.models.model import Shape, Start
 from fedfuse.models.torch import Loss, TorchModel, vector
 from fedfuse.utils.typing import Floats
 
 N = TypeVar("N", bound="Network")
-SMALL = 16  # images with a side below this get kernels of 3 x 3
+# Images with a side below this get kernels of 3 x 3.
+MIN_SIDE_5X5 = 16
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -110,7 +110,7 @@ class CNN(Network):
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
         inputs, height, width = shape
-        size, *pad = (3, 1, 1) if min(height, width) < SMALL else (5, 2, 0)
+        size, *pad = (3, 1, 1) if min(height, width) < MIN_SIDE_5X5 else (5, 2, 0)
         first, second = self.channels
         # the same function as ReLU before pooling, with a quarter of the work
         trunk = nn.Sequential(
@@ -121,12 +121,13 @@ class CNN(Network):
             features = trunk(torch.zeros(1, *shape)).shape[1]
         return nn.Sequential(*trunk, nn.Linear(features, outputs))
 
-    def _new_engine(self, form: Form, dtype: torch.dtype) -> ParameterBackend:
+    def _new_engine(self, dtype: torch.dtype, kind: type[ParameterBackend] = ParameterBackend) -> ParameterBackend:
         paired = not any(channels % 2 for channels in self.channels)
-        kind = (
-            CompiledCNN if paired and self.loss == "cross_entropy" and self._place.type == "cpu" else ParameterBackend
-        )
-        return kind(self.module, self.layout, form, self._mean_loss, dtype, self._place)
+        if paired and self.loss == "cross_entropy" and self._place.type == "cpu":
+            from fedfuse.models.compiled_cnn import CompiledCNN  # which imports numba
+
+            kind = CompiledCNN
+        return super()._new_engine(dtype, kind)
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), "channels": list(self.channels)}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models.model import Model, batch_orders, decayed, one_each, plain
-from fedfuse.models.panels import STRIP, Panels, batch_space, space
-from fedfuse.models.spectrum import spectrum
+from fedfuse.models.model import plain
+from fedfuse.models.panels import PANEL_ROWS, STRIP_ROWS, Panels, Space, batch_space, rounded_up, space
+from fedfuse.models.regression import BatchSteps, Job, Quantity, Regression, RegressionData
 from fedfuse.protocol.local_work import Work
 from fedfuse.utils import alignment
 from fedfuse.utils.jit import Kernels
@@ -22,17 +21,27 @@ from fedfuse.utils.typing import Floats, Ints
 
 _kernels = Kernels("fedfuse.models.loss_kernels")
 
+# Gradient norm at which a problem counts as solved, relative to the first; float32 cannot see smaller ones.
+GRADIENT_TOLERANCE: dict[Any, float] = {np.dtype(np.float64): 1e-8, np.dtype(np.float32): 1e-5}
+# The same without a proximal term: the last digits cost most, and may lead to infinity.
+UNREGULARISED_TOLERANCE = 1e-6
+MAX_NEWTON_STEPS, MAX_HALVINGS = 50, 30
+# Conjugate gradients that solve for a Newton direction.
+MAX_CG_STEPS, CG_ACCURACY = 200, 0.1
+# Gradients that Newton's method takes, roughly: by these, devices are shared out among threads.
+NEWTON_GRADIENTS = 100
+_FIRST = np.zeros(1, np.int64)
 
-@dataclass(frozen=True)
-class SoftmaxData:
-    """Rows as the compiled loops want them, and as they came (mini-batches pick single rows)."""
+
+@dataclass
+class SoftmaxData(RegressionData):
+    """Rows as they came (mini-batches pick single rows), and as the compiled loops want them."""
 
     panels: Panels
-    rows: Rows
 
 
 @dataclass(frozen=True)
-class SoftmaxRegression(Model[SoftmaxData]):
+class SoftmaxRegression(Regression[SoftmaxData]):
     """Softmax regression with intercepts: mean cross-entropy, judged by accuracy.
 
     The flat vector is the weights (classes x features, row by row), then one intercept per class. Two classes
@@ -49,6 +58,8 @@ class SoftmaxRegression(Model[SoftmaxData]):
     1.0
     """
 
+    curvature: ClassVar[float] = 0.5
+
     @property
     def goal(self) -> Goal:
         return "classification"
@@ -63,47 +74,7 @@ class SoftmaxRegression(Model[SoftmaxData]):
         if y.size and not (np.equal(y, np.rint(y)).all() and 0 <= y.min() <= y.max() < self.n_classes):
             raise FedfuseError(f"classes must be the numbers 0 … {self.n_classes - 1}, got {y.min()} to {y.max()}")
         whole = Rows(np.ascontiguousarray(rows.X), np.ascontiguousarray(y, np.int64), rows.start, rows.stop)
-        return SoftmaxData(_panels(whole, self.n_classes, np.dtype(dtype)), whole)
-
-    def train(
-        self,
-        data: SoftmaxData,
-        devices: Ints,
-        start: Floats,
-        anchor: Floats | None,
-        rho: float,
-        work: Work,
-        rngs: list[np.random.Generator] | None = None,
-    ) -> Floats:
-        job = self._job(data, devices, start)
-        A, rho = (job.W.copy(), 0.0) if anchor is None else (self._matrices(data, anchor), float(rho))
-        A, rho = decayed(A, rho, work)
-        if work.solver == "exact":
-            _solve(job, A, rho)
-        elif work.batch is None:
-            _descend(job, A, rho, work)
-        else:
-            _descend_batches(job, A, rho, work, one_each(rngs, devices))
-        return self._vectors(job.W)
-
-    def losses(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
-        job = self._job(data, devices, w)
-        return _evaluate(job, loss=True)[0] / np.maximum(job.counts, 1)
-
-    def gradients(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
-        job = self._job(data, devices, w)
-        sums = _evaluate(job, gradient=True)[2]
-        means = sums / np.maximum(job.counts, 1)[:, None, None]
-        return self._vectors(means).astype(job.W.dtype)
-
-    def metric(self, data: SoftmaxData, devices: Ints, w: Floats) -> Floats:
-        job = self._job(data, devices, w)
-        hits = _evaluate(job, hits=True)[1]
-        return np.where(job.counts > 0, hits / np.maximum(job.counts, 1), np.nan)
-
-    def smoothness(self, data: SoftmaxData, devices: Ints) -> Floats:
-        # the softmax's own Hessian is at most 1/2, so f's is at most half that of least squares
-        return np.array([spectrum(data.rows.of(i)[0])[0].max(initial=0) / 2 for i in devices])
+        return SoftmaxData(whole, np.dtype(dtype), _panels(whole, self.n_classes, np.dtype(dtype)))
 
     def outputs(self, w: Floats, X: Floats) -> Floats:
         from scipy.special import softmax
@@ -119,116 +90,136 @@ class SoftmaxRegression(Model[SoftmaxData]):
     def flat(self, coefficients: Floats) -> Floats:
         return np.concatenate([coefficients[:, :-1].ravel(), coefficients[:, -1]])
 
-    def _job(self, data: SoftmaxData, devices: Ints, w: Floats) -> _Job:
-        return _Job(data, np.asarray(devices, np.int64), self._matrices(data, w))
-
-    def _matrices(self, data: SoftmaxData, w: Floats) -> Floats:
-        """Bring flat vectors into the shape of the compiled loops: (k, classes, features), filled up."""
-        C, p, q = self.n_classes, self.n_features, data.panels.features
+    def _arrays(self, data: SoftmaxData, w: Floats) -> Floats:
+        """Return matrices (k, classes, features), padded with zeros."""
+        C, p = self.n_classes, self.n_features
         w = np.asarray(w).reshape(-1, self.d)
-        W = np.zeros((len(w), _filled(C, 2), q), data.panels.X.dtype)
+        W = np.zeros((len(w), rounded_up(C, 2), data.panels.features), data.dtype)
         W[:, :C, :p] = w[:, : C * p].reshape(-1, C, p)
         W[:, :C, p] = w[:, C * p :]
         return W
 
     def _vectors(self, W: Floats) -> Floats:
-        """Undo `_matrices`."""
         C, p = self.n_classes, self.n_features
         return np.concatenate([W[:, :C, :p].reshape(-1, C * p), W[:, :C, p]], axis=1)
 
+    def _sums(self, job: Job[SoftmaxData], quantity: Quantity) -> Floats:
+        k = len(job.devices)
+        sums: dict[Quantity, Any] = {
+            "loss": np.zeros(k * (quantity == "loss")),
+            "hits": np.zeros(k * (quantity == "hits"), np.int64),
+            "gradient": np.zeros(job.W.shape if quantity == "gradient" else (0, 0, 0)),
+        }
 
-@dataclass(frozen=True)
-class _Job:
-    """Devices with their parameters; training writes the new ones into W."""
+        def run(jobs: Ints) -> None:
+            _kernels.evaluate(job.data.panels, job.devices, jobs, job.W, *sums.values(), _own_space(job.W))
 
-    data: SoftmaxData
-    devices: Ints
-    W: Floats
+        spread(run, job.cost)
+        return np.asarray(sums[quantity])
 
-    @property
-    def counts(self) -> Ints:
-        counts: Ints = self.data.panels.counts[self.devices]
-        return counts
+    def _score(self, job: Job[SoftmaxData]) -> Floats:
+        return job.means(self._sums(job, "hits"))
 
-    @property
-    def cost(self) -> Floats:
-        """Multiply-adds of one gradient of each device."""
-        return 2.0 * self.counts * self.W[0].size if self.W.size else np.zeros(0)
+    def _descend(self, job: Job[SoftmaxData], A: Floats, rho: float, work: Work) -> None:
+        steps, lr = plain(work)
 
+        def run(jobs: Ints) -> None:
+            _kernels.descend(job.data.panels, job.devices, jobs, job.W, A, rho, lr, steps, _own_space(job.W))
 
-def _descend(job: _Job, A: Floats, rho: float, work: Work) -> None:
-    steps, lr = plain(work)
-    panels, devices, W = job.data.panels, job.devices, job.W
+        spread(run, job.cost * steps)
 
-    def run(jobs: Ints) -> None:
-        _kernels.descend(panels, devices, jobs, W, A, rho, lr, steps, own(space, W.shape[1:], W.dtype))
+    def _batch_steps(self, job: Job[SoftmaxData], rho: float, lr: float, batch: int) -> BatchSteps:
+        how = rho, lr, batch, _own_space(job.W), *own(batch_space, job.W.shape[2], job.W.dtype)
+        return lambda X, y, orders, w, a: _kernels.descend_batches(X, y, self.n_classes, orders, w, a, *how)
 
-    spread(run, job.cost * steps)
+    def _solve(self, job: Job[SoftmaxData], A: Floats, rho: float) -> None:
+        def run(jobs: Ints) -> None:
+            for k in jobs:
+                job.W[k] = _Newton(job.data.panels, int(job.devices[k]), A[k], rho).minimise(job.W[k])
 
-
-def _descend_batches(job: _Job, A: Floats, rho: float, work: Work, rngs: Sequence[np.random.Generator]) -> None:
-    epochs, lr = plain(work)
-    classes = job.data.panels.classes
-
-    def run(jobs: Ints) -> None:
-        room, batch = own(space, job.W.shape[1:], job.W.dtype), own(batch_space, job.W.shape[2], job.W.dtype)
-        for k in jobs:
-            X, y = job.data.rows.of(job.devices[k])
-            for orders in batch_orders(len(y), work, rngs[k]):
-                how = rho, lr, work.batch
-                _kernels.descend_batches(X, y, classes, orders, job.W[k], A[k], *how, room, *batch)
-
-    spread(run, job.cost * epochs)
-
-
-def _solve(job: _Job, A: Floats, rho: float) -> None:
-    from fedfuse.models.newton import minimise
-
-    def run(jobs: Ints) -> None:
-        for k in jobs:
-            job.W[k] = minimise(job.data.panels, job.devices[k], job.W[k], A[k], rho)
-
-    spread(run, 100 * job.cost)  # as many as Newton's method takes, roughly
-
-
-def _evaluate(
-    job: _Job, *, loss: bool = False, hits: bool = False, gradient: bool = False
-) -> tuple[Floats, Ints, Floats]:
-    """Return the sums over rows of loss, hits and gradient; what is not asked for is empty."""
-    k = len(job.devices)
-    sums = np.zeros(k * loss), np.zeros(k * hits, np.int64), np.zeros(job.W.shape if gradient else (0, 0, 0))
-
-    def run(jobs: Ints) -> None:
-        _kernels.evaluate(job.data.panels, job.devices, jobs, job.W, *sums, own(space, job.W.shape[1:], job.W.dtype))
-
-    spread(run, job.cost)
-    return sums
+        spread(run, NEWTON_GRADIENTS * job.cost)
 
 
 def _panels(rows: Rows, classes: int, dtype: np.dtype[Any]) -> Panels:
-    """Lay out every device's rows in strips, see `_kernels`."""
-    p = rows.X.shape[1]
-    q, counts = _filled(p + 1, 4), rows.counts
-    room = _filled(counts, STRIP)
+    """Lay out the rows of every device in strips, see `loss_kernels`."""
+    p, counts = rows.X.shape[1], rows.counts
+    q, room = rounded_up(p + 1, 4), rounded_up(counts, STRIP_ROWS)
     start = np.cumsum(room) - room
     X, y = alignment.zeros(int(room.sum()) * q, dtype), np.zeros(room.sum(), np.int64)
     for i, (a, b) in enumerate(zip(start, start + room, strict=True)):
         rows_X, rows_y = rows.of(i)
         y[a : a + len(rows_y)] = rows_y
-        strips = X[a * q : b * q].reshape(-1, q, STRIP).transpose(0, 2, 1)  # (strip, row, feature)
-        whole = len(rows_y) // STRIP
-        strips[:whole, :, :p] = rows_X[: whole * STRIP].reshape(-1, STRIP, p)
+        strips = X[a * q : b * q].reshape(-1, q, STRIP_ROWS).transpose(0, 2, 1)  # (strip, row, feature)
+        whole, rest = divmod(len(rows_y), STRIP_ROWS)
+        strips[:whole, :, :p] = rows_X[: whole * STRIP_ROWS].reshape(-1, STRIP_ROWS, p)
         strips[:whole, :, p] = 1
-        if rest := len(rows_y) % STRIP:
-            strips[whole, :rest, :p] = rows_X[whole * STRIP :]
+        if rest:
+            strips[whole, :rest, :p] = rows_X[whole * STRIP_ROWS :]
             strips[whole, :rest, p] = 1
     return Panels(X, y, start, counts, q, classes)
 
 
-@overload
-def _filled(n: int, multiple: int) -> int: ...
-@overload
-def _filled(n: Ints, multiple: int) -> Ints: ...
-def _filled(n: int | Ints, multiple: int) -> int | Ints:
-    """Round up to a multiple."""
-    return -(-n // multiple) * multiple
+def _own_space(W: Floats) -> Space:
+    """Return this thread's space for such matrices."""
+    return own(space, W.shape[-2:], W.dtype)
+
+
+@dataclass(frozen=True)
+class _Newton:
+    """Newton's method on one device, with conjugate gradients inside: ``h(W) = f(W) + rho/2 ||W - A||^2``.
+
+    The problem is convex, so a Newton step with backtracking always makes progress. Without a proximal term and
+    with classes that planes can separate there is no minimiser: loss and gradient fall towards zero until the
+    tolerance is met.
+    """
+
+    panels: Panels
+    device: int
+    A: Floats
+    rho: float
+
+    def minimise(self, W: Floats) -> Floats:
+        """Return the minimiser, coming from W."""
+        h, g = self._value_and_gradient(W)
+        tolerance = max(GRADIENT_TOLERANCE[W.dtype], 0.0 if self.rho else UNREGULARISED_TOLERANCE) * max(1.0, _norm(g))
+        for _ in range(MAX_NEWTON_STEPS):
+            if _norm(g) <= tolerance:
+                break
+            moved = self._backtrack(W, h, g, self._direction(W, g))
+            if moved is None:
+                break
+            W, h, g = moved
+        return W
+
+    def _direction(self, W: Floats, g: Floats) -> Floats:
+        """Return the Newton direction, nearly."""
+        room, vectors = _own_space(W), np.zeros((4, *W.shape))
+        vectors[1] = -g
+        n = -(-int(self.panels.counts[self.device]) // PANEL_ROWS)
+        scores = alignment.zeros(n * room.S.size, W.dtype).reshape(n, room.S.size)
+        how = self.rho, CG_ACCURACY, MAX_CG_STEPS
+        _kernels.newton_direction(self.panels, self.device, W, *how, vectors, np.empty_like(W), scores, room)
+        return vectors[0] if vectors[0].any() else -g
+
+    def _backtrack(self, W: Floats, h: float, g: Floats, D: Floats) -> tuple[Floats, float, Floats] | None:
+        """Halve the step until the value falls enough; None where rounding hides every gain."""
+        slope, t = float((g * D).sum()), 1.0
+        noise = 8 * np.finfo(W.dtype).eps * max(1.0, abs(h))
+        for _ in range(MAX_HALVINGS):
+            new = (W + t * D).astype(W.dtype)
+            value, gradient = self._value_and_gradient(new)
+            # close to the minimum the value is all noise, and the gradient tells progress
+            if value <= h + 1e-4 * t * slope or (value <= h + noise and _norm(gradient) <= 0.5 * _norm(g)):
+                return new, value, gradient
+            t /= 2
+        return None
+
+    def _value_and_gradient(self, W: Floats) -> tuple[float, Floats]:
+        loss, no_hits, G = np.zeros(1), np.zeros(0, np.int64), np.zeros((1, *W.shape))
+        _kernels.evaluate(self.panels, np.array([self.device]), _FIRST, W[None], loss, no_hits, G, _own_space(W))
+        n, away = max(1, int(self.panels.counts[self.device])), W.astype(np.float64) - self.A
+        return float(loss[0]) / n + self.rho / 2 * float((away * away).sum()), G[0] / n + self.rho * away
+
+
+def _norm(g: Floats) -> float:
+    return float(np.sqrt((g * g).sum()))

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models.flat_parameters import Form, Layout, ParameterBackend, layout_of, one_thread, seeded
+from fedfuse.models.flat_parameters import Layout, ParameterBackend, layout_of, one_thread, seeded
 from fedfuse.models.model import Model, Shape, Start, batch_orders, one_each, plain
 from fedfuse.protocol.local_work import Work
 from fedfuse.utils.threads import spread
@@ -34,16 +34,8 @@ _DTYPES: dict[np.dtype[Any], torch.dtype] = {np.dtype(np.float32): torch.float32
 
 
 @dataclass(frozen=True)
-class _Habits:
-    """What is found out about a module by trying it."""
-
-    form: Form
-    draws: bool  # random numbers in training, as dropout does
-
-
-@dataclass(frozen=True)
 class TorchData:
-    """Rows as tensors (n x features, see `Form`); ``X[start[i]:stop[i]]`` belongs to device i."""
+    """Rows as tensors (n x features); ``X[start[i]:stop[i]]`` belongs to device i."""
 
     X: Tensor
     y: Tensor
@@ -173,7 +165,8 @@ class TorchModel(Model[TorchData]):
     def load(self, rows: Rows, dtype: npt.DTypeLike) -> TorchData:
         self._check_load(rows, dtype)
         dtype = np.dtype(dtype)
-        X = _tensor(rows.X, dtype, self._habits.form)
+        self._draws  # noqa: B018 - says what is wrong with the module before it trains
+        X = _tensor(rows.X, dtype)
         y = _tensor(rows.y, np.dtype(np.int64) if self.n_classes else dtype)
         return TorchData(X.to(self._place), y.to(self._place), rows.start, rows.stop, dtype)
 
@@ -189,7 +182,7 @@ class TorchModel(Model[TorchData]):
     ) -> Floats:
         if work.solver == "exact":
             raise FedfuseError("a network has no exact solver: give Work(steps=…, lr=…, batch=…)")
-        if work.batch is not None or self._habits.draws:
+        if work.batch is not None or self._draws:
             rngs = one_each(rngs, devices)
         W = np.array(np.reshape(start, (-1, self.d)), data.dtype)
         A = None if anchor is None or not rho else self._anchors(anchor, data.dtype)
@@ -206,36 +199,28 @@ class TorchModel(Model[TorchData]):
             W[k] = engine.w.cpu().numpy()
 
         passes = plain(work)[0] if work.batch is None or work.unit == "epochs" else 1
-        self._each(data, devices, train, passes, alone=self._habits.draws)
+        self._each(data, devices, train, passes, alone=self._draws)
         return W
 
     def losses(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
-        return self._judge(data, devices, w, scored=False)[0]
+        return self.losses_and_metric(data, devices, w)[0]
 
     def metric(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
-        return self._judge(data, devices, w, lost=False)[1]
+        return self.losses_and_metric(data, devices, w)[1]
 
     def losses_and_metric(self, data: TorchData, devices: Ints, w: Floats) -> tuple[Floats, Floats]:
-        return self._judge(data, devices, w)
-
-    def _judge(
-        self, data: TorchData, devices: Ints, w: Floats, *, lost: bool = True, scored: bool = True
-    ) -> tuple[Floats, Floats]:
         losses, scores, classes = np.zeros(len(devices)), np.zeros(len(devices)), self.goal == "classification"
 
-        def judge(engine: ParameterBackend, k: int) -> None:
+        def evaluate(engine: ParameterBackend, k: int) -> None:
             x, y = data.of(devices[k])
             engine.set(self._on_place(w[k], data.dtype))
-            for first, out in engine.look(x):
+            for first, out in engine.outputs(x):
                 part = y[first : first + len(out)]
-                if lost:
-                    losses[k] += float(self._mean_loss(out, part)) * len(part) / len(y)
-                if scored:
-                    right = out.argmax(1) == part if classes else (_flat(out) - part).square()
-                    scores[k] += float(right.sum())
+                losses[k] += float(self._mean_loss(out, part)) * len(part) / len(y)
+                scores[k] += float((out.argmax(1) == part if classes else (_flat(out) - part).square()).sum())
             scores[k] = scores[k] / len(y) if len(y) else np.nan
 
-        self._each(data, devices, judge)
+        self._each(data, devices, evaluate)
         return losses, scores if classes else np.sqrt(scores)
 
     def gradients(self, data: TorchData, devices: Ints, w: Floats) -> Floats:
@@ -258,18 +243,6 @@ class TorchModel(Model[TorchData]):
         target = torch.from_numpy(np.ascontiguousarray(y, kind)).to(self._place)
         losses = [self._row_losses(self._outputs(w, X), target) for w in np.asarray(models)]
         return np.stack([row.cpu().numpy().astype(np.float64) for row in losses])
-
-    def smoothness(self, data: TorchData, devices: Ints) -> Floats:
-        raise FedfuseError("the gradient of a network has no Lipschitz constant that holds everywhere")
-
-    def coefficients(self, w: Floats) -> Floats:
-        raise FedfuseError("a network has no coefficients: result.module(device) has its weights")
-
-    def flat(self, coefficients: Floats) -> Floats:
-        raise FedfuseError("a network has no coefficients")
-
-    def unscaled(self, w: Floats, shift: Floats, scale: Floats) -> Floats:
-        raise FedfuseError("a network cannot be brought back to other columns: use a method that rescales none")
 
     def module_with(self, w: Floats) -> nn.Module:
         """Return a copy of the module with these weights, ready for use (in eval mode)."""
@@ -326,12 +299,13 @@ class TorchModel(Model[TorchData]):
         try:
             engine = idle.pop()
         except IndexError:
-            engine = self._new_engine(self._habits.form, _DTYPES[dtype])
+            engine = self._new_engine(_DTYPES[dtype])
         yield engine
         idle.append(engine)  # not after an error: its state would not be known
 
-    def _new_engine(self, form: Form, dtype: torch.dtype) -> ParameterBackend:
-        return ParameterBackend(self.module, self.layout, form, self._mean_loss, dtype, self._place)
+    def _new_engine(self, dtype: torch.dtype, kind: type[ParameterBackend] = ParameterBackend) -> ParameterBackend:
+        shape = self.shape or (self.n_features,)
+        return kind(self.module, self.layout, shape, self._mean_loss, dtype, self._place)
 
     def _each(
         self,
@@ -359,7 +333,7 @@ class TorchModel(Model[TorchData]):
 
     @contextmanager
     def _randomness(self, rng: np.random.Generator | None) -> Iterator[None]:
-        if rng is None or not self._habits.draws:
+        if rng is None or not self._draws:
             yield
             return
         # a child of the device's generator: the batches are the same with and without dropout
@@ -393,51 +367,37 @@ class TorchModel(Model[TorchData]):
     def _outputs(self, w: Floats, X: Floats) -> Tensor:
         """Return the module's outputs for rows, in its own precision."""
         dtype = self._precision
-        x = self._habits.form.stored(torch.from_numpy(np.ascontiguousarray(X, dtype)).to(self._place))
+        x = self._on_place(X, dtype)
         with one_thread(), self._engine(dtype) as engine:
             engine.set(self._on_place(w, dtype))
-            parts = [out if self.goal == "classification" else _flat(out) for _, out in engine.look(x)]
+            parts = [out if self.goal == "classification" else _flat(out) for _, out in engine.outputs(x)]
         width = (0, self.n_classes) if self.goal == "classification" else (0,)
         return torch.cat(parts) if parts else torch.zeros(width)
 
     @cached_property
-    def _habits(self) -> _Habits:
-        """Try the module once, on rows of zeros: does it fit, may channels come last, does it draw?"""
-        shape = self.shape or (self.n_features,)
-        engine = self._new_engine(Form(shape), torch.float32)
+    def _draws(self) -> bool:
+        """Try the module once, on rows of zeros: does it fit, and does it draw random numbers, as dropout does?"""
+        engine = self._new_engine(torch.float32)
         engine.set(self._on_place(vector(self.module, self.layout), np.dtype(np.float32)))
         rows = torch.zeros(2, self.n_features, device=self._place)
         self._check_outputs(engine, rows)
         with seeded(0, self._place), torch.no_grad():
-            states = [_generator_state(self._place)]
+            before = _generator_state(self._place)
             engine.mode(training=True)
-            engine.module(engine.form.batch(rows))
-            states.append(_generator_state(self._place))
-        return _Habits(Form(shape, _takes_channels_last(engine, rows)), not torch.equal(*states))
+            engine.scores(rows)
+            return not torch.equal(before, _generator_state(self._place))
 
     def _check_outputs(self, engine: ParameterBackend, rows: Tensor) -> None:
         try:
-            shape = tuple(next(engine.look(rows))[1].shape)
+            shape = tuple(next(engine.outputs(rows))[1].shape)
         except Exception as problem:  # whatever a user's module raises
             line = str(problem).partition("\n")[0]
-            raise FedfuseError(f"the module cannot take rows of shape {engine.form.shape}: {line}") from problem
+            raise FedfuseError(f"the module cannot take rows of shape {engine.shape}: {line}") from problem
         if self.goal == "classification" and shape != (2, self.n_classes):
             words = f"the module must return one score for each of {self.n_classes} classes"
             raise FedfuseError(f"{words} (n x {self.n_classes}), but for two rows it returned shape {shape}")
         if self.goal == "regression" and shape not in ((2,), (2, 1)):
             raise FedfuseError(f"the module must return one value per row, but for two rows it returned shape {shape}")
-
-
-def _takes_channels_last(engine: ParameterBackend, rows: Tensor) -> bool:
-    shape = engine.form.shape
-    if len(shape) != 3 or not any(isinstance(m, nn.Conv2d) for m in engine.module.modules()):
-        return False
-    engine.form = Form(shape, channels_last=True)
-    try:
-        next(engine.look(rows))
-    except RuntimeError:  # x.view(…) in the module: only one order in memory will do
-        return False
-    return True
 
 
 def _batches(x: Tensor, work: Work, rng: np.random.Generator | None, couples_rows: bool) -> Iterator[Tensor | None]:
@@ -473,18 +433,17 @@ def _generator_state(place: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(place) if place.type == "cuda" else torch.get_rng_state()
 
 
-_TENSORS: dict[tuple[int, np.dtype[Any], Form | None], Tensor] = {}
+_TENSORS: dict[tuple[int, np.dtype[Any]], Tensor] = {}
 
 
-def _tensor(array: npt.NDArray[Any], dtype: np.dtype[Any], form: Form | None = None) -> Tensor:
+def _tensor(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> Tensor:
     """Return an array as a tensor: its own memory where that will do, else one copy for all parts of the rows."""
-    key = (id(array), dtype, form)
+    key = (id(array), dtype)
     if key in _TENSORS:
         return _TENSORS[key]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # read-only memory: nobody writes
         tensor = torch.from_numpy(np.ascontiguousarray(array, dtype))
-    tensor = form.stored(tensor) if form else tensor
     if tensor.data_ptr() != array.ctypes.data:
         _TENSORS[key] = tensor
         weakref.finalize(array, _TENSORS.pop, key, None)

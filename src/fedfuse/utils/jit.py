@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 # All that kernels are written in, relative to the package.
 SOURCES = (
     "utils/alignment", "utils/jit", "utils/simd", "pairs/layout", "pairs/pair_kernels",
-    "models/cnn_layers", "models/convolution_kernels", "models/loss_kernels", "models/panels",
+    "models/compiled_cnn", "models/loss_kernels", "models/panels",
 )  # fmt: skip
 # Machine code of other sources is removed when it has not been written for this long.
 MAX_AGE_DAYS = 90

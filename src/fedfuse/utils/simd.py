@@ -8,14 +8,13 @@ rows are apart:
         store(row, e, load(row, e) * splat(factor) + load(other, e))
 
 Lanes can be added, subtracted, multiplied and divided; products are fused with sums where the processor can do that.
-Nothing else is changed, so that all processes compute the same bits.
+Nothing else is changed, so that all processes compute the same b
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from math import e, factorial, log, log2
 from typing import Any
@@ -77,18 +76,18 @@ def _places(numbers: Iterable[int]) -> Any:
     return ir.Constant(ir.VectorType(_INT32, len(places)), places)
 
 
-@_intrinsic
-def width(_typing: Any, array: Any) -> Any:
-    """How many numbers of an array are lanes."""
-    count = Lanes(array.dtype).width
-    return _code(types.intp(array), lambda context, builder, _: context.get_constant(types.intp, count))
+def _count(size: int) -> Any:
+    """Return an intrinsic: how many numbers of an array are so many bytes; a constant, which array.itemsize is not."""
+
+    def count(_typing: Any, array: Any) -> Any:
+        number = size * 8 // array.dtype.bitwidth
+        return _code(types.intp(array), lambda context, builder, _: context.get_constant(types.intp, number))
+
+    return _intrinsic(count)
 
 
-@_intrinsic
-def line(_typing: Any, array: Any) -> Any:
-    """How many numbers of an array are in a cache line; for the compiler a constant, which array.itemsize is not."""
-    count = LINE * 8 // array.dtype.bitwidth
-    return _code(types.intp(array), lambda context, builder, _: context.get_constant(types.intp, count))
+# width(array): how many of its numbers are lanes; line(array): how many are a cache line.
+width, line = _count(BYTES), _count(LINE)
 
 
 @_intrinsic
@@ -149,12 +148,6 @@ def choose(_typing: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
 
 
 @_intrinsic
-def larger(_typing: Any, a: Any, b: Any) -> Any:
-    """The larger one of each two; the second where they cannot be compared."""
-    return _code(a(a, b), lambda _, builder, a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
-
-
-@_intrinsic
 def total(_typing: Any, lanes: Any) -> Any:
     """The sum of lanes, float64."""
 
@@ -193,22 +186,11 @@ def totals(_typing: Any, lanes: Any, _b: Any, _c: Any, _d: Any) -> Any:
     return _code(lanes(lanes, lanes, lanes, lanes), emit)
 
 
-@dataclass(frozen=True)
-class _Format:
-    """What differs between the floating-point formats in `exp`."""
-
-    terms: int
-    lowest: float  # where exp(x) is about the smallest normal number
-    high: float  # log 2, cut off so that k * high is exact
-    low: float  # log 2 - high
-    bits: int
-    mantissa: int
-    bias: int
-
-
+# Of each format: terms of the series, where exp(x) is about the smallest normal number, log 2 in two parts (k times the
+# first is exact), bits in all and of the mantissa, bias of the exponent.
 _FORMATS = {
-    types.float32: _Format(8, -87.0, 355 / 512, log(2) - 355 / 512, 32, 23, 127),
-    types.float64: _Format(14, -708.0, 6.93147180369123816490e-01, 1.90821492927058770002e-10, 64, 52, 1023),
+    types.float32: (8, -87.0, 355 / 512, log(2) - 355 / 512, 32, 23, 127),
+    types.float64: (14, -708.0, 6.93147180369123816490e-01, 1.90821492927058770002e-10, 64, 52, 1023),
 }
 
 
@@ -217,29 +199,29 @@ def exp(_typing: Any, lanes: Any) -> Any:
     """The exponential of lanes <= 0, but not less than the smallest normal number; math.exp is not vectorised.
 
     exp(x) = 2^k exp(r), k = round(x / log 2), |r| <= log(2) / 2. log 2 is cut in two to make r exact; exp(r) is its
-    Taylor series, as long as terms are felt; 2^k is made of bits.
+    Taylor series, as long as terms are felt; 2^k is made of b
     """
-    its = _FORMATS[lanes.dtype]
+    terms, smallest, high, low, bits, mantissa, bias = _FORMATS[lanes.dtype]
 
     def emit(context: Any, builder: Any, x: Any) -> Any:
-        kind, integers = context.get_value_type(lanes), ir.VectorType(ir.IntType(its.bits), lanes.width)
+        kind, integers = context.get_value_type(lanes), ir.VectorType(ir.IntType(bits), lanes.width)
 
         def constant(number: float, of: Any = kind) -> Any:
             return ir.Constant(of, [number] * lanes.width)
 
         add, subtract, times = (partial(f, flags=("contract",)) for f in (builder.fadd, builder.fsub, builder.fmul))
-        lowest = constant(its.lowest)
+        lowest = constant(smallest)
         x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
         # x is not positive, so that cutting off rounds; 32 bits, for which processors have an instruction
         rounded = subtract(times(x, constant(log2(e))), constant(0.5))
         number = builder.fptosi(rounded, ir.VectorType(_INT32, lanes.width))
         k = builder.sitofp(number, kind)
-        r = subtract(subtract(x, times(k, constant(its.high))), times(k, constant(its.low)))
-        series = constant(1 / factorial(its.terms - 1))
-        for n in reversed(range(its.terms - 1)):
+        r = subtract(subtract(x, times(k, constant(high))), times(k, constant(low)))
+        series = constant(1 / factorial(terms - 1))
+        for n in reversed(range(terms - 1)):
             series = add(constant(1 / factorial(n)), times(r, series))
-        exponent = builder.sext(number, integers) if its.bits > 32 else number
-        power = builder.shl(builder.add(exponent, constant(its.bias, integers)), constant(its.mantissa, integers))
+        exponent = builder.sext(number, integers) if bits > 32 else number
+        power = builder.shl(builder.add(exponent, constant(bias, integers)), constant(mantissa, integers))
         return times(series, builder.bitcast(power, kind))
 
     return _code(lanes(lanes), emit)

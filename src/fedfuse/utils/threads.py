@@ -1,4 +1,4 @@
-"""Devices over threads: bins of devices, and each thread takes the next when it is done."""
+"""Threads: work in bins, each taken by the next thread that is free; one thread for BLAS."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from threadpoolctl import ThreadpoolController
 
 from fedfuse.utils.typing import Floats, Ints
 
-# Multiply-adds below which a second thread costs more than it saves.
-SMALL = 1e7
-# Of the work that is left, each bin has this share for every thread.
-SHARE = 0.25
-
-
+# Multiply-adds up to which a second thread costs more than it saves.
+MIN_PARALLEL_WORK = 1e7
+# A bin has this share of the work that is left, divided by the number of threads.
+BIN_RATIO = 0.25
 Made = TypeVar("Made")
 _mine = threading.local()
-_most: int | None = None  # threads, where somebody has said so
+_limit: int | None = None  # threads, set by `keep_to`
 
 
 def allowed() -> int:
     """Return how many threads computations may take: `keep_to`, NUMBA_NUM_THREADS, or one for every core."""
-    return _most or int(os.environ.get("NUMBA_NUM_THREADS") or usable_cores())
+    return _limit or int(os.environ.get("NUMBA_NUM_THREADS") or usable_cores())
 
 
 def usable_cores() -> int:
@@ -39,12 +37,12 @@ def usable_cores() -> int:
 
 def keep_to(threads: int | None) -> None:
     """Take at most so many threads from now on in this process; None undoes that."""
-    global _most
-    _most = threads
+    global _limit
+    _limit = threads
 
 
 def own(make: Callable[..., Made], *sizes: Any) -> Made:
-    """Return what this thread works in: ``make(*sizes)``, or what that was the last time, if sizes are the same."""
+    """Return ``make(*sizes)``, kept for this thread until it asks for other sizes."""
     last: tuple[Any, Made] | None = vars(_mine).get(make.__qualname__)
     if last is None or last[0] != sizes:
         last = vars(_mine)[make.__qualname__] = sizes, make(*sizes)
@@ -54,7 +52,7 @@ def own(make: Callable[..., Made], *sizes: Any) -> Made:
 def bins(cost: Floats, threads: int) -> list[Ints]:
     """Cut positions, the costliest first, into bins that get smaller (guided self-scheduling).
 
-    Cores are never equally fast: whoever is done takes the next, and the last ones are so small that nobody waits long.
+    Cores are never equally fast: a free thread takes the next bin, and the last ones are so small that none waits long.
 
     >>> [b.tolist() for b in bins(np.array([1.0, 9.0, 2.0, 5.0, 1.0]), 1)]
     [[1], [3], [2], [0], [4]]
@@ -63,7 +61,7 @@ def bins(cost: Floats, threads: int) -> list[Ints]:
     behind = [0.0, *cost[order].cumsum().tolist()]  # before each
     found, first = [], 0
     while first < order.size:
-        most = behind[first] + SHARE / threads * (behind[-1] - behind[first])
+        most = behind[first] + BIN_RATIO / threads * (behind[-1] - behind[first])
         stop = max(bisect_right(behind, most) - 1, first + 1)
         found.append(order[first:stop])
         first = stop
@@ -75,16 +73,14 @@ def spread(run: Callable[[Ints], object], cost: Floats) -> None:
 
     ``run`` spends its time in compiled code that lets go of the interpreter, and may call `spread` itself.
     """
-    if cost.sum() <= SMALL:
+    if cost.sum() <= MIN_PARALLEL_WORK:
         run(np.arange(cost.size))
         return
     threads = min(allowed(), cost.size)
-    left = iter(bins(cost, threads))
-
-    wishes = np.geterr()
+    left, errors = iter(bins(cost, threads)), np.geterr()
 
     def work() -> None:
-        with np.errstate(**wishes):  # what NumPy warns of is a matter of each thread, and the caller's to say
+        with np.errstate(**errors):  # a setting of each thread, inherited from the caller
             for jobs in left:
                 run(jobs)
 
@@ -92,7 +88,7 @@ def spread(run: Callable[[Ints], object], cost: Floats) -> None:
     try:
         work()
     finally:
-        # who has not begun has nothing to do any more; to wait for its turn could take for ever
+        # a helper that has not begun has nothing left to do; to wait for its turn could take forever
         begun = [helper for helper in waiting if not helper.cancel()]
         wait(begun)
     for helper in begun:
