@@ -96,7 +96,7 @@ def test_the_pointer_reads_off_pairs_devices_and_curves(large_run, opened):
     browser = opened(path / FILE)
     hover(browser, "#heat", -200, 200)
     words = tip(browser)
-    assert re.search(r"device \d+.*\(group 0\)", words)
+    assert re.search(r"device \d+.*\(group 1\)", words)
     assert "distance" in words
     assert result.labels[int(re.findall(r"device (\d+)", words)[0])] in range(4)
     spot = browser.execute_script("""const b = document.querySelector('#map circle').getBoundingClientRect(),
@@ -104,13 +104,13 @@ def test_the_pointer_reads_off_pairs_devices_and_curves(large_run, opened):
         return [b.x + b.width / 2 - m.x - m.width / 2, b.y + b.height / 2 - m.y - m.height / 2]""")
     hover(browser, "#map", *map(round, spot))
     name, group = tip(browser).split("\n")
-    assert group == f"group {result.labels[result.index(name)]}"
+    assert group == f"group {result.group_numbers[result.index(name)]}"
     hover(browser, "#scores .plot")
     assert "every device alone" in tip(browser)
     hover(browser, "#communication .plot")
-    assert "floats sent so far" in tip(browser)
+    assert "numbers sent so far" in tip(browser)
     hover(browser, "#tree", -100)
-    assert re.search(r"Cut at lambda .*: \d+ groups?", tip(browser))
+    assert re.search(r"Cut at distance .*: \d+ groups?", tip(browser))
 
 
 def test_all_of_it_by_keys(table_run, opened):
@@ -129,7 +129,7 @@ def test_all_of_it_by_keys(table_run, opened):
         if name is None or (seen and name == seen[0]):
             break
         seen.append(name)
-    assert seen[0] == "To the content"
+    assert seen[0] == "Skip to content"
     for part in ("theme", "round", "play", "heat", "map", "cut", "Scores by group", "Coefficients by group"):
         assert part in seen, seen
     keys(browser, "#heat", "ARROW_DOWN", "ARROW_RIGHT")
@@ -218,7 +218,7 @@ def test_a_run_is_watched_until_it_ends(tmp_path, opened):
     from selenium.webdriver.support.ui import WebDriverWait
 
     import fedfuse as ff
-    from fedfuse.report.live_page import Server
+    from fedfuse.report.watch import Server
     from support.planted import planted
 
     class Stop(ff.Callback):

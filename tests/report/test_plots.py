@@ -7,7 +7,7 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.report.plots import plot_times
+from fedfuse.report.plots import plot_scores
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.studies.solution_path import Quadratics, solution_path
 from fedfuse.training.baselines import measured
@@ -37,7 +37,7 @@ def test_path_of_a_large_model_shows_the_parameters_that_differ_most():
     rng = np.random.default_rng(0)
     points = rng.normal(size=(3, 40)) * np.where(np.arange(40) < 2, 10, 0.1)
     ax = plots.plot_path(solution_path(points, "l1", [0, 0.1]))
-    assert len(ax.lines) == 3 * plots.PARAMETERS
+    assert len(ax.lines) == 3 * plots.MAX_PARAMETERS
 
 
 def test_figure_1_has_four_panels(tmp_path):
@@ -98,14 +98,14 @@ def test_times_of_runs():
     federation, method = planted(), ff.FPFC(lam=0.3, refit=False, work=ff.Work(solver="exact"))
     common = {"tol": 0, "delay": "uniform(0,20)", "evaluate_every": 2}
     runs = {mode: ff.fit(federation, method, rounds=20, mode=mode, **common) for mode in ("sync", "async")}
-    ax = plot_times(runs)
+    ax = plot_scores(runs, against="time", marks=True)
     lines = {line.get_label(): line for line in ax.get_lines()}
     for name, result in runs.items():
         seen = result.history.dropna(subset="test")
         np.testing.assert_array_equal(lines[name].get_xdata(), seen["time"])
         np.testing.assert_array_equal(lines[name].get_ydata(), seen["test"])
     with pytest.raises(FedfuseError, match="no evaluated round"):
-        plot_times({"one": ff.fit(federation, method, rounds=1, tol=0)})
+        plot_scores({"one": ff.fit(federation, method, rounds=1, tol=0)}, against="time")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_distances_are_ordered_by_group(grouped):
     same = np.kron(np.eye(3), np.ones((4, 4))) > 0
     assert shown[same].max() == 0
     assert shown[~same].min() > 0
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", "2"]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["1", "2", "3"]
     plots.plot_distances(DistanceSnapshot.of(7, np.zeros((4, 2)), np.arange(4)))
 
 
@@ -145,21 +145,21 @@ def test_devices_are_shown_with_their_scores(grouped, tmp_path):
     assert (tmp_path / "devices.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_the_fusion_tree_has_the_colours_of_the_groups(grouped):
+def test_the_dendrogram_has_the_colours_of_the_groups(grouped):
     result, sticks = grouped
-    ax = plots.plot_fusion(sticks.alone, result.labels, a=3.7)
+    ax = plots.plot_dendrogram(sticks.alone, result.labels)
     colours = {plt.matplotlib.colors.to_hex(c.get_color()[0]).upper() for c in ax.collections}
     assert colours == {*plots.COLOURS[:3], plots.GREY}
-    assert ax.get_xlabel() == "lambda"
+    assert ax.get_xlabel() == "distance at which groups merge"
     with pytest.raises(ff.FedfuseError, match="two devices"):
-        plots.plot_fusion(DistanceSnapshot.of(0, np.zeros((1, 2)), np.zeros(1, int)), np.zeros(1, int))
+        plots.plot_dendrogram(DistanceSnapshot.of(0, np.zeros((1, 2)), np.zeros(1, int)), np.zeros(1, int))
 
 
 def test_communication_is_read_off_histories():
     result = ff.fit(planted(), ff.FPFC(lam=0.4, refit=False), rounds=8, evaluate_every=2, tol=0)
-    line = plots.plot_communication({"fpfc": result}).lines[0]
+    line = plots.plot_scores({"fpfc": result}).lines[0]
     seen = result.history.dropna(subset="test")
     np.testing.assert_array_equal(line.get_xdata(), seen["cost_floats"])
     np.testing.assert_array_equal(line.get_ydata(), seen["test"])
     with pytest.raises(ff.FedfuseError, match="evaluate_every"):
-        plots.plot_communication({"one": ff.fit(planted(), ff.FPFC(lam=0.4, refit=False), rounds=1)})
+        plots.plot_scores({"one": ff.fit(planted(), ff.FPFC(lam=0.4, refit=False), rounds=1)})

@@ -12,8 +12,7 @@ from rich.console import Console
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.report.live_page import HOST, Server, state
-from fedfuse.report.watch import Glance, facts, glance, glances, line_of, picture, sparkline, watch
+from fedfuse.report.watch import HOST, Progress, Server, picture, read_progress, sparkline, state, watch
 from fedfuse.training.progress_recorder import ROUNDS
 from support.planted import planted
 
@@ -53,7 +52,7 @@ def shown(looks, width=100):
 
 def test_a_run_that_goes_on(tmp_path, all_rounds):
     unfinished(tmp_path / "run")
-    look = glance(tmp_path / "run")
+    look = Progress.of(tmp_path / "run")
     assert look.state == "running"
     assert look.limit == 30
     assert 7 <= len(look.rows) <= 8
@@ -67,10 +66,10 @@ def test_a_run_that_goes_on(tmp_path, all_rounds):
 
 def test_a_finished_run_says_what_it_came_to(tmp_path):
     result = finished(tmp_path / "run")
-    look = glance(tmp_path / "run")
+    look = Progress.of(tmp_path / "run")
     assert look.state == "finished"
-    assert dict(facts(look))["groups"] == str(result.n_clusters)
-    assert f"{result.cost_floats:,}" in line_of(look)
+    assert dict(look.facts())["groups"] == str(result.n_clusters)
+    assert f"{result.cost_floats:,}" in look.line()
 
 
 def test_watching_ends_with_the_run(tmp_path, all_rounds):
@@ -100,24 +99,24 @@ def test_watching_in_a_terminal(tmp_path):
 
 def test_a_comparison_is_watched_run_by_run(tmp_path):
     ff.compare(planted(), {"a": ff.Local(), "b": ff.FedAvg()}, seeds=1, rounds=4, jobs=1, out=tmp_path / "c")
-    looks = glances(tmp_path / "c")
+    looks = read_progress(tmp_path / "c")
     assert [(look.name, look.state) for look in looks] == [("a-seed0", "finished"), ("b-seed0", "finished")]
     (tmp_path / "c" / "runs" / "b-seed0").rename(tmp_path / "elsewhere")
-    looks = glances(tmp_path / "c")
+    looks = read_progress(tmp_path / "c")
     assert [look.state for look in looks] == ["finished", "waiting"]
     text = shown(looks)
     assert "1 of 2 runs finished" in text
-    assert line_of(looks[1]) == "waiting"
+    assert looks[1].line() == "waiting"
 
 
 def test_a_long_silence_is_told():
-    look = Glance("r", "running", "score", [{"round": 0, "cost_floats": 5}], None, silent=100.0)
+    look = Progress("r", "running", "score", [{"round": 0, "cost_floats": 5}], None, silent=100.0)
     assert "nothing was written for 100 s" in shown([look])
-    assert "nothing" not in shown([Glance("r", "running", "score", look.rows, None, silent=5.0)])
+    assert "nothing" not in shown([Progress("r", "running", "score", look.rows, None, silent=5.0)])
 
 
 def test_sparklines_fit():
-    assert len(sparkline(list(range(1000)))) <= 33
+    assert len(sparkline(list(range(1000)))) == 32
     assert sparkline(list(range(1000)))[-1] == "█"
 
 

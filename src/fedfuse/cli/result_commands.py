@@ -47,7 +47,7 @@ def watch(
     if not web:
         look(directory, Answers(), every)
         return
-    from fedfuse.report.live_page import Server
+    from fedfuse.report.watch import Server
 
     with Server(directory, port) as server:
         Answers().say(f"{server.url} (Ctrl-C ends it)")

@@ -9,7 +9,7 @@ from typing import Any
 from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.report.palette import ON_DARK, ON_LIGHT
+from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import Store
 from fedfuse.studies.compare import is_comparison
@@ -27,19 +27,19 @@ def write_report(
     federation: Federation | None = None,
     baselines: bool = True,
 ) -> Path:
-    """Write the page of a run or of a comparison, and return where it is.
+    """Write the page of a run or of a comparison, and return its path.
 
     Parameters
     ----------
     directory
-        That of a finished run, or of a comparison.
+        Of a finished run, or of a comparison.
     out
         A file (default: ``report.html`` in the directory).
     federation
-        The data of a run from Python that are needed again for local and pooled models, if they were not fitted yet;
-        data with a name are found by themselves.
-    yardsticks
-        Whether to fit local and pooled models, where that was not done yet and the data are there.
+        The data of a run from Python, to fit local and pooled models that were not fitted yet; data with a name are
+        found without it.
+    baselines
+        Whether to fit local and pooled models to compare with, where that was not done yet and the data are there.
     """
     place = Path(directory)
     page = Path(out) if out is not None else place / FILE
@@ -61,12 +61,12 @@ def render(directory: Path, *, federation: Federation | None = None, baselines: 
     from fedfuse.report.run_page import run_page
 
     _check_method(directory)
-    note = _with_yardsticks(directory, federation, baselines)
+    note = _fit_baselines(directory, federation, baselines)
     return page_of("run.html.j2", run_page(directory, note))
 
 
 def _check_method(directory: Path) -> None:
-    """Refuse a method with settings that it cannot have: the page draws some of them."""
+    """Refuse a method with settings that it cannot have."""
     from fedfuse.methods.registry import METHODS, from_config
 
     config = Result.load(directory).method
@@ -77,24 +77,24 @@ def _check_method(directory: Path) -> None:
             raise FedfuseError(f"{directory / 'profile.json'} is not as fedfuse writes it: {problem}") from None
 
 
-def _with_yardsticks(directory: Path, federation: Federation | None, wanted: bool) -> str:
-    """Fit local and pooled models where they are missing and can be had; say why not, where they cannot."""
+def _fit_baselines(directory: Path, federation: Federation | None, wanted: bool) -> str:
+    """Fit local and pooled models where they are missing; return why not, where that is not possible."""
     if Baselines.load(directory) is not None:
         return ""
     result = Result.load(directory)
     if not result.model.convex:
-        return "There are no local and pooled models to compare with: they are fitted for linear and softmax models."
+        return "Local and pooled models to compare with are fitted for linear and softmax models only."
     if not wanted:
         return "Local and pooled models to compare with were not fitted."
     try:
-        data = federation or _data(directory)
+        data = federation or _load_data(directory)
     except (FedfuseError, OSError) as problem:
-        return f"There are no local and pooled models to compare with: {problem}."
+        return f"Local and pooled models to compare with are missing: {problem}."
     measured(data, result.model).save(directory)
     return ""
 
 
-def _data(directory: Path) -> Federation:
+def _load_data(directory: Path) -> Federation:
     """Load the data of a run again, if they are still the same."""
     from fedfuse.data.catalog import load_again
 
@@ -103,19 +103,20 @@ def _data(directory: Path) -> Federation:
         raise FedfuseError("the run was started from Python on data without a name")
     federation = load_again(config["source"], directory / "config.json")
     if federation.fingerprint != config.get("fingerprint"):
-        raise FedfuseError("the data are not those of the run any more")
+        raise FedfuseError("the data have changed since the run")
     return federation
 
 
 def page_of(template: str, content: dict[str, Any]) -> str:
-    """Fill a template; all words are escaped."""
+    """Fill a template; all text is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    names = {"on_light": ON_LIGHT, "on_dark": ON_DARK}
+    names = {"colours": COLOURS, "colours_on_dark": COLOURS_ON_DARK}
     pages = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     style = Markup(pages.get_template("style.css").render(names))
     script = Markup((TEMPLATES / "page.js").read_text(encoding="utf-8"))
+    content["data"]["colours"] = len(COLOURS)
     return pages.get_template(template).render(content, style=style, script=script, version=__version__)

@@ -1,19 +1,19 @@
-"""Charts of the report: paths in a box of 1000 x 1000 that the page stretches, with words beside it in HTML.
+"""Charts of the report: SVG paths in a box of 1000 x 1000 that the page stretches, with text beside it in HTML.
 
-So a chart fits a phone and a wide screen alike, its letters keep their size, its lines their width, and it needs no
-script to be seen. Templates escape all words.
+A chart so fits a phone and a wide screen, text and lines keep their size, and it is seen without a script. Templates
+escape all text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.utils.typing import Floats
+from fedfuse.utils.typing import Floats, Ints
 
 SIDE = 1000
 
@@ -28,13 +28,13 @@ class Tick:
 
 @dataclass(frozen=True)
 class Axis:
-    """A stretch of numbers that runs from 0 to 1 on the page, evenly or by powers of ten."""
+    """A linear or logarithmic scale; ``whole`` has marks at whole numbers only."""
 
     low: float
     high: float
     log: bool = False
     percent: bool = False
-    whole: bool = False  # numbers of things: nothing between two of them
+    whole: bool = False
     words: str = ""
 
     @classmethod
@@ -70,70 +70,24 @@ class Axis:
         """Write a number of this axis."""
         if self.percent:
             return f"{100 * value:.4g} %"
-        if self.log and 1e4 <= value < 1e6:  # marks are close together, and these long
+        if self.log and 1e4 <= value < 1e6:  # logarithmic marks are close together
             return f"{value / 1e3:.3g} k"
         return compact(value)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Lines or dots of one colour."""
+    """Lines, thin lines, dots or an area of one colour."""
 
-    kind: str  # line, step, dots, area
+    kind: str
     tone: str
     d: str
     name: str = ""
 
 
-@dataclass(frozen=True)
-class Label:
-    """A name beside a dot, in per cent of the box; to the left of it, where there is no room to the right."""
-
-    x: float
-    y: float
-    text: str
-    left: bool = False
-
-
-# of a box on a phone, in per cent: what a letter and the gap beside a dot take along it, and what a line takes across
-LETTER, GAP, LINE = 2.8, 4.0, 6.5
-
-
-def spread_out(spots: Sequence[Label]) -> list[Label]:
-    """Move names up and down until no two of them overlap, nor lie on the dot of another; dots stay where they are.
-
-    >>> [round(label.y, 1) for label in spread_out([Label(10, 50, "one"), Label(11, 51, "two")])]
-    [56.5, 44.5]
-    """
-    placed: list[Label] = []
-    steps = [0.0, *(side * LINE * k for k in range(1, 12) for side in (1, -1))]
-    for spot in spots:
-        left = spot.x + GAP + LETTER * len(spot.text) > 100
-        others = [s for s in spots if s is not spot]
-        tries = [replace(spot, y=spot.y + step, left=left) for step in steps if 0 <= spot.y + step <= 100]
-        free = (t for t in tries if not any(_overlap(t, o) for o in placed) and not any(_covers(t, o) for o in others))
-        placed.append(next(free, replace(spot, left=left)))
-    return placed
-
-
-def _extent(label: Label) -> tuple[float, float]:
-    width = GAP + LETTER * len(label.text)
-    return (label.x - width, label.x) if label.left else (label.x, label.x + width)
-
-
-def _overlap(one: Label, other: Label) -> bool:
-    (a, b), (c, d) = _extent(one), _extent(other)
-    return a < d and c < b and abs(one.y - other.y) < LINE
-
-
-def _covers(label: Label, spot: Label) -> bool:
-    low, high = _extent(label)
-    return low - GAP / 2 < spot.x < high + GAP / 2 and abs(label.y - spot.y) < LINE * 0.75
-
-
 @dataclass
 class Chart:
-    """A picture with two axes, what it says in words, and what a pointer or the arrow keys read off it."""
+    """A picture with two axes, a description in words, and what a pointer or the arrow keys read off it."""
 
     words: str
     x: Axis
@@ -141,7 +95,6 @@ class Chart:
     layers: list[Layer] = field(default_factory=list)
     height: int = 240
     readout: dict[str, Any] = field(default_factory=dict)
-    names: bool = True  # whether layers with a name are in the key
 
     @property
     def key(self) -> list[Layer]:
@@ -165,22 +118,28 @@ class Chart:
             self.layers.append(Layer("area", tone, closed))
         self.line(x, y, tone, name)
 
+    def read_off(self, x: npt.ArrayLike, series: Mapping[str, npt.ArrayLike], **more: Any) -> None:
+        """Let a pointer or the arrow keys read off these values at every x."""
+        columns = [{"name": name, "y": _finite(values)} for name, values in series.items()]
+        self.readout = {"x": np.asarray(x).tolist(), "low": self.x.low, "high": self.x.high, "series": columns}
+        self.readout |= {"percent": self.y.percent, **more}
+
     def dots(self, x: npt.ArrayLike, y: npt.ArrayLike, tone: str, name: str = "") -> None:
         """Add dots."""
         px, py = self._places(x, y)
         self.layers.append(Layer("dots", tone, "".join(f"M{a} {b}h0" for a, b in zip(px, py, strict=True)), name))
 
-    def bars(self, x: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike, tone: str, name: str = "") -> None:
+    def bars(self, x: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike, tone: str) -> None:
         """Add upright lines from low to high."""
-        one, other = self._places(x, low, keep=True), self._places(x, high, keep=True)
-        d = "".join(f"M{a} {b}V{c}" for a, b, c in zip(*one, other[1], strict=True) if b is not None and c is not None)
-        self.layers.append(Layer("thin", tone, d, name))
+        known = np.isfinite(low) & np.isfinite(high)
+        px, bottom = self._places(np.asarray(x)[known], np.asarray(low)[known])
+        top = self._places(np.asarray(x)[known], np.asarray(high)[known])[1]
+        d = "".join(f"M{a} {b}V{c}" for a, b, c in zip(px, bottom, top, strict=True))
+        self.layers.append(Layer("thin", tone, d))
 
-    def _places(self, x: npt.ArrayLike, y: npt.ArrayLike, *, keep: bool = False) -> tuple[list[Any], list[Any]]:
+    def _places(self, x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[list[float], list[float]]:
         px, py = SIDE * self.x.share(x), SIDE * (1 - self.y.share(y))
         good = np.isfinite(px) & np.isfinite(py)
-        if keep:
-            return px.round(1).tolist(), [v if ok else None for v, ok in zip(py.round(1).tolist(), good, strict=True)]
         return px[good].round(1).tolist(), py[good].round(1).tolist()
 
 
@@ -194,8 +153,21 @@ def line_path(x: Sequence[float], y: Sequence[float]) -> str:
     return "M" + "L".join(points) if points else ""
 
 
+def thinned(n: int, most: int) -> Ints:
+    """Return at most so many positions of n, evenly from the first to the last.
+
+    >>> thinned(3, 5).tolist(), thinned(101, 3).tolist()
+    ([0, 1, 2], [0, 50, 100])
+    """
+    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.int64)) if n else np.empty(0, np.int64)
+
+
+def _finite(values: npt.ArrayLike) -> list[float | None]:
+    return [float(f"{v:.5g}") if np.isfinite(v) else None for v in np.asarray(values, float)]
+
+
 def compact(value: float) -> str:
-    """Write a number shortly.
+    """Write a number in few characters.
 
     >>> [compact(v) for v in (0, 0.25, 12, 1500, 2.5e6, 11_754_835, 3e9, 1e-7)]
     ['0', '0.25', '12', '1,500', '2.5 M', '11.8 M', '3 G', '1e-07']

@@ -1,4 +1,4 @@
-"""The page of a comparison: methods side by side."""
+"""Content of the page of a comparison: methods side by side."""
 
 from __future__ import annotations
 
@@ -8,61 +8,57 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedfuse.report import explanations as words
-from fedfuse.report.charts import Axis, Chart, Label, Layer, spread_out
-from fedfuse.report.distance_frames import by_group
-from fedfuse.report.palette import ON_LIGHT, tone
+from fedfuse.report.charts import Axis, Chart, thinned
+from fedfuse.report.palette import COLOURS, tone
 from fedfuse.report.settings_table import settings_of, versions
 from fedfuse.results.formatting import counted
-from fedfuse.results.result import Result
-from fedfuse.studies.comparison import Comparison, cells, footnotes, headings
+from fedfuse.studies.comparison import Comparison, footnotes
 from fedfuse.utils.files import read_json
 from fedfuse.utils.typing import Floats, Ints
 
-POINTS = 400  # devices of a method that are drawn
+MAX_POINTS = 400
 
 
 def comparison_page(directory: Path) -> dict[str, Any]:
     """Return what the template of a comparison needs."""
     found = Comparison.load(directory)
-    best = [str(method) for method in found.table.index[found.table["best"]]]
     first = next(iter(found.results))
+    heads, rows = words.comparison_table(found)
+    table = directory / "table.json"
     return {
         "title": f"{found.dataset}: {counted(len(found.methods), 'method')}",
         "overline": f"{found.dataset} · {counted(len(found.seeds), found.repeats)} · comparison",
-        "headline": _headline(found, best),
+        "headline": _headline(found),
         "supporting": [_sentence(note, found.methods) for note in footnotes(found)[1:]],
-        "heads": headings(found),
-        "body": list(zip(cells(found), found.table["best"].tolist(), _links(found, directory), strict=True)),
+        "noun": words.noun_of(found.results[first].profile),
+        "heads": heads,
+        "body": list(zip(rows, found.table["best"].tolist(), _links(found, directory), strict=True)),
         "many": len(found.seeds) > 1,
         "repeats": f"{found.repeats}s",
         "spread": _spread(found),
         "cost": _cost(found),
         "barcodes": _barcodes(found),
-        "curves": _curves(found),
-        "silent": _silent(found),
+        # On a logarithmic scale there is no place for methods that send nothing.
+        "silent": [str(method) for method in found.table.index[found.table["cost_floats"].eq(0)]],
         "settings": settings_of(directory / "runs" / f"{first[0]}-seed{first[1]}", found.results[first]),
         "settings_of": f"{first[0]}, seed {first[1]}",
-        "versions": versions(_version(directory)),
-        "data": {"names": [], "labels": [], "pairs": None, "path": None},
+        "versions": versions(read_json(table).get("version") if table.exists() else None),
+        "data": {"names": [], "groups": [], "pairs": None, "tree": None},
     }
 
 
-def _version(directory: Path) -> str | None:
-    table = directory / "table.json"
-    found: str | None = read_json(table).get("version") if table.exists() else None
-    return found
-
-
-def _headline(found: Comparison, best: list[str]) -> str:
+def _headline(found: Comparison) -> str:
+    best = [str(method) for method in found.table.index[found.table["best"]]]
     if not best:
         return f"{counted(len(found.methods), 'method')} on {found.dataset}."
-    value = words.score(float(found.table["test"][best[0]]), found.metric)
-    what = "mean test accuracy" if found.metric == "accuracy" else "mean test RMSE"
+    score = words.score(float(found.table["test"][best[0]]), found.metric)
+    value = f"mean test {words.metric_name(found.metric)} of {score}"
     if len(found.contestants) == 1:
-        return f"{best[0]} comes to a {what} of {value}."
-    return f"{best[0]} is the best of {counted(len(found.contestants), 'method')}, with a {what} of {value}."
+        return f"{best[0]} has a {value}."
+    return f"{best[0]} is the best of {counted(len(found.contestants), 'method')}, with a {value}."
 
 
 def _sentence(note: str, methods: Sequence[str]) -> str:
@@ -86,85 +82,45 @@ def _links(found: Comparison, directory: Path) -> list[list[tuple[str, str]]]:
 
 def _spread(found: Comparison) -> dict[str, Any]:
     """Return every device's score by method, as dots along a line with the middle half and the mean."""
-    percent = found.metric == "accuracy"
     scores = found.scores.dropna(subset="test")
-    axis = Axis.around(scores["test"], percent=percent, words=f"test {found.metric} of each device")
+    words_of_axis = f"test {words.metric_name(found.metric)}"
+    axis = Axis.around(scores["test"], percent=found.metric == "accuracy", words=words_of_axis)
     rows = []
     for method in found.methods:
-        points = scores.loc[scores["method"] == method, "test"].to_numpy()
+        points = np.sort(scores.loc[scores["method"] == method, "test"].to_numpy())
         if not len(points):
             continue
-        low, middle, high = np.percentile(points, [25, 50, 75])
-        rng = np.random.default_rng(0)
-        shown = (
-            points if len(points) <= POINTS else np.sort(points)[np.linspace(0, len(points) - 1, POINTS).astype(int)]
-        )
-        heights = rng.uniform(150, 850, len(shown))
+        quartiles = dict(zip(("low", "middle", "high"), np.percentile(points, [25, 50, 75]), strict=True))
+        shown = points[thinned(len(points), MAX_POINTS)]
+        heights = np.random.default_rng(0).uniform(150, 850, len(shown))
         dots = "".join(f"M{1000 * a:.1f} {h:.0f}h0" for a, h in zip(axis.share(shown), heights, strict=True))
-        best = bool(found.table["best"][method])
-        numbers = {"low": low, "high": high, "middle": middle, "mean": float(found.table["test"][method])}
-        quartiles = {"lower quartile": low, "median": middle, "upper quartile": high}
-        said = ", ".join(f"{name} {words.score(v, found.metric)}" for name, v in quartiles.items())
+        names = zip(("lower quartile", "median", "upper quartile"), quartiles.values(), strict=True)
+        said = ", ".join(f"{name} {words.score(value, found.metric)}" for name, value in names)
+        numbers = {**quartiles, "mean": float(found.table["test"][method])}
         places = {name: 100 * float(axis.share(value)) for name, value in numbers.items()}
-        rows.append({"name": method, "dots": dots, "tone": "g1" if best else "g0", "words": said, **places})
+        colour = "g1" if found.table["best"][method] else "g0"
+        rows.append({"name": method, "dots": dots, "tone": colour, "words": said, **places})
     return {"rows": rows, "axis": axis}
 
 
-def _cost(found: Comparison) -> dict[str, Any] | None:
-    """Return score against floats sent, one dot for each method."""
-    table = found.table[found.table["cost_floats"].gt(0) & found.table["test"].notna()]
-    if len(table) < 2:
-        return None
-    x = Axis.around(table["cost_floats"], log=True, words="floats sent (log scale)")
-    x = Axis(x.low / 1.6, x.high * 1.6, log=True, words=x.words)
-    y = Axis.around(table["test"], margin=0.12, percent=found.metric == "accuracy", words=f"test {found.metric}")
-    chart = Chart(
-        "Mean test score of each method against floats sent; the table above has the numbers.", x, y, height=320
-    )
-    spots = [
-        Label(100 * float(x.share(row["cost_floats"])), 100 * (1 - float(y.share(row["test"]))), str(method))
-        for method, row in table.iterrows()
-    ]
-    labels = spread_out(spots)
-    for spot, label in zip(spots, labels, strict=True):
-        if label.y != spot.y:  # from a dot to its name, where that is not beside it
-            beside = 10 * label.x + (-12 if label.left else 12)
-            d = f"M{10 * spot.x:.1f} {10 * spot.y:.1f}L{beside:.1f} {10 * label.y:.1f}"
-            chart.layers.append(Layer("thin", "link", d))
-    for _, row in table.iterrows():
-        chart.dots([row["cost_floats"]], [row["test"]], "g1" if row["best"] else "g0")
-    return {"chart": chart, "labels": labels}
-
-
-def _silent(found: Comparison) -> list[str]:
-    """Return the methods that send nothing: on a logarithmic scale there is no place for them."""
-    return [str(method) for method in found.table.index[found.table["cost_floats"].eq(0)]]
-
-
 def _barcodes(found: Comparison) -> dict[str, Any] | None:
-    """Return who is with whom by method, for the first seed that all have: a stripe for each device."""
+    """Return the groups by method, for the first seed that all have: a stripe for each device."""
     grouped = [method for method in found.methods if method in found.grouping]
     seeds = [s for s in found.seeds if all((method, s) in found.results for method in grouped)]
     if not grouped or not seeds:
         return None
     results = {method: found.results[method, seeds[0]] for method in grouped}
     sample = next(iter(results.values()))
-    order = _by_truth(sample)
+    truth = sample.profile.truth
+    order = np.argsort(sample.group_numbers if truth is None else truth, kind="stable")
     rows = []
-    if sample.profile.truth is not None:
-        rows.append(
-            {"name": "truth", "stripes": list(_stripes(sample.profile.truth[order])), "words": "the true groups"}
-        )
+    if truth is not None:
+        rows.append({"name": "truth", "stripes": list(_stripes(truth[order] + 1)), "words": "the true groups"})
     for method, result in results.items():
-        labels = result.labels if sample.profile.truth is None else _matched(result.labels, sample.profile.truth)
+        numbers = result.group_numbers if truth is None else _matched(result.labels, truth) + 1
         said = counted(result.n_clusters, "group") + ("" if result.ari is None else f", ARI {result.ari:.2f}")
-        rows.append({"name": method, "stripes": list(_stripes(labels[order])), "words": said})
+        rows.append({"name": method, "stripes": list(_stripes(numbers[order])), "words": said})
     return {"rows": rows, "seed": seeds[0]}
-
-
-def _by_truth(result: Result) -> Ints:
-    labels = result.labels if result.profile.truth is None else result.profile.truth
-    return np.argsort(labels, kind="stable") if len(labels) > 1 else by_group(labels, np.empty((0, 4)))
 
 
 def _matched(labels: Ints, truth: Ints) -> Ints:
@@ -183,29 +139,37 @@ def _matched(labels: Ints, truth: Ints) -> Ints:
     return new[labels]
 
 
-def _stripes(labels: Ints) -> Iterator[tuple[float, float, str]]:
-    """Yield (start, width, colour) of neighbours with one label, in per cent."""
-    edges = [0, *(np.flatnonzero(np.diff(labels)) + 1).tolist(), len(labels)]
+def _stripes(groups: Ints) -> Iterator[tuple[float, float, str]]:
+    """Yield (start, width, colour) of neighbours in one group, in per cent."""
+    edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
     for a, b in pairwise(edges):
-        yield round(100 * a / len(labels), 3), round(100 * (b - a) / len(labels), 3), tone(int(labels[a]))
+        yield round(100 * a / len(groups), 3), round(100 * (b - a) / len(groups), 3), tone(int(groups[a]))
 
 
-def _curves(found: Comparison) -> Chart | None:
-    """Return test score by what was sent so far, one line for each method's first seed."""
-    lines = {}
-    for (method, _), result in found.results.items():
-        history = result.history
-        seen = history[history["test"].notna() & history["cost_floats"].gt(0)] if "test" in history else history[:0]
-        if method not in lines and len(seen) > 1:
-            lines[method] = seen
-    if not lines:
+def _cost(found: Comparison) -> Chart | None:
+    """Return score against numbers sent: a dot for each method, and a line for how its first seed came there."""
+    table = found.table[found.table["cost_floats"].gt(0) & found.table["test"].notna()]
+    if not len(table):
         return None
-    tests = np.concatenate([h["test"].to_numpy(float) for h in lines.values()])
-    costs = np.concatenate([h["cost_floats"].to_numpy(float) for h in lines.values()])
-    y = Axis.around(tests, percent=found.metric == "accuracy", words=f"test {found.metric}")
-    x = Axis.around(costs, log=True, words="floats sent so far (log scale)")
-    chart = Chart("Test score as more is sent, one line for each method", x, y, height=320)
-    for place, (method, history) in enumerate(lines.items()):
-        again = " second" if place >= len(ON_LIGHT) else ""  # the colours come again: dashed
-        chart.line(history["cost_floats"], history["test"], tone(place) + again, method)
+    histories = {method: _scored(found, str(method)) for method in table.index}
+    tests, costs = (np.concatenate([table[n], *(h[n] for h in histories.values())]) for n in ("test", "cost_floats"))
+    x = Axis.around(costs, log=True, words="numbers sent (log scale)")
+    metric = f"test {words.metric_name(found.metric)}"
+    y = Axis.around(tests, margin=0.08, percent=found.metric == "accuracy", words=metric)
+    chart = Chart(f"Mean {metric} of each method against numbers sent; the table has the numbers.", x, y, height=360)
+    for place, (method, history) in enumerate(histories.items()):
+        colour = tone(place + 1) + (" second" if place >= len(COLOURS) else "")
+        chart.line(history["cost_floats"], history["test"], colour)
+        chart.dots(table.loc[[method], "cost_floats"], table.loc[[method], "test"], colour, str(method))
     return chart
+
+
+def _scored(found: Comparison, method: str) -> pd.DataFrame:
+    """Return the evaluated rounds of a method's first seed."""
+    history = next(result.history for (name, _), result in found.results.items() if name == method)
+    rows: pd.DataFrame = (
+        history[history["test"].notna() & history["cost_floats"].gt(0)]
+        if "test" in history
+        else history[:0].assign(test=0.0)
+    )
+    return rows

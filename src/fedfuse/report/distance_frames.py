@@ -1,4 +1,4 @@
-"""Pairs of devices for the page: heat maps in the order of the groups, maps in two dimensions, the tree of fusions."""
+"""Distances of all pairs of devices for the page: heat maps in the order of the groups, and maps in the plane."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from scipy.sparse.linalg import eigsh
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
 
-FRAMES = 16  # pictures on a page
-CELLS = 300  # along one side of a heat map
-TOP = 99.5  # per cent of the pairs that the colours tell apart: a liar may be far out
+MAX_FRAMES = 16
+MAX_CELLS = 300
+# Colours tell this share of all pairs apart: a device that lies may be far out.
+SHOWN_PERCENTILE = 99.5
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class PairFrame:
     def of(cls, snapshots: Sequence[DistanceSnapshot], labels: Ints) -> PairFrame:
         """Prepare pictures of these rounds; ``labels`` are the groups found in the end."""
         frames = tuple(chosen(snapshots))
-        order = by_group(labels[frames[0].devices], tree_of(most_apart(frames)))
-        cells = np.unique(np.linspace(0, len(order), min(len(order), CELLS), endpoint=False).astype(np.int64))
+        order = by_group(labels[frames[0].devices], average_linkage(most_apart(frames)))
+        cells = np.unique(np.linspace(0, len(order), min(len(order), MAX_CELLS), endpoint=False).astype(np.int64))
         heat, tops = zip(*(_cells(frame.matrix[np.ix_(order, order)], cells) for frame in frames), strict=True)
         return cls(frames, order, cells, np.stack(heat), np.array(tops), _maps([f.matrix for f in frames])[:, order])
 
@@ -60,9 +61,9 @@ class PairFrame:
         """The devices in the order of the page."""
         return self.frames[0].devices[self.order]
 
-    def payload(self, outside: Ints | None = None) -> dict[str, Any]:
+    def payload(self, outside: Sequence[int] | Ints = ()) -> dict[str, Any]:
         """Return what the page's script needs, as JSON-ready data; devices ``outside`` form no groups."""
-        inside = ~np.isin(self.frames[0].devices, () if outside is None else outside)
+        inside = ~np.isin(self.frames[0].devices, outside)
         scaled = np.rint(32767 * (1 + np.clip(self.places, -1, 1))).astype("<u2")
         return {
             "rounds": [f.round for f in self.frames],
@@ -75,8 +76,8 @@ class PairFrame:
         }
 
 
-def chosen(snapshots: Sequence[DistanceSnapshot], most: int = FRAMES) -> list[DistanceSnapshot]:
-    """Leave out pictures that show what the one before shows, then every so many of the others."""
+def chosen(snapshots: Sequence[DistanceSnapshot], most: int = MAX_FRAMES) -> list[DistanceSnapshot]:
+    """Return at most so many snapshots: those that differ from the one before, evenly over the run, and the last."""
     new = [s for before, s in zip([None, *snapshots], snapshots, strict=False) if not _alike(before, s)]
     if new[-1] is not snapshots[-1]:
         new[-1] = snapshots[-1]
@@ -86,13 +87,13 @@ def chosen(snapshots: Sequence[DistanceSnapshot], most: int = FRAMES) -> list[Di
 
 
 def most_apart(snapshots: Sequence[DistanceSnapshot]) -> DistanceSnapshot:
-    """Return the last picture with the most groups: there devices are most themselves."""
+    """Return the last snapshot with the most groups: the devices' models before they were merged."""
     moving = [s for s in snapshots if s.largest > 0] or list(snapshots)
     return max(reversed(moving), key=lambda s: len(np.unique(s.labels)))
 
 
-def tree_of(snapshot: DistanceSnapshot) -> Floats:
-    """Return the merges of average linkage, as scipy has them."""
+def average_linkage(snapshot: DistanceSnapshot) -> Floats:
+    """Return the merges of average linkage, as scipy does."""
     if not snapshot.levels.size:
         return np.empty((0, 4))
     return np.asarray(linkage(snapshot.pairs, "average"))
@@ -127,13 +128,13 @@ def _cells(matrix: Floats, cells: Ints) -> tuple[npt.NDArray[np.uint8], float]:
     sizes = np.diff([*cells, len(matrix)])
     means = np.add.reduceat(np.add.reduceat(matrix, cells, axis=0), cells, axis=1) / np.outer(sizes, sizes)
     shown = means[np.tril_indices(len(means))]
-    top = float(np.percentile(shown, TOP)) or float(shown.max())
+    top = float(np.percentile(shown, SHOWN_PERCENTILE)) or float(shown.max())
     levels = np.rint(255 * np.clip(shown / top, 0, 1)) if top > 0 else np.zeros_like(shown)
     return levels.astype(np.uint8), top
 
 
 def _maps(matrices: Sequence[Floats]) -> Floats:
-    """Return a map for each matrix of distances, each turned to lie as the next one does."""
+    """Return a map for each matrix of distances, each rotated onto the next (Procrustes)."""
     places = [plane(matrix) for matrix in matrices]
     for i in range(len(places) - 2, -1, -1):
         u, _, vt = np.linalg.svd(places[i].T @ places[i + 1])
@@ -142,7 +143,7 @@ def _maps(matrices: Sequence[Floats]) -> Floats:
 
 
 def plane(matrix: Floats) -> Floats:
-    """Return the plane that keeps most of the distances (principal coordinates; Torgerson, 1952)."""
+    """Return principal coordinates in the plane (classical multidimensional scaling; Torgerson, 1952)."""
     squares = np.square(matrix)
     inner = -0.5 * (squares - squares.mean(axis=0) - squares.mean(axis=1)[:, None] + squares.mean())
     m = len(inner)
@@ -156,13 +157,13 @@ def plane(matrix: Floats) -> Floats:
     else:
         values, vectors = eigh(inner, subset_by_index=(m - 2, m - 1))
     flat = vectors * np.sqrt(np.maximum(values, 0.0))
-    # the sign of an eigenvector is anybody's: here whoever is furthest out is on the right
+    # The sign of an eigenvector is arbitrary: the device furthest out is put on the right.
     lead = flat[np.abs(flat).argmax(axis=0), [0, 1]]
     return np.asarray((flat * np.where(lead < 0, -1, 1))[:, ::-1])
 
 
 def _within(places: Floats) -> Floats:
-    """Scale a map so that nearly all of it is between -1 and 1; who is further out stands at the border."""
+    """Scale a map so that nearly all of it is between -1 and 1; devices further out are put at the border."""
     radius = np.abs(places).max(axis=1)
-    usual = float(np.percentile(radius, TOP)) or float(radius.max(initial=0.0))
+    usual = float(np.percentile(radius, SHOWN_PERCENTILE)) or float(radius.max(initial=0.0))
     return np.asarray(np.clip(places / (1.05 * usual), -1, 1)) if usual > 0 else places

@@ -1,26 +1,114 @@
-"""What was found, in words and numbers that a person reads."""
+"""Sentences, names and numbers on the outcome of a run that terminal and pages have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from fedfuse.methods.registry import METHODS
 from fedfuse.report.charts import compact
-from fedfuse.results.formatting import counted, cut_short, exposed, silence
-from fedfuse.results.result import Result, mean_score
-from fedfuse.utils.typing import Floats
+from fedfuse.results.formatting import counted, cut_short
+from fedfuse.results.result import SURE, Profile, Result, mean_score
+from fedfuse.studies.comparison import Comparison, cells, headings
+from fedfuse.utils.typing import Floats, Ints
 
 MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
-ALONE, POOLED = "every device alone", "one model for all"
-TITLES = {"fpfc": "FPFC", "fpfc-l1": "FPFC-l1", "local": "LOCAL", "fedavg": "FedAvg", "lg-fedavg": "LG-FedAvg"}
-TITLES |= {"per-fedavg": "Per-FedAvg", "ifca": "IFCA", "cfl": "CFL", "pacfl": "PACFL", "fedasync": "FedAsync"}
+POOLED = "one model for all"
+INTERCEPT = "intercept (at average features)"
+# Mean scores that differ by less are called about equal: a share of the RMSE, or of all rows.
+TIE_RATIO, TIE_ACCURACY = 0.01, 0.005
+BYTES_PER_NUMBER = 4
+
+TITLES = {"fpfc": "FPFC", "fpfc-l1": "FPFC-l1", "fusion-tree": "fusion tree", "local": "LOCAL", "fedavg": "FedAvg"}
+TITLES |= {"lg-fedavg": "LG-FedAvg", "per-fedavg": "Per-FedAvg", "ifca": "IFCA", "cfl": "CFL", "pacfl": "PACFL"}
+TITLES |= {"fedasync": "FedAsync"}
+STAGES = {
+    "summaries": "devices sum up their rows",
+    "tell": "sending the final models",
+    "moments": "finding a common scale",
+    "rescale": "finding a common scale",
+    "half": "local models on half of the rows",
+    "local": "local models",
+    "tree": "comparing models along the tree",
+    "candidates": "comparing groupings",
+    "fit": "fitting one model per group",
+    "check": "checking the groups",
+    "residue": "looking for further groups",
+    "alone": "checking devices without a group",
+    "again": "final fit",
+    "end": "done",
+}
+REFUSED = {
+    "late": "came after its round was over",
+    "not asked for, or too late": "answer to an order no longer open",
+}
+
+
+@dataclass(frozen=True)
+class Noun:
+    """What the data calls a device: ``Noun("school", "schools")``."""
+
+    one: str
+    many: str
+
+    def count(self, n: int) -> str:
+        """Write how many there are.
+
+        >>> Noun("city", "cities").count(1200)
+        '1,200 cities'
+        """
+        return f"{n:,} {self.one if n == 1 else self.many}"
+
+    def named(self, name: str) -> str:
+        """Write a device's name, after the noun where it is a bare number.
+
+        >>> Noun("school", "schools").named("17"), Noun("store", "stores").named("Main Street")
+        ('school 17', 'Main Street')
+        """
+        return f"{self.one} {name}" if re.fullmatch(r"[\d.]+", name) else name
+
+
+DEVICE = Noun("device", "devices")
+
+
+def noun_of(profile: Profile) -> Noun:
+    """Return what a table's device column is called, where that is a word; else "device"."""
+    return DEVICE if profile.encoder is None else noun_from(profile.encoder.device)
+
+
+def noun_from(column: str) -> Noun:
+    """Return the noun in a column's name, or "device" where there is none.
+
+    >>> [noun_from(c).many for c in ("School", "hospital_id", "sites", "City", "nr", "branch", "campus")]
+    ['schools', 'hospitals', 'sites', 'cities', 'devices', 'branches', 'campuses']
+    """
+    word = re.sub(r"([a-z])([A-Z])", r"\1 \2", column).replace("_", " ").replace("-", " ").lower().strip()
+    word = re.sub(r" (id|no|nr|num|number|code|name|key)$", "", word)
+    if not re.fullmatch(r"[^\W\d]{3,}( [^\W\d]+){0,2}", word) or len(word) > 24:
+        return DEVICE
+    if word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        return Noun(re.sub("ies$", "y", word) if word.endswith("ies") else word[:-1], word)
+    if re.search("[^aeiou]y$", word):
+        return Noun(word, word[:-1] + "ies")
+    return Noun(word, word + ("es" if word.endswith(("s", "x", "ch", "sh")) else "s"))
 
 
 def title(method: str) -> str:
     """Return how a method is written."""
     return TITLES.get(method, method)
+
+
+def stage_name(stage: str) -> str:
+    """Return what is done in a stage of a method."""
+    return STAGES.get(stage, stage)
+
+
+def metric_name(metric: str) -> str:
+    """Return how a metric is written: accuracy, RMSE."""
+    return "RMSE" if metric == "rmse" else metric
 
 
 def score(value: float | None, metric: str) -> str:
@@ -47,6 +135,19 @@ def gain(ours: float, theirs: float, metric: str) -> str:
     return (MINUS if change < 0 else "+") + text
 
 
+def data_size(numbers: float) -> str:
+    """Write how many bytes so many numbers take in single precision.
+
+    >>> data_size(203), data_size(10_709), data_size(11_754_835), data_size(417_250_000)
+    ('812 B', '42.8 kB', '47 MB', '1.67 GB')
+    """
+    n = BYTES_PER_NUMBER * numbers
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n:.0f} B"
+
+
 def finds_groups(result: Result) -> bool:
     """Whether the run's method looks for groups at all."""
     method = METHODS.get(result.method["method"])
@@ -55,51 +156,37 @@ def finds_groups(result: Result) -> bool:
 
 def headline(result: Result) -> str:
     """Say what was found in one sentence."""
-    m, n, apart = len(result.profile.names), result.n_clusters, len(result.apart)
-    devices = counted(m, "device")
+    m, n, apart, noun = len(result.labels), result.n_clusters, len(result.apart), noun_of(result.profile)
+    devices = noun.count(m)
     if not finds_groups(result):
         return f"{title(result.method['method'])} trained {devices} without looking for groups."
     if not len(result.groups):
-        return f"Nothing can be said of {devices}: each seems to lie or never answered in time."
+        return f"No groups were found: each of the {devices} seems to lie or never answered in time."
     if n == 1:
-        return f"All {devices} belong together and share one model." if m > 1 else "There is but one device."
+        return f"All {devices} form one group and share a model." if m > 1 else f"There is only one {noun.one}."
     if n == m:
-        return f"No two of {devices} share a model: each has its own."
+        return f"No two of the {devices} share a model."
     if apart:
-        others = f"{counted(apart, 'device')} {'is' if apart == 1 else 'are'} in none"
-        return f"{counted(m - apart, 'device')} form {counted(len(result.groups), 'group')}, and {others}."
+        rest = f"{apart:,} {'is' if apart == 1 else 'are'} in none"
+        return f"{noun.count(m - apart)} form {counted(len(result.groups), 'group')}; {rest}."
     single = int((np.bincount(result.labels) == 1).sum())
     if single and n - single:
-        return f"{devices} form {counted(n - single, 'group')}, and {counted(single, 'device')} " + (
-            "stands alone." if single == 1 else "stand alone."
-        )
-    return f"{devices} form {counted(n, 'group')}, with one model each."
+        rest = f"{single:,} {'stands' if single == 1 else 'stand'} alone"
+        return f"{noun.count(m - single)} form {counted(n - single, 'group')}; {rest}."
+    return f"{devices} form {counted(n, 'group')}, each with its own model."
 
 
-def supporting(result: Result, sticks: Mapping[str, Floats]) -> list[str]:
-    """Say how good that is, and how sure."""
-    metric, test = result.profile.metric, result.score("test")
-    what = "is right on {} of a device's test rows" if metric == "accuracy" else "has a test RMSE of {}"
-    model = (
-        "One model per group" if finds_groups(result) and 1 < result.n_clusters < len(result.labels) else "The model"
-    )
-    who = "" if result.attack is None else f" over the {counted(len(result.honest), 'honest device')}"
-    words = f"{model} {what.format(score(test, metric))} on average{who}"
-    against = [
-        f"{score(mean_score(sticks[name][result.honest]), metric)} with {text}"
-        for name, text in (("local", ALONE), ("pooled", POOLED))
-        if name in sticks
-    ]
-    lines = [words + (f", against {' and '.join(against)}." if against else ".")]
+def supporting(result: Result, baselines: Mapping[str, Floats]) -> list[str]:
+    """Say which model predicts best, how sure the groups are, and what went wrong."""
+    lines = [verdict(result, baselines)]
     if result.ari is not None and finds_groups(result):
-        right = "The groups are exactly the true ones" if result.ari == 1 else "The true groups are known"
-        lines.append(f"{right} (adjusted Rand index {result.ari:.2f}).")
+        right = "exactly the true ones" if result.ari == 1 else "not exactly the true ones"
+        lines.append(f"The groups are {right} (adjusted Rand index {result.ari:.2f}).")
     if result.uncertain:
-        lines.append(f"The grouping is uncertain: stability is {result.stability:.2f} (1 is sure).")
+        lines.append(f"{doubt(result)}.")
     if result.suspects.size:
-        lie = f"{counted(result.suspects.size, 'device')} {'seems' if result.suspects.size == 1 else 'seem'} to lie"
         told = exposed(result)
-        lines.append(f"{lie} ({told})." if told else f"{lie}.")
+        lines.append(f"{suspicion(result)}{told and f' ({told})'}.")
     if result.cut_short:
         lines.append(f"{title(result.method['method'])} {cut_short(result.rounds)}.")
     if result.unheard.size:
@@ -107,44 +194,198 @@ def supporting(result: Result, sticks: Mapping[str, Floats]) -> list[str]:
     return lines
 
 
+def verdict(result: Result, baselines: Mapping[str, Floats]) -> str:
+    """Say which model has the best mean score on test rows, and what the others have."""
+    metric, noun, test = result.profile.metric, noun_of(result.profile), result.score("test")
+    grouped = finds_groups(result) and 1 < result.n_clusters < len(result.labels)
+    ours = "one model per group" if grouped else "the trained model"
+    names = {"local": alone_name(noun), "pooled": POOLED}
+    scores = {name: mean_score(baselines[key][result.honest]) for key, name in names.items() if key in baselines}
+    best = _best({ours: test, **scores}, metric)
+    rivals = [name for name in best if name != ours]
+    who = "" if result.attack is None else f" over {counted(len(result.honest), 'honest device')}"
+    value = f"mean test {metric_name(metric)}{who}"
+    if not scores or not best:
+        return f"{ours.capitalize()} has a {value} of {score(test, metric)}."
+    if ours in best:
+        how = f"about as well as {' and '.join(rivals)}" if rivals else "best"
+        return f"{ours.capitalize()} predicts {how}: {value} {score(test, metric)}, against {_listed(scores, metric)}."
+    top, others = best[0], {name: v for name, v in {ours: test, **scores}.items() if name != best[0]}
+    text = f"{top.capitalize()} predicts better here than {ours}"
+    return f"{text}: {value} {score(scores[top], metric)}, against {_listed(others, metric)}."
+
+
+def alone_name(noun: Noun) -> str:
+    """Return what the baseline of local models is called: "every school alone"."""
+    return f"every {noun.one} alone"
+
+
+def _best(scores: Mapping[str, float], metric: str) -> list[str]:
+    """Return the best of some mean scores, and those about as good."""
+    known = {name: value for name, value in scores.items() if np.isfinite(value)}
+    if not known:
+        return []
+    if metric == "accuracy":
+        limit = max(known.values()) - TIE_ACCURACY
+        return sorted((name for name in known if known[name] >= limit), key=lambda name: -known[name])
+    limit = min(known.values()) * (1 + TIE_RATIO)
+    return sorted((name for name in known if known[name] <= limit), key=lambda name: known[name])
+
+
+def _listed(scores: Mapping[str, float], metric: str) -> str:
+    return " and ".join(f"{score(value, metric)} with {name}" for name, value in scores.items())
+
+
+def doubt(result: Result) -> str:
+    """Say why the grouping is uncertain: devices between two groups, or groupings that differ when repeated."""
+    m, noun, reasons = len(result.labels), noun_of(result.profile), []
+    if unsure := len(result.unsure):
+        fit = "fits" if unsure == 1 else "fit"
+        reasons.append(f"{unsure:,} of {noun.count(m)} {fit} two groups about equally well")
+    if not unsure or (result.stability or 0.0) < SURE:
+        reasons.append(f"groupings found in different ways agree only in part ({result.stability:.2f} of 1)")
+    return f"The grouping is uncertain: {', and '.join(reasons)}"
+
+
+def suspicion(result: Result) -> str:
+    """Say how many devices seem to lie, and whether they are in a group."""
+    n = result.suspects.size
+    alone = np.isin(result.suspects, result.apart).all()
+    seem, stand = ("seems to lie", " and stands alone") if n == 1 else ("seem to lie", " and stand alone")
+    return f"{noun_of(result.profile).count(n)} {seem}{stand if alone else ''}"
+
+
+def exposed(result: Result) -> str:
+    """Say how many liars are among the suspects, where it is known who lied; else nothing."""
+    if not result.attack or not result.attack["who"]:
+        return ""
+    liars, found = len(result.attack["who"]), len(np.intersect1d(result.attack["who"], result.suspects))
+    wrong = len(result.suspects) - found
+    caught = f"all {liars} liars found" if found == liars else f"{found} of {counted(liars, 'liar')} found"
+    if liars == found == 1:
+        caught = "the one liar found"
+    return f"{caught}, nobody else accused" if not wrong else f"{caught}; {counted(wrong, 'honest device')} accused"
+
+
+def refusals(result: Result) -> list[tuple[str, int]]:
+    """Return why uploads were refused, and how many."""
+    return [(REFUSED.get(reason, reason), n) for reason, n in result.refused.items()]
+
+
+def silence(result: Result) -> str:
+    """Say how many devices never answered in time, and what model they have."""
+    who, one = noun_of(result.profile).count(len(result.unheard)), len(result.unheard) == 1
+    others = np.setdiff1d(np.arange(len(result.labels)), result.unheard)
+    if np.isin(result.labels[result.unheard], result.labels[others]).any():
+        return f"{who} never answered in time: the group {'it has' if one else 'they have'} is the one it began with"
+    return f"{who} never answered in time and {'has no model of its own' if one else 'have no model of their own'}"
+
+
 def tiles(result: Result) -> list[tuple[str, str, str]]:
     """Return the run in a few numbers: name, number, and what it means."""
-    metric = "test accuracy" if result.profile.metric == "accuracy" else "test RMSE"
-    rounds = f"{result.rounds:,}"
+    noun, metric = noun_of(result.profile), result.profile.metric
+    among = f"among {noun.count(len(result.labels) - len(result.apart))}"
+    among += f"; {len(result.apart):,} in none" if result.apart.size else ""
+    whom = noun.many if result.attack is None else "honest devices"
     found = [
-        ("groups", f"{len(result.groups):,}", _among(result)),
-        (metric, score(result.score("test"), result.profile.metric), "mean over " + _whom(result)),
+        ("groups", f"{len(result.groups):,}", among),
+        (f"test {metric_name(metric)}", score(result.score("test"), metric), f"mean over {whom}"),
     ]
     if result.ari is not None:
         found.append(("ARI", f"{result.ari:.3f}", "agreement with the truth, 1 is perfect"))
     if result.stability is not None:
-        found.append(("stability", f"{result.stability:.2f}", "how sure the grouping is (0 to 1)"))
+        found.append(("stability", f"{result.stability:.2f}", "how well groupings found in different ways agree"))
     if result.lam is not None:
         found.append(("lambda", f"{result.lam:.3g}", "strength of the penalty"))
-    how = "converged" if result.converged else "limit reached, not converged"
-    found.append(("rounds", rounds, how))
-    sent = f"{_bytes(4 * result.cost_floats)} in single precision"
-    found.append(("floats sent", compact(result.cost_floats), sent))
+    found.append(("rounds", f"{result.rounds:,}", "converged" if result.converged else "limit reached"))
+    found.append(("numbers sent", compact(result.cost_floats), f"{data_size(result.cost_floats)} in single precision"))
     found.append(("time", f"{result.seconds:,.1f} s", "of training"))
     return found
 
 
-def _among(result: Result) -> str:
-    whole = counted(len(result.labels) - len(result.apart), "device")
-    return f"among {whole}" + (f"; {len(result.apart):,} in none" if result.apart.size else "")
+@dataclass(frozen=True)
+class ContrastTable:
+    """What tells the groups apart: a row for each feature, the largest difference first.
 
-
-def _whom(result: Result) -> str:
-    return "devices" if result.attack is None else "honest devices"
-
-
-def _bytes(n: int) -> str:
-    """Write a number of bytes.
-
-    >>> _bytes(812), _bytes(42_836), _bytes(47_019_340), _bytes(1_669_000_000)
-    ('812 B', '42.8 kB', '47 MB', '1.67 GB')
+    Attributes
+    ----------
+    what
+        What the numbers are.
+    groups
+        The numbers of the groups in the columns; empty where one number tells how much all groups differ.
+    names
+        Features, and the intercept.
+    values
+        In the units of the table.
+    scaled
+        Per standard deviation of the feature, so that rows can be compared; the intercept less its mean.
     """
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if n >= size:
-            return f"{n / size:.3g} {unit}"
-    return f"{n} B"
+
+    what: str
+    groups: list[int]
+    names: list[str]
+    values: Floats
+    scaled: Floats
+
+    @classmethod
+    def of(cls, result: Result, max_rows: int, max_groups: int) -> ContrastTable | None:
+        """Build the table of a run on a table; None where there are no groups or coefficients to compare."""
+        encoder = result.profile.encoder
+        if len(result.groups) < 2 or encoder is None or not result.model.convex:
+            return None
+        contrast = result.contrasts()[:max_rows]
+        names = [INTERCEPT if name == "intercept" else str(name) for name in contrast.index]
+        classes = [str(c) for c in result.profile.classes]
+        if len(classes) > 2:
+            what = "root mean square difference between groups, per standard deviation of the feature"
+            values = contrast.to_numpy()[:, None]
+            return cls(what, [], names, values, values)
+        what = f"log-odds of {classes[1]} against {classes[0]}" if classes else encoder.target
+        shown = result.groups[:max_groups]
+        rows = [[*result.profile.features, "intercept"].index(name) for name in contrast.index]
+        scaled = _effects(np.stack([result.model.coefficients(w.astype(float)) for w in result.cluster_models]))
+        values = _effects(result.coefficients().to_numpy().reshape(result.n_clusters, -1, scaled.shape[1]))
+        # An intercept where all features are 0 says little: it is shown at their averages, its bar from the mean.
+        values[:, -1] = scaled[:, -1]
+        scaled[:, -1] -= np.average(scaled[:, -1], weights=np.bincount(result.labels))
+        cut = np.ix_(shown, np.array(rows))
+        numbers = list(range(1, len(shown) + 1))
+        return cls(f"{what} per unit of the feature", numbers, names, values[cut].T, scaled[cut].T)
+
+
+def _effects(coefficients: Floats) -> Floats:
+    """Return groups x coefficients: of the value, or for two classes of the log-odds of the second."""
+    return np.array(
+        coefficients[:, 0] if coefficients.shape[1] == 1 else coefficients[:, 1] - coefficients[:, 0], dtype=float
+    )
+
+
+def comparison_table(found: Comparison, *, spreads: bool = True) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells of a comparison, with megabytes beside what was sent."""
+    heads, rows = headings(found), cells(found, spreads=spreads)
+    place = heads.index("floats sent")
+    for row, cost in zip(rows, found.table["cost_floats"], strict=True):
+        if np.isfinite(cost):
+            row[place] = f"{row[place]} ({data_size(cost)})"
+    return [{"clusters": "groups", "floats sent": "numbers sent"}.get(head, head) for head in heads], rows
+
+
+def some_names(names: Sequence[str], room: int) -> str:
+    """Write as many names as there is room for, and how many more there are.
+
+    >>> some_names(["north", "south", "east"], 30), some_names(["north", "south", "east"], 17)
+    ('north, south, east', 'north, … (2 more)')
+    """
+    whole = ", ".join(names)
+    if len(whole) <= room:
+        return whole
+    for shown in range(len(names) - 1, 0, -1):
+        text = f"{', '.join(names[:shown])}, … ({len(names) - shown} more)"
+        if len(text) <= room:
+            return text
+    return whole[: room - 1] + "…"
+
+
+def device_names(result: Result, devices: Ints) -> list[str]:
+    """Return the names of some devices."""
+    return [result.profile.names[i] for i in devices.tolist()]

@@ -1,24 +1,37 @@
-"""The colours of all pictures, in one place, so that people with colour-blindness can tell them apart everywhere.
+"""Colours of all pictures: twenty for groups, on white and on a dark page.
 
-Those on paper are Okabe and Ito's (https://jfly.uni-koeln.de/color/). The report's are their hues, made darker for a
-light page and lighter for a dark one, until each stands out from it by at least 3 to 1; a number beside it always says
-the same as the colour.
+The first seven have the hues of Okabe and Ito (https://jfly.uni-koeln.de/color/). The others were chosen to be as far
+as possible from all before them in OKLab, also as seen with deuteranopia and protanopia. Each has a contrast of at
+least 3 to 1 to its background. A number beside a colour always says the same as the colour.
 """
 
 from __future__ import annotations
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-ON_LIGHT = ("#0072B2", "#CB5800", "#00805C", "#AE4F86", "#8F6A00", "#3D8FC6", "#6A4FA3", "#5A646D")
-ON_DARK = ("#5CB8F0", "#FF8F52", "#35C79E", "#EBA0CC", "#F0C24D", "#A6D8F7", "#BBA3F2", "#B4BEC7")
+# fmt: off
+COLOURS = (
+    "#0072B2", "#CB5800", "#00805C", "#AE4F86", "#8F6A00", "#6A4FA3", "#5A646D", "#AC0620", "#0D99EC", "#739F4D",
+    "#CC6CD9", "#462D00", "#005900", "#F26086", "#0639AC", "#590086", "#9F8CA6", "#003359", "#6C0039", "#796CEC",
+)
+COLOURS_ON_DARK = (
+    "#5CB8F0", "#FF8F52", "#35C79E", "#EBA0CC", "#F0C24D", "#BBA3F2", "#B4BEC7", "#EC534D", "#007993", "#4D934D",
+    "#994DBF", "#936613", "#8CF993", "#BF8680", "#8680FF", "#F2D9FF", "#D26CD2", "#266CDF", "#AC5373", "#8080AC",
+)
+# fmt: on
+NO_GROUP = "between"
 
 
-def tone(cluster: int) -> str:
-    """Return the name of a cluster's colour on a page; after eight, they come again.
+def tone(group: int) -> str:
+    """Return the CSS class with the colour of a group, counted from 1; 0 is for devices in no group.
 
-    >>> tone(0), tone(9)
-    ('g0', 'g1')
+    >>> tone(1), tone(22), tone(0)
+    ('g0', 'g1', 'between')
     """
-    return f"g{cluster % len(ON_LIGHT)}"
+    return f"g{(group - 1) % len(COLOURS)}" if group else NO_GROUP
+
+
+def colour(group: int) -> str:
+    """Return the colour on white of a group, counted from 1."""
+    return COLOURS[(group - 1) % len(COLOURS)]
 
 
 def contrast(first: str, second: str) -> float:

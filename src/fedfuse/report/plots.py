@@ -1,7 +1,7 @@
-"""Pictures, by matplotlib (``pip install "fedfuse[report]"``).
+"""Plots by matplotlib (``pip install "fedfuse[report]"``).
 
-Every function takes data and, if you have them, axes to draw on; it returns the axes. Colours are those of Okabe and
-Ito and of viridis, which people with colour-blindness can tell apart, too.
+Every function takes data and, optionally, axes to draw on, and returns the axes. Groups are numbered by size, from 1,
+and have the colours of the report (`fedfuse.report.palette`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pandas as pd
 
 from fedfuse.errors import FedfuseError
-from fedfuse.report.palette import COLOURS
+from fedfuse.report.palette import COLOURS, colour
 from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
@@ -25,22 +26,24 @@ if TYPE_CHECKING:
     from fedfuse.studies.sweep import Sweep
     from fedfuse.studies.tune import Tuning
 
-PICTURES = (".png", ".svg", ".pdf")
-NAMES = {"l2": "squared l2", "l1": "l1", "scad": "SCAD", "smoothed-scad": "smoothed SCAD", "mcp": "MCP"}
-PARAMETERS = 12  # of a model, the most that a path shows
-LABELS = 12  # groups that have room for their numbers
+FORMATS = (".png", ".svg", ".pdf")
+PENALTIES = {"l2": "squared l2", "l1": "l1", "scad": "SCAD", "smoothed-scad": "smoothed SCAD", "mcp": "MCP"}
+MAX_PARAMETERS = 12
+# Groups that have room for their numbers on an axis or in a legend, and leaves that have room for their names.
+MAX_NAMED_GROUPS, MAX_NAMED_LEAVES = 12, 60
 GREY = "#777777"
+AXES = {"cost_floats": "numbers sent", "time": "simulated time (s)", "round": "round"}
 
 
 def check_picture(path: str | PathLike[str]) -> None:
-    """Say now, and not after hours of training, that a picture cannot be drawn."""
-    if Path(path).suffix.lower() not in PICTURES:
-        raise FedfuseError(f"a picture must end in {', '.join(PICTURES)}, got {path}")
+    """Refuse a picture that cannot be drawn, before hours of training."""
+    if Path(path).suffix.lower() not in FORMATS:
+        raise FedfuseError(f"a picture must end in {', '.join(FORMATS)}, got {path}")
     _pyplot()
 
 
 def save_picture(axes: Any, path: str | PathLike[str]) -> None:
-    """Write the figure of these axes to a file and close it; the same figure is the same file, whenever it is drawn."""
+    """Write the figure of these axes to a file and close it; equal figures give equal files."""
     check_picture(path)
     figure = np.ravel(axes)[0].figure
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -57,15 +60,15 @@ def plot_path(path: SolutionPath, ax: Any = None) -> Any:
     """
     ax = _one(ax)
     groups = path.truth if path.truth is not None else path.labels[-1]
-    for j in _telling(path.estimates[0]):
+    spread = np.std(path.estimates[0], axis=0)
+    for j in np.sort(np.argsort(-spread, kind="stable")[:MAX_PARAMETERS]):
         for group in np.unique(groups):
-            lines = path.estimates[:, groups == group, j]
-            ax.plot(path.grid, lines, color=COLOURS[group % len(COLOURS)], lw=0.9, alpha=0.7)
+            ax.plot(path.grid, path.estimates[:, groups == group, j], color=colour(group + 1), lw=0.9, alpha=0.7)
     few = [(n, a, b) for n, a, b in path.spans() if n <= 3 and b > a]
     ends = ", ".join(f"{n} from {a:.2g} on" for n, a, _ in few) if few else f"never fewer than {path.n_clusters.min()}"
     ax.set(xlabel="lambda", ylabel="estimates")
-    ax.set_title(f"{NAMES.get(path.penalty, path.penalty)}\n", fontsize=11, fontweight="bold")
-    ax.annotate(f"clusters: {ends}", (0.5, 1.02), xycoords="axes fraction", ha="center", va="bottom", fontsize=9)
+    ax.set_title(f"{PENALTIES.get(path.penalty, path.penalty)}\n", fontsize=11, fontweight="bold")
+    ax.annotate(f"groups: {ends}", (0.5, 1.02), xycoords="axes fraction", ha="center", va="bottom", fontsize=9)
     return _plain(ax)
 
 
@@ -77,8 +80,7 @@ def plot_figure1(paths: Sequence[SolutionPath] | None = None, axes: Any = None) 
     if axes is None:
         _, axes = _pyplot().subplots(2, 2, figsize=(10, 7), layout="constrained")
     for path, ax in zip(paths, np.ravel(axes), strict=True):
-        plot_path(path, ax)
-        ax.set_ylabel("estimate of each device")
+        plot_path(path, ax).set_ylabel("estimate of each device")
         for value in (-1, 1):
             ax.axhline(value, color="black", lw=0.8, ls=":", zorder=0)
     return axes
@@ -93,63 +95,58 @@ def plot_tuning(tuning: Tuning, axes: Any = None) -> Any:
     table, curve, result = tuning.table, tuning.curve, tuning.result
     colours = _pyplot().get_cmap("viridis")(np.linspace(0, 0.92, len(table)))
     of = dict(zip(table["lam"], colours, strict=True))
-    stages = (curve["stage"] != curve["stage"].shift()).cumsum()
-    for _, piece in curve.groupby(stages):
+    for _, piece in curve.groupby((curve["stage"] != curve["stage"].shift()).cumsum()):
         lam, onwards = piece["lam"].iloc[0], piece["stage"].iloc[0] == "training on"
         left.plot(piece["round"], piece["validation"], color=of[lam], lw=1.8, ls="--" if onwards else "-")
-        # the label stands where the stage begins, out of the way of the curve
+        # The label stands where the stage begins, above the curve.
         place = {"xycoords": ("data", "axes fraction"), "rotation": 60, "fontsize": 8}
         left.annotate(f"{lam:g}", (piece["round"].iloc[0], 1.01), **place)
     if tuning.strategy == "warmup":
-        for words, style in (("trying a lambda", "-"), ("training on", "--")):
-            left.plot([], [], color="grey", ls=style, label=words)
+        for name, style in (("trying a lambda", "-"), ("training on", "--")):
+            left.plot([], [], color="grey", ls=style, label=name)
         left.legend(frameon=False, loc="best")
     left.set(xlabel="round", ylabel=f"validation {result.profile.metric}")
     left.set_title(f"{tuning.strategy}: lambda {tuning.lam:g} chosen", pad=28)
     bars = right.bar([f"{lam:g}" for lam in table["lam"]], table["seconds"], color=colours)
-    for bar, row in zip(bars, table.itertuples(), strict=True):
-        if row.chosen:
-            bar.set(edgecolor="black", linewidth=2)
+    _outline(bars, table["chosen"])
     right.bar_label(bars, [f"{n}" for n in table["rounds"]], fontsize=8, padding=2)
-    right.set(
-        xlabel="lambda (chosen: outlined)", ylabel="seconds (above: rounds)", title=f"{tuning.seconds:.0f} s of tuning"
-    )
+    right.set(xlabel="lambda (chosen: outlined)", ylabel="seconds (above: rounds)")
+    right.set_title(f"{tuning.seconds:.0f} s of tuning")
     _plain(left), _plain(right)
     return axes
 
 
 def plot_search(tuning: Tuning, axes: Any = None) -> Any:
-    """Draw what every candidate came to on validation rows; the one chosen is outlined."""
+    """Draw the validation score of every candidate; the one chosen is outlined."""
     from fedfuse.studies.tune import in_words
 
     table = tuning.table
     if axes is None:
         _, axes = _pyplot().subplots(figsize=(7, 1.2 + 0.25 * len(table)), layout="constrained")
     names = [in_words(row) for row in table[list(tuning.settings)].to_dict("records")]
-    bars = axes.barh(np.arange(len(table)), table["validation"], tick_label=names, color="#4c72b0")
-    for bar, chosen in zip(bars, table["chosen"], strict=True):
-        if chosen:
-            bar.set(edgecolor="black", linewidth=2)
+    _outline(axes.barh(np.arange(len(table)), table["validation"], tick_label=names, color="#4c72b0"), table["chosen"])
     axes.invert_yaxis()
     axes.set(xlabel=f"validation {tuning.result.profile.metric} (chosen: outlined)", title=f"{tuning.words} chosen")
-    _plain(axes)
-    return axes
+    return _plain(axes)
+
+
+def _outline(bars: Any, chosen: Any) -> None:
+    for bar, marked in zip(bars, chosen, strict=True):
+        if marked:
+            bar.set(edgecolor="black", linewidth=2)
 
 
 def plot_history(result: Result, ax: Any = None) -> Any:
-    """Draw validation and test metric and the number of clusters by round."""
+    """Draw validation and test metric and the number of groups by round."""
     ax = _one(ax)
-    seen = result.history
-    if "n_clusters" not in seen or not seen["n_clusters"].notna().any():
-        raise FedfuseError("the history has no evaluated round: use a smaller evaluate_every, or more rounds")
-    seen = seen[seen["n_clusters"].notna()]
-    for colour, part in zip(COLOURS, ("validation", "test"), strict=False):
+    seen = _evaluated(result, "n_clusters")
+    for number, part in enumerate(("validation", "test"), 1):
         if seen[part].notna().any():
-            ax.plot(seen["round"], seen[part], color=colour, lw=1.8, label=f"{part} {result.profile.metric}")
+            ax.plot(seen["round"], seen[part], color=colour(number), lw=1.8, label=f"{part} {result.profile.metric}")
     other = ax.twinx()
-    other.step(seen["round"], seen["n_clusters"], color=COLOURS[6], lw=1, ls=":", where="post", label="clusters")
+    other.step(seen["round"], seen["n_clusters"], color="black", lw=1, ls=":", where="post", label="groups")
     other.set_ylim(bottom=0)
-    other.set_ylabel("clusters")
+    other.set_ylabel("groups")
     ax.set(xlabel="round", ylabel=result.profile.metric, title=f"{result.dataset}, {result.method['method']}")
     lines = [*ax.get_lines(), *other.get_lines()]
     ax.legend(lines, [line.get_label() for line in lines], frameon=False, loc="center right")
@@ -158,27 +155,40 @@ def plot_history(result: Result, ax: Any = None) -> Any:
     return ax
 
 
-def plot_times(results: Mapping[str, Result], ax: Any = None, *, marks: bool = True) -> Any:
-    """Draw the test metric of runs against the time on their clocks (virtual seconds, where they have one).
+def plot_scores(
+    results: Mapping[str, Result],
+    ax: Any = None,
+    *,
+    against: Literal["cost_floats", "time", "round"] = "cost_floats",
+    marks: bool = False,
+) -> Any:
+    """Draw the test metric of runs against numbers sent, the time on their (simulated) clocks, or rounds.
 
     With ``marks``, a dot says when each run first had the true groups, where they are known.
     """
     ax = _one(ax)
-    for colour, (name, result) in zip(COLOURS, results.items(), strict=False):
-        seen = result.history
-        if "test" not in seen:
-            raise FedfuseError(f"the history of {name} has no evaluated round: use a smaller evaluate_every")
-        seen = seen[seen["test"].notna()]
-        ax.plot(seen["time"], seen["test"], color=colour, lw=1.8, label=name)
+    for number, (name, result) in enumerate(results.items(), 1):
+        seen = _evaluated(result, "test", name)
+        ax.plot(seen[against], seen["test"], color=colour(number), lw=1.8, label=name)
         right = seen[seen["ari"].astype(float) >= 1.0]
         if marks and len(right):
-            ax.plot(right["time"].iloc[:1], right["test"].iloc[:1], "o", color=colour, ms=8)
+            ax.plot(right[against].iloc[:1], right["test"].iloc[:1], "o", color=colour(number), ms=8)
     if marks:
         ax.plot([], [], "o", color="grey", ms=8, label="all groups right for the first time")
     metric = next(iter(results.values())).profile.metric
-    ax.set(xlabel="simulated time (s)", ylabel=f"test {metric}")
+    ax.set(xlabel=AXES[against], ylabel=f"test {metric}", xscale="log" if against == "cost_floats" else "linear")
     ax.legend(frameon=False, loc="lower right" if metric == "accuracy" else "upper right")
     return _plain(ax)
+
+
+def _evaluated(result: Result, column: str, name: str = "the run") -> pd.DataFrame:
+    """Return the rounds with a value in this column."""
+    if column not in result.history or not result.history[column].notna().any():
+        raise FedfuseError(
+            f"the history of {name} has no evaluated round: use a smaller evaluate_every, or more rounds"
+        )
+    seen: pd.DataFrame = result.history[result.history[column].notna()]
+    return seen
 
 
 def plot_sweep(sweep: Sweep, axes: Any = None) -> Any:
@@ -188,23 +198,22 @@ def plot_sweep(sweep: Sweep, axes: Any = None) -> Any:
     if axes is None:
         size = {"figsize": (5.2 * len(panels), 4), "layout": "constrained", "squeeze": False}
         _, axes = _pyplot().subplots(1, len(panels), **size)
-    for ax, (name, words) in zip(np.ravel(axes), panels, strict=True):
+    for ax, (name, label) in zip(np.ravel(axes), panels, strict=True):
         draw = _draw_starts if sweep.over.starts is not None else _draw_values
         draw(sweep, name, ax)
-        ax.set_ylabel(words)
-        _plain(ax)
+        _plain(ax).set_ylabel(label)
     np.ravel(axes)[0].figure.suptitle(f"{sweep.dataset}: {sweep.over.key}", fontsize=11)
     return axes
 
 
 def _draw_values(sweep: Sweep, name: str, ax: Any) -> None:
-    """Draw mean and spread over seeds against the values of a setting, on a line of numbers where they are some."""
+    """Draw mean and spread over seeds against the values of a setting, to scale where these are numbers."""
     numbers = sweep.numbers
     places = np.array(numbers) if numbers else np.arange(len(sweep.over.values))
-    for colour, method in zip(COLOURS, sweep.methods, strict=False):
+    for number, method in enumerate(sweep.methods, 1):
         rows = sweep.summary[sweep.summary["method"] == method]
         mean, spread = rows[name].to_numpy(float), rows[f"{name}_sd"].to_numpy(float)
-        ax.errorbar(places, mean, spread, color=colour, marker="o", lw=1.6, capsize=3, label=method)
+        ax.errorbar(places, mean, spread, color=colour(number), marker="o", lw=1.6, capsize=3, label=method)
     if numbers and min(numbers) > 0 and max(numbers) >= 100 * min(numbers):
         ax.set_xscale("log")
     elif not numbers:
@@ -219,7 +228,7 @@ def _draw_starts(sweep: Sweep, name: str, ax: Any) -> None:
     for place, method in enumerate(sweep.methods):
         points = sweep.table.loc[sweep.table["method"] == method, name].dropna().to_numpy(float)
         jitter = np.random.default_rng(place).uniform(-0.18, 0.18, len(points))
-        ax.scatter(place + jitter, points, s=14, color=COLOURS[place % len(COLOURS)], alpha=0.6, lw=0)
+        ax.scatter(place + jitter, points, s=14, color=colour(place + 1), alpha=0.6, lw=0)
         ax.boxplot([points], positions=[place], widths=0.5, showfliers=False, medianprops={"color": "black"})
     ax.set_xticks(range(len(sweep.methods)), sweep.methods)
     ax.set_xlabel(f"{sweep.over.starts} random starts")
@@ -235,10 +244,9 @@ def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
     values = [percent * scores.loc[scores["method"] == method, "test"].to_numpy() for method in shown]
     means, best = (table.loc[shown, name].to_numpy() for name in ("test", "best"))
     for place, points in enumerate(values):
-        colour = COLOURS[1] if best[place] else COLOURS[0]
         jitter = np.random.default_rng(place).uniform(-0.22, 0.22, len(points))
-        ax.scatter(points, place + jitter, s=9, color=colour, alpha=0.35, lw=0, zorder=1)
-        ax.plot(percent * means[place], place, "D", color=colour, mec="white", ms=7, zorder=4)
+        ax.scatter(points, place + jitter, s=9, color=COLOURS[int(best[place])], alpha=0.35, lw=0, zorder=1)
+        ax.plot(percent * means[place], place, "D", color=COLOURS[int(best[place])], mec="white", ms=7, zorder=4)
     lines = {part: {"color": "black", "lw": 1.2} for part in ("boxprops", "medianprops", "whiskerprops", "capprops")}
     ax.boxplot(values, positions=range(len(shown)), orientation="horizontal", widths=0.5, showfliers=False, **lines)
     ax.set_yticks(range(len(shown)), shown)
@@ -252,13 +260,13 @@ def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
 def plot_distances(seen: Result | DistanceSnapshot, labels: Ints | None = None, ax: Any = None) -> Any:
     """Draw the distances between the models of all pairs of devices, ordered by group.
 
-    ``seen`` is a result, or a picture of a round (`fedfuse.results.snapshots.SnapshotFile`); ``labels`` are the groups that order it,
-    by default its own.
+    ``seen`` is a result, or a snapshot of a round (`fedfuse.results.snapshots.SnapshotFile`); ``labels`` are the
+    groups that order it, by default its own.
     """
-    from fedfuse.report.distance_frames import by_group, tree_of
+    from fedfuse.report.distance_frames import average_linkage, by_group
 
-    snapshot, groups = _pairs(seen, labels)
-    order = by_group(groups, tree_of(snapshot))
+    snapshot, groups = _snapshot(seen, labels)
+    order = by_group(groups, average_linkage(snapshot))
     ax = _one(ax)
     image = ax.imshow(snapshot.matrix[np.ix_(order, order)], cmap="cividis_r", vmin=0, interpolation="nearest")
     edges = np.flatnonzero(np.diff(groups[order])) + 0.5
@@ -267,13 +275,11 @@ def plot_distances(seen: Result | DistanceSnapshot, labels: Ints | None = None, 
         ax.axvline(edge, color="white", lw=0.8)
     middles = (np.concatenate([[-0.5], edges]) + np.concatenate([edges, [len(order) - 0.5]])) / 2
     numbers = [str(groups[order][round(place)]) for place in middles]
-    if len(numbers) <= LABELS:
-        ax.set_xticks(middles, numbers)
-        ax.set_yticks(middles, numbers)
-    else:
-        ax.set(xticks=[], yticks=[])
+    ticks = (middles, numbers) if len(numbers) <= MAX_NAMED_GROUPS else ([], [])
+    ax.set_xticks(*ticks)
+    ax.set_yticks(*ticks)
     ax.set(xlabel="group", ylabel="group", title=_moment(seen))
-    ax.figure.colorbar(image, ax=ax, label="distance of models", shrink=0.85)
+    ax.figure.colorbar(image, ax=ax, label="distance between models", shrink=0.85)
     return ax
 
 
@@ -288,13 +294,13 @@ def plot_map(
 
     ``"pca"`` keeps most of the distances (principal coordinates); ``"tsne"`` keeps neighbours together.
     """
-    snapshot, groups = _pairs(seen, labels)
+    snapshot, groups = _snapshot(seen, labels)
     places = _places(snapshot.matrix, method)
     ax = _one(ax)
-    for c in np.unique(groups):
-        inside = groups == c
-        ax.scatter(*places[inside].T, s=28, color=_colour(int(c)), edgecolor="white", lw=0.5, label=f"group {c}")
-    if groups.max() < LABELS:
+    for group in np.unique(groups):
+        inside = groups == group
+        ax.scatter(*places[inside].T, s=28, color=colour(group), edgecolor="white", lw=0.5, label=f"group {group}")
+    if groups.max() <= MAX_NAMED_GROUPS:
         ax.legend(frameon=False, fontsize=8, loc="best")
     ax.set(xticks=[], yticks=[], title=_moment(seen))
     ax.set_aspect("equal", adjustable="datalim")
@@ -302,80 +308,69 @@ def plot_map(
 
 
 def plot_devices(result: Result, baselines: Mapping[str, Floats] | None = None, ax: Any = None) -> Any:
-    """Draw every device's test score by group, against its local and the pooled model where these are given.
+    """Draw every device's test score by group, and with local and pooled models where their scores are given.
 
-    ``yardsticks`` are the scores of `training.loop.baselines.yardsticks`.
+    ``baselines`` are the scores of `fedfuse.training.baselines.baselines`.
     """
     ax = _one(ax)
-    scores, sticks = result.scores["test"], baselines or {}
-    sizes = np.bincount(result.labels)
-    order = np.lexsort((np.nan_to_num(scores), result.labels, -sizes[result.labels]))
+    scores, known, groups = result.scores["test"], baselines or {}, numbers_by_size(result.labels)
+    order = np.lexsort((np.nan_to_num(scores), groups))
     x = np.arange(len(order))
-    if "local" in sticks:
-        ax.vlines(x, sticks["local"][order], scores[order], color="#888888", lw=0.6, zorder=1)
-    for name, words, marker in (("pooled", "one model for all", "x"), ("local", "every device alone", "o")):
-        if name in sticks:
-            ax.scatter(x, sticks[name][order], s=10, marker=marker, color="#888888", lw=0.8, label=words, zorder=2)
-    labels = result.labels[order]
-    for c in np.unique(labels):
-        own = f"group {c}" if labels.max() < LABELS else None
-        ax.scatter(x[labels == c], scores[order][labels == c], s=16, color=_colour(int(c)), label=own, zorder=3)
+    if "local" in known:
+        ax.vlines(x, known["local"][order], scores[order], color=GREY, lw=0.6, zorder=1)
+    for name, label, marker in (("pooled", "one model for all", "x"), ("local", "every device alone", "o")):
+        if name in known:
+            ax.scatter(x, known[name][order], s=10, marker=marker, color=GREY, lw=0.8, label=label, zorder=2)
+    for group in np.unique(groups):
+        inside = groups[order] == group
+        label = f"group {group}" if groups.max() <= MAX_NAMED_GROUPS else ""
+        ax.scatter(x[inside], scores[order][inside], s=16, color=colour(group), label=label, zorder=3)
     ax.set(xlabel="devices by group", ylabel=f"test {result.profile.metric}", xticks=[])
     ax.legend(frameon=False, fontsize=8, loc="best")
     return _plain(ax)
 
 
-def plot_fusion(alone: DistanceSnapshot, labels: Ints, ax: Any = None, *, a: float | None = None) -> Any:
-    """Draw which devices meet as lambda grows, as a tree of their own models (average linkage).
+def plot_dendrogram(alone: DistanceSnapshot, labels: Ints, ax: Any = None) -> Any:
+    """Draw the dendrogram of the devices' own models (average linkage).
 
-    ``alone`` is a picture of the devices' own models, such as ``yardsticks.measured(...).alone``; ``labels`` are the
-    groups that colour it. With ``a`` the axis is lambda, which reaches pairs ``a * lambda`` apart, else distance.
+    ``alone`` is a snapshot of these models, such as ``fedfuse.training.baselines.measured(...).alone``; ``labels``
+    are the groups that colour it.
     """
     from scipy.cluster.hierarchy import dendrogram
 
-    from fedfuse.report.distance_frames import tree_of
+    from fedfuse.report.dendrogram_chart import AXIS, merged_groups
+    from fedfuse.report.distance_frames import average_linkage
 
     ax = _one(ax)
-    merges, groups = tree_of(alone), labels[alone.devices]
+    merges, (_, groups) = average_linkage(alone), _snapshot(alone, labels)
     if not len(merges):
-        raise FedfuseError("a tree needs at least two devices")
-    n, owner = len(groups), {i: int(g) for i, g in enumerate(groups)}
-    for k, (left, right) in enumerate(merges[:, :2].astype(int)):
-        owner[n + k] = owner[left] if owner[left] == owner[right] else -1
-    merges[:, 2] /= a or 1.0
-    named: dict[str, Any] = {
-        "no_labels": n > 60,
-        "leaf_font_size": 7,
-        "above_threshold_color": GREY,
-        "orientation": "right",
-    }
-    dendrogram(merges, ax=ax, link_color_func=lambda node: GREY if owner[node] < 0 else _colour(owner[node]), **named)
-    ax.set(xlabel="lambda" if a else "distance", ylabel="devices")
+        raise FedfuseError("a dendrogram needs at least two devices")
+    colours = [colour(group) if group > 0 else GREY for group in merged_groups(merges, groups).tolist()]
+    style: dict[str, Any] = {"orientation": "right", "leaf_font_size": 7, "above_threshold_color": GREY}
+    dendrogram(merges, ax=ax, no_labels=len(groups) > MAX_NAMED_LEAVES, link_color_func=colours.__getitem__, **style)
+    ax.set(xlabel=AXIS, ylabel="devices")
     return _plain(ax)
 
 
-def plot_communication(results: Mapping[str, Result], ax: Any = None) -> Any:
-    """Draw the test metric of runs against floats sent so far."""
-    ax = _one(ax)
-    for place, (name, result) in enumerate(results.items()):
-        seen = result.history
-        if "test" not in seen:
-            raise FedfuseError(f"the history of {name} has no evaluated round: use a smaller evaluate_every")
-        seen = seen[seen["test"].notna()]
-        ax.plot(seen["cost_floats"], seen["test"], color=_colour(place), lw=1.8, label=name)
-    metric = next(iter(results.values())).profile.metric
-    ax.set(xlabel="floats sent", ylabel=f"test {metric}", xscale="log")
-    ax.legend(frameon=False)
-    return _plain(ax)
+def numbers_by_size(labels: Ints) -> Ints:
+    """Return the groups numbered by size, from 1 for the largest.
+
+    >>> numbers_by_size(np.array([0, 1, 1, 2])).tolist()
+    [2, 1, 1, 3]
+    """
+    sizes = np.bincount(labels)
+    rank = np.empty(len(sizes), np.int64)
+    rank[np.argsort(-sizes, kind="stable")] = np.arange(1, len(sizes) + 1)
+    return np.asarray(rank[labels])
 
 
-def _pairs(seen: Result | DistanceSnapshot, labels: Ints | None) -> tuple[DistanceSnapshot, Ints]:
-    """Return a picture of all pairs, and the groups of the devices on it."""
+def _snapshot(seen: Result | DistanceSnapshot, labels: Ints | None) -> tuple[DistanceSnapshot, Ints]:
+    """Return the distances of all pairs, and the groups of the devices there, numbered by size."""
     if isinstance(seen, Result):
-        # a module of one's own is not there after loading, and with it not the knowledge of what is fused
-        fused = seen.models[:, seen.model.fused] if seen.model.d == seen.models.shape[1] else seen.models
-        seen = DistanceSnapshot.of(seen.rounds, fused, seen.labels)
-    return seen, seen.labels if labels is None else np.asarray(labels)[seen.devices]
+        from fedfuse.report.run_page import snapshot_of
+
+        seen = snapshot_of(seen)
+    return seen, numbers_by_size(seen.labels if labels is None else np.asarray(labels)[seen.devices])
 
 
 def _moment(seen: Result | DistanceSnapshot) -> str:
@@ -396,10 +391,6 @@ def _places(matrix: Floats, method: str) -> Floats:
     return np.asarray(tsne.fit_transform(matrix))
 
 
-def _colour(group: int) -> str:
-    return COLOURS[group % len(COLOURS)]
-
-
 def _pyplot() -> Any:
     try:
         import matplotlib.pyplot as plt
@@ -416,9 +407,3 @@ def _plain(ax: Any) -> Any:
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)
     return ax
-
-
-def _telling(estimates: Any) -> Any:
-    """Return the parameters in which devices differ most."""
-    spread = np.std(estimates, axis=0)
-    return np.sort(np.argsort(-spread, kind="stable")[:PARAMETERS])

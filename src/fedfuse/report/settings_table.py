@@ -1,4 +1,4 @@
-"""What a run was asked to do, and by which programs: the last section of a page."""
+"""Settings of a run and versions of the libraries: the last section of a page."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ ATTACK = {"attack", "liars", "lies", "scope"}
 def settings_of(directory: Path, result: Result) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the settings of a run in groups of (name, value)."""
     config = Store(directory).config() if (directory / "config.json").exists() else {}
-    method = dict(config.get("method") or result.method)
     run = dict(config.get("settings") or {"seed": result.seed})
     if run.get("attack") is None:
         run = {key: value for key, value in run.items() if key not in ATTACK}
-    groups = [("method", method), ("run", run)]
     model = config.get("model") or result.model.to_config()
-    groups += [("model", {"name": model} if isinstance(model, str) else model)]
-    groups += [("data", {"dataset": result.dataset, **(config.get("source") or {})})]
-    if result.chosen:
-        groups.append(("chosen on validation rows", dict(result.chosen)))
-    if config.get("engine"):
-        groups.append(("engine", config["engine"]))
-    return [(name, list(_flat(values))) for name, values in groups]
+    parts = {
+        "method": config.get("method") or result.method,
+        "run": run,
+        "model": {"name": model} if isinstance(model, str) else model,
+        "data": {"dataset": result.dataset, **(config.get("source") or {})},
+        "chosen on validation rows": result.chosen,
+        "engine": config.get("engine"),
+    }
+    return [(name, list(_flat(values))) for name, values in parts.items() if values]
 
 
 def versions(of_run: str | None) -> list[tuple[str, str]]:
@@ -50,7 +50,7 @@ def _version(library: str) -> str | None:
 
 
 def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what was set, with dots between names of parts; what was left out is not shown."""
+    """Yield what was set, with dots between the names of nested parts."""
     for key, value in values.items():
         if key in LEFT_OUT or value is None:
             continue

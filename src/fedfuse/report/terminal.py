@@ -1,4 +1,4 @@
-"""What a person sees in a terminal: the progress of a run, and its outcome."""
+"""Progress and outcome of runs in a terminal."""
 
 from __future__ import annotations
 
@@ -22,45 +22,29 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedfuse.results.formatting import counted, cut_short, exposed, refusals, silence
+from fedfuse.report import explanations as words
+from fedfuse.results.formatting import counted, cut_short
 from fedfuse.results.result import Result, mean_score
-from fedfuse.studies.comparison import cells, footnotes, headings
+from fedfuse.studies.comparison import Comparison, footnotes
 from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Board, Job, JobState, Watcher
 from fedfuse.training.loop import Callback, Row, Run
 from fedfuse.utils.typing import Floats, Ints
 
 if TYPE_CHECKING:
-    from fedfuse.studies.comparison import Comparison
     from fedfuse.studies.tune import Tuning
     from fedfuse.training.newcomers import Newcomers
 
-MOST_CLUSTERS = 12
-MOST_FEATURES = 6
-MOST_COLUMNS = 6
-WIDE = 110  # columns of a terminal that has room for the spread of everything
-_DIVERGED = ("not finite", "too large")
-
-
-STAGES = {
-    "summaries": "devices sum up their rows",
-    "tell": "telling devices their models",
-    "moments": "finding a common scale",
-    "rescale": "finding a common scale",
-    "half": "every device alone",
-    "local": "every device alone",
-    "tree": "judging who may share a model",
-    "candidates": "comparing groupings",
-    "fit": "one model per group",
-    "check": "checking the groups",
-    "residue": "looking for structure left",
-    "alone": "devices without companions",
-    "again": "final fit",
-    "end": "done",
-}
+MAX_GROUPS, MAX_FEATURES, MAX_COLUMNS = 12, 6, 6
+NAMES_WIDTH = 60
+# A terminal of so many columns has room for the spread of everything.
+WIDE_COLUMNS = 110
+# Models that moved by a larger share of their length in the last round may still change the groups.
+MAX_MOVED_RATIO = 1e-3
+DIVERGED = ("not finite", "too large")
 
 
 class ProgressBar(Callback):
-    """One line: stage, lambda, clusters so far, a score on held-out rows, what was sent, how much still moves."""
+    """One line: stage, lambda, groups so far, a score on held-out rows, what was sent, how much still moves."""
 
     def __init__(self, console: Console) -> None:
         columns = (SpinnerColumn(), TextColumn("round"), BarColumn(20), MofNCompleteColumn())
@@ -88,22 +72,22 @@ class ProgressBar(Callback):
 
     def _note(self, run: Run) -> str:
         row = self._known
-        words = [f"{row['cost_floats']:.2g} floats sent"]
+        parts = [f"{words.data_size(row['cost_floats'])} sent"]
         if np.isfinite(row["moved"]):
-            words.append(f"moving {100 * row['moved']:.2g} %")
+            parts.append(f"models moved by {100 * row['moved']:.2g} %")
         if "stage" in row:
-            words.insert(0, STAGES.get(row["stage"]) or row["stage"])
+            parts.insert(0, words.stage_name(row["stage"]))
         if np.isfinite(row.get("lam", np.nan)) and getattr(run.method, "lam", None) != "auto":
-            words.insert(0, f"lambda {row['lam']:.3g}")
+            parts.insert(0, f"lambda {row['lam']:.3g}")
         if "validation" in row:
             held_out = "validation" if np.isfinite(row["validation"]) else "test"
             score = f"{held_out} {run.federation.metric} {row[held_out]:.4f}"
-            words = [counted(row["n_clusters"], "group"), score, *words]
-        return " · ".join(words)
+            parts = [counted(row["n_clusters"], "group"), score, *parts]
+        return " · ".join(parts)
 
 
 class Downloads:
-    """One line for each file that is coming: bytes so far, how fast, how long still."""
+    """One line for each file being downloaded: bytes so far, speed, time left."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -155,8 +139,8 @@ class ComparisonBars(Watcher):
                 self._progress.update(self._bar(number), completed=done, total=most or done + 1, note=note)
             elif number in self._bars:
                 self._progress.remove_task(self._bars.pop(number))
-        completed, words = self._told(states)
-        self._progress.update(self._all, completed=completed, note=f"{words} {self._hint}".rstrip())
+        completed, said = self._told(states)
+        self._progress.update(self._all, completed=completed, note=f"{said} {self._hint}".rstrip())
 
     def stopping(self) -> None:
         self._hint = "stopping after this round (Ctrl-C again: at once)"
@@ -185,9 +169,9 @@ class ComparisonBars(Watcher):
 
 def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print one row per method, the best score in bold, and what a reader must know of the table."""
-    table = _plain_table(*headings(comparison))
+    heads, rows = words.comparison_table(comparison, spreads=console.width >= WIDE_COLUMNS)
+    table = _plain_table(*heads)
     table.columns[0].justify = "left"
-    rows = cells(comparison, spreads=console.width >= WIDE)
     for row, best, runs in zip(rows, comparison.table["best"], comparison.table["runs"], strict=True):
         name, score, *others = map(escape, row)
         table.add_row(name, f"[bold]{score}[/bold]" if best else score, *others, style="" if runs else "dim")
@@ -199,34 +183,35 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
 
 def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> None:
     """Print the outcome: groups, scores against local and pooled models, what tells the groups apart."""
-    m, ari = len(result.profile.names), ""
-    if result.ari is not None:
-        ari = f" (agreement with the truth: ARI {result.ari:.3f})"
-    how = "converged after" if result.converged else "stopped after"
-    others = f", {len(result.apart):,} in none" if result.apart.size else ""
-    inside = counted(m - len(result.apart), "device")
-    _say(console, f"[bold]{inside} in {counted(len(result.groups), 'group')}{others}[/bold]{ari}")
-    sent = f"{result.cost_floats:,} floats sent, {result.seconds:.1f} s"
-    lam = f", lambda {result.lam:.3g}" if result.lam is not None else ""
-    sure = "" if result.stability is None else f", stability {result.stability:.2f}"
-    _say(console, f"{how} {counted(result.rounds, 'round')}, {sent}{lam}{sure}\n")
-    console.print(_cluster_table(result, console.width))
+    noun, others = words.noun_of(result.profile), f", {len(result.apart):,} in none" if result.apart.size else ""
+    ari = "" if result.ari is None else f" (agreement with the truth: ARI {result.ari:.3f})"
+    inside = noun.count(len(result.labels) - len(result.apart))
+    _say(console, f"[bold]{escape(inside)} in {counted(len(result.groups), 'group')}{others}[/bold]{ari}")
+    _say(console, f"{escape(words.verdict(result, baselines))}\n")
+    console.print(_group_table(result, noun, console.width))
     console.print()
-    console.print(_score_table(result, baselines))
+    console.print(_score_table(result, noun, baselines))
     if not result.model.convex:
-        _say(console, "(no score of local and pooled models beside it: they are fitted for linear and softmax models)")
-    if len(result.groups) > 1 and result.profile.encoder is not None and result.model.convex:
-        console.print()
-        _show_contrasts(result, console)
+        _say(console, "(local and pooled models to compare with are fitted for linear and softmax models only)")
+    _show_contrasts(result, console)
+    _say(console, f"\n{_effort(result)}")
     for warning in _warnings(result):
-        _say(console, f"\n[yellow]{warning}[/yellow]")
+        _say(console, f"\n[yellow]{escape(warning)}[/yellow]")
+
+
+def _effort(result: Result) -> str:
+    how = "converged after" if result.converged else "stopped after"
+    sent = f"{result.cost_floats:,} numbers sent ({words.data_size(result.cost_floats)})"
+    lam = f", lambda {result.lam:.3g}" if result.lam is not None else ""
+    return f"{how} {counted(result.rounds, 'round')}, {sent}, {result.seconds:.1f} s{lam}"
 
 
 def show_tuning(tuning: Tuning, console: Console) -> None:
-    """Print what every candidate came to, which one was chosen, and the outcome of training on with it."""
-    result, metric, names = tuning.result, tuning.result.profile.metric, list(tuning.settings)
-    headings = ["lambda" if name == "lam" else name for name in names]
-    table = _plain_table(*headings, "rounds", "seconds", "floats sent", "groups", f"validation {metric}")
+    """Print the score of every candidate, which one was chosen, and the outcome of training on with it."""
+    result, names = tuning.result, list(tuning.settings)
+    heads = ["lambda" if name == "lam" else name for name in names]
+    score = f"validation {words.metric_name(result.profile.metric)}"
+    table = _plain_table(*heads, "rounds", "seconds", "numbers sent", "groups", score)
     table.add_column("")
     for row in tuning.table.to_dict("records"):
         settings = [f"{row[name]:g}" for name in names]
@@ -241,21 +226,24 @@ def show_tuning(tuning: Tuning, console: Console) -> None:
 
 
 def show_newcomers(joined: Newcomers, console: Console) -> None:
-    """Print what has become of newcomers."""
+    """Print the group and the score of newcomers."""
     table = _plain_table("newcomer", "rows", "group", "confidence", "test")
+    numbers = dict(zip(joined.run.labels.tolist(), joined.run.group_numbers.tolist(), strict=True))
     for i, name in enumerate(joined.names):
         group, sure = joined.clusters[i], joined.confidence[i]
         fits = "none" if joined.grouped else "-"
-        words = (f"{joined.counts[i]:,}", fits if group is None else str(group), "-" if sure is None else f"{sure:.2f}")
-        table.add_row(escape(name), *words, _number(joined.scores[i]))
+        shown = fits if group is None else str(numbers[group])
+        cells = (f"{joined.counts[i]:,}", shown, "-" if sure is None else f"{sure:.2f}")
+        table.add_row(escape(name), *cells, _number(joined.scores[i]))
     console.print(table)
     alone = [name for name, group in zip(joined.names, joined.clusters, strict=True) if group is None]
     if joined.grouped and alone:
-        who = escape(_some(alone, 60))
+        who = escape(words.some_names(alone, NAMES_WIDTH))
         _say(console, f"\n[yellow]no group of the run suits {who}: a model of their own predicts better[/yellow]")
-    sent = f"{joined.cost_floats:,} floats sent, at most {max(joined.iterations)} exchanges each"
-    metric = "RMSE" if joined.run.profile.metric == "rmse" else joined.run.profile.metric
-    _say(console, f"\nmean test {metric} of newcomers {_number(joined.score())}; {sent}")
+    sent = f"{joined.cost_floats:,} numbers sent ({words.data_size(joined.cost_floats)})"
+    metric = words.metric_name(joined.run.profile.metric)
+    exchanges = f"at most {max(joined.iterations)} exchanges each"
+    _say(console, f"\nmean test {metric} of newcomers {_number(joined.score())}; {sent}, {exchanges}")
 
 
 def _say(console: Console, text: str) -> None:
@@ -267,138 +255,85 @@ def _number(value: float) -> str:
 
 
 def _warnings(result: Result) -> list[str]:
-    words = []
+    """Return what a reader must know before using the groups."""
+    found = []
     if result.uncertain:
-        words.append(_doubt(result))
+        who = f": {_named(result, result.unsure)}" if result.unsure.size else ""
+        found.append(f"{words.doubt(result)}{who}")
     if result.cut_short:
-        words.append(f"{result.method['method']} {cut_short(result.rounds)}: give it more")
+        found.append(f"{words.title(result.method['method'])} {cut_short(result.rounds)}: give it more rounds")
     moved = float(result.history["moved"].iloc[-1])
-    if not result.converged and moved > 1e-3:
-        words.append(
+    if not result.converged and moved > MAX_MOVED_RATIO:
+        found.append(
             f"not converged: models still moved by {100 * moved:.2g} % in the last round; "
             "more rounds (--rounds) may change groups and scores"
         )
     if result.suspects.size:
-        words.append(_suspicion(result))
+        told = words.exposed(result)
+        found.append(f"{words.suspicion(result)}: {_named(result, result.suspects)}{told and f' ({told})'}")
     if result.unheard.size:
-        words.append(f"{silence(result)}: {_named(result, result.unheard)}")
-    words += [f"{counted(n, 'upload')} refused: {reason}" for reason, n in refusals(result)]
+        found.append(f"{words.silence(result)}: {_named(result, result.unheard)}")
+    found += [f"{counted(n, 'upload')} refused: {reason}" for reason, n in words.refusals(result)]
     if result.refused and result.orders.get("unanswered"):
-        words.append(f"{counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} without an answer")
-    if any(reason in _DIVERGED for reason in result.refused) and not _asked_for(result):
-        words.append("local training diverges: try a smaller step (--set lr=…) or --set solver=exact")
-    return words
-
-
-def _asked_for(result: Result) -> bool:
-    """Whether uploads that cannot be used were part of the experiment, and no sign of training that diverges."""
-    return result.attack is not None or "nan" in result.trouble
+        found.append(f"{counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} without an answer")
+    # Uploads that cannot be used may be part of the experiment, and then are no sign of training that diverges.
+    planned = result.attack is not None or "nan" in result.trouble
+    if any(reason in DIVERGED for reason in result.refused) and not planned:
+        found.append("local training diverges: try a smaller step (--set lr=…) or --set solver=exact")
+    return found
 
 
 def _named(result: Result, devices: Ints) -> str:
-    return escape(_some([result.profile.names[i] for i in devices], 60))
+    return words.some_names(words.device_names(result, devices), NAMES_WIDTH)
 
 
-def _suspicion(result: Result) -> str:
-    names = _named(result, result.suspects)
-    told, n = exposed(result), result.suspects.size
-    alone = np.isin(result.suspects, result.apart).all()
-    lie, stand = ("seems to lie", " and stands alone") if n == 1 else ("seem to lie", " and stand alone")
-    return f"{counted(n, 'device')} {lie}{stand if alone else ''}: {names}" + (f" ({told})" if told else "")
-
-
-def _doubt(result: Result) -> str:
-    unsure = [result.profile.names[i] for i in result.unsure]
-    who = f"; unsure: {escape(_some(unsure, 60))}" if unsure else ""
-    return f"the grouping is uncertain (stability {result.stability:.2f}, 1 is sure){who}"
-
-
-def _plain_table(*headings: str) -> Table:
+def _plain_table(*heads: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
     return table
 
 
-def _cluster_table(result: Result, width: int) -> Table:
-    table = _plain_table("group", "devices", "rows", "test")
+def _group_table(result: Result, noun: words.Noun, width: int) -> Table:
+    table = _plain_table("group", noun.many, "rows", "test")
     table.add_column("members", no_wrap=True)
     room = max(20, width - 40)
-    for c in result.groups[:MOST_CLUSTERS]:
-        inside = result.labels == c
-        rows = int(result.profile.counts[inside].sum())
-        test = _number(mean_score(result.scores["test"][inside]))
-        members = escape(_some(result.clusters[c], room))
-        table.add_row(str(c), str(inside.sum()), f"{rows:,}", test, members)
-    if len(result.groups) > MOST_CLUSTERS:
-        table.add_row("…", "", "", "", f"{len(result.groups) - MOST_CLUSTERS} more groups, in labels.csv")
+    parts = [(str(number), np.flatnonzero(result.group_numbers == number)) for number in range(1, MAX_GROUPS + 1)]
     if result.apart.size:
-        rows = int(result.profile.counts[result.apart].sum())
-        members = escape(_some([result.profile.names[i] for i in result.apart], room))
-        table.add_row("none", str(len(result.apart)), f"{rows:,}", "-", members)
+        parts.append(("none", result.apart))
+    for name, inside in parts:
+        if not inside.size:
+            continue
+        test = "-" if name == "none" else _number(mean_score(result.scores["test"][inside]))
+        members = escape(words.some_names(words.device_names(result, inside), room))
+        table.add_row(name, f"{inside.size:,}", f"{result.profile.counts[inside].sum():,}", test, members)
+    if len(result.groups) > MAX_GROUPS:
+        table.add_row("…", "", "", "", f"{len(result.groups) - MAX_GROUPS} more groups, in labels.csv")
     return table
 
 
-def _some(names: Sequence[str], room: int) -> str:
-    """Write as many names as there is room for, and how many there are besides.
-
-    >>> _some(["north", "south", "east"], 30), _some(["north", "south", "east"], 17)
-    ('north, south, east', 'north, … (2 more)')
-    """
-    whole = ", ".join(names)
-    if len(whole) <= room:
-        return whole
-    for shown in range(len(names) - 1, 0, -1):
-        text = f"{', '.join(names[:shown])}, … ({len(names) - shown} more)"
-        if len(text) <= room:
-            return text
-    return whole[: room - 1] + "…"
-
-
-def _score_table(result: Result, baselines: Mapping[str, Floats]) -> Table:
+def _score_table(result: Result, noun: words.Noun, baselines: Mapping[str, Floats]) -> Table:
     metric = "accuracy" if result.profile.metric == "accuracy" else "RMSE (less is better)"
-    table = Table(box=None, pad_edge=False)
-    whom = "devices" if result.attack is None else f"the {len(result.honest):,} honest devices"
-    table.add_column(f"test {metric}, mean over {whom}", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
+    whom = noun.many if result.attack is None else f"the {len(result.honest):,} honest devices"
+    table = _plain_table(f"test {metric}, mean over {whom}", "")
+    table.columns[0].justify = "left"
     table.add_row("one model per group", f"[bold]{_number(result.score('test'))}[/bold]")
-    for name, words in (("local", "every device alone"), ("pooled", "one model for all")):
-        if name in baselines:
-            table.add_row(words, _number(mean_score(baselines[name][result.honest])))
+    for key, name in (("local", words.alone_name(noun)), ("pooled", words.POOLED)):
+        if key in baselines:
+            table.add_row(name, _number(mean_score(baselines[key][result.honest])))
     return table
 
 
 def _show_contrasts(result: Result, console: Console) -> None:
-    """Show the features whose coefficients differ most, group by group where one number says it."""
-    names = [str(c) for c in result.profile.classes]
-    chosen = result.contrasts()[:MOST_FEATURES]
+    """Print the coefficients that differ most, group by group where one number says it."""
+    contrasts = words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS)
+    if contrasts is None:
+        return
     table = Table(box=None, pad_edge=False)
     table.add_column("feature", no_wrap=True, overflow="ellipsis")
-    if len(names) > 2:
-        what = "root mean square difference of coefficients, per standard deviation of the feature"
-        table.add_column("contrast", justify="right", no_wrap=True)
-        for name, contrast in chosen.items():
-            table.add_row(escape(str(name)), f"{contrast:.3g}")
-    else:
-        what = f"log-odds of {names[1]} against {names[0]}" if names else f"{_target(result)}"
-        what += " per unit of the feature"
-        shown = result.groups[:MOST_COLUMNS]
-        effects = _effects(result)
-        for c in shown:
-            table.add_column(f"group {c}", justify="right", no_wrap=True)
-        places = {name: j for j, name in enumerate(result.profile.features)}
-        for name in chosen.index:
-            table.add_row(escape(str(name)), *(f"{effects[c, places[name]]:.3g}" for c in shown))
-    _say(console, f"what tells the groups apart ({escape(what)}):")
+    for head in [f"group {number}" for number in contrasts.groups] or ["contrast"]:
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, values in zip(contrasts.names, contrasts.values, strict=True):
+        table.add_row(escape(name), *(f"{value:.3g}" for value in values))
+    _say(console, f"\nwhat tells the groups apart ({escape(contrasts.what)}):")
     console.print(table)
-
-
-def _target(result: Result) -> str:
-    encoder = result.profile.encoder
-    return encoder.target if encoder else "target"
-
-
-def _effects(result: Result) -> Floats:
-    """Return groups x features: the slope, or for two classes that of the log-odds of the second."""
-    table = result.coefficients().to_numpy()[:, :-1].reshape(result.n_clusters, -1, len(result.profile.features))
-    return np.asarray(table[:, 0] if table.shape[1] == 1 else table[:, 1] - table[:, 0])

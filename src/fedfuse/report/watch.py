@@ -1,17 +1,22 @@
-"""``fedfuse watch``: a run or a comparison that goes on, as its directory shows it.
+"""``fedfuse watch``: progress of a run or a comparison, read from its directory, in a terminal or a browser.
 
-Nothing is asked of the running process: it writes its rounds down (`recorder`), and whoever may read the directory may
-watch, from another terminal or another computer.
+The running process is not asked anything: it writes its rounds to the directory, and every process that may read the
+directory may watch. The web server listens on the loopback address only, knows three paths, and refuses requests with
+another host name, so that no page from elsewhere can read it (DNS rebinding).
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,36 +26,62 @@ from rich.table import Table
 from rich.text import Text
 
 from fedfuse.errors import FedfuseError
-from fedfuse.report.explanations import score, title
-from fedfuse.report.terminal import STAGES
+from fedfuse.report import page_of, render
+from fedfuse.report.charts import thinned
+from fedfuse.report.distance_frames import PairFrame
+from fedfuse.report.explanations import data_size, metric_name, score, stage_name, title
 from fedfuse.results.run_directory import Store
+from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.compare import is_comparison
 from fedfuse.studies.comparison_request import Request
 from fedfuse.training.progress_recorder import ROUNDS, read_rounds
 from fedfuse.utils.files import read_json, without_nan
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-SILENCE = 60  # seconds without a word of a run, after which it is said so
+MAX_SILENCE_SECONDS = 60
+HOST = "127.0.0.1"
+MAX_POINTS = 400
+CURVES = ("validation", "test", "n_clusters", "cost_floats")
 
 
 @dataclass(frozen=True)
-class Glance:
+class Progress:
     """How far one run is.
 
-    ``limit`` is how many rounds there may be, where the method does not decide itself; ``silent`` for how many seconds
-    nothing has been written.
+    Attributes
+    ----------
+    state
+        ``"waiting"``, ``"running"`` or ``"finished"``.
+    limit
+        The largest number of rounds, where the method does not decide itself.
+    silent
+        Seconds since something was written.
     """
 
     name: str
-    state: str  # waiting, running, finished
-    metric: str
+    state: str
+    metric: str = "score"
     rows: list[dict[str, Any]] = field(default_factory=list)
     limit: int | None = None
     silent: float = 0.0
 
+    @classmethod
+    def of(cls, directory: Path) -> Progress:
+        """Read the progress of a run."""
+        store = Store(directory)
+        if not store.started:
+            return cls(directory.name, "waiting")
+        config = store.config() if (directory / "config.json").exists() else {}
+        method = config.get("method", {})
+        name = f"{config.get('dataset', directory.name)} · {title(method.get('method', 'run'))}"
+        if store.finished:
+            return cls(name, "finished", *_finished(directory))
+        limit = (config.get("settings") or {}).get("rounds")
+        return cls(name, "running", "score", read_rounds(directory), limit, _silence(directory))
+
     @property
     def last(self) -> dict[str, Any]:
-        """What is known of the last round, and of the last that was evaluated."""
+        """The last value of every column."""
         known: dict[str, Any] = {}
         for row in self.rows:
             known |= {key: value for key, value in row.items() if value is not None}
@@ -66,24 +97,33 @@ class Glance:
         """The part whose score is shown: validation rows, where models were not trained on them."""
         return "validation" if self.curve("validation")[0] else "test"
 
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what is known: name and value."""
+        last, part = self.last, self.held_out
+        found = [("round", f"{len(self.rows):,}" + (f" of at most {self.limit:,}" if self.limit else ""))]
+        if "stage" in last:
+            found.append(("stage", stage_name(str(last["stage"]))))
+        if "n_clusters" in last:
+            found.append(("groups", f"{last['n_clusters']:.0f}"))
+        if part in last:
+            shown = f"{last[part]:.4g}" if self.metric == "score" else score(last[part], self.metric)
+            found.append((f"{part} {metric_name(self.metric)}", shown))
+        if "cost_floats" in last:
+            found.append(("numbers sent", f"{last['cost_floats']:,.0f} ({data_size(last['cost_floats'])})"))
+        if "moved" in last and self.state == "running":
+            found.append(("models moved by", f"{100 * last['moved']:.2g} %"))
+        if "seconds" in last:
+            found.append(("time", f"{last['seconds']:.1f} s"))
+        return found
 
-def glance(directory: Path) -> Glance:
-    """Look at a run."""
-    store = Store(directory)
-    if not store.started:
-        return Glance(directory.name, "waiting", "score")
-    config = store.config() if (directory / "config.json").exists() else {}
-    method = config.get("method", {}).get("method", "run")
-    name = f"{config.get('dataset', directory.name)} · {title(method)}"
-    if store.finished:
-        return Glance(name, "finished", *_finished(directory))
-    rounds = (config.get("settings") or {}).get("rounds")
-    automatic = config.get("method", {}).get("lam") == "auto"
-    return Glance(name, "running", "score", read_rounds(directory), None if automatic else rounds, _silence(directory))
+    def line(self) -> str:
+        """Return the progress in one line."""
+        facts = () if self.state == "waiting" else self.facts()
+        return ", ".join([self.state, *(f"{name} {value}" for name, value in facts)])
 
 
 def _finished(directory: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Return the metric and the rows of a finished run; `Result.load` would bring its model, too."""
+    """Return the metric and the rows of a finished run, without loading its model."""
     try:
         history = pd.read_csv(directory / "history.csv")
         metric = str(read_json(directory / "summary.json")["metric"])
@@ -95,121 +135,81 @@ def _finished(directory: Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _silence(directory: Path) -> float:
-    """Return for how long nothing has been written, by the clock of this computer."""
     try:
         return max(0.0, time.time() - (directory / ROUNDS).stat().st_mtime)
     except OSError:
         return 0.0
 
 
-def glances(directory: Path) -> list[Glance]:
-    """Look at a run, or at all runs of a comparison."""
-    if not is_comparison(directory):
-        if not Store(directory).started:
-            raise FedfuseError(f"{directory} holds no run of fedfuse, nor a comparison: config.json is missing")
-        return [glance(directory)]
-    request = Request.load(directory)
-    runs = [f"{label}-seed{seed}" for label in request.methods for seed in request.seeds]
-    looks = [glance(directory / "runs" / run) for run in runs]
-    return [
-        Glance(run, look.state, look.metric, look.rows, look.limit, look.silent)
-        for run, look in zip(runs, looks, strict=True)
-    ]
+def read_progress(directory: Path) -> list[Progress]:
+    """Read the progress of a run, or of all runs of a comparison."""
+    if is_comparison(directory):
+        request = Request.load(directory)
+        runs = [f"{label}-seed{seed}" for label in request.methods for seed in request.seeds]
+        return [replace(Progress.of(directory / "runs" / run), name=run) for run in runs]
+    if not Store(directory).started:
+        raise FedfuseError(f"{directory} holds no run of fedfuse, nor a comparison: config.json is missing")
+    return [Progress.of(directory)]
+
+
+def all_finished(runs: Sequence[Progress]) -> bool:
+    return all(run.state == "finished" for run in runs)
 
 
 def watch(directory: Path, console: Console, every: float = 1.0, pause: Callable[[float], None] = time.sleep) -> None:
-    """Show a run or a comparison in the terminal until it ends."""
-    looks = glances(directory)
-    if not console.is_terminal:
-        _watch_plainly(directory, console, every, pause)
-        return
-    with Live(picture(looks), console=console, auto_refresh=False) as live:
+    """Show a run or a comparison until it ends: live in a terminal, a line for each change elsewhere."""
+    runs, said = read_progress(directory), set[str]()
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    with live or nullcontext():
         while True:
-            live.update(picture(looks), refresh=True)
-            if all(look.state == "finished" for look in looks):
+            if live:
+                live.update(picture(runs), refresh=True)
+            else:
+                lines = [f"{run.name}: {run.line()}" for run in runs]
+                for line in (line for line in lines if line not in said):
+                    console.print(line, highlight=False, markup=False, soft_wrap=True)
+                said.update(lines)
+            if all_finished(runs):
                 return
             pause(every)
-            looks = glances(directory)
+            runs = read_progress(directory)
 
 
-def _watch_plainly(directory: Path, console: Console, every: float, pause: Callable[[float], None]) -> None:
-    """Write a line whenever there is news: for files and pipes."""
-    said: dict[str, str] = {}
-    while True:
-        looks = glances(directory)
-        for look in looks:
-            line = f"{look.name}: {line_of(look)}"
-            if said.get(look.name) != line:
-                said[look.name] = line
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
-        if all(look.state == "finished" for look in looks):
-            return
-        pause(every)
-
-
-def line_of(look: Glance) -> str:
-    """Say in one line how far a run is."""
-    if look.state == "waiting":
-        return "waiting"
-    words = [look.state, *(f"{name} {value}" for name, value in facts(look))]
-    return ", ".join(words)
-
-
-def facts(look: Glance) -> list[tuple[str, str]]:
-    """Return what is known of a run: name and value."""
-    last = look.last
-    found = [("round", f"{len(look.rows):,}" + (f" of at most {look.limit:,}" if look.limit else ""))]
-    if "stage" in last:
-        found.append(("at", STAGES.get(last["stage"]) or str(last["stage"])))
-    if "n_clusters" in last:
-        found.append(("groups", f"{last['n_clusters']:.0f}"))
-    if look.held_out in last:
-        shown = score(last[look.held_out], look.metric) if look.metric != "score" else f"{last[look.held_out]:.4g}"
-        found.append((f"{look.held_out} {look.metric}", shown))
-    if "cost_floats" in last:
-        found.append(("floats sent", f"{last['cost_floats']:,.0f}"))
-    if "moved" in last and look.state == "running":
-        found.append(("moving", f"{100 * last['moved']:.2g} %"))
-    if "seconds" in last:
-        found.append(("time", f"{last['seconds']:.1f} s"))
-    return found
-
-
-def picture(looks: Sequence[Glance]) -> RenderableType:
+def picture(runs: Sequence[Progress]) -> RenderableType:
     """Return what the terminal shows."""
-    return _one(looks[0]) if len(looks) == 1 else _many(looks)
+    return _one_run(runs[0]) if len(runs) == 1 else _many_runs(runs)
 
 
-def _one(look: Glance) -> RenderableType:
+def _one_run(run: Progress) -> RenderableType:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim")
     table.add_column()
-    for name, value in facts(look):
+    for name, value in run.facts():
         table.add_row(name, escape(value))
-    for column, words in ((look.held_out, look.held_out), ("n_clusters", "groups")):
-        values = look.curve(column)[1]
+    for column, name in ((run.held_out, run.held_out), ("n_clusters", "groups")):
+        values = run.curve(column)[1]
         if len(values) > 1:
-            table.add_row(f"{words} by round", f"{sparkline(values)}  {min(values):.4g} to {max(values):.4g}")
-    if look.limit and look.state == "running":
-        table.add_row("", ProgressBar(look.limit, len(look.rows), width=40))
-    parts: list[RenderableType] = [Text(f"{look.name}, {look.state}", style="bold"), table]
-    if look.state == "running" and look.silent > SILENCE:
-        parts.append(Text(f"nothing was written for {look.silent:.0f} s: has it stopped?", style="yellow"))
+            table.add_row(f"{name} by round", f"{sparkline(values)}  {min(values):.4g} to {max(values):.4g}")
+    if run.limit and run.state == "running":
+        table.add_row("", ProgressBar(run.limit, len(run.rows), width=40))
+    parts: list[RenderableType] = [Text(f"{run.name}, {run.state}", style="bold"), table]
+    if run.state == "running" and run.silent > MAX_SILENCE_SECONDS:
+        parts.append(Text(f"nothing was written for {run.silent:.0f} s: has it stopped?", style="yellow"))
     return Group(*parts)
 
 
-def _many(looks: Sequence[Glance]) -> RenderableType:
+def _many_runs(runs: Sequence[Progress]) -> RenderableType:
     table = Table(box=None, pad_edge=False)
-    for heading in ("run", "state", "round", "groups", "score", "score by round"):
-        table.add_column(heading, justify="left" if heading in ("run", "state", "score by round") else "right")
-    for look in looks:
-        last, style = look.last, {"waiting": "dim", "running": "bold"}.get(look.state, "")
+    for head in ("run", "state", "round", "groups", "score", "score by round"):
+        table.add_column(head, justify="left" if head in ("run", "state", "score by round") else "right")
+    for run in runs:
+        last, style = run.last, {"waiting": "dim", "running": "bold"}.get(run.state, "")
         groups = f"{last['n_clusters']:.0f}" if "n_clusters" in last else "-"
-        value = f"{last[look.held_out]:.4f}" if look.held_out in last else "-"
-        spark = sparkline(look.curve(look.held_out)[1])
-        table.add_row(escape(look.name), look.state, str(len(look.rows)), groups, value, spark, style=style)
-    ended = sum(look.state == "finished" for look in looks)
-    return Group(table, Text(f"{ended} of {len(looks)} runs finished", style="dim"))
+        value = f"{last[run.held_out]:.4f}" if run.held_out in last else "-"
+        spark = sparkline(run.curve(run.held_out)[1])
+        table.add_row(escape(run.name), run.state, str(len(run.rows)), groups, value, spark, style=style)
+    ended = sum(run.state == "finished" for run in runs)
+    return Group(table, Text(f"{ended} of {len(runs)} runs finished", style="dim"))
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:
@@ -218,10 +218,97 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     >>> sparkline([0, 1, 2, 7]), sparkline([3, 3]), sparkline([])
     ('▁▂▃█', '▁▁', '')
     """
-    if not values:
-        return ""
-    step = max(1, -(-len(values) // width))
-    shown = [*values[::step][:-1], values[-1]] if step > 1 else list(values)
-    low, high = min(shown), max(shown)
-    span = (high - low) or 1.0
+    shown = [values[i] for i in thinned(len(values), width)]
+    low = min(shown, default=0.0)
+    span = (max(shown, default=0.0) - low) or 1.0
     return "".join(BLOCKS[min(7, int(8 * (v - low) / span))] for v in shown)
+
+
+class Server(ThreadingHTTPServer):
+    """A web server for the progress of one directory."""
+
+    daemon_threads = True
+
+    def __init__(self, directory: Path, port: int = 0) -> None:
+        read_progress(directory)  # a directory without a run is refused before anything is served
+        self.directory = directory
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as problem:
+            raise FedfuseError(
+                f"cannot serve on port {port}: {problem.strerror}; leave out --port for a free one"
+            ) from None
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        """Answer with the page, its numbers, or the report of a finished run."""
+        if self.headers.get("Host") not in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}:
+            self.send_error(403)
+            return
+        path, directory = self.path.partition("?")[0], self.server.directory
+        try:
+            if path == "/":
+                data: dict[str, Any] = {"names": [], "groups": [], "pairs": None, "tree": None}
+                content = {"title": directory.name, "overline": str(directory), "data": data}
+                self._answer("text/html; charset=utf-8", page_of("live.html.j2", content))
+            elif path == "/state.json":
+                self._answer("application/json", json.dumps(state(directory)))
+            elif path == "/report.html" and all_finished(read_progress(directory)):
+                self._answer("text/html; charset=utf-8", render(directory, baselines=False))
+            else:
+                self.send_error(404)
+        except (FedfuseError, OSError) as problem:  # a file that is just being replaced: the page asks again
+            self.send_error(503, explain=str(problem))
+
+    def _answer(self, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Do not log requests to the terminal."""
+
+
+def state(directory: Path) -> dict[str, Any]:
+    """Return what the live page shows now, as JSON-ready data."""
+    runs = read_progress(directory)
+    return {
+        "finished": all_finished(runs),
+        "runs": [_run_state(run) for run in runs],
+        "heat": None if is_comparison(directory) else _heat(directory),
+    }
+
+
+def _run_state(run: Progress) -> dict[str, Any]:
+    curves = {}
+    for name in CURVES:
+        x, y = run.curve(name)
+        keep = thinned(len(x), MAX_POINTS)
+        if len(x) > 1:
+            curves[name] = {"x": [x[i] for i in keep], "y": [float(f"{y[i]:.5g}") for i in keep]}
+    facts = run.facts() if run.state != "waiting" else []
+    return {"name": run.name, "state": run.state, "facts": facts, "curves": curves, "silent": round(run.silent)}
+
+
+def _heat(directory: Path) -> dict[str, Any] | None:
+    """Return the last distances of all pairs, ordered by the groups of that moment."""
+    snapshots = SnapshotFile(directory).load()
+    if not snapshots:
+        return None
+    last = snapshots[-1]
+    labels = np.zeros(int(last.devices.max()) + 1, np.int64)
+    labels[last.devices] = last.labels
+    pairs = PairFrame.of([last], labels)
+    payload = pairs.payload()
+    return {"round": last.round, "n": len(pairs.cells), "heat": payload["heat"], "top": payload["tops"][0]}

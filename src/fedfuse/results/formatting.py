@@ -42,12 +42,3 @@ def exposed(result: Result) -> str:
 def refusals(result: Result) -> list[tuple[str, int]]:
     """Return why uploads were refused, and how many."""
     return [(REFUSED.get(reason, reason), n) for reason, n in result.refused.items()]
-
-
-def silence(result: Result) -> str:
-    """Say how many devices never answered in time, and what their groups mean."""
-    who, one = counted(len(result.unheard), "device"), len(result.unheard) == 1
-    others = np.setdiff1d(np.arange(len(result.labels)), result.unheard)
-    if np.isin(result.labels[result.unheard], result.labels[others]).any():
-        return f"{who} never answered in time and {'is' if one else 'are'} still in the group of the start"
-    return f"{who} never answered in time and {'has no model of its own' if one else 'have no model of their own'}"

@@ -123,6 +123,13 @@ class Result:
         return np.flatnonzero(~np.isin(self.labels, self.groups))
 
     @property
+    def group_numbers(self) -> Ints:
+        """The number of every device's group as people see it: 1 for the largest, 0 for devices in none."""
+        numbers = np.zeros(self.n_clusters, np.int64)
+        numbers[self.groups] = np.arange(1, len(self.groups) + 1)
+        return np.asarray(numbers[self.labels])
+
+    @property
     def cut_short(self) -> bool:
         """Whether rounds were over before the fusion tree had found its groups."""
         return self.method["method"] == "fusion-tree" and not self.converged
@@ -262,7 +269,8 @@ class Result:
     def coefficients(self) -> pd.DataFrame:
         """Return the models of the groups with feature names, in the units of the table.
 
-        One row per group (and class), one column per feature, ``intercept`` last.
+        One row per group (and class), one column per feature, ``intercept`` last. Those of classes are log-odds
+        against the first class, whose own are 0.
         """
         encoder = self.profile.encoder
         rows = {}
@@ -270,6 +278,8 @@ class Result:
             coefficients = self.model.coefficients(w.astype(np.float64))
             if encoder is not None:
                 coefficients = encoder.unscale(coefficients)
+            if len(coefficients) > 1:
+                coefficients = coefficients - coefficients[0]
             for output, row in zip(self._output_names, coefficients, strict=True):
                 rows[(c, output)] = row
         columns = [*self.profile.features, "intercept"]
@@ -278,20 +288,21 @@ class Result:
         return table
 
     def contrasts(self) -> pd.Series[float]:
-        """Return how much each feature tells the groups apart, largest first.
+        """Return how much each feature, and the ``intercept``, tells the groups apart, largest first.
 
         The root mean square difference between the coefficients of two devices of different groups, in the
-        scale that was trained on (for tables: per standard deviation of the feature), over all classes.
+        scale that was trained on (for tables: per standard deviation of the feature, and the intercept at average
+        features), over all classes.
         """
-        slopes = np.stack([self.model.coefficients(w.astype(np.float64))[:, :-1] for w in self.cluster_models])
-        if slopes.shape[1] > 1:
-            slopes -= slopes.mean(axis=1, keepdims=True)  # adding the same to all classes changes no probability
+        table = np.stack([self.model.coefficients(w.astype(np.float64)) for w in self.cluster_models])
+        if table.shape[1] > 1:
+            table -= table.mean(axis=1, keepdims=True)  # adding the same to all classes changes no probability
         sizes = np.bincount(self.labels).astype(np.float64)
         m, pairs = sizes.sum(), sizes.sum() ** 2 - np.square(sizes).sum()
         # sum_ab n_a n_b |w_a - w_b|^2 = 2 m sum_a n_a |w_a - mean|^2
-        away = np.square(slopes - np.average(slopes, axis=0, weights=sizes)).sum(axis=1)
+        away = np.square(table - np.average(table, axis=0, weights=sizes)).sum(axis=1)
         spread = np.sqrt(2 * m * (sizes @ away) / max(pairs, 1.0))
-        contrasts: pd.Series[float] = pd.Series(spread, index=list(self.profile.features), name="contrast")
+        contrasts: pd.Series[float] = pd.Series(spread, index=[*self.profile.features, "intercept"], name="contrast")
         return contrasts.sort_values(ascending=False, kind="stable")
 
     def summary(self) -> dict[str, Any]:
@@ -400,9 +411,12 @@ class Result:
         return [str(c) for c in self.profile.classes] or ["value"]
 
     def devices(self) -> pd.DataFrame:
-        """Return one row per device: group, rows and scores; where known, its confidence and the true group."""
-        columns = {"device": self.profile.names, "cluster": self.labels, "rows": self.profile.counts}
-        table: pd.DataFrame = pd.DataFrame(columns)
+        """Return one row per device: group, rows and scores; where known, its confidence and the true group.
+
+        ``group`` is the number in the report: 1 for the largest group, 0 for devices in none.
+        """
+        columns = {"device": self.profile.names, "cluster": self.labels, "group": self.group_numbers}
+        table: pd.DataFrame = pd.DataFrame({**columns, "rows": self.profile.counts})
         for part, scores in self.scores.items():
             table[part] = scores
         if self.confidence is not None:

@@ -2,7 +2,7 @@
 (() => {
   const $ = (id) => document.getElementById(id);
   const make = (tag, text, name) => { const e = document.createElement(tag); if (text != null) e.textContent = text; if (name) e.className = name; return e; };
-  const words = { validation: "validation score", test: "test score", n_clusters: "groups", cost_floats: "floats sent" };
+  const words = { validation: "validation score", test: "test score", n_clusters: "groups", cost_floats: "numbers sent" };
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const short = (v) => Math.abs(v) >= 1e6 ? (v / 1e6).toPrecision(3) + " M" : String(+v.toPrecision(3));
 

@@ -5,6 +5,9 @@
   const tip = $("tip");
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const redraws = [];
+  const tone = (group) => group ? "g" + (group - 1) % data.colours : "between";
+  const colour = (group) => css(group ? "--c" + (group - 1) % data.colours : "--soft");
+  const named = (group) => group ? "group " + group : "in no group";
 
   // light and dark
   const themes = ["auto", "light", "dark"], button = $("theme");
@@ -41,7 +44,7 @@
       const box = plot.getBoundingClientRect(), x = place(r.x[at]);
       line.hidden = false; line.style.left = 100 * x + "%";
       const d = r.devices ? r.devices[at] : -1;
-      const head = r.devices ? data.names[d] + (data.labels.length ? " · group " + data.labels[d] : "") : "round " + r.x[at];
+      const head = r.devices ? data.names[d] + " · " + named(data.groups[d]) : "round " + r.x[at];
       say([head, ...r.series.map((s) => s.name + ": " + number(s.y[at], r.percent))].join("\n"), box.left + x * box.width, y ?? box.top + 24);
     }
     const stop = () => { line.hidden = true; hush(); };
@@ -65,7 +68,7 @@
     const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
     const heat = bytes(p.heat), places = new Uint16Array(bytes(p.places).buffer);
     const canvas = $("heat"), map = $("map"), slider = $("round"), where = $("where");
-    const group = (k) => data.labels[p.devices[k]];
+    const group = (k) => data.groups[p.devices[k]];
     let frame = p.rounds.length - 1, cell = null;
 
     function ramp() {
@@ -95,7 +98,7 @@
       for (let k = 0; k < m;) {  // a stripe in the colour of each group, and a line where the next one begins
         let end = k; while (end < m && group(end) === group(k)) end++;
         const from = edge + side * k / m, long = side * (end - k) / m;
-        g.fillStyle = css("--c" + group(k) % 8);
+        g.fillStyle = colour(group(k));
         g.fillRect(from, 0, Math.max(1, long - 1), edge * 0.72); g.fillRect(0, from, edge * 0.72, Math.max(1, long - 1));
         k = end;
       }
@@ -107,7 +110,7 @@
     }
     const span = (i) => {
       const a = p.cells[i], b = (i + 1 < n ? p.cells[i + 1] : m) - 1;
-      return (a === b ? data.names[p.devices[a]] : data.names[p.devices[a]] + " … " + data.names[p.devices[b]]) + " (group " + group(a) + ")";
+      return (a === b ? data.names[p.devices[a]] : data.names[p.devices[a]] + " … " + data.names[p.devices[b]]) + " (" + named(group(a)) + ")";
     };
     function tellCell(i, j, x, y) {
       cell = [i, j]; drawHeat();
@@ -131,18 +134,18 @@
       tellCell(a, b, box.left + box.width * (EDGE + (1 - EDGE) * (b + .5) / n), box.top + box.height * (EDGE + (1 - EDGE) * (a + .5) / n));
     });
 
-    // the map; devices in one place are laid out like the seeds of a sunflower
+    // the map; devices at one point are spread in a spiral
     const radius = m > 400 ? 1.5 : m > 100 ? 2.4 : 3.4;
     const circles = p.devices.map((d, k) => {
       const c = document.createElementNS("http://www.w3.org/2000/svg", "circle");
-      c.setAttribute("r", radius); c.setAttribute("class", "g" + group(k) % 8);
+      c.setAttribute("r", radius); c.setAttribute("class", tone(group(k)));
       return map.appendChild(c);
     });
     const members = new Map();
     p.devices.forEach((d, k) => { members.set(group(k), [...(members.get(group(k)) || []), k]); });
     const marks = members.size > 12 ? [] : [...members].map(([c, who]) => {
       const t = document.createElementNS("http://www.w3.org/2000/svg", "text");
-      t.textContent = c;
+      t.textContent = c || "";
       return [map.appendChild(t), who];
     });
     let spots = [], chosen = -1;
@@ -165,7 +168,7 @@
       if (chosen >= 0) circles[chosen].classList.remove("on");
       chosen = k; circles[k].classList.add("on");
       const box = map.getBoundingClientRect();
-      say(data.names[p.devices[k]] + "\ngroup " + group(k), x ?? box.left + box.width * (spots[k][0] + 120) / 240, y ?? box.top + box.height * (spots[k][1] + 120) / 240);
+      say(data.names[p.devices[k]] + "\n" + named(group(k)), x ?? box.left + box.width * (spots[k][0] + 120) / 240, y ?? box.top + box.height * (spots[k][1] + 120) / 240);
     }
     const away = () => { if (chosen >= 0) circles[chosen].classList.remove("on"); chosen = -1; hush(); };
     map.addEventListener("pointermove", (e) => {
@@ -205,13 +208,12 @@
     go(frame);
   }
 
-  // the fusion path: where it is cut, and how many groups that makes
-  if (data.path) {
-    const { heights, high, a } = data.path, cut = $("cut"), line = $("cut-line"), out = $("groups-at"), tree = $("tree");
+  // the dendrogram: where it is cut, and how many groups that makes
+  if (data.tree) {
+    const { heights, high } = data.tree, cut = $("cut"), line = $("cut-line"), out = $("groups-at"), tree = $("tree");
     const words = (v) => {
       const groups = heights.length + 1 - heights.filter((h) => h <= v).length;
-      const at = a ? "lambda " + number(v) + " (pairs up to " + number(a * v) + " apart)" : "distance " + number(v);
-      return "Cut at " + at + ": " + groups + (groups === 1 ? " group" : " groups");
+      return "Cut at distance " + number(v) + ": " + groups + (groups === 1 ? " group" : " groups");
     };
     const set = () => {
       const v = high * cut.value / 1000;
