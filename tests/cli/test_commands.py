@@ -48,12 +48,13 @@ def score_of(out, words):
 def test_a_regression_table(fedfuse, tables):
     status, out, err = fedfuse("run", "stay.csv", *TABLE, "stay", "--lam", "0.3", "--out", "run")
     assert (status, err) == (0, "")
-    assert out.startswith("10 devices in 2 groups\nconverged after ")
+    assert out.startswith("10 sites in 2 groups\nOne model per group predicts ")
+    assert "\nconverged after " in out
     lines = [line.split() for line in out.splitlines()]
-    assert ["0", "6"] in [words[:2] for words in lines]
-    assert ["1", "4"] in [words[:2] for words in lines]
+    assert ["1", "6"] in [words[:2] for words in lines]
+    assert ["2", "4"] in [words[:2] for words in lines]
     assert score_of(out, "one model per group") < 0.2 < score_of(out, "one model for all")
-    assert score_of(out, "one model per group") < 1.1 * score_of(out, "every device alone")
+    assert score_of(out, "one model per group") < 1.1 * score_of(out, "every site alone")
     told = out.index("what tells the groups apart (stay per unit of the feature):")
     assert out[told:].splitlines()[2].split()[0] == "age"
     assert "files: run\n" in out
@@ -140,7 +141,8 @@ def test_a_run_on_synthetic_data(fedfuse):
     words = ["--rounds", "2", "--method", "fpfc-l1", "--no-baselines"]
     status, out, _ = fedfuse("run", "synthetic:S4", *words, "--lam", "0.6", "--set", "refit=no")
     assert status == 0
-    assert out.startswith("50 devices in 1 group (agreement with the truth: ARI 1.000)\nstopped after 2 rounds")
+    assert out.startswith("50 devices in 1 group (agreement with the truth: ARI 1.000)\n")
+    assert "\nstopped after 2 rounds" in out
     assert "not converged" in out
     assert "predict" not in out
     assert Path("runs/synthetic-S4-fpfc-l1-seed0-1/summary.json").exists()
@@ -153,7 +155,7 @@ def test_a_table_without_a_lambda(fedfuse, tables):
     for target in ("stay", "outcome"):
         status, out, err = fedfuse("run", f"{target}.csv", *TABLE, target, "--out", target)
         assert (status, err) == (0, "")
-        assert out.startswith("10 devices in 2 groups\nconverged after ")
+        assert out.startswith("10 sites in 2 groups\nOne model per group predicts ")
         summary = json.loads(Path(target, "summary.json").read_text())
         assert summary["labels"] == [0] * 6 + [1] * 4
         assert (summary["method"], summary["lam"]) == ("fusion-tree", None)
@@ -223,7 +225,7 @@ def test_housing_and_body_fat(fedfuse):
 def test_many_groups_are_cut_short(fedfuse, tables):
     status, out, _ = fedfuse("run", "stay.csv", *TABLE, "stay", "--lam", "0", "--rounds", "3", "--no-baselines")
     assert status == 0
-    assert "10 devices in 10 groups" in out
+    assert "10 sites in 10 groups" in out
     frame = pd.concat([tables.assign(site=tables["site"] + 10 * k) for k in range(2)])
     frame.drop(columns="outcome").to_csv("more.csv", index=False)
     out = fedfuse("run", "more.csv", *TABLE, "stay", "--lam", "0", "--rounds", "3", "--no-baselines")[1]
@@ -297,7 +299,7 @@ def test_help_names_all_methods(fedfuse, monkeypatch):
 
 def test_a_network_says_why_there_is_nothing_beside_its_score(fedfuse):
     out = fedfuse("run", "digits", "--rounds", "1", "--no-report")[1]
-    assert "no score of local and pooled models beside it" in out
+    assert "are fitted for linear and softmax models only" in out
     assert "every device alone" not in out
 
 
@@ -558,7 +560,7 @@ def test_resumed_equals_uninterrupted(stopped, fedfuse, here, monkeypatch):
     monkeypatch.chdir(here / "elsewhere")
     status, out, _ = fedfuse("resume", here / "cut")
     assert status == 0
-    assert "10 devices in 2 groups" in out
+    assert "10 sites in 2 groups" in out
     for name in ("models.npz", "labels.csv", "coefficients.csv"):
         assert (here / "cut" / name).read_bytes() == (here / "whole" / name).read_bytes()
     again = json.loads(fedfuse("resume", here / "cut", "--json")[1])

@@ -58,7 +58,7 @@ def large_run(runs):
 
 @pytest.fixture(scope="session")
 def comparison(runs):
-    methods = {"auto": ff.FusionTree(), "ifca": ff.IFCA(n_models=2), "fedavg": ff.FedAvg(), "local": ff.Local()}
+    methods = {"tree": ff.FusionTree(), "ifca": ff.IFCA(n_models=2), "fedavg": ff.FedAvg(), "local": ff.Local()}
     ff.compare(planted(m=8), methods, seeds=2, rounds=15, jobs=1, out=runs / "comparison")
     write_report(runs / "comparison")
     return runs / "comparison"

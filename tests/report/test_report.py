@@ -118,7 +118,7 @@ def test_other_methods_have_pages(method, tmp_path):
     result = ff.fit(federation, method, rounds=5, out=tmp_path / "run")
     page = write_report(tmp_path / "run", federation=federation).read_text()
     assert headline(result) in page.replace("&#39;", "'")
-    assert ("The groups</h2>" in page) == method.clusters
+    assert ("The groups</h2>" in page) == method.finds_groups
 
 
 def test_one_device_and_one_round(tmp_path):
@@ -179,22 +179,19 @@ def test_whom_the_suspects_are():
     assert exposed(replace(result, attack=None)) == ""
 
 
-def test_a_lambda_that_was_not_used_is_not_shown():
-    """Training with it need not find the groups, so it is no result."""
+def test_lambda_is_shown_where_the_method_has_one():
     federation = planted()
-    auto = ff.fit(federation, ff.FusionTree(lam="auto"))
+    tree = ff.fit(federation, ff.FusionTree())
     given = ff.fit(federation, ff.FPFC(lam=0.5, refit=False), rounds=3)
-    assert auto.lam > 0
-    assert auto.summary()["lam"] == auto.lam
-    assert [name for name, *_ in tiles(auto) if name == "lambda"] == []
+    assert [name for name, *_ in tiles(tree) if name == "lambda"] == []
     assert ("lambda", "0.5", "strength of the penalty") in tiles(given)
 
 
 @pytest.mark.parametrize("rounds", [5, None])
 def test_a_search_that_was_cut_short_says_so(rounds):
     federation = planted("classification")
-    result = ff.fit(federation, ff.FusionTree(lam="auto"), rounds=rounds)
-    said = "FPFC stopped at --rounds 5 before its groups were found." in supporting(result, {})
+    result = ff.fit(federation, ff.FusionTree(), rounds=rounds)
+    said = "Fusion tree stopped at --rounds 5 before its groups were found." in supporting(result, {})
     assert result.cut_short == said == (rounds == 5)
 
 
@@ -246,13 +243,25 @@ def test_the_command_line(fedfuse, tables, here):
 
 
 def test_of_a_comparison_every_run_may_have_a_page(fedfuse, here):
-    words = ("synthetic:4,4", "--methods", "fpfc,local", "--seeds", "1", "--rounds", "20", "--jobs", "1", "--out", "c")
+    words = (
+        "synthetic:4,4",
+        "--methods",
+        "fusion-tree,local",
+        "--seeds",
+        "1",
+        "--rounds",
+        "20",
+        "--jobs",
+        "1",
+        "--out",
+        "c",
+    )
     assert fedfuse("compare", *words)[0] == 0
     assert (here / "c" / FILE).exists()
     assert fedfuse("report", "c", "--runs")[0] == 0
     page = (here / "c" / FILE).read_text()
     inside = [value for _, value in links(page) if value.startswith("runs/")]
-    assert sorted(inside) == ["runs/fpfc-seed0/report.html", "runs/local-seed0/report.html"]
+    assert sorted(inside) == ["runs/fusion-tree-seed0/report.html", "runs/local-seed0/report.html"]
     assert all((here / "c" / value).exists() for value in inside)
 
 
@@ -266,7 +275,7 @@ def test_an_unfinished_run_is_told_so(refused, here):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ff.fit(planted(), ff.FPFC(lam=0.4, refit=True), out="run", callbacks=[Stop()])
+        ff.fit(planted(), ff.FPFC(lam=0.4), out="run", callbacks=[Stop()])
     assert "fedfuse resume run" in refused("report", "run")
 
 

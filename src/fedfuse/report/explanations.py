@@ -39,7 +39,9 @@ STAGES = {
     "residue": "looking for further groups",
     "alone": "checking devices without a group",
     "again": "final fit",
-    "end": "done",
+    "refit": "fitting one model per group",
+    "together": "one model for all",
+    "apart": "local models",
 }
 REFUSED = {
     "late": "came after its round was over",
@@ -103,7 +105,7 @@ def title(method: str) -> str:
 
 def stage_name(stage: str) -> str:
     """Return what is done in a stage of a method."""
-    return STAGES.get(stage, stage)
+    return STAGES.get(stage) or title(stage)
 
 
 def metric_name(metric: str) -> str:
@@ -188,7 +190,7 @@ def supporting(result: Result, baselines: Mapping[str, Floats]) -> list[str]:
         told = exposed(result)
         lines.append(f"{suspicion(result)}{told and f' ({told})'}.")
     if result.cut_short:
-        lines.append(f"{title(result.method['method'])} {cut_short(result.rounds)}.")
+        lines.append(f"{_capital(title(result.method['method']))} {cut_short(result.rounds)}.")
     if result.unheard.size:
         lines.append(f"{silence(result)}.")
     return lines
@@ -206,18 +208,22 @@ def verdict(result: Result, baselines: Mapping[str, Floats]) -> str:
     who = "" if result.attack is None else f" over {counted(len(result.honest), 'honest device')}"
     value = f"mean test {metric_name(metric)}{who}"
     if not scores or not best:
-        return f"{ours.capitalize()} has a {value} of {score(test, metric)}."
+        return f"{_capital(ours)} has a {value} of {score(test, metric)}."
     if ours in best:
         how = f"about as well as {' and '.join(rivals)}" if rivals else "best"
-        return f"{ours.capitalize()} predicts {how}: {value} {score(test, metric)}, against {_listed(scores, metric)}."
+        return f"{_capital(ours)} predicts {how}: {value} {score(test, metric)}, against {_listed(scores, metric)}."
     top, others = best[0], {name: v for name, v in {ours: test, **scores}.items() if name != best[0]}
-    text = f"{top.capitalize()} predicts better here than {ours}"
+    text = f"{_capital(top)} predicts better here than {ours}"
     return f"{text}: {value} {score(scores[top], metric)}, against {_listed(others, metric)}."
 
 
 def alone_name(noun: Noun) -> str:
     """Return what the baseline of local models is called: "every school alone"."""
     return f"every {noun.one} alone"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _best(scores: Mapping[str, float], metric: str) -> list[str]:

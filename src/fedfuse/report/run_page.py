@@ -58,7 +58,7 @@ def run_page(directory: Path, note: str = "") -> dict[str, Any]:
         "contrasts": words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS),
         "tuning": _tuning(directory, result.profile.metric),
         "curves": [chart for chart in _curves(result) if chart],
-        "stages": _stages(result.history),
+        "stages": _stages(result),
         "communication": _cost_curve(result.history),
         "orders": _orders(result),
         "sent": _sent(result, noun),
@@ -282,17 +282,10 @@ def _round_chart(
     return chart
 
 
-def _stages(history: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the stages of a method that has some, one after the other, with their rounds and numbers sent."""
-    if "stage" not in history or len(history) < 2:
-        return []
-    names = history["stage"].map(lambda s: words.stage_name(s) if isinstance(s, str) else "training")
-    sent = history["cost_floats"].diff().fillna(history["cost_floats"])
-    runs = [
-        (part.iloc[0], len(part), sent[part.index].sum())
-        for _, part in names.groupby((names != names.shift()).cumsum())
-    ]
-    return [{"name": name, "rounds": n, "sent": words.data_size(cost)} for name, n, cost in runs if name != "done"]
+def _stages(result: Result) -> list[dict[str, Any]]:
+    """Return the stages of a method that has several, with their rounds and what was sent."""
+    names = [{**s, "name": words.stage_name(s["name"]), "sent": words.data_size(s["floats"])} for s in result.stages]
+    return names if len(names) > 1 else []
 
 
 def _orders(result: Result) -> list[dict[str, Any]]:
