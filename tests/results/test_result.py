@@ -177,7 +177,8 @@ def test_coefficients_in_the_tables_units_predict_the_same(table_run):
             np.testing.assert_allclose(answer.loc[rows, "prediction"], scores[:, 0], atol=1e-4)
         else:
             odds = np.log(answer.loc[rows, "p(well)"] / answer.loc[rows, "p(ill)"])
-            np.testing.assert_allclose(odds, scores[:, 1] - scores[:, 0], atol=1e-4)
+            np.testing.assert_allclose(odds, scores[:, 1], atol=1e-4)
+            assert not scores[:, 0].any()
 
 
 def test_the_planted_feature_tells_the_groups_apart(table_run):
@@ -189,6 +190,19 @@ def test_the_planted_feature_tells_the_groups_apart(table_run):
     slopes = result.coefficients()["age"].unstack("output")
     effect = slopes["well"] - slopes["ill"] if "well" in slopes else slopes["value"]
     np.testing.assert_allclose(effect, [1 / 6, -1 / 6], atol=0.06)
+
+
+def test_groups_that_differ_by_level_alone_are_told_apart_by_the_intercept():
+    rng = np.random.default_rng(0)
+    X, site = rng.normal(size=(480, 2)), np.repeat(np.arange(8), 60)
+    frame = pd.DataFrame({"site": site, "u": X[:, 0], "v": X[:, 1]})
+    frame["y"] = X @ [1.0, -2.0] + 5.0 * (site < 3) + 0.1 * rng.normal(size=480)
+    result = fit(ff.Federation.from_frame(frame, device="site", target="y"))
+    assert result.group_numbers.tolist() == [2] * 3 + [1] * 5
+    contrasts = result.contrasts()
+    assert contrasts.index[0] == "intercept"
+    assert contrasts["intercept"] == pytest.approx(5, abs=0.2)
+    assert contrasts[["u", "v"]].max() < 0.2
 
 
 def test_each_row_by_its_own_device(table_run):
@@ -256,16 +270,16 @@ def test_contrasts_are_differences_between_devices(labels, seed, outputs):
     models = rng.normal(size=(labels.max() + 1, model.d))[labels]
     profile = replace(base.profile, classes=classes, features=("u", "v"))
     result = replace(base, labels=labels, models=models, model=model, profile=profile)
-    slopes = np.stack([model.coefficients(w)[:, :-1] for w in models])
-    slopes = slopes - slopes.mean(axis=1, keepdims=True) if outputs > 1 else slopes
+    tables = np.stack([model.coefficients(w) for w in models])
+    tables = tables - tables.mean(axis=1, keepdims=True) if outputs > 1 else tables
     squares = [
-        np.square(slopes[i] - slopes[j]).sum(axis=0)
+        np.square(tables[i] - tables[j]).sum(axis=0)
         for i in range(len(labels))
         for j in range(len(labels))
         if labels[i] != labels[j]
     ]
-    expected = np.sqrt(np.mean(squares, axis=0)) if squares else np.zeros(2)
-    np.testing.assert_allclose(result.contrasts()[["u", "v"]], expected, atol=1e-9)
+    expected = np.sqrt(np.mean(squares, axis=0)) if squares else np.zeros(3)
+    np.testing.assert_allclose(result.contrasts()[["u", "v", "intercept"]], expected, atol=1e-9)
 
 
 # ------------------------------------------------------------------------------------ what is not a run

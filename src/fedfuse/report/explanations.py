@@ -11,7 +11,8 @@ import numpy as np
 from fedfuse.methods.registry import METHODS
 from fedfuse.report.charts import compact
 from fedfuse.results.formatting import counted, cut_short
-from fedfuse.results.result import SURE, Profile, Result, mean_score
+from fedfuse.results.profile import Profile
+from fedfuse.results.result import MIN_CONFIDENCE, Result, mean_score
 from fedfuse.studies.comparison import Comparison, cells, headings
 from fedfuse.utils.typing import Floats, Ints
 
@@ -248,7 +249,7 @@ def doubt(result: Result) -> str:
     if unsure := len(result.unsure):
         fit = "fits" if unsure == 1 else "fit"
         reasons.append(f"{unsure:,} of {noun.count(m)} {fit} two groups about equally well")
-    if not unsure or (result.stability or 0.0) < SURE:
+    if not unsure or (result.stability or 0.0) < MIN_CONFIDENCE:
         reasons.append(f"groupings found in different ways agree only in part ({result.stability:.2f} of 1)")
     return f"The grouping is uncertain: {', and '.join(reasons)}"
 
