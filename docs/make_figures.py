@@ -94,7 +94,7 @@ def pairs(directory: Path) -> None:
     _save(figure, directory / "pairs.svg")
     result = ff.fit(federation)
     alone = measured(federation, result.model).alone
-    ax = plots.plot_fusion(alone, result.labels, a=3.7)
+    ax = plots.plot_dendrogram(alone, result.labels)
     ax.set_ylabel("")
     _save(ax.figure, directory / "tree.svg")
 

@@ -14,8 +14,9 @@ from fedfuse.report import FILE, write_report
 from fedfuse.report.charts import Axis, Chart
 from fedfuse.report.dendrogram_chart import DendrogramChart
 from fedfuse.report.distance_frames import MAX_FRAMES, PairFrame, average_linkage, by_group, chosen
-from fedfuse.report.explanations import exposed, headline, supporting, tiles
+from fedfuse.report.explanations import headline, supporting, tiles
 from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK, contrast
+from fedfuse.results.formatting import exposed
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.training.baselines import Baselines
 from support.planted import planted

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedfuse.methods.registry import METHODS
 from fedfuse.report.charts import compact
-from fedfuse.results.formatting import counted, cut_short
+from fedfuse.results.formatting import counted, cut_short, exposed
 from fedfuse.results.profile import Profile
 from fedfuse.results.result import MIN_CONFIDENCE, Result, mean_score
 from fedfuse.studies.comparison import Comparison, cells, headings
@@ -43,10 +43,6 @@ STAGES = {
     "refit": "fitting one model per group",
     "together": "one model for all",
     "apart": "local models",
-}
-REFUSED = {
-    "late": "came after its round was over",
-    "not asked for, or too late": "answer to an order no longer open",
 }
 
 
@@ -262,29 +258,12 @@ def suspicion(result: Result) -> str:
     return f"{noun_of(result.profile).count(n)} {seem}{stand if alone else ''}"
 
 
-def exposed(result: Result) -> str:
-    """Say how many liars are among the suspects, where it is known who lied; else nothing."""
-    if not result.attack or not result.attack["who"]:
-        return ""
-    liars, found = len(result.attack["who"]), len(np.intersect1d(result.attack["who"], result.suspects))
-    wrong = len(result.suspects) - found
-    caught = f"all {liars} liars found" if found == liars else f"{found} of {counted(liars, 'liar')} found"
-    if liars == found == 1:
-        caught = "the one liar found"
-    return f"{caught}, nobody else accused" if not wrong else f"{caught}; {counted(wrong, 'honest device')} accused"
-
-
-def refusals(result: Result) -> list[tuple[str, int]]:
-    """Return why uploads were refused, and how many."""
-    return [(REFUSED.get(reason, reason), n) for reason, n in result.refused.items()]
-
-
 def silence(result: Result) -> str:
     """Say how many devices never answered in time, and what model they have."""
     who, one = noun_of(result.profile).count(len(result.unheard)), len(result.unheard) == 1
     others = np.setdiff1d(np.arange(len(result.labels)), result.unheard)
     if np.isin(result.labels[result.unheard], result.labels[others]).any():
-        return f"{who} never answered in time: the group {'it has' if one else 'they have'} is the one it began with"
+        return f"{who} never answered in time and {'is' if one else 'are'} still in the group of the start"
     return f"{who} never answered in time and {'has no model of its own' if one else 'have no model of their own'}"
 
 

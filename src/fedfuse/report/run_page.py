@@ -15,6 +15,7 @@ from fedfuse.report.dendrogram_chart import DendrogramChart
 from fedfuse.report.distance_frames import PairFrame, most_apart
 from fedfuse.report.palette import tone
 from fedfuse.report.settings_table import settings_of, versions
+from fedfuse.results.formatting import exposed, refusals
 from fedfuse.results.result import Result, mean_score
 from fedfuse.results.snapshots import DistanceSnapshot, SnapshotFile
 from fedfuse.training.baselines import Baselines
@@ -302,7 +303,7 @@ def _sent(result: Result, noun: words.Noun) -> list[tuple[str, str]]:
         (f"per {noun.one}", f"{compact(each)} ({words.data_size(each)})"),
         ("size of one model", f"{size:,} numbers"),
         (f"per {noun.one}, in models", f"{each / max(size, 1):,.1f}"),
-        *((f"refused: {reason}", f"{n:,}") for reason, n in words.refusals(result)),
+        *((f"refused: {reason}", f"{n:,}") for reason, n in refusals(result)),
     ]
 
 
@@ -311,7 +312,7 @@ def _trouble(result: Result) -> dict[str, Any]:
     names, attack, sure = result.profile.names, None, result.confidence
     by_confidence = [] if sure is None else sorted(result.unsure.tolist(), key=lambda i: sure[i])
     if result.attack is not None:
-        told = words.exposed(result)
+        told = exposed(result)
         who = f"{len(result.attack['who'])} devices were made to lie ({result.attack['attack']})"
         attack = f"{who}{told and f'; {told}'}."
     return {

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedfuse.report import explanations as words
-from fedfuse.results.formatting import counted, cut_short
+from fedfuse.results.formatting import counted, cut_short, exposed, refusals
 from fedfuse.results.result import Result, mean_score
 from fedfuse.studies.comparison import Comparison, footnotes
 from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Board, Job, JobState, Watcher
@@ -269,11 +269,11 @@ def _warnings(result: Result) -> list[str]:
             "more rounds (--rounds) may change groups and scores"
         )
     if result.suspects.size:
-        told = words.exposed(result)
+        told = exposed(result)
         found.append(f"{words.suspicion(result)}: {_named(result, result.suspects)}{told and f' ({told})'}")
     if result.unheard.size:
         found.append(f"{words.silence(result)}: {_named(result, result.unheard)}")
-    found += [f"{counted(n, 'upload')} refused: {reason}" for reason, n in words.refusals(result)]
+    found += [f"{counted(n, 'upload')} refused: {reason}" for reason, n in refusals(result)]
     if result.refused and result.orders.get("unanswered"):
         found.append(f"{counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} without an answer")
     # Uploads that cannot be used may be part of the experiment, and then are no sign of training that diverges.
