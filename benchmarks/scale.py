@@ -7,6 +7,7 @@ everything between replies and the next anchors: all steps count, also those in 
 start is apart: it measures all distances and provides the memory of the pairs within reach. Each size runs in a process
 of its own, so that the peak of memory is its own; that includes everything, Python and the devices' optima too.
 Command: python benchmarks/scale.py [sizes …] [--d 610] [--groups 10] [--plot scale.png] [--json scale.json]
+         [--page docs/benchmarks.md]; the page gets a section, and shows the picture that lies beside it
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ import numpy as np
 
 SIZES = (100, 300, 1000, 3000, 10_000)
 ROUNDS = 12
+SECTION = """
+Devices in 10 groups, 30 % active, from local models to the groups and on, by `python benchmarks/scale.py`: exact local
+work, so that nearly all is the server's. A step is all that happens between replies and the next anchors, and all steps
+count. The start is apart: it bounds all distances and provides memory for the pairs within reach.
+
+| devices | parameters | ARI | right after | start | median step | slowest step | pairs | peak of the process |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+"""
 LAM, NU = 6.0, 0.2  # a tenth of all devices pulls with a tenth of lambda, so noise must be below that
 
 
@@ -83,7 +92,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw time and memory over m on logarithmic axes, with their exponents."""
     from matplotlib import pyplot as plt
 
-    from fedfuse.bench.growth import exponent
+    from fedfuse.bench.measurement import exponent
 
     m = np.array([row["m"] for row in rows])
     _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
@@ -102,6 +111,37 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     plt.savefig(path, dpi=130)
 
 
+def write_section(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write the table of all sizes as the last section of the page about speed."""
+    from fedfuse.bench.benchmarks_page import SCALE_HEADING
+
+    text = path.read_text(encoding="utf-8").partition(SCALE_HEADING)[0] if path.exists() else ""
+    text += SCALE_HEADING + SECTION + "".join(map(_row, rows)) + _growth(rows)
+    picture = path.with_name(f"{path.stem}-scale.png")
+    text += f"\n![Time and memory over devices]({picture.name})\n" if picture.is_file() else ""
+    path.write_text(text, encoding="utf-8")
+
+
+def _row(row: dict[str, Any]) -> str:
+    from fedfuse.bench.measurement import readable
+
+    times = " | ".join(readable(row[name], "s") for name in ("start", "median_step", "slowest_step"))
+    memory = " | ".join(readable(row[name], "bytes") for name in ("pair_bytes", "peak_bytes"))
+    return f"| {row['m']:,} | {row['d']} | {row['ari']:.3f} | {row['right_after']} | {times} | {memory} |\n"
+
+
+def _growth(rows: list[dict[str, Any]]) -> str:
+    """Say how time and memory of the last three sizes grow."""
+    from fedfuse.bench.measurement import exponent
+
+    if len(rows) < 3:
+        return ""
+    m = [row["m"] for row in rows]
+    names = {"median_step": "a step", "slowest_step": "the slowest", "pair_bytes": "pairs", "peak_bytes": "the peak"}
+    parts = [f"{text} with exponent {exponent(m, [row[name] for row in rows]):.2f}" for name, text in names.items()]
+    return f"\nFrom {m[-3]:,} to {m[-1]:,} devices, they grow like this: {', '.join(parts)}.\n"
+
+
 def main() -> None:
     """Print a table; draw it and write it down where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -111,6 +151,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=10)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path)
     asked = parser.parse_args()
     if asked.one:
         print(json.dumps(measured(asked.one, asked.d, asked.groups)))
@@ -126,6 +167,8 @@ def main() -> None:
         asked.json.write_text(json.dumps(rows, indent=1))
     if asked.plot:
         draw(rows, asked.plot)
+    if asked.page:
+        write_section(rows, asked.page)
 
 
 if __name__ == "__main__":

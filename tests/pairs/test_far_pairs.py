@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fedfuse.bench.formed import NU, WIDTH, DenseState, form
-from fedfuse.bench.server import APART, PENALTY, grouped
+from fedfuse.bench.server_step import APART, NU, PENALTY, WIDTH, DenseState, form, grouped
 from fedfuse.pairs import state as pair_state
 from fedfuse.pairs.state import FusionState
 

@@ -1,4 +1,4 @@
-"""Algorithm 2 of the paper, word for word: theta and v explicit, one Python loop per pair.
+"""Algorithm 2 of the paper, word for word: theta and v explicit, one Python loop per pair; local steps in NumPy.
 
 Slow on purpose. It is the oracle of the tests and the yardstick of the benchmark.
 """
@@ -75,3 +75,39 @@ class Textbook:
                 theta[m, j] = self.omega[m] - self.omega[j]
                 theta[j, m] = -theta[m, j]
         self.theta, self.v = theta, v
+
+
+def softmax_steps(X, y, W, anchor, rho, steps, lr):
+    """Gradient steps of one device on mean cross-entropy + rho/2 ||W - anchor||^2.
+
+    X has a last column of ones; W and anchor are (classes x columns of X).
+    """
+    onehot = np.eye(len(W), dtype=X.dtype)[y]
+    for _ in range(steps):
+        scores = X @ W.T
+        scores -= scores.max(axis=1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=1, keepdims=True)
+        scores -= onehot
+        W = W - lr * (scores.T @ X / X.dtype.type(len(X)) + rho * (W - anchor))
+    return W
+
+
+class SoftmaxTextbook:
+    """Rounds of the algorithm with softmax devices, from zero; ``rows`` are X and y of every device."""
+
+    def __init__(self, rows, classes, penalty, steps, lr):
+        self.rows, self.steps, self.lr = rows, steps, lr
+        X = rows[0][0]
+        self.W = np.zeros((len(rows), classes, X.shape[1]), X.dtype)
+        self.server = Textbook(self.W.reshape(len(rows), -1), penalty)
+        self.zeta = self._anchors()
+
+    def _anchors(self):
+        return np.array([self.server.anchor(i) for i in range(len(self.W))], self.W.dtype).reshape(self.W.shape)
+
+    def round(self, active):
+        for i in active:
+            self.W[i] = softmax_steps(*self.rows[i], self.W[i], self.zeta[i], 1.0, self.steps, self.lr)
+        self.server.update(active, self.W[active].reshape(len(active), -1))
+        self.zeta = self._anchors()

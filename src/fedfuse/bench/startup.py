@@ -1,4 +1,4 @@
-"""How long a new process takes until fedfuse is there, and until it has done something; what it imports for that."""
+"""Start-up of processes: import, command and short runs, the first ever and later ones; the modules they import."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from fedfuse.bench.figure import Figure
-from fedfuse.bench.sizes import BenchSizes
-from fedfuse.bench.timing import once, race
+from fedfuse.bench.measurement import BenchSizes, Figure, once, race
 
-# What a table needs none of.
-HEAVY = ("torch", "ray", "flwr")
+HEAVY_MODULES = ("torch", "ray", "flwr")  # A table needs none of them.
+BASE = "import numpy, numba, pandas"
+MAX_FIRST_SECONDS, MAX_LATER_SECONDS = 15, 2
 LAM = ("--lam", "0.5", "--rounds", "20")
 COLUMNS = ("--device", "hospital", "--target", "outcome")
 RUNS = {
@@ -29,47 +28,39 @@ RUNS = {
 
 
 def figures(sizes: BenchSizes) -> Iterator[Figure]:
-    """Measure starts with everything cached, against those of the packages that fedfuse stands on; and a first one."""
-    base = "import numpy, numba, pandas"
-    imported, version, below = race(
-        lambda: _python("-c", "import fedfuse"),
-        lambda: _python("-m", "fedfuse", "--version"),
-        lambda: _python("-c", base),
-        seconds=sizes.seconds / 2,
-        burst=1,
-    )
-    yield Figure("import", "python -c 'import fedfuse'", base, imported, below, "s", imported / below)
-    yield Figure("command", "fedfuse --version", base, version, below, "s", version / below)
-    with TemporaryDirectory() as directory:
-        yield from _runs(Path(directory))
-
-
-def _runs(directory: Path) -> Iterator[Figure]:
-    """Short runs: the first ever, which compiles, and later ones, which find that on disk."""
-    _write_tables(directory)
-    for name, words in RUNS.items():
-        yield from _first_and_later(directory, name, words)
-    name, words = next(iter(RUNS.items()))
-    for what, line in (("import fedfuse", ("-c", "import fedfuse")), (name, _words(words, directory / "last"))):
-        modules = imports(*line, cwd=directory)
-        heavy = [module for module in modules if module.split(".")[0] in HEAVY]
-        against = f"those of {', '.join(HEAVY)} (python -X importtime)"
-        yield Figure(
-            "imports", f"modules of {what}", against, len(modules), len(heavy), "modules", len(heavy), 0, "at most"
-        )
+    """Measure starts with everything cached, against the packages that fedfuse stands on; and first ones."""
+    lines = {"import": ("-c", "import fedfuse"), "command": ("-m", "fedfuse", "--version"), "base": ("-c", BASE)}
+    runs = [lambda line=line: _python(*line) for line in lines.values()]
+    imported, version, below = race(*runs, seconds=sizes.seconds / 2, burst=1)
+    yield Figure("import", "python -c 'import fedfuse'", BASE, imported, below, "s", imported / below)
+    yield Figure("command", "fedfuse --version", BASE, version, below, "s", version / below)
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        write_tables(directory)
+        for name, words in RUNS.items():
+            yield from _first_and_later(directory, name, words)
+        name, words = next(iter(RUNS.items()))
+        against = f"those of {', '.join(HEAVY_MODULES)} (python -X importtime)"
+        for what, line in (("import fedfuse", lines["import"]), (name, run_line(words, directory / "last"))):
+            modules = imports(*line, cwd=directory)
+            heavy = sum(module.split(".")[0] in HEAVY_MODULES for module in modules)
+            numbers = (len(modules), heavy, "modules", heavy, 0)
+            yield Figure("imports", f"modules of {what}", against, *numbers, "at most")
 
 
 def _first_and_later(directory: Path, name: str, words: tuple[str, ...]) -> Iterator[Figure]:
     cache, turns = directory / f"cache {name}", iter(range(10**6))
 
     def run() -> None:
-        _python(*_words(words, directory / f"{name} {next(turns)}"), cache=cache, cwd=directory)
+        _python(*run_line(words, directory / f"{name} {next(turns)}"), cache=cache, cwd=directory)
 
-    first = once(run)
-    later = min(once(run) for _ in range(3))
     what = f"{name}: fedfuse run {' '.join(words)}"
-    yield Figure("first call", f"{what}, nothing is compiled yet", "goal", first, 15, "s", first / 15, 1, "at most")
-    yield Figure("later call", f"{what}, what is compiled is on disk", "goal", later, 2, "s", later / 2, 1, "at most")
+    for call, times, most, state in (
+        ("first call", 1, MAX_FIRST_SECONDS, "nothing is compiled yet"),
+        ("later call", 3, MAX_LATER_SECONDS, "what is compiled is on disk"),
+    ):
+        took = min(once(run) for _ in range(times))
+        yield Figure(call, f"{what}, {state}", "goal", took, most, "s", took / most, 1, "at most")
 
 
 def imports(*words: str, cwd: Path | None = None) -> list[str]:
@@ -78,7 +69,8 @@ def imports(*words: str, cwd: Path | None = None) -> list[str]:
     return [line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")][1:]
 
 
-def _write_tables(directory: Path) -> None:
+def write_tables(directory: Path) -> None:
+    """Write a small table of numbers and one of classes."""
     rng = np.random.default_rng(0)
     X, sign = rng.normal(size=(400, 3)), np.repeat([1.0, -1.0], 200)
     y = sign * X.sum(axis=1) + 0.1 * rng.normal(size=400)
@@ -88,13 +80,14 @@ def _write_tables(directory: Path) -> None:
         (directory / name).write_text("\n".join(["hospital,a,b,c,outcome", *lines]), encoding="utf-8")
 
 
-def _words(words: tuple[str, ...], out: Path) -> tuple[str, ...]:
+def run_line(words: tuple[str, ...], out: Path) -> tuple[str, ...]:
+    """Return Python's arguments for ``fedfuse run``."""
     return ("-m", "fedfuse", "run", *words, "--out", str(out), "--json")
 
 
 def _python(*arguments: str, cache: Path | None = None, cwd: Path | None = None) -> str:
     """Run Python; return what it writes to its standard error."""
-    # bytecode is kept, as it is wherever fedfuse is installed by pip
+    # Bytecode is kept, as it is wherever fedfuse is installed by pip.
     environment = {key: text for key, text in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     if cache is not None:
         environment["NUMBA_CACHE_DIR"] = str(cache)

@@ -1,0 +1,103 @@
+"""The page of the docs about speed, from what was measured: no number in it is written by hand.
+
+    python -m fedfuse.bench.benchmarks_page docs/benchmarks.md bench.json [another.json …]
+
+``bench.json`` is what `fedfuse bench` writes (several, if parts were measured apart). The picture goes beside the page.
+The section that `benchmarks/scale.py --page` writes stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedfuse.bench.measurement import Curve, readable
+
+SCALE_HEADING = "\n## Many devices\n"
+HEAD = """# Speed
+
+`fedfuse bench` measures fedfuse against textbook loops, plain NumPy, plain PyTorch and the machine's own limits, all in
+one process, so that ratios mean something on any machine. Times are the best of many, since other processes only ever
+make things slower; those of the whole run are the best of three, and the first call happens once. Measured by
+
+```
+{commands}
+```
+
+on {date}, fedfuse {version}, {cores} cores of {processor}, {memory}, load {load:.1f} at the start.
+
+| figure | what | measured | against | ratio | goal |
+| --- | --- | --- | --- | --- | --- |
+"""
+GROWTH = """
+## How cost grows
+
+![Time over devices, parameters and rows]({picture})
+
+| | over | | exponent |
+| --- | --- | --- | --- |
+"""
+
+
+def write_page(contents: list[dict[str, Any]], path: Path) -> None:
+    """Write the page, and its picture beside it."""
+    content = contents[-1]
+    machine = content["machine"]
+    text = HEAD.format(
+        commands="\n".join(map(_command, contents)),
+        date=content["date"][:10],
+        version=content["versions"]["fedfuse"],
+        cores=machine["cores"],
+        processor=machine["processor"],
+        memory=readable(machine["memory_bytes"] or 0, "bytes"),
+        load=machine["load"] or 0.0,
+    )
+    text += "".join(_row(figure) for each in contents for figure in each["figures"])
+    if growth := [curve for each in contents for curve in each["growth"]]:
+        curves = [Curve(c["what"], c["over"], tuple(c["sizes"]), tuple(c["seconds"])) for c in growth]
+        picture = path.with_name(f"{path.stem}-growth.png")
+        draw(curves, picture)
+        lines = (f"| {c.what} | {c.over} | {c.points} | {c.exponent:.2f} |\n" for c in curves)
+        text += GROWTH.format(picture=picture.name) + "".join(lines)
+    _, heading, scale = path.read_text(encoding="utf-8").partition(SCALE_HEADING) if path.exists() else ("", "", "")
+    path.write_text(text + heading + scale, encoding="utf-8")
+
+
+def _command(content: dict[str, Any]) -> str:
+    return f"fedfuse bench{' --quick' if content['quick'] else ''} --only {','.join(content['parts'])}"
+
+
+def _row(figure: dict[str, Any]) -> str:
+    measured, reference = (readable(figure[name], figure["unit"]) for name in ("value", "reference"))
+    goal = "" if figure["goal"] is None else f"{figure['sense']} {figure['goal']:g}"
+    ratio = f"{figure['ratio']:.3g}{' (missed)' if figure['met'] is False else ''}"
+    cells = (figure["name"], figure["what"], measured, f"{reference}: {figure['against']}", ratio, goal)
+    return f"| {' | '.join(cells)} |\n"
+
+
+def draw(curves: list[Curve], path: Path) -> None:
+    """Draw all curves on logarithmic axes, with their exponents."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(curves), figsize=(4 * len(curves), 3.4), layout="constrained", squeeze=False)
+    for ax, curve in zip(axes[0], curves, strict=True):
+        ax.loglog(curve.sizes, np.array(curve.seconds) * 1e3, marker="o", label=f"exponent {curve.exponent:.2f}")
+        ax.set(xlabel=curve.over, ylabel="milliseconds", title=curve.what.split(",")[0])
+        ax.set_xticks(curve.sizes, [f"{size:,}" for size in curve.sizes])
+        ax.set_xticks([], minor=True)
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(lambda y, _: f"{y:g}" if f"{y:.0e}"[0] in "25" else "")
+        ax.grid(alpha=0.3)
+        ax.legend()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    write_page([json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[2:]], Path(sys.argv[1]))
