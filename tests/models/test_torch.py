@@ -334,7 +334,7 @@ def test_every_thread_is_told_to_compute_alone(monkeypatch):
 
     monkeypatch.setattr(torch, "set_num_threads", listen)
     monkeypatch.setattr(ParameterBackend, "descend", work)
-    monkeypatch.setattr(_threads, "_most", 2)
+    monkeypatch.setattr(_threads, "_limit", 2)
     model.train(data, devices, w, None, 0.0, BATCHES, generators(devices))
     assert len(worked) == 2
     assert {(thread, 1) for thread in worked} <= told

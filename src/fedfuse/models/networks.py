@@ -1,7 +1,6 @@
-"""Networks that have a name: the paper's CNN and a small perceptron, for whatever shape the rows have.
+"""Networks by name, for rows of any shape: the paper's CNN and a multilayer perceptron.
 
-Their module is made when the sizes are known, and a run's first weights are torch's default ones, drawn by the run's
-seed.
+The module is built when the sizes are known; a run starts from torch's default weights, drawn by its seed.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ class CNN(Network):
 
 @dataclass(frozen=True, init=False, eq=False)
 class MLP(Network):
-    """A perceptron with ReLU between its layers.
+    """A multilayer perceptron with ReLU between its layers.
 
     Parameters
     ----------

@@ -18,8 +18,8 @@ from fedfuse.protocol.local_work import Work
 from fedfuse.utils.threads import spread
 from fedfuse.utils.typing import Floats, Ints
 
-# Rows that are converted to float64 at a time.
-CHUNK_ROWS = 4096
+# Rows that are converted to float64 at a time, for gradients (which stay in the cache) and for second moments.
+CHUNK_ROWS, MOMENT_CHUNK_ROWS = 4096, 1 << 14
 Spectrum: TypeAlias = tuple[Floats, Floats]
 Quantity: TypeAlias = Literal["loss", "hits", "gradient"]
 # One epoch of mini-batches of a device: (X, y, orders, w, anchor), where w is changed.
@@ -177,8 +177,8 @@ def second_moments(X: Floats, y: Floats) -> Floats:
            [3., 1., 2.]])
     """
     total = np.zeros((X.shape[1] + 2, X.shape[1] + 2))
-    for first in range(0, len(y), 4 * CHUNK_ROWS):
-        part = slice(first, first + 4 * CHUNK_ROWS)
+    for first in range(0, len(y), MOMENT_CHUNK_ROWS):
+        part = slice(first, first + MOMENT_CHUNK_ROWS)
         z = np.column_stack([X[part], np.ones(len(y[part])), y[part]]).astype(np.float64, copy=False)
         total += z.T @ z
     return total / max(len(y), 1)

@@ -350,19 +350,17 @@ class TorchModel(Model[TorchData]):
         return torch.from_numpy(np.ascontiguousarray(w, dtype)).to(self._place)
 
     def _mean_loss(self, out: Tensor, y: Tensor) -> Tensor:
-        if self.loss == "cross_entropy":
-            return functional.cross_entropy(out, y)
-        if self.loss == "mse":
-            return functional.mse_loss(_flat(out), y)
-        value: Tensor = self.loss(out if self.goal == "classification" else _flat(out), y)
-        return value.mean() if value.ndim else value
+        if callable(self.loss):
+            value = self.loss(out if self.goal == "classification" else _flat(out), y)
+            return value.mean() if value.ndim else value
+        return self._row_losses(out, y, "mean")
 
-    def _row_losses(self, out: Tensor, y: Tensor) -> Tensor:
+    def _row_losses(self, out: Tensor, y: Tensor, reduction: str = "none") -> Tensor:
+        if callable(self.loss):
+            return torch.stack([self._mean_loss(out[i : i + 1], y[i : i + 1]) for i in range(len(y))])
         if self.loss == "cross_entropy":
-            return functional.cross_entropy(out, y, reduction="none")
-        if self.loss == "mse":
-            return (out - y).square()
-        return torch.stack([self._mean_loss(out[i : i + 1], y[i : i + 1]) for i in range(len(y))])
+            return functional.cross_entropy(out, y, reduction=reduction)
+        return functional.mse_loss(_flat(out), y, reduction=reduction)
 
     def _outputs(self, w: Floats, X: Floats) -> Tensor:
         """Return the module's outputs for rows, in its own precision."""
@@ -437,7 +435,7 @@ _TENSORS: dict[tuple[int, np.dtype[Any]], Tensor] = {}
 
 
 def _tensor(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> Tensor:
-    """Return an array as a tensor: its own memory where that will do, else one copy for all parts of the rows."""
+    """Return an array as a tensor: its own memory if its type is the same, else one copy for all parts of rows."""
     key = (id(array), dtype)
     if key in _TENSORS:
         return _TENSORS[key]

@@ -68,8 +68,10 @@ def kernel(**options: Any) -> Callable[[Callable[..., None]], Any]:
             before = config.CACHE_DIR
             if directory := _cache_directory(before):
                 config.CACHE_DIR = str(directory)  # numba reads it here, and never again for this function
-                compiled.enable_caching()
-                config.CACHE_DIR = before
+                try:
+                    compiled.enable_caching()
+                finally:
+                    config.CACHE_DIR = before
         return compiled
 
     return decorate
@@ -88,14 +90,9 @@ def _cache_directory(given: str) -> Path | None:
     try:
         if not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True)
-            _remove_old(parent)
+            for each in parent.iterdir():  # of other sources
+                if time.time() - each.stat().st_mtime > MAX_AGE_DAYS * 86400:
+                    shutil.rmtree(each, ignore_errors=True)
     except OSError as problem:
         log.debug("compiled code is not kept: %s", problem)
     return directory if os.access(directory, os.W_OK) else None
-
-
-def _remove_old(parent: Path) -> None:
-    """Remove machine code of other sources, unless it is recent."""
-    for each in parent.iterdir():
-        if time.time() - each.stat().st_mtime > MAX_AGE_DAYS * 86400:
-            shutil.rmtree(each, ignore_errors=True)
