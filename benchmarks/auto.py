@@ -14,7 +14,7 @@ import numpy as np
 import fedfuse as ff
 from fedfuse.data.catalog import load
 from fedfuse.grouping.refit import Oracle
-from fedfuse.training.baselines import baselines
+from fedfuse.training.evaluation import baselines
 
 
 def row(name: str, features: str, seed: int) -> tuple[float, float, float]:

@@ -18,7 +18,7 @@ from fedfuse.report import plots, write_report
 from fedfuse.report.palette import COLOURS
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.solution_path import figure_1
-from fedfuse.training.baselines import local_models, measured
+from fedfuse.training.evaluation import local_models, measured
 
 
 def idea(directory: Path) -> None:

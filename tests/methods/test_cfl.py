@@ -151,7 +151,7 @@ def test_groups_of_lines_are_told_apart_and_devices_know_what_the_server_knows()
     )
     for k in range(33):
         run.round()
-        np.testing.assert_array_equal(run.post.look([PeekModel()] * 6), run.rule.current(run.state).models)
+        np.testing.assert_array_equal(run.transport.look([PeekModel()] * 6), run.rule.current(run.state).models)
         assert len(run.state.models) == 1 or k >= PATIENCE
     result = run.result()
     assert result.labels.tolist() == [0, 1, 1, 0, 0, 1]

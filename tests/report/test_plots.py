@@ -10,7 +10,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.report.plots import plot_scores
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.studies.solution_path import Quadratics, solution_path
-from fedfuse.training.baselines import measured
+from fedfuse.training.evaluation import measured
 from support.planted import planted
 
 plt = pytest.importorskip("matplotlib.pyplot")

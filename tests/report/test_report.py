@@ -18,7 +18,7 @@ from fedfuse.report.explanations import headline, supporting, tiles
 from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK, contrast
 from fedfuse.results.formatting import exposed
 from fedfuse.results.snapshots import DistanceSnapshot
-from fedfuse.training.baselines import Baselines
+from fedfuse.training.evaluation import Baselines
 from support.planted import planted
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.report.watch import HOST, Progress, Server, picture, read_progress, sparkline, state, watch
-from fedfuse.training.progress_recorder import ROUNDS
+from fedfuse.training.progress import ROUNDS
 from support.planted import planted
 
 
@@ -41,7 +41,7 @@ def finished(place):
 @pytest.fixture
 def all_rounds(monkeypatch):
     """Write every round down at once."""
-    monkeypatch.setattr("fedfuse.training.progress_recorder.PAUSE", -1.0)
+    monkeypatch.setattr("fedfuse.training.progress.PAUSE", -1.0)
 
 
 def shown(looks, width=100):

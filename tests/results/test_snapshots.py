@@ -9,7 +9,7 @@ from scipy.spatial.distance import pdist
 import fedfuse as ff
 from fedfuse.results.snapshots import MAX_DEVICES, DistanceSnapshot, SnapshotFile, distances, due
 from fedfuse.training.fit import resume
-from fedfuse.training.progress_recorder import ROUNDS, read_rounds
+from fedfuse.training.progress import ROUNDS, read_rounds
 from support.planted import planted
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize
 
 from fedfuse.models import default_model
-from fedfuse.training.baselines import RIDGE, baselines, local_models, pooled_model
+from fedfuse.training.evaluation import RIDGE, baselines, local_models, pooled_model
 from support.planted import planted
 
 

@@ -161,7 +161,7 @@ def test_a_round_with_too_few_replies_is_given_up():
     assert few.any()
     assert history["moved"].isna().equals(few)
     assert result.refused == {"too few in the round": int(history.loc[few, "replies"].sum())}
-    assert keep.run.post.updates == (~few).sum()
+    assert keep.run.transport.updates == (~few).sum()
 
 
 def test_it_does_not_go_on_for_ever():

@@ -148,9 +148,8 @@ def method_and_settings(
     """Return the method, and what else the options tell `fit`; all of it checked."""
     from fedfuse.engines import EngineSpec
     from fedfuse.models import is_network
-    from fedfuse.training.conditions import check_mode
     from fedfuse.training.options import build, parse_options
-    from fedfuse.training.settings import Settings
+    from fedfuse.training.settings import Settings, check_mode
 
     options = parse_options(words, method)
     chosen, settings = build(dataset, method, options, network=model is not None and is_network(model))

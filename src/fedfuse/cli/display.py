@@ -56,7 +56,7 @@ def train_and_show(
         return
     scores = {}
     if federation is not None and result.model.convex:
-        from fedfuse.training.baselines import measured
+        from fedfuse.training.evaluation import measured
 
         with console.status("fitting local and pooled models to compare with …"):
             found = measured(federation, result.model)

@@ -13,7 +13,7 @@ from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import Store
 from fedfuse.studies.compare import is_comparison
-from fedfuse.training.baselines import Baselines, measured
+from fedfuse.training.evaluation import Baselines, measured
 from fedfuse.utils.files import atomic_write
 
 FILE = "report.html"

@@ -18,7 +18,7 @@ from fedfuse.report.settings_table import settings_of, versions
 from fedfuse.results.formatting import exposed, refusals
 from fedfuse.results.result import Result, mean_score
 from fedfuse.results.snapshots import DistanceSnapshot, SnapshotFile
-from fedfuse.training.baselines import Baselines
+from fedfuse.training.evaluation import Baselines
 from fedfuse.training.newcomers import noted
 from fedfuse.utils.files import read_json
 from fedfuse.utils.typing import Floats, Ints

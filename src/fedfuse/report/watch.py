@@ -34,7 +34,7 @@ from fedfuse.results.run_directory import Store
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.compare import is_comparison
 from fedfuse.studies.comparison_request import Request
-from fedfuse.training.progress_recorder import ROUNDS, read_rounds
+from fedfuse.training.progress import ROUNDS, read_rounds
 from fedfuse.utils.files import read_json, without_nan
 
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -21,7 +21,7 @@ from fedfuse.models import Model, default_model
 from fedfuse.pairs.state import FusionState
 from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import mean_score
-from fedfuse.training.baselines import RIDGE, local_models
+from fedfuse.training.evaluation import RIDGE, local_models
 from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats, Ints
 

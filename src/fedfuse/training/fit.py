@@ -196,23 +196,23 @@ def _finish(run: Run, *, restore: bool = False) -> Result:
 
 def _recorded(callbacks: Iterable[Callback], store: Store | None) -> tuple[Callback, ...]:
     """Add to the callbacks the one that leaves in a run's directory how it gets on."""
-    from fedfuse.training.progress_recorder import Recorder  # which is a callback
+    from fedfuse.training.progress import Recorder  # which is a callback
 
     return (*([Recorder(store.directory)] if store else []), *callbacks)
 
 
 def _withdraw(store: Store) -> None:
     """Remove what a run has left that never got under way: the corrected command may have its directory."""
-    from fedfuse.training import progress_recorder
+    from fedfuse.training import progress
 
-    progress_recorder.forget(store.directory)
+    progress.forget(store.directory)
     store.withdraw()
 
 
 def _tidy(store: Store) -> None:
-    from fedfuse.training import progress_recorder
+    from fedfuse.training import progress
 
-    progress_recorder.tidy(store.directory)
+    progress.tidy(store.directory)
     store.tidy()
 
 

@@ -7,7 +7,6 @@ were asked, an asynchronous one takes the first reply and lets the others go on.
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import threading
@@ -34,7 +33,6 @@ from fedfuse.methods.method import (
     Outcome,
     WorksAtHome,
 )
-from fedfuse.methods.state import Arrays, fill_state, pack_state, prefixed, within
 from fedfuse.models import Model
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.ledger import CommunicationLedger
@@ -42,10 +40,8 @@ from fedfuse.protocol.privacy import spent
 from fedfuse.protocol.reply_checks import overlong
 from fedfuse.protocol.tasks import (
     EVALUATION_ROUND,
-    Install,
     MetaTrain,
     Order,
-    PeekModel,
     Score,
     Task,
     Train,
@@ -55,8 +51,9 @@ from fedfuse.protocol.tasks import (
 from fedfuse.results.profile import Profile
 from fedfuse.results.result import Result, mean_score
 from fedfuse.results.run_directory import Store
-from fedfuse.training.conditions import check_mode, takes_single_replies
-from fedfuse.training.settings import Settings
+from fedfuse.training import checkpoint
+from fedfuse.training.evaluation import Evaluator
+from fedfuse.training.settings import Settings, check_mode, takes_single_replies
 from fedfuse.training.stages import Stage, stage_totals, stages_of
 from fedfuse.training.transport import ReceivedReply, Transport
 from fedfuse.utils.random import generator
@@ -68,7 +65,6 @@ Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
 TRIES = 3  # to send what comes before the first round
 FAILURES = 10  # rounds in a row that may be given up
-CHECKPOINT_FORMAT = 2
 
 
 class Callback:
@@ -116,7 +112,7 @@ class Run:
         self.info = info_of(self.federation, self.model, self.settings.seed, self.settings.dtype)
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype) if self.federation.here else None
         check_mode(self.method, self.settings.mode)
-        self.post = Transport(self.engine, self.info.m, self.info.d, self.info.dtype)
+        self.transport = Transport(self.engine, self.info.m, self.info.d, self.info.dtype)
         lying = known_attack(self.engine)
         self.liars: Ints = lying.who if lying else np.empty(0, np.int64)
         self.honest = np.setdiff1d(np.arange(self.info.m), self.liars)
@@ -131,18 +127,18 @@ class Run:
         """Whether the stage at work takes replies one at a time."""
         return self.settings.mode == "async" and takes_single_replies(self.stage.method)
 
-    def _set_rule(self) -> None:
+    def set_rule(self) -> None:
         """Look up the rule of the stage at work, once for all its rounds."""
         self.rule = self.stage.given(self.previous, single_replies=self.asynchronous)
 
     @property
     def ledger(self) -> CommunicationLedger:
         """What was sent and received."""
-        return self.post.ledger
+        return self.transport.ledger
 
     def begin(self) -> None:
         """Set up the state of the stage at work and send what it sends before its first round."""
-        self._set_rule()
+        self.set_rule()
         self.state = self.rule.init(self.info, self.previous)
         self.turns = np.zeros(self.info.m, np.int64)
         self._open(self.rule.opening(self.state))
@@ -153,7 +149,7 @@ class Run:
         answers: dict[int, Floats] = {}
         for _ in range(TRIES):
             missing = {i: task for i, task in tasks.items() if i not in answers}
-            answers |= {r.device: r.values for r in self.post.exchange(self._orders(missing, -1))}
+            answers |= {r.device: r.values for r in self.transport.exchange(self._orders(missing, -1))}
         devices = np.array(sorted(answers), dtype=np.int64)
         if isinstance(self.rule, AsksFirst):
             self.rule.opened(self.state, devices, [answers[i] for i in sorted(answers)])
@@ -183,12 +179,12 @@ class Run:
         phase = method.phase(self.state) or self.stage.name
         active = self._free() if self.asynchronous else self._drawn(k)
         tasks = method.tasks(self.state, active, self._scheduled(k)) if active.size else []
-        self.post.send(self._orders(dict(zip(active.tolist(), tasks, strict=True)), k))
+        self.transport.send(self._orders(dict(zip(active.tolist(), tasks, strict=True)), k))
         self.turns[active] += 1
         heard = self._replies(len(active))
         residuals = self._take_in(heard)
         if isinstance(method, Broadcasts):
-            self.post.exchange(self._orders(method.broadcast(self.state), k))
+            self.transport.exchange(self._orders(method.broadcast(self.state), k))
         self.k = k + 1
         active_now = len(heard) if self.asynchronous else len(active)
         row: Row = {"round": k, "stage": phase, "active": active_now, "replies": len(heard)}
@@ -217,9 +213,9 @@ class Run:
         A device that is far ahead of the slowest waits, so that fast devices do not outvote the others.
         """
         free = np.ones(self.info.m, np.bool_)
-        free[[*self.post.open, *self.engine.busy]] = False
+        free[[*self.transport.open, *self.engine.busy]] = False
         free &= self.turns - self.turns.min() < self.settings.ahead
-        room = (self.settings.at_once or self.info.m) - len(self.post.open)
+        room = (self.settings.at_once or self.info.m) - len(self.transport.open)
         first = np.argsort(self.turns, kind="stable")
         return first[free[first]][: max(0, room)]
 
@@ -235,17 +231,17 @@ class Run:
         """Wait for the replies of a round, and return those that may be used, by device."""
         settings, late = self.settings, self.settings.late == "use" and takes_single_replies(self.rule)
         if self.asynchronous:
-            heard = self.post.gather(1, self.post.left(settings.deadline), late=late)
+            heard = self.transport.gather(1, self.transport.left(settings.deadline), late=late)
             if not heard:
-                self.post.give_up(settings.deadline)
+                self.transport.give_up(settings.deadline)
         else:
             first = (
                 settings.wanted(self.info.m)
                 if settings.overselect and not isinstance(self.rule, GathersReplies)
                 else asked
             )
-            heard = self.post.gather(max(first, 1), settings.deadline, late=late)
-            self.post.close()
+            heard = self.transport.gather(max(first, 1), settings.deadline, late=late)
+            self.transport.close()
         return self._screened(sorted(heard, key=lambda h: h.reply.device))
 
     def _screened(self, heard: list[ReceivedReply]) -> list[ReceivedReply]:
@@ -254,18 +250,18 @@ class Run:
             return heard
         models = {h.reply.device: h.reply.values for h in heard if isinstance(h.task, (Train, MetaTrain))}
         wrong = overlong(models)
-        self.post.drop([h for h in heard if h.reply.device in wrong], "far too long")
+        self.transport.drop([h for h in heard if h.reply.device in wrong], "far too long")
         return [h for h in heard if h.reply.device not in wrong]
 
     def _take_in(self, heard: list[ReceivedReply]) -> Residuals | None:
         """Give replies to the method, unless they are too few."""
         if len(heard) < self.settings.minimum and not isinstance(self.rule, GathersReplies):
             self._fail()
-            self.post.drop(heard, "too few in the round")
+            self.transport.drop(heard, "too few in the round")
             return None
         self.failures = 0
-        self.post.use(heard)
-        self.post.updates += bool(heard)
+        self.transport.use(heard)
+        self.transport.updates += bool(heard)
         devices = np.array([h.reply.device for h in heard], dtype=np.int64)
         return self.rule.update(self.state, devices, [h.reply.values for h in heard])
 
@@ -282,7 +278,7 @@ class Run:
         if self.place + 1 == len(self.stages) or self.k >= self.settings.rounds:
             return False
         if self.asynchronous or self.engine.busy:
-            self.post.drain()
+            self.transport.drain()
         self.cut_short |= not self.settled
         self.previous = self.rule.outcome(self.state)
         self.place, self.stage_start = self.place + 1, self.k
@@ -318,91 +314,11 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint from which `resume` goes on as if nothing had happened."""
         if self.store and self.between_rounds:
-            meta = {
-                "format": CHECKPOINT_FORMAT,
-                "fingerprint": self.federation.fingerprint,
-                "round": self.k,
-                "stage": self.place,
-                "stage_start": self.stage_start,
-                "cut_short": self.cut_short,
-                "seconds": self.seconds,
-                "failures": self.failures,
-                "spent": self.spent,
-                "updates": self.post.updates,
-                "ledger": asdict(self.ledger),
-                "trouble": self._all_trouble(),
-                "history": self.history,
-            }
-            try:
-                hidden = self._hidden()  # before what is under way: a look may bring in some of it
-            except FedfuseError as problem:  # what there was before is still whole
-                log.warning("no checkpoint after round %d: %s", self.k, problem)
-                return
-            under_way = self.engine.pack()
-            post = {"turns": self.turns, **self.post.pack(), **prefixed("engine.", under_way or {})}
-            post["kept"] = np.array([under_way is not None])
-            parts = {"state.": pack_state(self.state), "previous.": _packed(self.previous), "run.": post}
-            arrays = {name: a for prefix, part in parts.items() for name, a in prefixed(prefix, part).items()}
-            self.store.save_checkpoint(meta, arrays | hidden)
-
-    def _hidden(self) -> Arrays:
-        """Return devices' own models where the server may not have them: private, late, under way or lied about."""
-        ahead = self.post.unsettled and self.engine.pack() is not None
-        hidden = keeps_models(self.rule) or ahead or self.liars.size > 0
-        return {"own": np.stack(self.post.look([PeekModel()] * self.info.m))} if hidden else {}
+            checkpoint.save(self, self.store)
 
     def restore(self) -> bool:
         """Go back to the last checkpoint; False if there is none."""
-        saved = self.store.load_checkpoint() if self.store else None
-        if saved is None:
-            return False
-        meta, arrays = saved
-        if meta.get("format") != CHECKPOINT_FORMAT:
-            log.warning(
-                "the checkpoint is of an older version of fedfuse: its rounds are run again, with the same draws"
-            )
-            return False
-        try:
-            if meta["fingerprint"] != self.federation.fingerprint:
-                raise FedfuseError("the checkpoint belongs to another federation: its data are not these")
-            self.place, self.stage_start = meta["stage"], meta["stage_start"]
-            self.previous, self.cut_short = _unpacked(within("previous.", arrays)), meta["cut_short"]
-            own, post, packed = arrays.get("own"), within("run.", arrays), within("state.", arrays)
-            scratch = {name: array.copy() for name, array in packed.items()}
-            self._set_rule()
-            self.state = self._filled(packed)
-            self.k, self.seconds, self.history = meta["round"], meta["seconds"], meta["history"]
-            self.failures, self.spent, self.post.updates = meta["failures"], meta["spent"], meta["updates"]
-            self.turns, self.post.ledger = post["turns"], CommunicationLedger(**meta["ledger"])
-            self.trouble = meta.get("trouble", {})
-        except (KeyError, TypeError) as gap:
-            raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
-        if self.rule.current(self.state).models.shape != (self.info.m, self.info.d):
-            raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
-        lost = self.rule.recovery(self.state)  # devices of this process have forgotten everything
-        if own is not None:
-            lost.append({i: Install(w) for i, w in enumerate(own)})
-        for tasks in lost:
-            self.engine.submit([Order(device, -1, task) for device, task in tasks.items()])
-            while self.engine.collect():
-                pass
-        self._restore_post(post, scratch)
-        self.between_rounds = True
-        return True
-
-    def _filled(self, arrays: Arrays) -> Any:
-        return fill_state(self.rule.init(self.info, self.previous), arrays)
-
-    def _restore_post(self, post: Arrays, state: Arrays) -> None:
-        """Take back what was under way; where an engine cannot, devices are asked again in the next round."""
-        kept = bool(post["kept"][0])
-        if kept:
-            self.engine.unpack(within("engine.", post))
-        tasks: Sequence[Task] = [PeekModel()] * self.info.m
-        if takes_single_replies(self.rule):  # on a copy: to ask is an event for some
-            everyone = np.arange(self.info.m)
-            tasks = self.rule.tasks(self._filled(state), everyone, self.k - self.stage_start)
-        self.post.unpack(post, tasks, kept=kept)
+        return self.store is not None and checkpoint.restore(self, self.store)
 
     def result(self) -> Result:
         """Return what the run has found so far."""
@@ -427,13 +343,13 @@ class Run:
             history=pd.DataFrame(self.history),
             cost_floats=self.ledger.floats,
             refused=dict(self.ledger.refused),
-            orders=self.post.outcome,
-            trouble=self._all_trouble(),
+            orders=self.transport.outcome,
+            trouble=self.all_trouble(),
             privacy=self._privacy(),
             seconds=self.seconds,
             attack=self._attack(),
             suspects=np.union1d(found.suspects, self.ledger.often_refused(self.info.m)).astype(np.int64),
-            unheard=np.setdiff1d(self.post.unheard, found.suspects).astype(np.int64),
+            unheard=np.setdiff1d(self.transport.unheard, found.suspects).astype(np.int64),
         )
 
     def _privacy(self) -> dict[str, float] | None:
@@ -459,7 +375,7 @@ class Run:
         if not isinstance(self.rule, WorksAtHome) or not tasks:
             return found
         own = [for_device(task, self.settings.seed, EVALUATION_ROUND, i) for i, task in enumerate(tasks)]
-        return self.rule.in_use(self.state, found, self.post.look(own, list(found.models)))
+        return self.rule.in_use(self.state, found, self.transport.look(own, list(found.models)))
 
     def _scores(self, found: Outcome) -> dict[str, Floats]:
         """Return every device's score on each held-out part; devices whose rows are elsewhere are asked for it."""
@@ -475,11 +391,11 @@ class Run:
 
     def _asked_for_scores(self, part: Any, models: Floats) -> Floats:
         nothing = [np.array([np.nan])] * self.info.m
-        seen = self.post.look([Score(np.asarray(w), part, raw=True) for w in models], nothing)
+        seen = self.transport.look([Score(np.asarray(w), part, raw=True) for w in models], nothing)
         known = self.federation.rows(part).counts > 0
         return np.where(known, np.array([float(values[0]) for values in seen]), np.nan)
 
-    def _all_trouble(self) -> dict[str, int]:
+    def all_trouble(self) -> dict[str, int]:
         now = self.engine.trouble
         return {what: self.trouble.get(what, 0) + now.get(what, 0) for what in {**self.trouble, **now}}
 
@@ -494,32 +410,6 @@ class Run:
     def _tell(self, hook: str, *args: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, hook)(self, *args)
-
-
-class Evaluator:
-    """Scores on held-out rows, for the record only: nothing is ever chosen by what it says of the test part."""
-
-    def __init__(self, federation: Federation, model: Model[Any], dtype: str) -> None:
-        self._model = model
-        self._everyone = np.arange(federation.m)
-        parts: tuple[Part, ...] = ("validation", "test")
-        self._parts: dict[str, Any] = {part: model.load(federation.rows(part), np.dtype(dtype)) for part in parts}
-
-    def all_parts(self, models: Floats, validated: Floats | None) -> dict[str, Floats]:
-        """Return every device's score on each held-out part.
-
-        On validation rows it is that of ``validated``, models that were not trained on them: the score of others
-        would not mean anything.
-        """
-        unknown = np.full(len(self._everyone), np.nan)
-        return {
-            "validation": unknown if validated is None else self._score("validation", validated),
-            "test": self._score("test", models),
-        }
-
-    def _score(self, part: str, models: Floats) -> Floats:
-        with np.errstate(all="ignore"):  # models that went astray have no score
-            return self._model.metric(self._parts[part], self._everyone, models)
 
 
 @contextmanager
@@ -563,29 +453,3 @@ def info_of(federation: Federation, model: Model[Any], seed: int, dtype: Any) ->
     parts: tuple[Part, ...] = ("train", "validation", "train+validation")
     counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
     return FederationInfo(federation.m, model, counts, initial, np.dtype(dtype), federation.truth)
-
-
-def keeps_models(method: Method[Any]) -> bool:
-    """Whether devices hold models that the server never sees."""
-    return isinstance(method, WorksAtHome) and method.keeps_models
-
-
-def _packed(found: Outcome | None) -> Arrays:
-    if found is None:
-        return {}
-    lam = np.nan if found.lam is None else found.lam
-    settings = np.frombuffer(json.dumps(dict(found.settings)).encode(), np.uint8)
-    plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam]), "settings": settings}
-    plain["suspects"] = np.asarray(found.suspects, np.int64)
-    return plain | prefixed("kept.", dict(found.kept))
-
-
-def _unpacked(arrays: Arrays) -> Outcome | None:
-    if not arrays:
-        return None
-    lam = float(arrays["lam"][0])
-    settings = json.loads(arrays["settings"].tobytes())
-    known = lam if np.isfinite(lam) else None
-    return Outcome(
-        arrays["models"], arrays["labels"], known, settings, within("kept.", arrays), suspects=arrays["suspects"]
-    )

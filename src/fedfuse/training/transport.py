@@ -2,7 +2,7 @@
 
 An order is open until its reply has come or its round is over; then it is overdue. A reply to an open order is used if
 it passes the gate (`protocol.reply_checks.fault`). A reply to an overdue order is late: it is refused, unless late
-replies are wanted and it is the newest that its device was asked for. Any other reply was not asked for, and is refused.
+replies are wanted and it is the newest that its device was asked for. Any other reply is refused.
 """
 
 from __future__ import annotations

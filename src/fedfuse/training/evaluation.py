@@ -93,3 +93,29 @@ def _fitted(rows: Rows, model: Model[Any]) -> Floats:
     data = model.load(rows, np.float32)
     zero = np.zeros((len(rows.start), model.d), np.float32)
     return model.train(data, np.arange(len(rows.start)), zero, zero, RIDGE, Work(solver="exact"))
+
+
+class Evaluator:
+    """Scores on held-out rows, for the record only: nothing is ever chosen by what it says of the test part."""
+
+    def __init__(self, federation: Federation, model: Model[Any], dtype: str) -> None:
+        self._model = model
+        self._everyone = np.arange(federation.m)
+        parts: tuple[Part, ...] = ("validation", "test")
+        self._parts: dict[str, Any] = {part: model.load(federation.rows(part), np.dtype(dtype)) for part in parts}
+
+    def all_parts(self, models: Floats, validated: Floats | None) -> dict[str, Floats]:
+        """Return every device's score on each held-out part.
+
+        On validation rows it is that of ``validated``, models that were not trained on them: the score of others
+        would not mean anything.
+        """
+        unknown = np.full(len(self._everyone), np.nan)
+        return {
+            "validation": unknown if validated is None else self._score("validation", validated),
+            "test": self._score("test", models),
+        }
+
+    def _score(self, part: str, models: Floats) -> Floats:
+        with np.errstate(all="ignore"):  # models that went astray have no score
+            return self._model.metric(self._parts[part], self._everyone, models)

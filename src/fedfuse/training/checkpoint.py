@@ -1,0 +1,150 @@
+"""Checkpoints: everything that a run needs to go on as if nothing had happened, as named arrays and JSON.
+
+The form of a state is that of its dataclass (`methods.state`). A checkpoint of another format is not read: the rounds
+are run again, and as every draw depends on the seed alone, to the same result.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedfuse.errors import FedfuseError
+from fedfuse.methods.method import Method, Outcome, WorksAtHome
+from fedfuse.methods.state import Arrays, fill_state, pack_state, prefixed, within
+from fedfuse.protocol.ledger import CommunicationLedger
+from fedfuse.protocol.tasks import Install, Order, PeekModel, Task
+from fedfuse.results.run_directory import Store
+from fedfuse.training.settings import takes_single_replies
+
+if TYPE_CHECKING:
+    from fedfuse.training.loop import Run
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_FORMAT = 2
+
+
+def save(run: Run, store: Store) -> None:
+    """Replace the last checkpoint."""
+    meta = {
+        "format": CHECKPOINT_FORMAT,
+        "fingerprint": run.federation.fingerprint,
+        "round": run.k,
+        "stage": run.place,
+        "stage_start": run.stage_start,
+        "cut_short": run.cut_short,
+        "seconds": run.seconds,
+        "failures": run.failures,
+        "spent": run.spent,
+        "updates": run.transport.updates,
+        "ledger": asdict(run.ledger),
+        "trouble": run.all_trouble(),
+        "history": run.history,
+    }
+    try:
+        hidden = _hidden(run)  # Before what is under way: a look may bring in some of it.
+    except FedfuseError as problem:  # The checkpoint before is still whole.
+        log.warning("no checkpoint after round %d: %s", run.k, problem)
+        return
+    under_way = run.engine.pack()
+    sent = {"turns": run.turns, **run.transport.pack(), **prefixed("engine.", under_way or {})}
+    sent["kept"] = np.array([under_way is not None])
+    parts = {"state.": pack_state(run.state), "previous.": _packed(run.previous), "run.": sent}
+    arrays = {name: a for prefix, part in parts.items() for name, a in prefixed(prefix, part).items()}
+    store.save_checkpoint(meta, arrays | hidden)
+
+
+def _hidden(run: Run) -> Arrays:
+    """Return devices' own models where the server may not have them: private, late, under way or lied about."""
+    ahead = run.transport.unsettled and run.engine.pack() is not None
+    hidden = _keeps_models(run.rule) or ahead or run.liars.size > 0
+    return {"own": np.stack(run.transport.look([PeekModel()] * run.info.m))} if hidden else {}
+
+
+def _keeps_models(method: Method[Any]) -> bool:
+    return isinstance(method, WorksAtHome) and method.keeps_models
+
+
+def restore(run: Run, store: Store) -> bool:
+    """Go back to the last checkpoint; False if there is none that can be used."""
+    saved = store.load_checkpoint()
+    if saved is None:
+        return False
+    meta, arrays = saved
+    if meta.get("format") != CHECKPOINT_FORMAT:
+        log.warning("the checkpoint is of an older version of fedfuse: its rounds are run again, with the same draws")
+        return False
+    sent, packed = within("run.", arrays), within("state.", arrays)
+    scratch = {name: array.copy() for name, array in packed.items()}
+    try:
+        if meta["fingerprint"] != run.federation.fingerprint:
+            raise FedfuseError("the checkpoint belongs to another federation: its data are not these")
+        run.place, run.stage_start, run.cut_short = meta["stage"], meta["stage_start"], meta["cut_short"]
+        run.previous = _unpacked(within("previous.", arrays))
+        run.set_rule()
+        run.state = _filled(run, packed)
+        run.k, run.seconds, run.history = meta["round"], meta["seconds"], meta["history"]
+        run.failures, run.spent, run.transport.updates = meta["failures"], meta["spent"], meta["updates"]
+        run.turns, run.transport.ledger = sent["turns"], CommunicationLedger(**meta["ledger"])
+        run.trouble = meta.get("trouble", {})
+    except (KeyError, TypeError) as gap:
+        raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
+    if run.rule.current(run.state).models.shape != (run.info.m, run.info.d):
+        raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
+    _remind(run, arrays.get("own"))
+    _restore_transport(run, sent, scratch)
+    run.between_rounds = True
+    return True
+
+
+def _remind(run: Run, own: Any) -> None:
+    """Bring devices up to date: those of this process have forgotten everything."""
+    lost = run.rule.recovery(run.state)
+    if own is not None:
+        lost.append({i: Install(w) for i, w in enumerate(own)})
+    for tasks in lost:
+        run.engine.submit([Order(device, -1, task) for device, task in tasks.items()])
+        while run.engine.collect():
+            pass
+
+
+def _filled(run: Run, arrays: Arrays) -> Any:
+    return fill_state(run.rule.init(run.info, run.previous), arrays)
+
+
+def _restore_transport(run: Run, sent: Arrays, state: Arrays) -> None:
+    """Take back what was under way; where an engine cannot, devices are asked again in the next round."""
+    kept = bool(sent["kept"][0])
+    if kept:
+        run.engine.unpack(within("engine.", sent))
+    tasks: Sequence[Task] = [PeekModel()] * run.info.m
+    if takes_single_replies(run.rule):  # On a copy: asking changes the state of some methods.
+        tasks = run.rule.tasks(_filled(run, state), np.arange(run.info.m), run.k - run.stage_start)
+    run.transport.unpack(sent, tasks, kept=kept)
+
+
+def _packed(found: Outcome | None) -> Arrays:
+    if found is None:
+        return {}
+    lam = np.nan if found.lam is None else found.lam
+    settings = np.frombuffer(json.dumps(dict(found.settings)).encode(), np.uint8)
+    plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam]), "settings": settings}
+    plain["suspects"] = np.asarray(found.suspects, np.int64)
+    return plain | prefixed("kept.", dict(found.kept))
+
+
+def _unpacked(arrays: Arrays) -> Outcome | None:
+    if not arrays:
+        return None
+    lam = float(arrays["lam"][0])
+    settings = json.loads(arrays["settings"].tobytes())
+    known = lam if np.isfinite(lam) else None
+    return Outcome(
+        arrays["models"], arrays["labels"], known, settings, within("kept.", arrays), suspects=arrays["suspects"]
+    )
