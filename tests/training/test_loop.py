@@ -521,7 +521,7 @@ def test_a_config_that_is_not_ours_is_refused(tmp_path):
     with pytest.raises(FedfuseError, match=r"no run that can be resumed: config\.json lacks 'method'"):
         resume(tmp_path)
     (tmp_path / "config.json").write_text("[1, 2]")
-    with pytest.raises(FedfuseError, match="holds no run of fedfuse"):
+    with pytest.raises(FedfuseError, match="is not as fedfuse writes it"):
         resume(tmp_path)
 
 
