@@ -108,7 +108,7 @@ def test_goals_are_judged_in_the_right_sense():
     assert not Figure("a", "b", "c", 1, 2, "bytes", 2.0, goal=1.5, sense="at most").met
     assert Figure("a", "b", "c", 1, 2, "s", 2.0).met is None
     shown = Console(file=io.StringIO(), width=120)
-    shown.print(table([Figure("a", "b", "c", 1, 2, "s", 2.0, goal=1.5)], judged=True))
+    shown.print(table([Figure("a", "b", "c", 1, 2, "s", 2.0, goal=1.5).to_dict(judged=True)]))
     assert "at least 1.5" in shown.file.getvalue()
 
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from fedfuse.bench import cnn_round, local_training, server_step, startup
 from fedfuse.bench.benchmarks_page import write_page
-from fedfuse.bench.measurement import FULL, QUICK, BenchSizes, Curve, Figure, describe_machine, readable, versions
+from fedfuse.bench.measurement import FULL, QUICK, BenchSizes, Curve, Figure, cells, describe_machine, versions
 from fedfuse.errors import FedfuseError, guess
 
 __all__ = ["SECTIONS", "BenchSizes", "Curve", "Figure", "chosen", "run_all"]
@@ -65,11 +66,7 @@ def run_all(
     seen = list(_measured(only, sizes or (QUICK if quick else FULL), console))
     figures = [item for item in seen if isinstance(item, Figure)]
     curves = [item for item in seen if isinstance(item, Curve)]
-    console.print(table(figures, judged=judged))
-    for curve in curves:
-        words = f"{curve.what}, over {curve.over}: {curve.points}; grows with exponent {curve.exponent:.2f}"
-        console.print(words, highlight=False, soft_wrap=True)
-    content = {
+    content: dict[str, Any] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "quick": not judged,
         "parts": list(only),
@@ -78,6 +75,10 @@ def run_all(
         "figures": [figure.to_dict(judged=judged) for figure in figures],
         "growth": [curve.to_dict() for curve in curves],
     }
+    console.print(table(content["figures"]))
+    for curve in curves:
+        words = f"{curve.what}, over {curve.over}: {curve.points}; grows with exponent {curve.exponent:.2f}"
+        console.print(words, highlight=False, soft_wrap=True)
     out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if history is not None:
         with history.open("a", encoding="utf-8") as file:
@@ -95,18 +96,16 @@ def _measured(only: Iterable[str], sizes: BenchSizes, console: Console) -> Itera
             yield from SECTIONS[name](sizes)
 
 
-def table(figures: Iterable[Figure], *, judged: bool) -> Table:
-    """Show figures; goals are judged for full sizes only."""
+def table(figures: Iterable[dict[str, Any]]) -> Table:
+    """Show figures as they are in the JSON file."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0))
     for heading in ("figure", "measured", "against", "ratio", "goal"):
         shown.add_column(heading, justify="right" if heading == "ratio" else "left")
-    for f in figures:
-        colour = {True: "green", False: "red", None: "default"}[f.met if judged else None]
+    for figure in figures:
+        measured, reference, ratio, goal = cells(figure)
+        colour = {True: "green", False: "red", None: "default"}[figure["met"]]
+        name, against = f"{figure['name']}\n[dim]{figure['what']}[/dim]", f"{reference}\n[dim]{figure['against']}[/dim]"
         shown.add_row(
-            f"{f.name}\n[dim]{f.what}[/dim]",
-            readable(f.value, f.unit),
-            f"{readable(f.reference, f.unit)}\n[dim]{f.against}[/dim]",
-            f"[{colour}]{f.ratio:.3g}[/{colour}]",
-            f"{f.sense} {f.goal:g}" if judged and f.goal is not None else "",
+            name, measured, against, f"[{colour}]{ratio}[/{colour}]", goal if figure["met"] is not None else ""
         )
     return shown

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedfuse.bench.measurement import Curve, readable
+from fedfuse.bench.measurement import Curve, cells, readable
 
 SCALE_HEADING = "\n## Many devices\n"
 HEAD = """# Speed
@@ -72,11 +72,11 @@ def _command(content: dict[str, Any]) -> str:
 
 
 def _row(figure: dict[str, Any]) -> str:
-    measured, reference = (readable(figure[name], figure["unit"]) for name in ("value", "reference"))
-    goal = "" if figure["goal"] is None else f"{figure['sense']} {figure['goal']:g}"
-    ratio = f"{figure['ratio']:.3g}{' (missed)' if figure['met'] is False else ''}"
-    cells = (figure["name"], figure["what"], measured, f"{reference}: {figure['against']}", ratio, goal)
-    return f"| {' | '.join(cells)} |\n"
+    measured, reference, ratio, goal = cells(figure)
+    ratio += " (missed)" if figure["met"] is False else ""
+    return (
+        f"| {figure['name']} | {figure['what']} | {measured} | {reference}: {figure['against']} | {ratio} | {goal} |\n"
+    )
 
 
 def draw(curves: list[Curve], path: Path) -> None:

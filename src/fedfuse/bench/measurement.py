@@ -73,6 +73,13 @@ class Figure:
         return {**asdict(self), **numbers, "met": self.met if judged else None}
 
 
+def cells(figure: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return value, reference, ratio and goal of a figure (`Figure.to_dict`) in words."""
+    value, reference = (readable(figure[name], figure["unit"]) for name in ("value", "reference"))
+    goal = "" if figure["goal"] is None else f"{figure['sense']} {figure['goal']:g}"
+    return value, reference, f"{figure['ratio']:.3g}", goal
+
+
 def speedup(name: str, what: str, against: str, fast: float, slow: float, goal: float | None = None) -> Figure:
     """Return how many times as fast something is as what it is compared with."""
     return Figure(name, what, against, fast, slow, "s", slow / fast, goal)

@@ -48,7 +48,7 @@ class MethodsTable(Experiment):
             method, settings = setup.entry(name, label)
             if label == "fpfc" and name in self.lam and isinstance(method, FPFC):
                 method = replace(method, lam=self.lam[name])
-            for seed in setup.seeds:
+            for seed in setup.scale.seeds:
                 found[label, seed] = setup.trial(name, label, method, settings, seed)
         return found
 
@@ -60,7 +60,7 @@ class MethodsTable(Experiment):
             groups = groups.groupby("method", sort=False)[list(MEASURES)]
             table = pd.concat([groups.mean(), groups.std(ddof=0).add_suffix("_sd")], axis=1)
             theirs, metric, data = self.printed_measures(name), own[0][1].profile.metric, setup.words(name)
-            found.tables[data] = _readable(table, theirs, metric, many=len(setup.seeds) > 1)
+            found.tables[data] = _readable(table, theirs, metric, many=len(setup.scale.seeds) > 1)
             found.numbers[f"{name.replace(':', '-')}.csv"] = table.join(theirs, how="left").reset_index()
             notes = [standing(table, theirs, metric)]
             if setup.size == "full":
@@ -199,7 +199,7 @@ class NewcomersTable(Experiment):
 
     def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
         # Networks have one seed: a run of one takes as long as all others together.
-        seeds = setup.seeds[:1] if setup.recipe(name).kind == "images" else setup.seeds
+        seeds = setup.scale.seeds[:1] if setup.recipe(name).kind == "images" else setup.scale.seeds
         return {
             (label, seed): setup.trial(name, label, *setup.entry(name, label), seed, newcomers=self.share)
             for label in (*PAPER, DEFAULT)

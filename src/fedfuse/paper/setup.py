@@ -81,11 +81,6 @@ class PaperSetup:
         """How much of everything."""
         return SCALES[self.size]
 
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds of tables."""
-        return self.scale.seeds
-
     def recipe(self, name: str) -> Data:
         """Return the data that stand for a data set of the paper at this size."""
         if missing_files(name, self.data_dir) and self.substitutes(name):

@@ -33,21 +33,11 @@ _NOT_HASHED = ("checkpoint_every",)  # Settings that a result does not depend on
 
 @dataclass(frozen=True)
 class Data:
-    """A data set of the paper or a part of it, described so that the description can be hashed.
+    """A data set of the paper or a part of it, described so that the description can be hashed."""
 
-    Attributes
-    ----------
-    name
-        As for `data.load`.
-    rows
-        At most so many training rows of a device, and a quarter of that for validation and test each.
-    images
-        So many training images in all, dealt by the same rule as all of them.
-    """
-
-    name: str
-    rows: int | None = None
-    images: int | None = None
+    name: str  # as for `data.load`
+    rows: int | None = None  # at most, for training on a device; validation and test have a quarter of that each
+    images: int | None = None  # for training in all, dealt by the same rule as all of them
 
     @property
     def kind(self) -> str:
@@ -103,25 +93,14 @@ def draw_newcomers(truth: Ints, share: float, seed: int) -> Ints:
 class Trial(Job):
     """A run that is stored under the hash of its description, and found there again.
 
-    Attributes
-    ----------
-    recipe
-        The data; ``source`` has the directory of their files, which is no part of the description.
-    at
-        The models after so many rounds are kept, too.
-    curve
-        Whether training loss and training score are evaluated whenever the others are.
-    newcomers
-        This share of every group is not in training and joins afterwards.
-    data_seed
-        Draws the data, where that is not the seed of the run.
+    The directory of the data's files is in ``source``, which is no part of the description.
     """
 
     recipe: Data = field(default_factory=lambda: Data("synthetic:S1"))
-    at: tuple[int, ...] = ()
-    curve: bool = False
-    newcomers: float = 0.0
-    data_seed: int | None = None
+    at: tuple[int, ...] = ()  # rounds after which the models are kept, too
+    curve: bool = False  # whether training loss and training score are evaluated whenever the others are
+    newcomers: float = 0.0  # share of every group that is not in training and joins afterwards
+    data_seed: int | None = None  # draws the data, where that is not the seed of the run
 
     @cached_property
     def description(self) -> dict[str, Any]:
