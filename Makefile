@@ -14,7 +14,7 @@ test: .venv/ready
 
 # counting lines doubles the time of the tests
 coverage: .venv/ready
-	$(BIN)/python -m pytest -n 2 --cov=fedfuse --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 --cov=fedfuse --cov-report=term:skip-covered --cov-fail-under=95
 
 slow: .venv/ready
 	$(BIN)/python -m pytest -m slow
@@ -23,6 +23,7 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: .venv/ready
 	$(BIN)/fedfuse bench
