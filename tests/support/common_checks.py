@@ -17,7 +17,7 @@ import pytest
 
 from fedfuse.core.partitions import canonical
 from fedfuse.engines import InProcess
-from fedfuse.methods.state import fill_state, pack_state
+from fedfuse.methods.state_arrays import fill_state, pack_state
 from fedfuse.models import default_model
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import EVALUATION_ROUND, Install

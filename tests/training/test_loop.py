@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import fedfuse as ff
 from fedfuse.engines import Engine, InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.state import pack_state
+from fedfuse.methods.state_arrays import pack_state
 from fedfuse.models import default_model
 from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.local_work import Work

@@ -28,7 +28,7 @@ import numpy as np
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.fpfc import FPFC, FPFCL1, BaseFPFC, FPFCState
 from fedfuse.methods.method import FederationInfo, Method, Outcome
-from fedfuse.methods.state import Arrays
+from fedfuse.methods.state_arrays import Arrays
 from fedfuse.pairs.state import FusionState, Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.results.result import mean_score

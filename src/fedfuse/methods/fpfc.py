@@ -38,7 +38,7 @@ from fedfuse.methods.method import (
     RunSummary,
     TakesSingleReplies,
 )
-from fedfuse.methods.state import Arrays
+from fedfuse.methods.state_arrays import Arrays
 from fedfuse.pairs.blocks import check_backend
 from fedfuse.pairs.collapsed import check_collapse
 from fedfuse.pairs.newcomer_pairs import NewcomerPairs

@@ -5,7 +5,7 @@
     update   what the replies do to the state
     outcome  every device's model and group
 
-A state is a dataclass of arrays and plain values; it is saved as it is (`methods.state`). What only some methods have
+A state is a dataclass of arrays and plain values; it is saved as it is (`methods.state_arrays`). What only some methods have
 is a mix-in below: they admit newcomers, have settings to search for, take single replies, work at home, and so on.
 """
 
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from fedfuse.core.partitions import cluster_means
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.state import Arrays
+from fedfuse.methods.state_arrays import Arrays
 from fedfuse.models.model import Model, Start
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import SCHEDULES, Work, parse

@@ -1,6 +1,6 @@
 """Checkpoints: everything that a run needs to go on as if nothing had happened, as named arrays and JSON.
 
-The form of a state is that of its dataclass (`methods.state`). A checkpoint of another format is not read: the rounds
+The form of a state is that of its dataclass (`methods.state_arrays`). A checkpoint of another format is not read: the rounds
 are run again, and as every draw depends on the seed alone, to the same result.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import Method, Outcome, WorksAtHome
-from fedfuse.methods.state import Arrays, fill_state, pack_state, prefixed, within
+from fedfuse.methods.state_arrays import Arrays, fill_state, pack_state, prefixed, within
 from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.tasks import Install, Order, PeekModel, Task
 from fedfuse.results.run_directory import Store
