@@ -13,7 +13,7 @@ from typing import Any
 
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.fusion_tree import FusionTree
-from fedfuse.grouping.lambda_path import LambdaPath
+from fedfuse.grouping.lambda_path import LAMBDAS, LambdaPath
 from fedfuse.grouping.network_tree import NetworkFusionTree, NetworkOracle, NetworkRefit
 from fedfuse.grouping.refit import Oracle, Refit
 from fedfuse.methods.fpfc import BaseFPFC
@@ -70,7 +70,8 @@ def _fpfc_stages(method: BaseFPFC, model: Model[Any], rounds: int) -> tuple[Stag
             "'warmup' or 'separate', or use the method fusion-tree, which needs no lambda"
         )
     if not method.has_lambda:
-        path = LambdaPath(inner=replace(method, lam=0.0), strategy=method.lam, limit=rounds)  # type: ignore[arg-type]
+        limit = rounds if method.lam == "warmup" else max(1, rounds // (LAMBDAS + 1))
+        path = LambdaPath(inner=replace(method, lam=0.0), strategy=method.lam, limit=limit)  # type: ignore[arg-type]
         return _with_refit(Stage("lambda path", path), method, model, rounds)
     return _with_refit(Stage(method.name, replace(method, refit=False)), method, model, rounds)
 
