@@ -14,7 +14,7 @@ from fedfuse.report import FILE, write_report
 from fedfuse.report.charts import Axis, Chart
 from fedfuse.report.dendrogram_chart import DendrogramChart
 from fedfuse.report.distance_frames import MAX_FRAMES, PairFrame, average_linkage, by_group, chosen
-from fedfuse.report.explanations import headline, supporting, tiles
+from fedfuse.report.explanations import doubt, headline, supporting, tiles, verdict
 from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK, contrast
 from fedfuse.results.formatting import exposed
 from fedfuse.results.snapshots import DistanceSnapshot
@@ -157,6 +157,62 @@ def test_liars_are_no_groups(tmp_path):
     assert json.loads(re.findall(r'"groups": ?(\[[\d, ]+\])', page)[-1])[-1] == len(result.groups)  # of the slider
     local = Baselines.load(tmp_path / "run").scores["local"]
     assert f"{local[result.honest].mean():.4g} with every device alone" in page
+
+
+def test_devices_are_called_what_the_table_calls_them(table_run):
+    page = (table_run[0] / FILE).read_text()
+    assert headline(table_run[1]) == "10 sites form 2 groups, each with its own model."
+    assert "every site alone" in page
+    assert "Table of all 10 sites" in page
+    assert "Dendrogram of the sites' own models" in page
+    assert "distance at which groups merge" in page
+    assert "lambda" not in page[page.index("<main") : page.index("</main>")]
+
+
+def test_the_verdict_names_the_best_model(small):
+    _, result, _ = small
+    test = result.scores["test"]
+    best = verdict(result, {"local": 2 * test, "pooled": 3 * test})
+    assert best.startswith("One model per group predicts best: mean test RMSE ")
+    assert "with every device alone and" in best
+    assert verdict(result, {"local": test, "pooled": 3 * test}).startswith(
+        "One model per group predicts about as well as every device alone: "
+    )
+    assert verdict(result, {"local": test / 2, "pooled": test}).startswith(
+        "Every device alone predicts better here than one model per group: "
+    )
+
+
+def test_the_reason_for_doubt_is_said(small):
+    """Many unsure devices are a reason, also where groupings agree fully."""
+    _, result, _ = small
+    unsure = replace(result, stability=1.0, confidence=np.array([0.5] * 3 + [1.0] * 5))
+    assert doubt(unsure) == "The grouping is uncertain: 3 of 8 devices fit two groups about equally well"
+    unstable = replace(result, stability=0.4, confidence=np.ones(8))
+    assert doubt(unstable).endswith("groupings found in different ways agree only in part (0.40 of 1)")
+
+
+def test_groups_are_numbered_by_size():
+    result = ff.fit(planted(m=9, groups=2))
+    sizes = np.bincount(result.group_numbers)[1:]
+    assert (np.diff(sizes) <= 0).all()
+    assert result.devices()["group"].tolist() == result.group_numbers.tolist()
+
+
+def test_colours_are_distinguishable():
+    """Every two groups of twenty differ in OKLab by four just noticeable differences (0.02) or more."""
+    for colours in (COLOURS, COLOURS_ON_DARK):
+        lab = np.array([oklab(c) for c in colours])
+        apart = np.linalg.norm(lab[:, None] - lab, axis=2) + 9 * np.eye(len(lab))
+        assert apart.min() > 0.08
+
+
+def oklab(colour):
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.63]])
+    axes = np.array([[0.2105, 0.7936, -0.0041], [1.978, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
+    return axes @ np.cbrt(cones @ linear)
 
 
 def test_a_page_when_nobody_answers(tmp_path):
@@ -390,8 +446,8 @@ def test_lines_of_more_methods_than_colours_are_dashed(tmp_path):
     methods = {f"fedavg-{k}": ff.FedAvg() for k in range(len(COLOURS) + 1)}
     ff.compare(planted(m=4), methods, seeds=1, rounds=2, jobs=1, out=tmp_path, evaluate_every=1)
     page = write_report(tmp_path).read_text()
-    assert page.count('class="line g0 second"') == 1
-    assert page.count('class="line g0"') == 1
+    assert page.count('class="thin g0 second"') == 1
+    assert page.count('class="thin g0"') == 1
 
 
 def test_order_by_group():

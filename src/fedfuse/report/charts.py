@@ -101,14 +101,13 @@ class Chart:
         """The layers that have a name, each once."""
         return list({layer.name: layer for layer in self.layers if layer.name}.values())
 
-    def line(self, x: npt.ArrayLike, y: npt.ArrayLike, tone: str, name: str = "") -> None:
-        """Add a line through the points."""
-        self.layers.append(Layer("line", tone, line_path(*self._places(x, y)), name))
+    def line(self, x: npt.ArrayLike, y: npt.ArrayLike, tone: str, name: str = "", kind: str = "line") -> None:
+        """Add a line through the points; ``kind`` may be ``"thin"``."""
+        self.layers.append(Layer(kind, tone, line_path(*self._places(x, y)), name))
 
     def step(self, x: npt.ArrayLike, y: npt.ArrayLike, tone: str, name: str = "") -> None:
         """Add a line that stays until the next point."""
-        twice_x, twice_y = np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
-        self.layers.append(Layer("line", tone, line_path(*self._places(twice_x, twice_y)), name))
+        self.line(np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1], tone, name)
 
     def area(self, x: npt.ArrayLike, y: npt.ArrayLike, tone: str, name: str = "") -> None:
         """Add a line and the area below it."""

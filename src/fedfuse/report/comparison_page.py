@@ -159,7 +159,7 @@ def _cost(found: Comparison) -> Chart | None:
     chart = Chart(f"Mean {metric} of each method against numbers sent; the table has the numbers.", x, y, height=360)
     for place, (method, history) in enumerate(histories.items()):
         colour = tone(place + 1) + (" second" if place >= len(COLOURS) else "")
-        chart.line(history["cost_floats"], history["test"], colour)
+        chart.line(history["cost_floats"], history["test"], colour, kind="thin")
         chart.dots(table.loc[[method], "cost_floats"], table.loc[[method], "test"], colour, str(method))
     return chart
 
@@ -167,9 +167,6 @@ def _cost(found: Comparison) -> Chart | None:
 def _scored(found: Comparison, method: str) -> pd.DataFrame:
     """Return the evaluated rounds of a method's first seed."""
     history = next(result.history for (name, _), result in found.results.items() if name == method)
-    rows: pd.DataFrame = (
-        history[history["test"].notna() & history["cost_floats"].gt(0)]
-        if "test" in history
-        else history[:0].assign(test=0.0)
-    )
-    return rows
+    known = history.reindex(columns=["test", "cost_floats"])
+    seen: pd.DataFrame = known[known["test"].notna() & known["cost_floats"].gt(0)]
+    return seen

@@ -26,24 +26,6 @@ BYTES_PER_NUMBER = 4
 TITLES = {"fpfc": "FPFC", "fpfc-l1": "FPFC-l1", "fusion-tree": "fusion tree", "local": "LOCAL", "fedavg": "FedAvg"}
 TITLES |= {"lg-fedavg": "LG-FedAvg", "per-fedavg": "Per-FedAvg", "ifca": "IFCA", "cfl": "CFL", "pacfl": "PACFL"}
 TITLES |= {"fedasync": "FedAsync"}
-STAGES = {
-    "summaries": "devices sum up their rows",
-    "tell": "sending the final models",
-    "moments": "finding a common scale",
-    "rescale": "finding a common scale",
-    "half": "local models on half of the rows",
-    "local": "local models",
-    "tree": "comparing models along the tree",
-    "candidates": "comparing groupings",
-    "fit": "fitting one model per group",
-    "check": "checking the groups",
-    "residue": "looking for further groups",
-    "alone": "checking devices without a group",
-    "again": "final fit",
-    "refit": "fitting one model per group",
-    "together": "one model for all",
-    "apart": "local models",
-}
 
 
 @dataclass(frozen=True)
@@ -100,11 +82,6 @@ def title(method: str) -> str:
     return TITLES.get(method, method)
 
 
-def stage_name(stage: str) -> str:
-    """Return what is done in a stage of a method."""
-    return STAGES.get(stage) or title(stage)
-
-
 def metric_name(metric: str) -> str:
     """Return how a metric is written: accuracy, RMSE."""
     return "RMSE" if metric == "rmse" else metric
@@ -124,13 +101,13 @@ def score(value: float | None, metric: str) -> str:
 def gain(ours: float, theirs: float, metric: str) -> str:
     """Write how much better a score is than another.
 
-    >>> gain(0.917, 0.842, "accuracy"), gain(4.0, 5.0, "rmse"), gain(0.5, 0.6, "accuracy")
-    ('+7.5 points', '−20 %', '−10.0 points')
+    >>> gain(0.917, 0.842, "accuracy"), gain(4.0, 5.0, "rmse"), gain(0.63, 0.3, "rmse")
+    ('+7.5 points', '−20 %', '+110 %')
     """
     if not np.isfinite([ours, theirs]).all() or (metric != "accuracy" and not theirs):
         return NOTHING
     change = 100 * (ours - theirs) if metric == "accuracy" else 100 * (ours / theirs - 1)
-    text = f"{abs(change):.1f} points" if metric == "accuracy" else f"{abs(change):.2g} %"
+    text = f"{abs(change):.1f} points" if metric == "accuracy" else f"{abs(change):.{0 if abs(change) >= 10 else 1}f} %"
     return (MINUS if change < 0 else "+") + text
 
 
@@ -168,10 +145,8 @@ def headline(result: Result) -> str:
     if apart:
         rest = f"{apart:,} {'is' if apart == 1 else 'are'} in none"
         return f"{noun.count(m - apart)} form {counted(len(result.groups), 'group')}; {rest}."
-    single = int((np.bincount(result.labels) == 1).sum())
-    if single and n - single:
-        rest = f"{single:,} {'stands' if single == 1 else 'stand'} alone"
-        return f"{noun.count(m - single)} form {counted(n - single, 'group')}; {rest}."
+    if single := int((np.bincount(result.labels) == 1).sum()):
+        return f"{devices} form {counted(n, 'group')}, {single:,} of them with a single {noun.one}."
     return f"{devices} form {counted(n, 'group')}, each with its own model."
 
 
@@ -341,9 +316,8 @@ class ContrastTable:
 
 def _effects(coefficients: Floats) -> Floats:
     """Return groups x coefficients: of the value, or for two classes of the log-odds of the second."""
-    return np.array(
-        coefficients[:, 0] if coefficients.shape[1] == 1 else coefficients[:, 1] - coefficients[:, 0], dtype=float
-    )
+    first, last = coefficients[:, 0], coefficients[:, -1]
+    return np.array(first if coefficients.shape[1] == 1 else last - first, dtype=float)
 
 
 def comparison_table(found: Comparison, *, spreads: bool = True) -> tuple[list[str], list[list[str]]]:

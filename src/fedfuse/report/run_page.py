@@ -59,11 +59,12 @@ def run_page(directory: Path, note: str = "") -> dict[str, Any]:
         "contrasts": words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS),
         "tuning": _tuning(directory, result.profile.metric),
         "curves": [chart for chart in _curves(result) if chart],
-        "stages": _stages(result),
         "communication": _cost_curve(result.history),
-        "orders": _orders(result),
         "sent": _sent(result, noun),
-        "trouble": _trouble(result),
+        "doubts": _doubts(result),
+        "result": result,
+        "words": words,
+        "exposed": exposed(result),
         "newcomers": [_newcomer(result, n) for n in noted(directory)],
         "settings": settings_of(directory, result),
         "versions": versions(read_json(directory / "summary.json").get("version")),
@@ -101,7 +102,7 @@ def _stages_at(result: Result, rounds: Sequence[int]) -> list[str]:
     stages, last = result.history.get("stage"), len(result.history)
     known = {0: "the start"} if last else {}
     if stages is not None:
-        known |= {k: words.stage_name(s) for k, s in enumerate(stages[: last - 1], 1) if isinstance(s, str)}
+        known |= {k: s for k, s in enumerate(stages[: last - 1], 1) if isinstance(s, str)}
     return [known.get(k, "" if 0 < k < last else "the end") for k in rounds]
 
 
@@ -121,8 +122,10 @@ def _groups(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
     """Return the larger groups, all (honest) devices together, and the devices in no group."""
     numbers = result.group_numbers
     shown = [_group(result, scores, g, np.flatnonzero(numbers == g)) for g in range(1, len(result.groups) + 1)]
+    largest = max((s["value"] for group in shown for s in group["scores"] if np.isfinite(s["value"])), default=1.0)
     return {
         "groups": shown[:MAX_CARDS],
+        "full_bar": 1.0 if result.profile.metric == "accuracy" else largest or 1.0,
         "total": _group(result, scores, 0, result.honest),
         "others": len(shown[MAX_CARDS:]),
         "others_size": int((numbers > MAX_CARDS).sum()),
@@ -134,8 +137,6 @@ def _group(result: Result, scores: Mapping[str, Floats], number: int, inside: In
     """Return a group with its members and mean scores: with its model, alone, and with one model for all."""
     metric = result.profile.metric
     means = {name: mean_score(values[inside]) for name, values in scores.items()}
-    finite = [values[np.isfinite(values)].max(initial=0.0) for values in scores.values()]
-    most = 1.0 if metric == "accuracy" else max(finite) or 1.0
     return {
         "number": number,
         "tone": tone(number),
@@ -148,7 +149,7 @@ def _group(result: Result, scores: Mapping[str, Floats], number: int, inside: In
                 "tone": {"alone": "alone", "one for all": "pooled"}.get(name, tone(number)),
                 "text": words.score(mean, metric),
                 "gain": words.gain(means["together"], mean, metric),
-                "share": 100 * float(np.clip(np.nan_to_num(mean) / most, 0, 1)),
+                "value": mean,
             }
             for name, mean in means.items()
         ],
@@ -275,25 +276,14 @@ def _round_chart(
     seen = seen.iloc[thinned(len(seen), MAX_POINTS)]
     rounds = (seen["round"] + 1).astype(int)
     last = ", ".join(f"{name} {y.say(seen[column].dropna().iloc[-1])}" for name, column in columns.items())
-    chart = Chart(f"By round; at the end: {last}.", Axis(0, float(history["round"].max()) + 1, words="round"), y)
+    chart = Chart(
+        f"By round; at the end: {last}.", Axis(0, float(history["round"].max()) + 1, whole=True, words="round"), y
+    )
     chart.height = height
     for place, (name, column) in enumerate(columns.items(), tone):
         getattr(chart, kind)(rounds, seen[column], f"g{place}", name)
     chart.read_off(rounds, {name: seen[column] for name, column in columns.items()})
     return chart
-
-
-def _stages(result: Result) -> list[dict[str, Any]]:
-    """Return the stages of a method that has several, with their rounds and what was sent."""
-    names = [{**s, "name": words.stage_name(s["name"]), "sent": words.data_size(s["floats"])} for s in result.stages]
-    return names if len(names) > 1 else []
-
-
-def _orders(result: Result) -> list[dict[str, Any]]:
-    """Return what became of the orders, as pieces of a bar."""
-    kinds = (("used", "g2"), ("refused", "g1"), ("unanswered", "g4"))
-    pieces = ({"name": name, "count": result.orders.get(name, 0), "tone": colour} for name, colour in kinds)
-    return [piece for piece in pieces if piece["count"]]
 
 
 def _sent(result: Result, noun: words.Noun) -> list[tuple[str, str]]:
@@ -307,20 +297,9 @@ def _sent(result: Result, noun: words.Noun) -> list[tuple[str, str]]:
     ]
 
 
-def _trouble(result: Result) -> dict[str, Any]:
-    """Return the devices that seem to lie, that were never heard, and that fit two groups about equally well."""
-    names, attack, sure = result.profile.names, None, result.confidence
-    by_confidence = [] if sure is None else sorted(result.unsure.tolist(), key=lambda i: sure[i])
-    if result.attack is not None:
-        told = exposed(result)
-        who = f"{len(result.attack['who'])} devices were made to lie ({result.attack['attack']})"
-        attack = f"{who}{told and f'; {told}'}."
-    return {
-        "suspects": words.device_names(result, result.suspects),
-        "unsure": [
-            (names[i], int(result.group_numbers[i]), f"{sure[i]:.2f}") for i in by_confidence if sure is not None
-        ],
-        "attack": attack,
-        "unheard": words.device_names(result, result.unheard),
-        "silence": words.silence(result) if result.unheard.size else "",
-    }
+def _doubts(result: Result) -> list[dict[str, Any]]:
+    """Return the devices that fit two groups about equally well, the least sure first."""
+    sure = np.ones(len(result.labels)) if result.confidence is None else result.confidence
+    doubtful = sorted(result.unsure.tolist(), key=lambda i: sure[i])
+    numbers, names = result.group_numbers, result.profile.names
+    return [{"name": names[i], "note": f"group {numbers[i]}, {sure[i]:.2f}"} for i in doubtful]

@@ -6,20 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 
 from fedfuse.report import explanations as words
@@ -43,15 +32,17 @@ MAX_MOVED_RATIO = 1e-3
 DIVERGED = ("not finite", "too large")
 
 
+def _bars(console: Console, *columns: bars.ProgressColumn, transient: bool = True) -> bars.Progress:
+    return bars.Progress(*columns, console=console, transient=transient, disable=not console.is_terminal)
+
+
 class ProgressBar(Callback):
     """One line: stage, lambda, groups so far, a score on held-out rows, what was sent, how much still moves."""
 
     def __init__(self, console: Console) -> None:
-        columns = (SpinnerColumn(), TextColumn("round"), BarColumn(20), MofNCompleteColumn())
-        self._progress = Progress(
-            *columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
+        columns = (bars.SpinnerColumn(), bars.TextColumn("round"), bars.BarColumn(20), bars.MofNCompleteColumn())
+        note = bars.TextColumn("{task.fields[note]}")
+        self._progress = _bars(console, *columns, bars.TimeRemainingColumn(), note)
         self._task = self._progress.add_task("rounds", note="")
         self._known: Row = {}
 
@@ -76,7 +67,7 @@ class ProgressBar(Callback):
         if np.isfinite(row["moved"]):
             parts.append(f"models moved by {100 * row['moved']:.2g} %")
         if "stage" in row:
-            parts.insert(0, words.stage_name(row["stage"]))
+            parts.insert(0, row["stage"])
         if np.isfinite(row.get("lam", np.nan)) and getattr(run.method, "lam", None) != "auto":
             parts.insert(0, f"lambda {row['lam']:.3g}")
         if "validation" in row:
@@ -90,11 +81,10 @@ class Downloads:
     """One line for each file being downloaded: bytes so far, speed, time left."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(20), DownloadColumn(), TransferSpeedColumn(),
-            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
-        )  # fmt: skip
-        self._tasks: dict[str, TaskID] = {}
+        name, speed = bars.TextColumn("{task.description}"), (bars.DownloadColumn(), bars.TransferSpeedColumn())
+        columns = (name, bars.BarColumn(20), *speed, bars.TimeRemainingColumn())
+        self._progress = _bars(console, *columns, transient=False)
+        self._tasks: dict[str, bars.TaskID] = {}
 
     def __enter__(self) -> Downloads:
         self._progress.start()
@@ -114,11 +104,10 @@ class ComparisonBars(Watcher):
     """A bar for all runs of a comparison, and one for each that is at work."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
-        self._bars: dict[int, TaskID] = {}
+        texts = [bars.TextColumn(f"{{task.{name}}}") for name in ("description", "fields[note]")]
+        columns = (bars.SpinnerColumn(), texts[0], bars.BarColumn(20), texts[1], bars.TimeElapsedColumn())
+        self._progress = _bars(console, *columns)
+        self._bars: dict[int, bars.TaskID] = {}
         self._jobs: Sequence[Job] = ()
         self._all = self._progress.add_task("runs", note="")
         self._hint = ""
@@ -160,7 +149,7 @@ class ComparisonBars(Watcher):
         ended = failed + sum(state == DONE for state, _, _ in states)
         return ended, " ".join([f"{ended} of {len(states)}", *([f"{failed} failed"] if failed else [])])
 
-    def _bar(self, number: int) -> TaskID:
+    def _bar(self, number: int) -> bars.TaskID:
         if number not in self._bars:
             job = self._jobs[number]
             self._bars[number] = self._progress.add_task(f"{job.label}, seed {job.seed}", note="")

@@ -29,7 +29,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.report import page_of, render
 from fedfuse.report.charts import thinned
 from fedfuse.report.distance_frames import PairFrame
-from fedfuse.report.explanations import data_size, metric_name, score, stage_name, title
+from fedfuse.report.explanations import data_size, metric_name, score, title
 from fedfuse.results.run_directory import Store
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.compare import is_comparison
@@ -102,7 +102,7 @@ class Progress:
         last, part = self.last, self.held_out
         found = [("round", f"{len(self.rows):,}" + (f" of at most {self.limit:,}" if self.limit else ""))]
         if "stage" in last:
-            found.append(("stage", stage_name(str(last["stage"]))))
+            found.append(("stage", str(last["stage"])))
         if "n_clusters" in last:
             found.append(("groups", f"{last['n_clusters']:.0f}"))
         if part in last:
@@ -199,15 +199,10 @@ def _one_run(run: Progress) -> RenderableType:
 
 
 def _many_runs(runs: Sequence[Progress]) -> RenderableType:
-    table = Table(box=None, pad_edge=False)
-    for head in ("run", "state", "round", "groups", "score", "score by round"):
-        table.add_column(head, justify="left" if head in ("run", "state", "score by round") else "right")
+    table = Table(box=None, pad_edge=False, show_header=False)
     for run in runs:
-        last, style = run.last, {"waiting": "dim", "running": "bold"}.get(run.state, "")
-        groups = f"{last['n_clusters']:.0f}" if "n_clusters" in last else "-"
-        value = f"{last[run.held_out]:.4f}" if run.held_out in last else "-"
-        spark = sparkline(run.curve(run.held_out)[1])
-        table.add_row(escape(run.name), run.state, str(len(run.rows)), groups, value, spark, style=style)
+        style = {"waiting": "dim", "running": "bold"}.get(run.state, "")
+        table.add_row(escape(run.name), sparkline(run.curve(run.held_out)[1]), escape(run.line()), style=style)
     ended = sum(run.state == "finished" for run in runs)
     return Group(table, Text(f"{ended} of {len(runs)} runs finished", style="dim"))
 

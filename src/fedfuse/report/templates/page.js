@@ -156,7 +156,7 @@
         const key = Math.round(40 * x) + "," + Math.round(40 * y), turn = seen.get(key) || 0;
         seen.set(key, turn + 1);
         const r = 1.15 * radius * Math.sqrt(turn), angle = 2.39996 * turn;
-        return [95 * x + r * Math.cos(angle), -95 * y + r * Math.sin(angle)];
+        return [88 * x + r * Math.cos(angle), -88 * y + r * Math.sin(angle)];
       });
       circles.forEach((c, k) => { c.setAttribute("cx", spots[k][0].toFixed(2)); c.setAttribute("cy", spots[k][1].toFixed(2)); });
       marks.forEach(([t, who]) => {  // a group's number stands above it
