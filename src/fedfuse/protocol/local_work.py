@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import ClassVar, Literal, TypeAlias
 
@@ -21,25 +21,34 @@ from fedfuse.errors import FedfuseError
 from fedfuse.utils.random import generator
 
 
+class _Written:
+    """A schedule is printed as the command line reads it."""
+
+    word: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if not all(0 < n < inf for n in vars(self).values()):
+            raise FedfuseError(f"the numbers of a schedule must be positive, got {self}")
+
+    def __str__(self) -> str:
+        # Short where that is exact: what is written must be read again to the bit.
+        numbers = (f"{n:g}" if float(f"{n:g}") == n else repr(float(n)) for n in vars(self).values())
+        return f"{self.word}({','.join(numbers)})"
+
+
 @dataclass(frozen=True)
-class Grow:
+class Grow(_Written):
     """``ceil(k / every)`` in round k = 1, 2, …: little local work at first, more later (paper, 6.4.4)."""
 
     word: ClassVar[str] = "grow"
     every: float = 20
 
-    def __post_init__(self) -> None:
-        _check_positive(self)
-
     def __call__(self, k: int) -> float:
         return ceil((k + 1) / self.every)
 
-    def __str__(self) -> str:
-        return _written(self)
-
 
 @dataclass(frozen=True)
-class Decay:
+class Decay(_Written):
     """``first * factor ** (k // every)`` in round k = 0, 1, …"""
 
     word: ClassVar[str] = "decay"
@@ -47,54 +56,44 @@ class Decay:
     factor: float = 0.9
     every: float = 5
 
-    def __post_init__(self) -> None:
-        _check_positive(self)
-
     def __call__(self, k: int) -> float:
         return float(self.first * self.factor ** (k // self.every))
 
-    def __str__(self) -> str:
-        return _written(self)
-
 
 @dataclass(frozen=True)
-class Uneven:
-    """A whole number from 1 to ``most``, drawn for every device and round: not all can do the same (paper, E.2)."""
+class DrawnPerDevice(_Written):
+    """A whole number from 1 to ``most``, drawn for each device."""
 
-    word: ClassVar[str] = "uneven"
     most: float
 
     def __post_init__(self) -> None:
-        _check_whole(self)
+        if not 1 <= self.most < inf or self.most != int(self.most):
+            raise FedfuseError(f"{self.word} takes a whole number of at least 1, got {self}")
 
     def drawn(self, seed: int, k: int, device: int) -> int:
         """Return the number of a device in round k."""
-        return int(generator(seed, "uneven", k, device).integers(1, int(self.most) + 1))
+        return int(generator(seed, self.word, *self._key(k), device).integers(1, int(self.most) + 1))
 
-    def __str__(self) -> str:
-        return _written(self)
+    def _key(self, k: int) -> tuple[int, ...]:
+        return ()
 
 
-@dataclass(frozen=True)
-class Paced:
+class Uneven(DrawnPerDevice):
+    """A whole number from 1 to ``most``, drawn for every device and round: not all can do the same (paper, E.2)."""
+
+    word: ClassVar[str] = "uneven"
+
+    def _key(self, k: int) -> tuple[int, ...]:
+        return (k,)
+
+
+class Paced(DrawnPerDevice):
     """A whole number from 1 to ``most``, drawn once for every device: some are slow, others fast, for the whole run."""
 
     word: ClassVar[str] = "paced"
-    most: float
-
-    def __post_init__(self) -> None:
-        _check_whole(self)
-
-    def drawn(self, seed: int, k: int, device: int) -> int:
-        """Return the number of a device, the same in all rounds."""
-        return int(generator(seed, "paced", device).integers(1, int(self.most) + 1))
-
-    def __str__(self) -> str:
-        return _written(self)
 
 
 Schedule: TypeAlias = "float | Grow | Decay | Uneven | Paced"
-PER_DEVICE = (Uneven, Paced)
 SCHEDULES = (Grow, Decay, Uneven, Paced)
 _KINDS: dict[str, Callable[..., Schedule]] = {kind.word: kind for kind in SCHEDULES}
 
@@ -105,7 +104,7 @@ def value(schedule: Schedule, k: int) -> float:
     >>> value(0.1, 7), value(Grow(20), 0), value(Grow(20), 20), value(Decay(0.01, 0.9, 5), 5)
     (0.1, 1, 2, 0.009000000000000001)
     """
-    if isinstance(schedule, PER_DEVICE):
+    if isinstance(schedule, DrawnPerDevice):
         return schedule.most
     return schedule(k) if isinstance(schedule, (Grow, Decay)) else schedule
 
@@ -131,25 +130,7 @@ def parse(text: str | float) -> Schedule:
         raise FedfuseError(f"{text!r} is neither a number nor a schedule ({known})") from None
 
 
-def _check_whole(schedule: Uneven | Paced) -> None:
-    if not 1 <= schedule.most < inf or schedule.most != int(schedule.most):
-        raise FedfuseError(f"{schedule.word} takes a whole number of at least 1, got {schedule}")
-
-
-def _check_positive(schedule: Grow | Decay) -> None:
-    if not all(0 < n < inf for n in astuple(schedule)):
-        raise FedfuseError(f"the numbers of a schedule must be positive, got {schedule}")
-
-
-def _written(schedule: Grow | Decay | Uneven | Paced) -> str:
-    # short where that is exact: what is written must be read again to the bit
-    numbers = (f"{n:g}" if float(f"{n:g}") == n else repr(float(n)) for n in astuple(schedule))
-    return f"{schedule.word}({','.join(numbers)})"
-
-
 Solver: TypeAlias = Literal["gd", "exact"]
-
-
 Unit: TypeAlias = Literal["epochs", "batches"]
 
 
@@ -191,7 +172,7 @@ class Work:
             raise FedfuseError(f"steps must be a whole number of at least 1, got {self.steps}")
         if not 0 < lr < np.inf:
             raise FedfuseError(f"lr must be a positive number, got {self.lr}")
-        if isinstance(self.lr, PER_DEVICE):
+        if isinstance(self.lr, DrawnPerDevice):
             raise FedfuseError(f"lr cannot be drawn for each device, got {self.lr}; steps can")
         if self.batch is not None and self.batch < 1:
             raise FedfuseError(f"batch must be at least 1, got {self.batch}")
@@ -211,4 +192,4 @@ class Work:
         """
         # a schedule that falls ends at the smallest work there is, not in an error after hours
         steps, lr = max(1, int(value(self.steps, k))), max(value(self.lr, k), sys.float_info.min)
-        return replace(self, steps=self.steps if isinstance(self.steps, PER_DEVICE) else steps, lr=lr)
+        return replace(self, steps=self.steps if isinstance(self.steps, DrawnPerDevice) else steps, lr=lr)

@@ -1,4 +1,4 @@
-"""The small vocabulary that server and devices share.
+"""Tasks, orders and replies: the vocabulary that server and devices share.
 
 A task is what the server asks of one device, a reply is what the device sends back. A task knows how many
 floats it carries down and how many must come up, so that the cost of every method is counted from what is
@@ -13,17 +13,30 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fedfuse.data.federation import Part
-from fedfuse.protocol.local_work import PER_DEVICE, Work, value
+from fedfuse.protocol.local_work import DrawnPerDevice, Work, value
 from fedfuse.utils.typing import Floats
 
 Into: TypeAlias = Literal["all", "shared", "fused"]
 Send: TypeAlias = Literal["model", "part", "update", "nothing"]
-SUMMARISED: tuple[Part, ...] = ("train", "validation")  # the parts that devices can sum up
-EVALUATION_ROUND = -2  # the round of what is no message, but a look at a device
+# The parts of their rows that devices send sufficient statistics of.
+SUMMARISED: tuple[Part, ...] = ("train", "validation")
+# Pseudo-round for evaluation that is not counted.
+EVALUATION_ROUND = -2
+
+
+class _Message:
+    """Cost of a task: its arrays are sent down, and ``floats_up`` numbers of a model with d parameters come back."""
+
+    @property
+    def floats_down(self) -> int:
+        return sum(sent.size for sent in vars(self).values() if isinstance(sent, np.ndarray))
+
+    def floats_up(self, d: int) -> int:
+        return 0
 
 
 @dataclass(frozen=True)
-class Install:
+class Install(_Message):
     """Keep this vector as your own model (the first broadcast). Answered without floats.
 
     The first ``known`` numbers devices can make themselves (zeros, or a draw from a seed that all know): these are not
@@ -35,40 +48,26 @@ class Install:
 
     @property
     def floats_down(self) -> int:
-        return int(self.model.size) - self.known
-
-    def floats_up(self, d: int) -> int:
-        return 0
+        return super().floats_down - self.known
 
 
 @dataclass(frozen=True)
-class Add:
+class Add(_Message):
     """Add this vector to your own model. Answered without floats."""
 
     update: Floats
 
-    @property
-    def floats_down(self) -> int:
-        return int(self.update.size)
-
-    def floats_up(self, d: int) -> int:
-        return 0
-
 
 @dataclass(frozen=True)
-class PeekModel:
-    """Let your own model be looked at: for the record of an experiment, never part of a method."""
-
-    @property
-    def floats_down(self) -> int:
-        return 0
+class PeekModel(_Message):
+    """Send your own model for evaluation: never part of a method, and not counted."""
 
     def floats_up(self, d: int) -> int:
         return d
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(_Message):
     """Minimise ``f_i(w) + rho/2 ||w - anchor||^2`` from ``start``; send the new w.
 
     ``start=None`` means: from your own last model, which you keep. ``anchor=None`` with ``rho`` means: towards
@@ -89,17 +88,13 @@ class Train:
     into: Into = "all"
     send: Send = "model"
 
-    @property
-    def floats_down(self) -> int:
-        return sum(v.size for v in (self.start, self.anchor) if v is not None)
-
     def floats_up(self, d: int) -> int:
         sent = {"model": d, "update": d, "nothing": 0, "part": 0 if self.start is None else self.start.size}
         return sent[self.send] + (self.score is not None)
 
 
 @dataclass(frozen=True)
-class MetaTrain:
+class MetaTrain(_Message):
     """Take ``work.steps`` steps of size ``work.lr`` against the loss after one gradient step of size ``inner``; send w.
 
     u = w - inner grad f(w), g = grad f(u), then w - lr g (first order), or with ``hessian`` w - lr (g - inner h), where
@@ -113,16 +108,12 @@ class MetaTrain:
     hessian: bool = False
     rows: Part = "train"
 
-    @property
-    def floats_down(self) -> int:
-        return int(self.start.size)
-
     def floats_up(self, d: int) -> int:
         return d
 
 
 @dataclass(frozen=True)
-class Choose:
+class Choose(_Message):
     """Find the head that suits your rows best, and work with it: the step of a device in IFCA.
 
     A head is the fused part of a model, ``shared`` the part that all have in common. Without ``work`` the gradient
@@ -137,17 +128,13 @@ class Choose:
     temperature: float = 0.0
     rows: Part = "train"
 
-    @property
-    def floats_down(self) -> int:
-        return int(self.shared.size + self.heads.size)
-
     def floats_up(self, d: int) -> int:
         answers = len(self.heads) if self.temperature else 1
         return answers * d + len(self.heads)
 
 
 @dataclass(frozen=True)
-class Subspace:
+class Subspace(_Message):
     """Send the first ``p`` left singular vectors of your features (features x rows), for classes those of each class.
 
     Columns one after the other, each with a sum that is not negative: singular vectors have no sign of their own.
@@ -158,17 +145,13 @@ class Subspace:
     classes: int
     rows: Part = "train"
 
-    @property
-    def floats_down(self) -> int:
-        return 0
-
     def floats_up(self, d: int) -> int:
         """At the most: a device that lacks a class, or rows of it, sends less."""
         return self.features * self.p * max(self.classes, 1)
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(_Message):
     """Send the accuracy or RMSE of this model on these of your rows (0 if there are none).
 
     With ``raw``, on their columns as they were before any `Rescale`.
@@ -178,16 +161,12 @@ class Score:
     rows: Part = "validation"
     raw: bool = False
 
-    @property
-    def floats_down(self) -> int:
-        return int(self.model.size)
-
     def floats_up(self, d: int) -> int:
         return 1
 
 
 @dataclass(frozen=True)
-class FitLocally:
+class FitLocally(_Message):
     """Fit your own rows with each of these ridges and send the best: all that a device without companions can do.
 
     Validation rows say which is best; the model that is sent was then fitted with these rows included.
@@ -204,38 +183,30 @@ class FitLocally:
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(_Message):
     """Send the gradient of your loss at this vector, and your loss on the parts ``also``."""
 
     at: Floats
     rows: Part = "train"
     also: tuple[Part, ...] = ()
 
-    @property
-    def floats_down(self) -> int:
-        return int(self.at.size)
-
     def floats_up(self, d: int) -> int:
         return d + len(self.also)
 
 
 @dataclass(frozen=True)
-class Losses:
+class Losses(_Message):
     """Send the loss of each of these models (one row each) on your data."""
 
     models: Floats
     rows: Part = "train"
-
-    @property
-    def floats_down(self) -> int:
-        return int(self.models.size)
 
     def floats_up(self, d: int) -> int:
         return len(self.models)
 
 
 @dataclass(frozen=True)
-class EvaluateModels:
+class EvaluateModels(_Message):
     """Send the mean loss of each of these models on your rows, and how these means vary together.
 
     With ``own``, your own model is judged too, as the first. The answer is n means, then the n (n + 1) / 2 entries
@@ -248,17 +219,13 @@ class EvaluateModels:
     own: bool = False
     balanced: bool = False
 
-    @property
-    def floats_down(self) -> int:
-        return int(self.models.size)
-
     def floats_up(self, d: int) -> int:
         n = len(self.models) + self.own
         return n + n * (n + 1) // 2
 
 
 @dataclass(frozen=True)
-class GradientCosine:
+class GradientCosine(_Message):
     """Send the cosine between the gradients of your training and of your validation loss at this vector.
 
     From both, ``common`` is taken first: the gradient of your whole group. Where the group's model suits a device,
@@ -268,31 +235,23 @@ class GradientCosine:
     at: Floats
     common: Floats
 
-    @property
-    def floats_down(self) -> int:
-        return int(self.at.size + self.common.size)
-
     def floats_up(self, d: int) -> int:
         return 1
 
 
 @dataclass(frozen=True)
-class SendMoments:
+class SendMoments(_Message):
     """Send the means of your columns, then of their squares (for values the target is the last column)."""
 
     columns: int
     rows: Part = "train"
-
-    @property
-    def floats_down(self) -> int:
-        return 0
 
     def floats_up(self, d: int) -> int:
         return 2 * self.columns
 
 
 @dataclass(frozen=True)
-class SendSufficientStatistics:
+class SendSufficientStatistics(_Message):
     """Send the means of your columns (the target is the last) and their covariances, of each part of `SUMMARISED`.
 
     Of the symmetric matrix, which is that of all rows and not an estimate for more of them, the upper triangle, row by
@@ -303,35 +262,24 @@ class SendSufficientStatistics:
 
     columns: int
 
-    @property
-    def floats_down(self) -> int:
-        return 0
-
     def floats_up(self, d: int) -> int:
         return len(SUMMARISED) * self.columns * (self.columns + 3) // 2 + 1
 
 
 @dataclass(frozen=True)
-class Rescale:
+class Rescale(_Message):
     """From now on use ``(column - shift) / scale`` in place of every column. Answered without floats."""
 
     shift: Floats
     scale: Floats
-
-    @property
-    def floats_down(self) -> int:
-        return int(self.shift.size + self.scale.size)
-
-    def floats_up(self, d: int) -> int:
-        return 0
 
 
 # Tasks that are answered by numbers about rows, not by vectors of a model: the server computes with these in float64.
 STATISTICS = (Score, Losses, EvaluateModels, GradientCosine, SendMoments, SendSufficientStatistics)
 
 Task: TypeAlias = (
-    Install | Add | PeekModel | Train | MetaTrain | Choose | Subspace | Score
-    | FitLocally | Gradient | Losses | EvaluateModels | GradientCosine | SendMoments | SendSufficientStatistics | Rescale
+    Install | Add | PeekModel | Train | MetaTrain | Choose | Subspace | Score | FitLocally
+    | Gradient | Losses | EvaluateModels | GradientCosine | SendMoments | SendSufficientStatistics | Rescale
 )  # fmt: skip
 
 
@@ -345,7 +293,7 @@ def for_device(task: Task, seed: int, k: int, device: int, most: float = np.inf)
     work: Work | None = getattr(task, "work", None)
     if work is None or work.solver == "exact":
         return task
-    steps = work.steps.drawn(seed, k, device) if isinstance(work.steps, PER_DEVICE) else value(work.steps, k)
+    steps = work.steps.drawn(seed, k, device) if isinstance(work.steps, DrawnPerDevice) else value(work.steps, k)
     limited = max(1, int(min(steps, most)))
     return task if limited == work.steps else with_work(task, replace(work, steps=limited))
 
