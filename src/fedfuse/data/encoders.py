@@ -245,7 +245,7 @@ def fit_column(table: Table, name: str, train: Ints) -> Column | None:
     kind = table.kind(name)
     column = _fit_levels(table, name, train) if kind == "level" else _fit_scaled(table, name, kind, train)
     if column is not None and not column.features:
-        log.warning("column %r is dropped: all its training rows say the same, or only rare things", name)
+        log.warning("column %r is dropped: it is constant over the training rows, or has rare levels only", name)
         return None
     return column
 
@@ -272,7 +272,7 @@ def _fit_levels(table: Table, name: str, train: Ints) -> LevelColumn | None:
     distinct = np.count_nonzero(counts)
     if distinct > MIN_IDENTIFIERS and distinct > MIN_IDENTIFIER_RATIO * counts.sum():
         _refuse_numbers_as_text(table, name)
-        log.warning("column %r is dropped: nearly every row has a value of its own", name)
+        log.warning("column %r is dropped: nearly every row has a different value, as identifiers have", name)
         return None
     common = counts >= min_level_rows(len(train))
     levels = sorted((found[j] for j in np.flatnonzero(common)), key=natural_key)
