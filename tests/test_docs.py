@@ -52,7 +52,7 @@ def test_every_block_runs(page, fedfuse, here):
 
 
 def test_blocks_that_are_not_run_are_few():
-    """Whoever marks a block with ``notest`` says so here."""
+    """A block marked ``notest`` is listed here."""
     marked = {
         page.name: text.count("notest")
         for page in (ROOT / "docs").rglob("*.md")
@@ -113,6 +113,27 @@ def test_links_lead_somewhere(page):
         if anchor:
             headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
             assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, place
+
+
+def test_where_things_are():
+    """Every file in the table of CONTRIBUTING exists, and twelve ideas are in it."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text[text.index("## Where things are") : text.index("## Words")]
+    rows = re.findall(r"^\| (.*?) \| (.*?) \|$", table, re.M)[2:]
+    ideas = {idea: re.findall(r"`([^`]+\.py)`", files) for idea, files in rows}
+    assert all(files for files in ideas.values())
+    assert [f for files in ideas.values() for f in files if not (ROOT / "src" / "fedfuse" / f).is_file()] == []
+    for word in (
+        *("SCAD", "communication cost", "what it sends", "liars are told", "CSV", "progress", "checkpoints"),
+        *("virtual clock", "newcomers", "tree is cut", "Ray", "the report"),
+    ):
+        assert any(word in idea for idea in ideas), word
+
+
+def test_the_method_in_contributing_is_the_one_that_is_tested():
+    text, source = ((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "tests/support/fedprox.py"))
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    assert source.endswith(block)
 
 
 @pytest.mark.slow
