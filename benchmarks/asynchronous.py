@@ -1,6 +1,6 @@
 """Asynchronous against synchronous FPFC on a virtual clock (the paper's section 6.4.3).
 
-What: synthetic data like S1 with 20 nodes in four groups, FPFC with lambda = 0.6 and no refit, every update delayed by
+What: synthetic data like S1 with 20 nodes in four groups, FPFC with lambda = 0.6, every update delayed by
 uniform(0, 20) seconds. Synchronous: 5 of 20 nodes are active in a round and the slowest is waited for. Asynchronous:
 all nodes are at work and the server updates on every reply, for half of the simulated time of the former. The figure is
 the time at which asynchronous training stays at or above the final test accuracy of synchronous training, relative to
@@ -41,7 +41,7 @@ class Until(ff.Callback):
 def both(seed: int, rounds: int, delay: str, compute: str) -> dict[str, ff.Result]:
     """Train both ways, the second for half of the simulated time."""
     federation = synthetic(SIZES, seed=seed)
-    method = ff.FPFC(lam=LAM, refit=False, work=ff.Work(steps=10, lr=0.1))
+    method = ff.FPFC(lam=LAM, work=ff.Work(steps=10, lr=0.1))
     common: dict[str, Any] = {"seed": seed, "tol": 0.0, "delay": delay, "compute": compute, "dataset": SIZES}
     sync = ff.fit(federation, method, rounds=rounds, participation=ACTIVE / federation.m, evaluate_every=5, **common)
     half = Until(0.5 * float(sync.history["time"].iloc[-1]))
@@ -79,7 +79,7 @@ def main() -> None:
         print(
             f"seed {seed}: synchronous {target:.4f} after {whole:,.0f} s; asynchronous there after {share:.2f} of it "
             f"({one.history['test'].dropna().iloc[-1]:.4f} after {one.history['time'].iloc[-1] / whole:.2f}); "
-            f"clusters {sync.n_clusters} and {one.n_clusters}, ARI {sync.ari:.2f} and {one.ari:.2f}, "
+            f"groups {sync.n_clusters} and {one.n_clusters}, ARI {sync.ari:.2f} and {one.ari:.2f}, "
             f"between them {adjusted_rand(sync.labels, one.labels):.2f}; "
             f"staleness {one.history['staleness'].mean():.1f} on average, {one.history['staleness'].max()} at most",
             flush=True,

@@ -1,13 +1,13 @@
-"""Devices that lie: accuracy of the honest ones, for FPFC and the methods that it is compared with.
+"""Devices that lie: accuracy of the honest ones, for the fusion tree, FPFC and other methods.
 
 What: the paper's figures on robustness (section 6.4.1). S1 (uniform features) and digits with softmax regression, or
 MNIST with the paper's CNN. Three attacks, shares of liars from 0 to 0.8; the metric is the mean test accuracy of honest
-devices. FPFC is as it is by default (no lambda given), and is lied to in every answer; "fpfc 0.6" is the paper's own
-loop, lambda = 0.6 with no refit. Settings that other methods leave open are chosen on validation rows without an
-attack, and then kept. "honest only" is FPFC on a federation without the liars: nobody who is not helped by liars can do
-better. Rounds are 100, of the CNN 40 (800 device-epochs); FPFC on tables ends by itself.
+devices. The fusion tree is lied to in every answer; "fpfc" is the paper's algorithm with lambda = 0.6. Settings that
+other methods leave open are chosen on validation rows without an attack, and then kept. "honest only" is the fusion
+tree on a federation without the liars, a bound on what can be had. Rounds are 100, of the CNN 40 (800 device-epochs);
+the fusion tree on tables ends by itself.
 Command: python benchmarks/attacks.py [--data synthetic:S1 | digits | mnist] [--rounds N] [--seed 0] [--out attacks]
-Writes a table (.csv) and a picture (.png), and prints precision and recall of FPFC's suspects. Runs that are done are
+Writes a table (.csv) and a picture (.png), and prints precision and recall of its suspects. Runs that are done are
 kept in OUT.jsonl and not done again.
 How long, and what was seen: see benchmarks/README.md.
 """
@@ -34,7 +34,7 @@ from fedfuse.training.presets import preset
 ATTACKS = ("same-value", "sign-flip", "gaussian")
 TODAY = ("label-flip", "little", "inner-product", "replacement")
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)
-NAMES = ("fpfc", "honest only", "fpfc 0.6", "local", "ifca", "cfl", "pacfl", "fedavg", "lg-fedavg", "per-fedavg")
+NAMES = ("fusion-tree", "honest only", "fpfc", "local", "ifca", "cfl", "pacfl", "fedavg", "lg-fedavg", "per-fedavg")
 ALONE = ("local", "honest only")  # nothing is sent, or not by liars: one attack is like the other
 Row = dict[str, Any]
 
@@ -65,10 +65,10 @@ class Stage:
 
     def method(self, name: str) -> Any:
         groups = int(self.federation.truth.max()) + 1
-        if name in ("fpfc", "honest only"):
+        if name in ("fusion-tree", "honest only"):
             return ff.FusionTree(work=self.work) if self.images else ff.FusionTree()
         makers: dict[str, Callable[[], Any]] = {
-            "fpfc 0.6": lambda: ff.FPFC(lam=0.6, refit=False, work=self.work),
+            "fpfc": lambda: ff.FPFC(lam=0.6, work=self.work),
             "local": lambda: ff.Local(work=self.work),
             "fedavg": lambda: ff.FedAvg(work=self.work),
             "lg-fedavg": lambda: ff.LGFedAvg(work=self.work),
@@ -81,7 +81,7 @@ class Stage:
 
     def run(self, name: str, method: Any, federation: ff.Federation | None = None, **attack: Any) -> ff.Result:
         share, rounds = (0.5, self.rounds or 40) if self.images else (0.3, self.rounds or 100)
-        if name in ("fpfc", "honest only") and not self.images:
+        if name in ("fusion-tree", "honest only") and not self.images:
             share, rounds = 1.0, 500  # it ends by itself
         if name == "local":
             share, rounds = 1.0, max(1, round(share * rounds))  # as many updates as the others have
@@ -149,11 +149,11 @@ def measure_local(stage: Stage, shares: list[float], done: Done) -> None:
 
 
 def unattacked(stage: Stage, shares: list[float], done: Done) -> str:
-    """Say what FPFC has without an attack on the devices that are honest at each share."""
-    free = done.get("fpfc", "none", 0.0) or {}
+    """Say what the fusion tree has without an attack on the devices that are honest at each share."""
+    free = done.get("fusion-tree", "none", 0.0) or {}
     means = [np.delete(free["devices"], stage.liars(share)).mean() for share in shares] if free else []
     words = (f"{mean:.4f} ({share})" for share, mean in zip(shares, means, strict=False))
-    return f"FPFC without an attack, on the devices that are honest at a share: {', '.join(words)}"
+    return f"fusion-tree without an attack, on the devices that are honest at a share: {', '.join(words)}"
 
 
 def spread(rows: list[Row], attacks: tuple[str, ...]) -> Any:
@@ -172,7 +172,7 @@ def picture(table: Any, path: str, title: str) -> None:
     colours = dict(zip(table["method"].unique(), plt.get_cmap("tab10").colors, strict=False))
     for ax, attack in zip(axes[0], attacks, strict=True):
         for name, lines in table[table["attack"] == attack].groupby("method", sort=False):
-            style = {"lw": 3} if name == "fpfc" else {"lw": 1.2, "ls": ":" if name == "honest only" else "-"}
+            style = {"lw": 3} if name == "fusion-tree" else {"lw": 1.2, "ls": ":" if name == "honest only" else "-"}
             ax.plot(lines["liars"], lines["test"], marker="o", ms=4, color=colours[name], label=name, **style)
         ax.set(title=attack, xlabel="share of liars", xticks=SHARES)
         ax.grid(alpha=0.3)
@@ -201,7 +201,7 @@ def main() -> None:
     table.drop(columns=["chosen", "devices"], errors="ignore").to_csv(f"{options.out}.csv", index=False)
     wide = table.pivot_table(index="method", columns=["attack", "liars"], values="test", sort=False)
     print(wide.round(3).to_string())
-    exposed = table[(table["method"] == "fpfc") & (table["liars"] > 0)]
+    exposed = table[(table["method"] == "fusion-tree") & (table["liars"] > 0)]
     print(unattacked(stage, shares, done))
     print(exposed[["attack", "liars", "precision", "recall", "ari"]].to_string(index=False))
     picture(table, f"{options.out}.png", f"{options.data}, seed {options.seed}")

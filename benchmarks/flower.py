@@ -107,7 +107,7 @@ def bytes_on_the_wire() -> tuple[float, float]:
     model = SoftmaxRegression().sized(60, 10)
     grid = LocalGrid(client_app(lambda name, config: federation.only([int(name)])), federation.m)
     engine = FlowerEngine(grid, [str(i) for i in range(20)], model, setup={"classes": CLASSES})
-    method = ff.FPFC(lam=0.6, work=ff.Work(steps=1, lr=0.1), refit=False)
+    method = ff.FPFC(lam=0.6, work=ff.Work(steps=1, lr=0.1))
     result = ff.fit(federation, method, rounds=20, tol=0, evaluate_every=10**6, engine=engine)
     messages = [*grid.sent, *grid.answers]
     total = sum(size(m) for m in messages)

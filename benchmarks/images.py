@@ -1,8 +1,8 @@
-"""Images: FPFC without a lambda against LOCAL and FedAvg, within the same number of device-epochs.
+"""Images: the fusion tree against LOCAL and FedAvg, within the same number of device-epochs.
 
 What: MNIST and Fashion-MNIST with swapped labels, MNIST rotated; 20 devices in 4 groups, the paper's CNN, seed 0. One
 device-epoch is one pass of one device over its rows; every method has 800 of them (40 rounds of 10 devices and 2
-epochs; LOCAL: 20 rounds of 20 devices), FPFC's search for the groups included.
+epochs; LOCAL: 20 rounds of 20 devices), the fusion tree's search for the groups included.
 Command: python benchmarks/images.py [mnist fashion-mnist mnist:rotated] [--out runs/images] [--page docs/images.md]
 Runs that are there are not run again. How long, and what was seen: see the page.
 """
@@ -21,9 +21,9 @@ from fedfuse.grouping.network_tree import CheckNetworks, CutNetworkTree
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.options import build, parse_options
 
-METHODS = ("fpfc", "local", "fedavg")
-DATA = {"mnist": METHODS, "fashion-mnist": METHODS, "mnist:rotated": ("fpfc",)}
-ROUNDS = {"fpfc": 40, "fedavg": 40, "local": 20}
+METHODS = ("fusion-tree", "local", "fedavg")
+DATA = {"mnist": METHODS, "fashion-mnist": METHODS, "mnist:rotated": ("fusion-tree",)}
+ROUNDS = {"fusion-tree": 40, "fedavg": 40, "local": 20}
 EVERY = 5
 SOURCE = {"features": "uniform", "device": None, "target": None, "goal": None, "data_dir": None}
 
@@ -70,13 +70,13 @@ def page(results: dict[tuple[str, str], Result], picture: str) -> str:
     """Return the page with the table."""
     lines = [
         "# Images", "",
-        "20 devices in 4 groups, the paper's CNN, seed 0, no lambda given. Every method has at most 800",
-        "device-epochs (one pass of one device over its rows); FPFC's include the search for the groups.", "",
+        "20 devices in 4 groups, the paper's CNN, seed 0. Every method has at most 800 device-epochs (one pass of one",
+        "device over its rows); those of fusion-tree include the search for the groups.", "",
         "| data | method | test accuracy | groups | ARI | device-epochs | floats sent | seconds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for (data, method), r in results.items():
-        found = f"{r.n_clusters} | {r.ari:.3f}" if method == "fpfc" else "— | —"
+        found = f"{r.n_clusters} | {r.ari:.3f}" if method == "fusion-tree" else "— | —"
         cost = f"{device_epochs(r)} | {r.cost_floats:,} | {r.seconds:.0f}"
         lines.append(f"| {data} | {method} | {r.score('test'):.4f} | {found} | {cost} |")
     lines += ["", f"![test accuracy by device-epochs]({picture})", ""]

@@ -1,6 +1,6 @@
 """What noise on uploads costs: accuracy and ARI of FPFC and FedAvg on S1 against epsilon, and a picture.
 
-What: S1 (100 devices in 4 groups), FPFC with lambda 0.6 and no refit, FedAvg beside it, all devices in each of 10
+What: S1 (100 devices in 4 groups), FPFC with lambda 0.6, FedAvg beside it, all devices in each of 10
 rounds of 30 gradient steps. Every device clips its change to the norm 1 and adds Gaussian noise, so that its ten
 uploads together are (epsilon, 1e-5) differentially private (local: the server is not trusted). Local models need no
 uploads and no noise: what stays below them is of no use.
@@ -23,7 +23,7 @@ from fedfuse.data import load
 EPSILONS = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 1e5, 1e6)
 ROUNDS, CLIP, DELTA = 10, 1.0, 1e-5
 WORK = ff.Work(steps=30, lr=0.1)
-METHODS: dict[str, Any] = {"fpfc": ff.FPFC(lam=0.6, work=WORK, refit=False), "fedavg": ff.FedAvg(work=WORK)}
+METHODS: dict[str, Any] = {"fpfc": ff.FPFC(lam=0.6, work=WORK), "fedavg": ff.FedAvg(work=WORK)}
 
 
 def run(method: Any, seed: int, epsilon: float) -> ff.Result:

@@ -2,7 +2,7 @@
 
 What: m devices in 10 groups with d = 610 parameters, 30 % active in a round. A device's own optimum is its group's
 plus noise; its local work is exact: it goes to the mean of its optimum and its anchor (a quadratic loss, rho = 1).
-FPFC starts warm from the optima and goes on for at least 12 rounds, and until its clusters are the groups. A step is
+FPFC starts warm from the optima and goes on for at least 12 rounds, and until its groups are the true ones. A step is
 everything between replies and the next anchors: all steps count, also those in which pairs come within reach. Only the
 start is apart: it measures all distances and provides the memory of the pairs within reach. Each size runs in a process
 of its own, so that the peak of memory is its own; that includes everything, Python and the devices' optima too.

@@ -32,7 +32,7 @@ def main() -> None:
     print(f"{'steps':10} {'rounds':>6} {'after 62':>9} {'at the end':>10} {'ARI':>6}")
     for name, (steps, rounds) in STEPS.items():
         work = Work(steps=steps, lr=asked.lr, batch=100, momentum=asked.momentum, unit="batches")
-        method = FPFC(lam=asked.lam, refit=False, work=work)
+        method = FPFC(lam=asked.lam, work=work)
         options = {"participation": 0.5, "rounds": rounds, "evaluate_every": AT, "budget": 1000, "tol": 0}
         result = fit(federation, method, seed=asked.seed, dataset=asked.data, **options)
         after = result.history["test"].dropna().iloc[0]

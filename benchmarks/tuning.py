@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _method() -> ff.FPFC:
-    return ff.FPFC(lam=0.0, refit=False, work=ff.Work(steps=10, lr=0.1))
+    return ff.FPFC(lam=0.0, work=ff.Work(steps=10, lr=0.1))
 
 
 def _compare(warmup: ff.Tuning, separate: ff.Tuning) -> None:

@@ -1,6 +1,6 @@
-"""``lam="auto"`` on the paper's data: groups, scores against the oracle and local models, floats sent.
+"""The fusion tree on the paper's data: groups, scores against the oracle and local models, floats sent.
 
-    python benchmarks/auto.py [S1,S2,S3,S4,S5,housing-bodyfat] [0,1,2]
+    python benchmarks/fusion_tree.py [S1,S2,S3,S4,S5,housing-bodyfat] [0,1,2]
 
 Housing and body fat needs its files in $FEDFUSE_DATA.
 """
@@ -18,7 +18,7 @@ from fedfuse.training.evaluation import baselines
 
 
 def row(name: str, features: str, seed: int) -> tuple[float, float, float]:
-    """Run one case and print it; return the scores of auto, oracle and local models."""
+    """Run one case and print it; return the scores of fusion tree, oracle and local models."""
     synthetic = name.startswith("S")
     federation = load(f"synthetic:{name}" if synthetic else name, features=features, seed=seed)
     options = {"seed": seed, "participation": 0.3, "rounds": 2000, "evaluate_every": 10**6}
@@ -39,8 +39,8 @@ def main(names: str = "S1,S2,S3,S4,S5,housing-bodyfat", seeds: str = "0,1,2") ->
     for name in names.split(","):
         for features in ("uniform", "normal") if name.startswith("S") else ("uniform",):
             scores = [row(name, features, int(seed)) for seed in seeds.split(",")]
-            auto, oracle, local = np.mean(scores, axis=0)
-            print(f"  mean: auto {auto:.4f}  oracle {oracle:.4f}  local {local:.4f}")
+            tree, oracle, local = np.mean(scores, axis=0)
+            print(f"  mean: fusion-tree {tree:.4f}  oracle {oracle:.4f}  local {local:.4f}")
 
 
 if __name__ == "__main__":
