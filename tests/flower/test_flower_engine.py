@@ -14,7 +14,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.flower import FlowerEngine, client_app
 from fedfuse.flower import engine as engine_module
 from fedfuse.flower import node_registry as nodes
-from fedfuse.flower.client import fitting_model
+from fedfuse.flower.client import build_model
 from fedfuse.flower.node_registry import NodeRegistry
 from fedfuse.methods.registry import METHODS
 from fedfuse.protocol.tasks import Install, Order, PeekModel, Rescale, SendMoments, Train
@@ -38,13 +38,13 @@ def grid_of(federation, model=None):
 def fleet_on(grid, federation, model=None, **how):
     names = [str(i) for i in range(federation.m)]
     setup = {"classes": np.array(federation.classes).tolist()}
-    return FlowerEngine(grid, names, fitting_model(federation, model), setup=setup, **how)
+    return FlowerEngine(grid, names, build_model(federation, model), setup=setup, **how)
 
 
 def fit_on(grid, federation, method, model=None, ttl=600.0, grace=15.0, **how):
     seed, dtype = how.get("seed", 0), how.get("dtype", "float32")
     engine = fleet_on(grid, federation, model, seed=seed, dtype=dtype, ttl=ttl, grace=grace)
-    return ff.fit(federation, method, fitting_model(federation, model), engine=engine, **how)
+    return ff.fit(federation, method, build_model(federation, model), engine=engine, **how)
 
 
 def assert_same(a, b):
@@ -81,7 +81,7 @@ def test_network_of_the_user():
         return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
 
     federation, method = planted("classification", m=4), of("fedavg")
-    here = ff.fit(federation, method, fitting_model(federation, model), rounds=3)
+    here = ff.fit(federation, method, build_model(federation, model), rounds=3)
     assert_same(here, fit_on(grid_of(federation, model), federation, method, model, rounds=3))
 
 
@@ -292,7 +292,7 @@ def without_first():
 
     from fedfuse.engines import InProcess
 
-    model = fitting_model(federation, None)
+    model = build_model(federation, None)
     return ff.fit(federation, METHOD, engine=Deaf(InProcess(federation, model)), rounds=4, evaluate_every=100)
 
 

@@ -20,5 +20,5 @@ def test_an_app_has_all_its_words(fedfuse, here):
     _, said, _ = fedfuse("flower", "new", "two-hospitals")
     for path in Path("two-hospitals").rglob("*.*"):
         assert str(path) in said
-        for word in ("{name}", "{package}", "{nothing}"):
+        for word in ("$name", "package}", "$install_nothing"):
             assert word not in path.read_text()

@@ -11,7 +11,7 @@ import fedfuse as ff
 from fedfuse.data.federation import RemoteFederation
 from fedfuse.errors import FedfuseError
 from fedfuse.flower import client_app
-from fedfuse.flower.device import facts_of, with_classes
+from fedfuse.flower.client import facts_of, with_classes
 from fedfuse.flower.node_registry import NodeRegistry
 from fedfuse.flower.server import gather, method_and_settings, serve
 from fedfuse.results.result import Result

@@ -289,7 +289,7 @@ class RemoteFederation(Federation):
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Mapping[str, Any]]) -> RemoteFederation:
-        """Build the federation of devices that say this of themselves (see `flower.device.facts_of`).
+        """Build the federation of devices that say this of themselves (see `flower.client.facts_of`).
 
         >>> said = {"goal": "regression", "columns": 2, "classes": [], "rows": [6, 2, 2], "digest": "0"}
         >>> RemoteFederation.from_facts({"b": said, "a": said})

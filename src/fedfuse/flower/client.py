@@ -1,4 +1,4 @@
-"""The ClientApp: a device that carries out orders.
+"""The ClientApp: a device that carries out orders, as the in-process engine of a federation of one.
 
 Flower starts a process for every message, so numba, pandas and torch are imported by the first order that needs them.
 """
@@ -6,19 +6,20 @@ Flower starts a process for every message, so numba, pandas and torch are import
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedfuse._version import __version__
-from fedfuse.data.federation import Federation
+from fedfuse.data.federation import Federation, default_features
+from fedfuse.engines.in_process import InProcess
 from fedfuse.errors import FedfuseError
-from fedfuse.flower.device import Device, facts_of, with_classes
-from fedfuse.flower.device_state import DeviceState
+from fedfuse.flower.device_state import DeviceState, changes_state
 from fedfuse.flower.messages import (
     DeviceReply,
     Envelope,
@@ -30,6 +31,7 @@ from fedfuse.flower.messages import (
 )
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
+from fedfuse.protocol.tasks import Order, Rescale
 
 Config: TypeAlias = Mapping[str, Any]
 Load: TypeAlias = Callable[[str, Config], Any]  # (device, configuration) -> (X, y) or Federation
@@ -55,7 +57,7 @@ def client_app(load: Load, model: Build | None = None) -> ClientApp:
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
         facts = facts_of(_rows_of(context, load))
-        return write_hello(message, {"device": device_name(context), "fedfuse": __version__, **facts})
+        return write_hello(message, {"device": _device_name(context), "fedfuse": __version__, **facts})
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -75,7 +77,7 @@ def _carry_out(message: Message, context: Context, load: Load, build: Build | No
     if state is None:
         return write_reply(message, envelope.order, DeviceReply(np.empty(0), lost=True), dtype)
     key = (context.run_id, context.node_id, envelope.order.device, str(envelope.setup))
-    device = _cached(_devices, key, lambda: build_device(_rows_of(context, load), build, envelope))
+    device = _cached(_devices, key, lambda: _build_device(_rows_of(context, load), build, envelope))
     reply, state = device.answer(envelope, state)
     written = write_reply(message, envelope.order, reply, dtype)
     # Last: Flower keeps changes of the context even if the app fails after them.
@@ -85,10 +87,10 @@ def _carry_out(message: Message, context: Context, load: Load, build: Build | No
 
 
 def _rows_of(context: Context, load: Load) -> Federation:
-    return _cached(_rows, (context.run_id, context.node_id), lambda: load_rows(load, context))
+    return _cached(_rows, (context.run_id, context.node_id), lambda: _load_rows(load, context))
 
 
-def device_name(context: Context) -> str:
+def _device_name(context: Context) -> str:
     """Return which device a node is: ``device`` of its configuration, or the partition that a simulation gave it."""
     given = context.node_config.get("device", context.node_config.get("partition-id"))
     if given is None:
@@ -96,43 +98,37 @@ def device_name(context: Context) -> str:
     return str(given)
 
 
-def load_rows(load: Load, context: Context) -> Federation:
+def _load_rows(load: Load, context: Context) -> Federation:
     """Return the rows of the device that this node is."""
-    name = device_name(context)
-    config = {**context.run_config, **context.node_config}
+    name = _device_name(context)
+    config: dict[str, Any] = {**context.run_config, **context.node_config}
     data = load(name, config)
     if not isinstance(data, Federation):
-        goal: Any = config.get("goal") or None
-        data = Federation.from_arrays({name: data}, goal=goal)
+        data = Federation.from_arrays({name: data}, goal=config.get("goal") or None)
     if data.m != 1:
         raise FedfuseError(f"device {name!r}: load must return the rows of one device, got those of {data.m}")
     return replace(data, names=(name,), truth=None, encoder=None)
 
 
-def build_device(federation: Federation, build: Build | None, envelope: Envelope) -> Device:
+def _build_device(federation: Federation, build: Build | None, envelope: Envelope) -> Device:
     """Return the device that carries out orders on these rows."""
     setup = envelope.setup
     federation = with_classes(federation, setup.get("classes", []))
     noise = Noise(*setup["noise"]) if "noise" in setup else None
-    model, number = fitting_model(federation, build), envelope.order.device
+    model, number = build_model(federation, build), envelope.order.device
     return Device(federation, model, number, seed=setup["seed"], dtype=setup["dtype"], noise=noise)
 
 
-def fitting_model(federation: Federation, build: Build | None) -> Model[Any]:
+def build_model(federation: Federation, build: Build | None) -> Model[Any]:
     """Return the model that both sides use, with the sizes of the federation."""
-    from fedfuse.models import default_model, model_called
+    from fedfuse.models import model_for
 
     given = build() if build else None
-    if isinstance(given, str):
-        given = model_called(given)
-    if given is None:
-        given = default_model(federation.goal, federation.shape)
-    if not isinstance(given, Model):  # a torch module
+    if not isinstance(given, (Model, str, type(None))):  # a torch module
         from fedfuse.models.torch import TorchModel
 
         given = TorchModel(given, loss="mse" if federation.goal == "regression" else "cross_entropy")
-    given.check(federation.goal)
-    return given.sized(federation.n_features, federation.n_classes, federation.shape)
+    return model_for(federation, given)
 
 
 def _current_state(envelope: Envelope, context: Context) -> DeviceState | None:
@@ -152,3 +148,90 @@ def _cached(store: OrderedDict[Any, Cached], key: Any, make: Callable[[], Cached
         if len(store) > _MAX_CACHED:
             store.popitem(last=False)
     return store[key]
+
+
+class Device(InProcess):
+    """A federation of one device, with the random numbers of its place in the whole federation."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: Model[Any],
+        number: int,
+        *,
+        seed: int = 0,
+        dtype: npt.DTypeLike = "float32",
+        noise: Noise | None = None,
+    ) -> None:
+        super().__init__(federation, model, seed=seed, dtype=dtype, noise=noise)
+        self._number = number
+        self._state = DeviceState(self._own[0])
+
+    def answer(self, envelope: Envelope, state: DeviceState) -> tuple[DeviceReply, DeviceState]:
+        """Carry out an order from this state; return the reply, and the state to keep."""
+        self._restore(state)
+        self.submit([replace(envelope.order, device=0)])
+        (reply,) = self.collect()
+        changed = changes_state(envelope.order.task)
+        version = next_version(envelope.version) if changed else envelope.version
+        self._state = replace(state, own=self._own[0].copy())
+        return DeviceReply(np.asarray(reply.values), version), self._state
+
+    def _restore(self, state: DeviceState) -> None:
+        if state.own.shape != self._own[0].shape:
+            words = f"the server's model has {state.own.size} parameters, this device's {self._own[0].size}"
+            raise FedfuseError(f"{words}: both sides must build the same")
+        self._own[0] = state.own
+        if state.same_scale(self._state):
+            return
+        self._scaled, self._loaded = None, {}
+        if state.scale is not None and state.shift is not None:
+            self._perform([Order(0, -1, Rescale(state.shift, state.scale))])
+
+    def _noise_source(self, order: Order) -> np.random.Generator:
+        return np.random.default_rng()  # From the machine's entropy: nobody else may be able to compute the noise.
+
+    def _generators(self, orders: list[Order]) -> list[np.random.Generator]:
+        return super()._generators([replace(order, device=self._number) for order in orders])
+
+
+def next_version(version: str) -> str:
+    """Return the version of a state after one more change.
+
+    >>> next_version("ab12.3")
+    'ab12.4'
+    """
+    token, _, changes = version.rpartition(".")
+    return f"{token}.{int(changes) + 1}"
+
+
+def facts_of(federation: Federation) -> dict[str, Any]:
+    """Return what the server must know of a device's rows (a federation of one), and nothing else."""
+    named = federation.features and federation.features != default_features(federation.n_features)
+    return {
+        "goal": federation.goal,
+        "columns": federation.n_features,
+        "features": list(federation.features) if named else None,
+        "shape": None if federation.shape is None else list(federation.shape),
+        "classes": plain_labels(federation.classes),
+        "rows": np.diff(federation.cuts[0]).tolist(),
+        "digest": federation.fingerprint,
+    }
+
+
+def plain_labels(classes: Sequence[Any]) -> list[Any]:
+    """Return labels as JSON has them.
+
+    >>> plain_labels((np.int64(1), np.str_("b")))
+    [1, 'b']
+    """
+    return [label.item() if isinstance(label, np.generic) else label for label in classes]
+
+
+def with_classes(federation: Federation, classes: Sequence[Any]) -> Federation:
+    """Return a device's rows with their classes numbered as the whole federation numbers them."""
+    if federation.goal == "regression" or plain_labels(federation.classes) == list(classes):
+        return federation
+    places = {label: i for i, label in enumerate(classes)}
+    number = np.array([places[label] for label in plain_labels(federation.classes)])
+    return replace(federation, y=number[federation.y], classes=tuple(classes))

@@ -24,8 +24,7 @@ class DeviceState:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state as arrays under names."""
-        named = {"own": self.own, "shift": self.shift, "scale": self.scale}
-        return {name: array for name, array in named.items() if array is not None}
+        return {name: array for name, array in vars(self).items() if array is not None}
 
     def same_scale(self, other: DeviceState) -> bool:
         """Whether both states have the columns on the same scale."""

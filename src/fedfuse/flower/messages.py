@@ -113,14 +113,11 @@ def _split(task: Task, dtype: np.dtype[Any]) -> tuple[dict[str, Any], dict[str, 
     """Return a task as JSON-ready data, and its arrays."""
     words: dict[str, Any] = {}
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for f in fields(task):
-        value = getattr(task, f.name)
+    for name, value in vars(task).items():
         if isinstance(value, np.ndarray):
-            arrays[f.name] = value if isinstance(task, Rescale) else value.astype(dtype)
-        elif isinstance(value, Work):
-            words[f.name] = {w.name: getattr(value, w.name) for w in fields(value)}
+            arrays[name] = value if isinstance(task, Rescale) else value.astype(dtype)
         elif value is not None:
-            words[f.name] = value
+            words[name] = vars(value) if isinstance(value, Work) else value
     return {"task": [type(task).__name__, words]}, arrays
 
 
@@ -247,9 +244,8 @@ def _read(data: bytes) -> npt.NDArray[Any]:
 @lru_cache(maxsize=256)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     buffer = BytesIO()
-    np.lib.format.write_array(buffer, np.empty(shape, dtype), (1, 0), allow_pickle=False)
-    size = math.prod(shape) * dtype.itemsize
-    return buffer.getvalue()[: len(buffer.getvalue()) - size]
+    np.lib.format.write_array_header_1_0(buffer, np.lib.format.header_data_from_array_1_0(np.empty(shape, dtype)))
+    return buffer.getvalue()
 
 
 def _layout(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any], int]:

@@ -90,10 +90,7 @@ class NodeRegistry:
             self._name_of[node] = None
 
     def _online(self) -> set[int]:
-        get_nodes = getattr(self._grid, "get_nodes", None)
-        if get_nodes is None:
-            return set(self._grid.get_node_ids())
-        nodes = list(get_nodes())
+        nodes = list(self._grid.get_nodes())
         self._registered = {n.node_id: n.name for n in nodes if n.name}
         return {n.node_id for n in nodes}
 

@@ -17,8 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedfuse.data.federation import Federation, RemoteFederation, check_facts
 from fedfuse.errors import FedfuseError
-from fedfuse.flower.client import Build, fitting_model
-from fedfuse.flower.device import plain_labels
+from fedfuse.flower.client import Build, build_model, plain_labels
 from fedfuse.flower.engine import FlowerEngine
 from fedfuse.flower.node_registry import NodeRegistry
 from fedfuse.results.result import Result
@@ -69,7 +68,7 @@ def serve(
         federation = gather(nodes, int(config.get("num-devices", 0)), float(config.get("wait", 600)))
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / DEVICES, nodes.facts)
-    fitting = fitting_model(federation, model)
+    fitting = build_model(federation, model)
     engine = FlowerEngine(
         grid, federation.names, fitting, seed=settings.seed, dtype=settings.dtype, noise=settings.noise(),
         setup={"classes": plain_labels(federation.classes)}, nodes=nodes,

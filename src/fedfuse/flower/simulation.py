@@ -1,13 +1,12 @@
 """The engine ``flower``: devices on Flower's Simulation Runtime, started and ended by this process.
 
-Rows reach the processes of the simulation through a private folder of plain files; the model is pickled, as for
-`engines.Workers`, since it may be a class of the user's.
+Rows and model reach the processes of the simulation pickled, through a private folder: the model may be a class of the
+user's.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
 import pickle
@@ -30,9 +29,9 @@ from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.tasks import Order, Reply
-from fedfuse.utils.files import read_arrays, write_arrays
 
 log = logging.getLogger(__name__)
+_DEVICES = "devices.pickle"
 START_SECONDS = 120.0  # that the runtime may take to start
 _ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -94,10 +93,11 @@ class Simulation(Engine):
 
     def _started(self) -> Engine:
         if self._engine is None:
+            from fedfuse.flower.client import plain_labels
             from fedfuse.flower.engine import FlowerEngine
 
             self._runtime = start_simulation(self._federation, self._model)
-            setup = {"classes": np.array(self._federation.classes).tolist()}
+            setup = {"classes": plain_labels(self._federation.classes)}
             names = [str(i) for i in range(self._federation.m)]  # The partition ids of virtual nodes.
             self._engine = FlowerEngine(self._runtime.grid, names, self._model, setup=setup, **self._options)
         return self._engine
@@ -191,35 +191,28 @@ def start_simulation(federation: Federation, model: Model[Any]) -> SimulationRun
     def app(folder: str) -> Any:
         from fedfuse.flower.client import client_app
 
-        return client_app(partial(_read_device, folder), partial(_read_model, folder))
+        return client_app(partial(_rows_in, folder), partial(_model_in, folder))
 
-    return SimulationRuntime(app, federation.m, lambda folder: _write(folder, federation, model))
+    def fill(folder: Path) -> None:
+        with (folder / _DEVICES).open("wb") as file:
+            pickle.dump((federation, model), file, pickle.HIGHEST_PROTOCOL)
 
-
-# -- the folder that the simulation's processes read
-
-
-def _write(folder: Path, federation: Federation, model: Model[Any]) -> None:
-    write_arrays(folder / "rows.npz", {"X": federation.X, "y": federation.y, "cuts": federation.cuts})
-    classes = np.array(federation.classes).tolist()
-    about = {"goal": federation.goal, "classes": classes, "shape": federation.shape}
-    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
-    (folder / "model").write_bytes(pickle.dumps(model))
+    return SimulationRuntime(app, federation.m, fill)
 
 
-def _read_device(folder: str, name: str, config: Any) -> Federation:
-    return _read_federation(folder).only([int(name)])
+# -- in a process of the simulation
 
 
-def _read_model(folder: str) -> Model[Any]:
-    model: Model[Any] = pickle.loads((Path(folder) / "model").read_bytes())
-    return model
+def _rows_in(folder: str, name: str, config: Any) -> Federation:
+    return _read(folder)[0].only([int(name)])
+
+
+def _model_in(folder: str) -> Model[Any]:
+    return _read(folder)[1]
 
 
 @lru_cache(maxsize=1)
-def _read_federation(folder: str) -> Federation:
-    rows = read_arrays(Path(folder) / "rows.npz")
-    about = json.loads((Path(folder) / "about.json").read_text(encoding="utf-8"))
-    names = tuple(str(i) for i in range(len(rows["cuts"])))
-    shape = None if about["shape"] is None else tuple(about["shape"])
-    return Federation(names, rows["X"], rows["y"], rows["cuts"], about["goal"], tuple(about["classes"]), shape=shape)
+def _read(folder: str) -> tuple[Federation, Model[Any]]:
+    with (Path(folder) / _DEVICES).open("rb") as file:
+        devices: tuple[Federation, Model[Any]] = pickle.load(file)
+    return devices

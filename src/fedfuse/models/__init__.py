@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from fedfuse.data.federation import Goal
+from fedfuse.data.federation import Federation, Goal
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.models.linear import LinearRegression
 from fedfuse.models.model import MissingModule, Model
@@ -16,7 +16,7 @@ NETWORKS = ("CNN", "MLP")
 _NEED_TORCH = {"CNN": "networks", "MLP": "networks", "TorchModel": "torch"}
 
 __all__ = ["MODELS", "NETWORKS", "LinearRegression", "Model", "SoftmaxRegression"]
-__all__ += ["default_model", "from_config", "is_network", "model_called"]
+__all__ += ["default_model", "from_config", "is_network", "model_called", "model_for"]
 
 
 def default_model(goal: Goal, shape: tuple[int, ...] | None = None) -> Model[Any]:
@@ -37,6 +37,14 @@ def model_called(name: str, **parameters: Any) -> Model[Any]:
     if name not in MODELS:
         raise FedfuseError(f"unknown model {name!r}; {guess(name, SHORT)}known: {', '.join(SHORT)}")
     return MODELS[name](**parameters)
+
+
+def model_for(federation: Federation, model: Model[Any] | str | None = None) -> Model[Any]:
+    """Return a model with the sizes of a federation: the one given, by name or as it is, or one that suits the data."""
+    given = model_called(model) if isinstance(model, str) else model
+    chosen = given or default_model(federation.goal, federation.shape)
+    chosen.check(federation.goal)
+    return chosen.sized(federation.n_features, federation.n_classes, federation.shape)
 
 
 def is_network(name: str) -> bool:

@@ -22,7 +22,7 @@ from fedfuse.methods.local import Local
 from fedfuse.methods.method import Method
 from fedfuse.methods.registry import METHODS
 from fedfuse.methods.registry import from_config as method_from_config
-from fedfuse.models import SHORT, Model, default_model, model_called
+from fedfuse.models import SHORT, Model, model_for
 from fedfuse.models import from_config as model_from_config
 from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import Result
@@ -248,15 +248,11 @@ def _kind(given: Any) -> str:
 
 def fitting_model(federation: Federation, model: Model[Any] | str | None) -> Model[Any]:
     """Return the model that is asked for, by name or as it is, or that suits the data; with their sizes."""
-    if isinstance(model, str):
-        model = model_called(model)
-    if model is not None and not isinstance(model, Model):
+    if model is not None and not isinstance(model, (Model, str)):
         raise FedfuseError(
             f"model must be one such as SoftmaxRegression() or a name ({', '.join(SHORT)}), got {_kind(model)}"
         )
-    model = model or default_model(federation.goal, federation.shape)
-    model.check(federation.goal)
-    return model.sized(federation.n_features, federation.n_classes, federation.shape)
+    return model_for(federation, model)
 
 
 def _check_solver(method: Method[Any], model: Model[Any]) -> None:
