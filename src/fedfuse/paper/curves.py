@@ -68,7 +68,8 @@ class Curves(Experiment):
 def _device_epochs(trial: Trial, history: pd.DataFrame) -> pd.Series[int]:
     """Return the passes of devices over their rows so far; rounds that only evaluate count none."""
     active = history["active"]
-    active = active.where(~history["stage"].isin(EVALUATION_STAGES), 0)
+    if "stage" in history:  # Runs of old versions with one stage have no such column.
+        active = active.where(~history["stage"].isin(EVALUATION_STAGES), 0)
     spent: pd.Series[int] = active.cumsum() * int(value(trial.method.work.steps, 0))
     return spent
 
