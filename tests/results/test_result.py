@@ -122,7 +122,7 @@ def test_labels_table(result, tmp_path):
 def test_devices_by_name_or_number(result):
     X = np.ones((2, 3))
     np.testing.assert_array_equal(result.predict("d4", X), result.predict(4, X))
-    with pytest.raises(FedfuseError, match=r"no device of this run is called 'd44'; did you mean 'd4'\?"):
+    with pytest.raises(FedfuseError, match=r"no device is called 'd44'; did you mean 'd4'\?"):
         result.predict("d44", X)
     with pytest.raises(FedfuseError, match="device 6 is outside 0 … 5"):
         result.predict(6, X)
@@ -303,7 +303,7 @@ def test_a_run_with_a_file_missing(result, tmp_path, lost):
 def test_a_run_with_foreign_files(result, tmp_path, file, content):
     result.save(tmp_path)
     (tmp_path / file).write_text(content)
-    with pytest.raises(FedfuseError, match="holds no whole run of fedfuse|is not as fedfuse writes it"):
+    with pytest.raises(FedfuseError, match=r"holds no whole run of fedfuse|is not as fedfuse writes it"):
         Result.load(tmp_path)
 
 

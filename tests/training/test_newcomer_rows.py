@@ -66,7 +66,7 @@ def test_who_fits_no_cluster_is_told_so(goal):
     other = -y if goal == "regression" else (y + 1) % 3
     joined = result.admit(X, other)
     assert joined.clusters == (None,)
-    assert "fits no cluster" in joined.tell()
+    assert "fits no group" in joined.tell()
     assert joined.summary()["newcomers"][0]["fits"] is False
     own, group = (float(np.mean(model != other)) for model in (joined.predict(0, X), result.predict(0, X)))
     assert own < group or goal == "regression"
@@ -126,7 +126,7 @@ def test_methods_without_clusters_give_a_model(kind):
     federation, result = trained(method=kind(), rounds=10)
     joined = result.admit(federation.only(NEW))
     assert joined.clusters == (None,) * 3
-    assert "knows no clusters" in joined.tell()
+    assert "finds no groups" in joined.tell()
     assert joined.summary()["newcomers"][0]["fits"] is None
 
 

@@ -14,8 +14,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.utils.files import write_csv
 
 if TYPE_CHECKING:
-    from fedfuse.training.newcomer_rows import Arrivals
-    from fedfuse.training.newcomers import Newcomers
+    from fedfuse.training.newcomers import Arrivals, Newcomers
 
 Finished = Annotated[Path, Arg(help="The directory of a finished run.")]
 
@@ -90,8 +89,7 @@ def join(
     """Admit devices that the run does not know: their group, how sure that is, and predictions."""
     from fedfuse.data.tables import read_table
     from fedfuse.results.result import Result
-    from fedfuse.training.newcomer_rows import from_table
-    from fedfuse.training.newcomers import admit, note
+    from fedfuse.training.newcomers import admit, from_table, note
 
     _check_csv(out)
     result = Result.load(directory)

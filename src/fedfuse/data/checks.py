@@ -10,12 +10,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 # Means of squares are sent as float32, which ends at 3e38.
 MAX_ABS_VALUE = 1e18
 _MAX_NAMED_DEVICES = 5
+
+
+def position_of(device: str | int, positions: Mapping[str, int], what: str = "device") -> int:
+    """Return the position of a device given by name or position."""
+    if isinstance(device, str):
+        if device not in positions:
+            known = ", ".join(map(repr, list(positions)[:_MAX_NAMED_DEVICES]))
+            more = f", … ({len(positions)} in all)" if len(positions) > _MAX_NAMED_DEVICES else ""
+            raise FedfuseError(f"no {what} is called {device!r}; {guess(device, positions)}known: {known}{more}")
+        return positions[device]
+    if not 0 <= device < len(positions):
+        raise FedfuseError(f"{what} {device} is outside 0 … {len(positions) - 1}")
+    return int(device)
 
 
 def named_devices(data: Any, what: str) -> dict[str, Any]:

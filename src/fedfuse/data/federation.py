@@ -35,7 +35,6 @@ _SPANS: dict[str, tuple[int, int]] = {
     "test": (2, 3),
     "all": (0, 3),
 }
-_MAX_NAMES_SHOWN = 6
 # Limits to what a remote device may say of itself, and what all must say alike.
 MAX_REMOTE_CLASSES = 100_000
 MAX_REMOTE_ROWS = 10**12
@@ -140,15 +139,7 @@ class Federation:
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""
-        if isinstance(device, str):
-            if device not in self._positions:
-                known = ", ".join(map(repr, self.names[:_MAX_NAMES_SHOWN]))
-                more = f", … ({self.m} in all)" if self.m > _MAX_NAMES_SHOWN else ""
-                raise FedfuseError(f"no device is called {device!r}; known: {known}{more}")
-            return self._positions[device]
-        if not 0 <= device < self.m:
-            raise FedfuseError(f"device {device} is outside 0 … {self.m - 1}")
-        return int(device)
+        return checks.position_of(device, self._positions)
 
     @cached_property
     def _positions(self) -> dict[str, int]:

@@ -14,9 +14,9 @@ import pandas as pd
 
 from fedfuse._version import __version__
 from fedfuse.core.partitions import adjusted_rand, cluster_means
-from fedfuse.data.checks import as_numpy
+from fedfuse.data.checks import as_numpy, position_of
 from fedfuse.data.federation import Federation, Part
-from fedfuse.errors import FedfuseError, guess
+from fedfuse.errors import FedfuseError
 from fedfuse.models import Model
 from fedfuse.results.profile import Profile
 from fedfuse.results.run_directory import read_run
@@ -168,14 +168,7 @@ class Result:
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""
-        if isinstance(device, str):
-            if device not in self._positions:
-                question = guess(device, self._positions).rstrip()
-                raise FedfuseError(f"no device of this run is called {device!r}{question and '; ' + question}")
-            return self._positions[device]
-        if not 0 <= device < len(self.profile.names):
-            raise FedfuseError(f"device {device} is outside 0 … {len(self.profile.names) - 1}")
-        return device
+        return position_of(device, self._positions)
 
     def outputs(self, device: str | int, X: npt.ArrayLike) -> Floats:
         """Return values, or class probabilities (n x classes), for rows by a device's model."""
@@ -259,11 +252,10 @@ class Result:
         test, validation
             Shares of a newcomer's rows as in `Federation.from_arrays`; with few rows there are fewer parts.
         """
-        admit, gathered = load("fedfuse.training.newcomers:admit"), load("fedfuse.training.newcomer_rows:gathered")
-        given = (
-            X if isinstance(X, Federation) else gathered(self, X, y, test=test, validation=validation, seed=self.seed)
-        )
-        newcomers: Newcomers = admit(self, given)
+        if not isinstance(X, Federation):
+            gathered = load("fedfuse.training.newcomers:gathered")
+            X = gathered(self, X, y, test=test, validation=validation, seed=self.seed)
+        newcomers: Newcomers = load("fedfuse.training.newcomers:admit")(self, X)
         return newcomers
 
     def coefficients(self) -> pd.DataFrame:

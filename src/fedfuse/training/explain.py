@@ -1,8 +1,8 @@
-"""What a run will do, before it does anything: stages, what devices are asked in each, and how much is sent."""
+"""Explain a run before it starts: its stages, what devices are asked in each, and how much is sent."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,9 @@ from fedfuse.grouping.steps import StepMethod
 from fedfuse.methods.method import Broadcasts, FederationInfo, Method, Outcome
 from fedfuse.models.model import Model
 from fedfuse.protocol.tasks import Install, MetaTrain, Task, Train
-from fedfuse.training.fit import check_federation, fitting_method, fitting_model
+from fedfuse.training.fit import prepared
 from fedfuse.training.loop import info_of
-from fedfuse.training.settings import Settings
-from fedfuse.training.stages import Stage, default_rounds, stages_of
+from fedfuse.training.stages import Stage, stages_of
 from fedfuse.tuning.grid_search import GridSearch
 
 SENT = {"model": ", and send the new model", "part": ", and send a part of it", "update": ", and send the change"}
@@ -95,11 +94,7 @@ def explain(
     fpfc: opening       0            18  Devices get their first model.
     fpfc              100         1,800  Devices train on their rows, and send the new model.
     """
-    check_federation(federation)
-    model = fitting_model(federation, model)
-    method = fitting_method(method, model)
-    chosen = Settings.named(**settings)
-    chosen = replace(chosen, rounds=default_rounds(method, model) if rounds is None else rounds)
+    method, model, chosen = prepared(federation, method, model, rounds, **settings)
     info, active = info_of(federation, model, chosen.seed, chosen.dtype), chosen.wanted(federation.m)
     plan = _Plan(info, active, chosen.rounds)
     stages = stages_of(method, model, chosen.rounds)

@@ -1,4 +1,4 @@
-"""Begin a run, or go on with one: `fit` and `resume` put together what the loop of `training` needs."""
+"""Start or resume a run: `fit` and `resume` put together what the training loop needs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from fedfuse.models import from_config as model_from_config
 from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import Store
+from fedfuse.training import progress
 from fedfuse.training.loop import Callback, Run
 from fedfuse.training.options import Options, build
 from fedfuse.training.settings import Settings
@@ -92,27 +93,23 @@ def fit(
     >>> res.labels.tolist()
     [0, 0, 0, 1, 1, 1]
     """
-    check_federation(federation)
-    chosen = Settings.named(seed=seed, **settings)
-    model = fitting_model(federation, model)
-    method = fitting_method(method, model)
-    chosen = replace(chosen, rounds=default_rounds(method, model) if rounds is None else rounds)
+    method, model, chosen = prepared(federation, method, model, rounds, seed=seed, **settings)
     _check_solver(method, model)
     _check_noise(method, model, chosen)
-    own = engine if isinstance(engine, Engine) else None
     place = EngineSpec() if isinstance(engine, Engine) else EngineSpec(engine, workers)
     store = Store(out) if out is not None else None
     if store:
         store.check_free()
-    devices = chosen.around(_attacked(own, federation, model, chosen, place), chosen.seed)
-    run = Run(federation, model, method, chosen, devices, store, _recorded(callbacks, store), dataset)
+    run = _run(federation, model, method, chosen, engine, place, store, callbacks, dataset)
     if store:
         store.create(_config(run, source, place))
     try:
         return _finish(run)
     except FedfuseError:
-        if store and not (store.under_way or store.finished):  # what resume would only come to again
-            _withdraw(store)
+        if store and not (store.under_way or store.finished):
+            # The run never got under way: the corrected command may have its directory.
+            progress.forget(store.directory)
+            store.withdraw()
         raise
 
 
@@ -153,18 +150,45 @@ def resume(
     if federation.fingerprint != fingerprint:
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
     model = fitting_model(federation, model)
-    own = engine if isinstance(engine, Engine) else None
-    place = place if isinstance(engine, Engine) else _elsewhere(place, engine, workers)
-    devices = settings.around(_attacked(own, federation, model, settings, place), settings.seed)
-    run = Run(federation, model, method, settings, devices, store, _recorded(callbacks, store), dataset)
+    if isinstance(engine, str) and engine != place.name:
+        place = EngineSpec(engine, workers)
+    elif workers is not None:
+        place = replace(place, workers=workers)
+    run = _run(federation, model, method, settings, engine, place, store, callbacks, dataset)
     return _finish(run, restore=True)
 
 
-def _elsewhere(place: EngineSpec, engine: str | None, workers: int | None) -> EngineSpec:
-    """Return the engine that a run goes on with: its own, unless another is asked for."""
-    if engine is not None and engine != place.name:
-        return EngineSpec(engine, workers)
-    return place if workers is None else replace(place, workers=workers)
+def prepared(
+    federation: Federation,
+    method: Method[Any] | str | None,
+    model: Model[Any] | str | None,
+    rounds: int | None,
+    **settings: Any,
+) -> tuple[Method[Any], Model[Any], Settings]:
+    """Return the method, model and settings that are asked for, with defaults by the data; refuse what cannot be."""
+    check_federation(federation)
+    chosen = Settings.named(**settings)
+    model = fitting_model(federation, model)
+    method = fitting_method(method, model)
+    return method, model, replace(chosen, rounds=default_rounds(method, model) if rounds is None else rounds)
+
+
+def _run(
+    federation: Federation,
+    model: Model[Any],
+    method: Method[Any],
+    settings: Settings,
+    engine: Engine | str | None,
+    place: EngineSpec,
+    store: Store | None,
+    callbacks: Iterable[Callback],
+    dataset: str,
+) -> Run:
+    """Return a run, with an engine under the conditions of its settings and a record of its progress."""
+    own = engine if isinstance(engine, Engine) else None
+    devices = settings.around(_attacked(own, federation, model, settings, place), settings.seed)
+    recorders = [progress.Recorder(store.directory)] if store else []
+    return Run(federation, model, method, settings, devices, store, (*recorders, *callbacks), dataset)
 
 
 def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:
@@ -194,24 +218,7 @@ def _finish(run: Run, *, restore: bool = False) -> Result:
     return result
 
 
-def _recorded(callbacks: Iterable[Callback], store: Store | None) -> tuple[Callback, ...]:
-    """Add to the callbacks the one that leaves in a run's directory how it gets on."""
-    from fedfuse.training.progress import Recorder  # which is a callback
-
-    return (*([Recorder(store.directory)] if store else []), *callbacks)
-
-
-def _withdraw(store: Store) -> None:
-    """Remove what a run has left that never got under way: the corrected command may have its directory."""
-    from fedfuse.training import progress
-
-    progress.forget(store.directory)
-    store.withdraw()
-
-
 def _tidy(store: Store) -> None:
-    from fedfuse.training import progress
-
     progress.tidy(store.directory)
     store.tidy()
 

@@ -1,13 +1,13 @@
-"""Newcomers: devices that come when a run is over get a model by the method's own rule, and nobody else is retrained.
+"""Newcomers: devices that join after a run get a model by the method's own rule; nobody else is retrained.
 
 A method's `admit` is a dialogue with one newcomer: it yields tasks and is given the replies. Here the tasks of all
-newcomers go to an engine at the same time, and what is sent is counted. A look at a newcomer's model
-(`protocol.tasks.PeekModel`) is no message.
+newcomers go to an engine at the same time, and what is sent is counted, besides peeks at a newcomer's model
+(`protocol.tasks.PeekModel`). Rows of newcomers take the form of the run: its columns, its class numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -18,7 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedfuse.data.federation import Federation
+from fedfuse.data import checks
+from fedfuse.data.encoders import Encoder, natural_key
+from fedfuse.data.federation import Federation, cut_points, shuffled_rows
+from fedfuse.data.targets import target_array
 from fedfuse.engines import Engine, InProcess
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.admission import admit_by_losses
@@ -37,38 +40,34 @@ from fedfuse.protocol.reply_checks import fault
 from fedfuse.protocol.tasks import Order, PeekModel, Task, for_device
 from fedfuse.results.result import Result, mean_score
 from fedfuse.training.loop import info_of
-from fedfuse.training.newcomer_rows import aligned
 from fedfuse.tuning.grid_search import GridSearch
 from fedfuse.utils.files import read_json, write_json
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Bools, Floats, Ints
 
 FILE = "newcomers.json"
+DEFAULT_NAME = "newcomer"  # Of a newcomer that is given without a name.
 
 
 @dataclass(frozen=True, repr=False)
 class Newcomers:
-    """What has become of devices that came late.
+    """The outcome of an admission.
 
     Attributes
     ----------
-    names
-        Of the newcomers.
-    models
-        One each (newcomers x d).
+    names, models, counts
+        Name, parameters (newcomers x d) and number of rows of each newcomer.
     clusters
-        The cluster of the run that each has come to; None for one that fits none, or where the method has none.
+        The group of the run that each joins; None for one that fits none, or where the method has none.
     confidence
-        How sure that is (0 to 1), where the method can tell.
+        Confidence in that group (0 to 1), where the method can tell.
     scores
         Accuracy or RMSE of each on its test rows (nan without any).
     iterations
         Exchanges with each.
     cost_floats
         Floats sent in both directions.
-    counts
-        Rows of each.
     grouped
-        Whether the run's method knows clusters at all.
+        Whether the run's method finds groups at all.
     """
 
     names: tuple[str, ...]
@@ -88,13 +87,7 @@ class Newcomers:
 
     def index(self, newcomer: str | int) -> int:
         """Return the position of a newcomer given by name or position."""
-        if isinstance(newcomer, str):
-            if newcomer not in self.names:
-                raise FedfuseError(f"no newcomer is called {newcomer!r}; there are {', '.join(self.names[:6])}")
-            return self.names.index(newcomer)
-        if not 0 <= newcomer < len(self.names):
-            raise FedfuseError(f"newcomer {newcomer} is outside 0 … {len(self.names) - 1}")
-        return newcomer
+        return checks.position_of(newcomer, {name: i for i, name in enumerate(self.names)}, "newcomer")
 
     def outputs(self, newcomer: str | int, X: npt.ArrayLike) -> Floats:
         """Return values, or class probabilities (n x classes), for rows by a newcomer's model."""
@@ -116,27 +109,19 @@ class Newcomers:
         return answer
 
     def tell(self, newcomer: str | int = 0) -> str:
-        """Say in one sentence what has become of a newcomer."""
+        """Return one sentence on a newcomer: its group, or that it has none."""
         i = self.index(newcomer)
         sure = "" if self.confidence[i] is None else f", confidence {self.confidence[i]:.2f}"
         if self.clusters[i] is not None:
             return f"{self.names[i]}: joins cluster {self.clusters[i]}{sure}"
         if self.grouped:
-            return f"{self.names[i]}: fits no cluster of this run, and keeps a model of its own"
-        return f"{self.names[i]}: has a model ({self.run.method['method']} knows no clusters)"
+            return f"{self.names[i]}: fits no group of this run, and keeps a model of its own"
+        return f"{self.names[i]}: has a model ({self.run.method['method']} finds no groups)"
 
     def table(self) -> pd.DataFrame:
         """Return one row per newcomer."""
-        columns = {
-            "newcomer": self.names,
-            "cluster": pd.array(list(self.clusters), dtype="Int64"),
-            "sure": np.array(self.confidence, dtype=np.float64),
-            "rows": self.counts,
-            "test": self.scores,
-            "iterations": self.iterations,
-        }
-        answer: pd.DataFrame = pd.DataFrame(columns)
-        return answer
+        rows: pd.DataFrame = pd.DataFrame(self.summary()["newcomers"]).drop(columns="fits")
+        return rows.rename(columns={"name": "newcomer"}).astype({"cluster": "Int64", "sure": "float64"})
 
     def summary(self) -> dict[str, Any]:
         """Return the admission as JSON-ready data."""
@@ -159,11 +144,9 @@ class Newcomers:
         }
 
     def __repr__(self) -> str:
-        shown = [self.tell(i) for i in range(min(len(self.names), 10))]
+        head = f"Newcomers({len(self.names)}, test {self.run.profile.metric} {self.score():.4f})"
         more = [f"… and {len(self.names) - 10} more"] if len(self.names) > 10 else []
-        return "\n".join(
-            [f"Newcomers({len(self.names)}, test {self.run.profile.metric} {self.score():.4f})", *shown, *more]
-        )
+        return "\n".join([head, *(self.tell(i) for i in range(len(self.names))[:10]), *more])
 
     @cached_property
     def _joined(self) -> Result:
@@ -174,7 +157,7 @@ class Newcomers:
 
 
 def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -> Newcomers:
-    """Take in the devices of another federation, with the same columns, by the rule of the run's method."""
+    """Admit the devices of another federation, with the same columns, by the rule of the run's method."""
     model, newcomers = result.model, aligned(result, newcomers)
     method, dtype = _rule(result), result.models.dtype
     info = info_of(newcomers, model, result.seed, dtype)
@@ -204,12 +187,9 @@ def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -
 
 
 def note(newcomers: Newcomers, directory: str | PathLike[str]) -> None:
-    """Write newcomers into the directory of their run, beside those that came before; who comes again is replaced."""
-    path = Path(directory) / FILE
-    before = noted(directory)
-    new = {row["name"]: row for row in newcomers.summary()["newcomers"]}
-    rows = [row for row in before if row["name"] not in new]
-    write_json(path, {"metric": newcomers.run.profile.metric, "newcomers": [*rows, *new.values()]})
+    """Add newcomers to the file in their run's directory; one of the same name is replaced."""
+    rows = {row["name"]: row for row in [*noted(directory), *newcomers.summary()["newcomers"]]}
+    write_json(Path(directory) / FILE, {"metric": newcomers.run.profile.metric, "newcomers": [*rows.values()]})
 
 
 def noted(directory: str | PathLike[str]) -> list[dict[str, Any]]:
@@ -274,3 +254,132 @@ def _converse(
             raise FedfuseError(f"newcomer {min(waiting)} did not answer")
         k += 1
     return [ends[i] for i in range(len(talks))], turns, ledger
+
+
+def gathered(
+    result: Result, data: Any, y: Any = None, *, test: float = 0.2, validation: float = 0.2, seed: int = 0
+) -> Federation:
+    """Return newcomers as a federation with the classes and columns of the run.
+
+    ``data`` and ``y`` are the rows of one newcomer; or ``data`` alone is ``{name: (X, y)}`` or a list of (X, y). Parts
+    are drawn by key as in every federation; a newcomer with few rows has fewer parts, but always rows to train on.
+    """
+    checks.check_splits(test, validation, seed)
+    pairs = checks.named_pairs(data if y is None else {DEFAULT_NAME: (data, y)})
+    profile = result.profile
+    Xs, ys = [], []
+    for name, (X, target) in pairs.items():
+        rows = checks.feature_array(_flat(checks.as_numpy(X, "X", name), profile.shape), name)
+        if rows.shape[1] != len(profile.features):
+            raise FedfuseError(f"device {name!r} has {rows.shape[1]} features, the run has {len(profile.features)}")
+        checks.check_finite(rows, name, profile.features)
+        Xs.append(rows)
+        ys.append(_numbers(target_array(target, name, len(rows)), profile.classes, name))
+    return _cut(result, tuple(pairs), Xs, ys, test, validation, seed)
+
+
+def aligned(result: Result, newcomers: Federation) -> Federation:
+    """Return the newcomers with the class numbers of the run; raise where they do not fit it."""
+    model, classes = result.model, result.profile.classes
+    if newcomers.n_features != model.n_features or newcomers.goal != model.goal:
+        raise FedfuseError(
+            f"newcomers need {model.n_features} features for {model.goal}, "
+            f"got {newcomers.n_features} for {newcomers.goal}"
+        )
+    if newcomers.classes == classes:
+        return newcomers
+    known = _numbers(np.array(newcomers.classes), classes, "newcomers")
+    return replace(newcomers, y=known[newcomers.y.astype(np.int64)], classes=classes)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """What a table says of newcomers.
+
+    Attributes
+    ----------
+    federation
+        Newcomers with at least one row whose target is known; None if there is none.
+    devices, X, waiting
+        Of every row of the table: its device, its features, and whether it is a newcomer's without a target.
+    strangers
+        Newcomers without a single target: nothing can be told of them.
+    familiar
+        Rows of devices that the run knows already; they are left alone.
+    """
+
+    federation: Federation | None
+    devices: npt.NDArray[np.object_]
+    X: Floats
+    waiting: Bools
+    strangers: tuple[str, ...]
+    familiar: int
+
+
+def from_table(
+    result: Result, frame: pd.DataFrame, *, test: float = 0.2, validation: float = 0.2, seed: int = 0
+) -> Arrivals:
+    """Read a table with the columns of the run's own: every device that is not of the run is a newcomer."""
+    encoder = result.profile.encoder
+    if encoder is None:
+        raise FedfuseError("this run was not trained on a table: its newcomers come from a data set, or from Python")
+    devices, X, (y, known) = encoder.devices(frame), encoder.transform(frame), _targets(encoder, frame)
+    new = ~np.isin(devices, [*result.profile.names, ""])
+    names = sorted(set(devices[new]), key=natural_key)
+    able = [name for name in names if (known & (devices == name)).any()]
+    rows = [np.flatnonzero(known & (devices == name)) for name in able]
+    federation = None
+    if able:
+        federation = _cut(result, able, [X[r] for r in rows], [y[r] for r in rows], test, validation, seed)
+    strangers = tuple(name for name in names if name not in able)
+    familiar = int(np.isin(devices, result.profile.names).sum())
+    return Arrivals(federation, devices, X, new & ~known & ~np.isin(devices, strangers), strangers, familiar)
+
+
+def _targets(encoder: Encoder, frame: pd.DataFrame) -> tuple[npt.NDArray[Any], Bools]:
+    """Return the targets, and which of them are known; a class that the run has not seen is not."""
+    if encoder.target not in frame.columns:
+        return np.zeros(len(frame)), np.zeros(len(frame), np.bool_)
+    y = encoder.targets(frame)
+    return y, np.asarray(np.isfinite(y) if encoder.goal == "regression" else y >= 0)
+
+
+def _flat(X: npt.NDArray[Any], shape: tuple[int, ...] | None) -> npt.NDArray[Any]:
+    return X.reshape(len(X), -1) if shape is not None and X.shape[1:] == shape else X
+
+
+def _numbers(y: npt.NDArray[Any], classes: tuple[Any, ...], name: str) -> npt.NDArray[Any]:
+    """Return values as they are, and classes as the run numbers them."""
+    if not classes:
+        return y.astype(np.float64)
+    place: Mapping[Any, int] = {c: k for k, c in enumerate(classes)}
+    found = np.array([place.get(v, -1) for v in y.tolist()], dtype=np.int64)
+    if (found < 0).any():
+        strange, known = y[found < 0][0], ", ".join(map(str, classes[:6])) + (", …" if len(classes) > 6 else "")
+        raise FedfuseError(f"device {name!r}: the class {strange!s} is not one of the run's ({known})")
+    return found
+
+
+def _cut(
+    result: Result,
+    names: Sequence[str],
+    Xs: Sequence[Floats],
+    ys: Sequence[npt.NDArray[Any]],
+    test: float,
+    validation: float,
+    seed: int,
+) -> Federation:
+    profile = result.profile
+    counts: Ints = np.array([len(X) for X in Xs], dtype=np.int64)
+    rows = shuffled_rows(counts, seed)
+    return Federation(
+        names=tuple(names),
+        X=np.concatenate(Xs)[rows],
+        y=np.concatenate(ys)[rows],
+        cuts=cut_points(counts, test, validation),
+        goal=profile.goal,
+        classes=profile.classes,
+        features=profile.features,
+        encoder=profile.encoder,
+        shape=profile.shape,
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import ceil, floor
 from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -26,19 +27,51 @@ Mode: TypeAlias = Literal["sync", "async"]
 Late: TypeAlias = Literal["refuse", "use"]
 
 
+# The least value of settings that are whole numbers; the second kind may be left out.
+MIN_WHOLE = {"rounds": 1, "seed": 0, "evaluate_every": 1, "checkpoint_every": 1, "ahead": 1, "minimum": 0}
+MIN_WHOLE_OPTIONAL = {"at_once": 1, "budget": 1}
+WORDS = {"mode": get_args(Mode), "late": get_args(Late), "dtype": ("float32", "float64")}
+# Settings of rounds of several devices, and their values where they are left out.
+SYNCHRONOUS_ONLY = {"minimum": 0, "overselect": 0, "budget": None}
+
+
 @dataclass(frozen=True)
-class Conditions:
-    """What `Settings` say of time and trouble.
+class Settings:
+    """How long and how to train, whatever the method.
 
     Parameters
     ----------
+    rounds
+        The maximum number of rounds.
+    seed
+        Every random draw of the run depends on it.
+    participation
+        Share of the devices that is active in a round; ``"sizes(0.3)"`` for a share drawn in proportion to the
+        devices' rows; for every device its own probability to take part (the paper's Assumption 3); or a function
+        ``(round, m) -> device numbers``.
+    tol
+        Stop when no residual of the last rounds exceeds this; 0 to go on to the last round.
+    evaluate_every
+        Rounds between two evaluations of groups, validation and test.
+    checkpoint_every
+        Rounds between two checkpoints, where a directory is given.
+    dtype
+        ``"float32"`` or ``"float64"``, on server and devices.
+    attack, liars, lies, scope
+        For experiments: this share of the devices lies, and how (`engines.Attacks`). Scores are then means over the
+        others.
+    screen
+        Refuse models whose length is far outside that of the others of a round (`protocol.reply_checks.overlong`).
+    clip, epsilon, delta
+        Devices clip what they send to the norm ``clip`` and add Gaussian noise, so that all uploads of a device
+        together are (``epsilon``, ``delta``) differentially private (`privacy`); 0 for no noise.
     mode
         ``"sync"``: a round waits for all devices that were asked. ``"async"`` (the paper's Algorithm 3): all devices
         are at work, every single reply is a round, and its device gets the next order at once. It is for FPFC and
         FPFC-l1 with a given lambda and for FedAvg (then `FedAsync`). Parts of a run in which everybody is asked once
         (``lam="auto"``, refit) are synchronous in either mode.
     at_once
-        Asynchronous: at most so many devices are at work at a time (all by default); those with the fewest turns go
+        Asynchronous: the maximum number of devices at work at a time (all by default); those with the fewest turns go
         first.
     ahead
         Asynchronous: a device that has had so many turns more than the slowest waits for it.
@@ -54,9 +87,10 @@ class Conditions:
         What comes after its round: ``"refuse"`` it, or ``"use"`` it if it is the newest that its device was asked for
         and the method can (those that can be asynchronous).
     delay, compute
-        Laws of the seconds that messages and work take, on a virtual clock (`engines.Latency`): ``"uniform(0,20)"``.
+        Distributions of the seconds that messages and work take, on a virtual clock (`engines.Latency`):
+        ``"uniform(0,20)"``.
     lossy
-        What happens to replies (`engines.Faults`): ``"lost:0.3,late:0.2,twice:0.1,stale:0.1,nan:0.05"``.
+        Faults of replies (`engines.Faults`): ``"lost:0.3,late:0.2,twice:0.1,stale:0.1,nan:0.05"``.
     budget
         Gradient steps in all, over the rounds: training ends when they are spent, the last round is cut short.
     """
@@ -72,72 +106,6 @@ class Conditions:
     compute: str | float | None = None
     lossy: str | None = None
     budget: int | None = None
-
-    def _check_conditions(self) -> None:
-        for name, allowed in (("mode", ("sync", "async")), ("late", ("refuse", "use"))):
-            if getattr(self, name) not in allowed:
-                raise FedfuseError(f"{name} must be {' or '.join(allowed)}, got {getattr(self, name)!r}")
-        for name, least in (("at_once", 1), ("ahead", 1), ("minimum", 0), ("budget", 1)):
-            number = getattr(self, name)
-            left_out = number is None and name in ("at_once", "budget")
-            if not left_out and (not isinstance(number, Integral) or number < least):
-                raise FedfuseError(f"{name} must be a whole number of at least {least}, got {number!r}")
-        if self.deadline is not None and (not isinstance(self.deadline, Real) or not 0 < self.deadline < np.inf):
-            raise FedfuseError(f"deadline must be a positive number of seconds, got {self.deadline!r}")
-        if not isinstance(self.overselect, Real) or not 0 <= self.overselect < np.inf:
-            raise FedfuseError(f"overselect must be a share of at least 0, got {self.overselect!r}")
-        if self.mode == "async":
-            self._check_no_rounds()
-        for law in (self.delay, self.compute):
-            Distribution.of(0 if law is None else law)
-        Trouble.read(self.lossy) if self.lossy is not None else None
-
-    def _check_no_rounds(self) -> None:
-        for name, none in (("minimum", 0), ("overselect", 0), ("budget", None)):
-            if getattr(self, name) != none:
-                raise FedfuseError(f"{name} is for rounds of several devices: it has no meaning with mode=async")
-
-    def around(self, engine: Engine, seed: int) -> Engine:
-        """Return the engine under these conditions."""
-        if self.delay is not None or self.compute is not None:
-            engine = Latency(engine, self.delay or 0.0, self.compute or 0.0, seed=seed)
-        if self.lossy is not None:
-            engine = Faults(engine, seed=seed, **vars(Trouble.read(self.lossy)))
-        return engine
-
-
-@dataclass(frozen=True)
-class Settings(Conditions):
-    """How long and how to train, whatever the method; `Conditions` has what concerns time and trouble.
-
-    Parameters
-    ----------
-    rounds
-        At most so many.
-    seed
-        Every random draw of the run depends on it.
-    participation
-        Share of the devices that is active in a round; ``"sizes(0.3)"`` for a share drawn in proportion to the
-        devices' rows; for every device its own probability to take part (the paper's Assumption 3); or a function
-        ``(round, m) -> device numbers``.
-    tol
-        Stop when no residual of the last rounds exceeds this; 0 to go on to the last round.
-    evaluate_every
-        Rounds between two looks at clusters, validation and test.
-    checkpoint_every
-        Rounds between two checkpoints, where a directory is given.
-    dtype
-        ``"float32"`` or ``"float64"``, on server and devices.
-    attack, liars, lies, scope
-        For experiments: this share of the devices lies, and how (`engines.Attacks`). Scores are then means over the
-        others.
-    clip, epsilon, delta
-        Devices clip what they send to the norm ``clip`` and add Gaussian noise, so that all uploads of a device
-        together are (``epsilon``, ``delta``) differentially private (`privacy`); 0 for no noise.
-    screen
-        Refuse models whose length is far outside that of the others of a round (`protocol.reply_checks.overlong`).
-    """
-
     rounds: int = 500
     seed: int = 0
     participation: float | str | Sequence[float] | Sampler = 1.0
@@ -156,28 +124,52 @@ class Settings(Conditions):
 
     def __post_init__(self) -> None:
         make_plain(self)
-        for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 1), ("checkpoint_every", 1)):
+        for name, least in (MIN_WHOLE | MIN_WHOLE_OPTIONAL).items():
             number = getattr(self, name)
-            if not isinstance(number, Integral) or number < least:
-                raise FedfuseError(f"{name} must be a whole number of at least {least}, got {number!r}")
+            whole = isinstance(number, Integral) and int(number) >= least
+            left_out = number is None and name in MIN_WHOLE_OPTIONAL
+            self._require(name, f"a whole number of at least {least}", whole or left_out)
+        for name, words in WORDS.items():
+            self._require(name, " or ".join(words), getattr(self, name) in words)
         object.__setattr__(self, "participation", _read_participation(self.participation))
-        if self.overselect and not isinstance(self.participation, (Real, str)):
-            raise FedfuseError("overselect needs a participation share: else there is no number of devices to exceed")
-        self._check_conditions()
-        if not isinstance(self.tol, Real) or not 0 <= self.tol < np.inf:
-            raise FedfuseError(f"tol must be a number of at least 0, got {self.tol!r}")
-        if self.dtype not in ("float32", "float64"):
-            raise FedfuseError(f"dtype must be float32 or float64, got {self.dtype!r}")
-        if (self.clip == 0) != (self.epsilon == 0):
-            raise FedfuseError(f"clip and epsilon go together, got clip={self.clip!r}, epsilon={self.epsilon!r}")
+        positive = self.deadline is None or (_is_number(self.deadline) and self.deadline > 0)
+        self._require("deadline", "a positive number of seconds", positive)
+        self._require("overselect", "a share of at least 0", _is_number(self.overselect))
+        self._require("tol", "a number of at least 0", _is_number(self.tol))
+        self._require("liars", "a share from 0 to 1", _is_number(self.liars, 1.0))
+        self._check_together()
+        for seconds in (self.delay, self.compute):
+            Distribution.of(0 if seconds is None else seconds)
+        if self.lossy is not None:
+            Trouble.read(self.lossy)
         if self.attack is not None:
             check_attack(self.attack, self.lies, self.scope)
-        if not isinstance(self.liars, Real) or not 0 <= self.liars <= 1:
-            raise FedfuseError(f"liars must be a share from 0 to 1, got {self.liars!r}")
+
+    def _require(self, name: str, allowed: str, good: bool) -> None:
+        if not good:
+            raise FedfuseError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+
+    def _check_together(self) -> None:
+        """Refuse settings that contradict each other."""
+        if self.overselect and not isinstance(self.participation, (Real, str)):
+            raise FedfuseError("overselect needs a participation share: else there is no number of devices to exceed")
+        if (self.clip == 0) != (self.epsilon == 0):
+            raise FedfuseError(f"clip and epsilon go together, got clip={self.clip!r}, epsilon={self.epsilon!r}")
+        given = [name for name, none in SYNCHRONOUS_ONLY.items() if getattr(self, name) != none]
+        if self.mode == "async" and given:
+            raise FedfuseError(f"{given[0]} is for rounds of several devices: it has no meaning with mode=async")
+
+    def around(self, engine: Engine, seed: int) -> Engine:
+        """Return the engine with the latency and the faults of these settings."""
+        if self.delay is not None or self.compute is not None:
+            engine = Latency(engine, self.delay or 0.0, self.compute or 0.0, seed=seed)
+        if self.lossy is not None:
+            engine = Faults(engine, seed=seed, **vars(Trouble.read(self.lossy)))
+        return engine
 
     @classmethod
     def named(cls, **given: Any) -> Settings:
-        """Return settings by their names; a name that there is not is an error that says which was meant."""
+        """Return settings by their names; an unknown name is an error that says which was meant."""
         known = [f.name for f in fields(cls)]
         for name in given:
             if name not in known:
@@ -209,6 +201,10 @@ class Settings(Conditions):
     def noise(self) -> Noise | None:
         """Return how devices protect what they send: within the budget even if they answer in every round."""
         return calibrated(self.clip, self.epsilon, self.delta, self.rounds) if self.epsilon else None
+
+
+def _is_number(given: Any, most: float = sys.float_info.max) -> bool:
+    return isinstance(given, Real) and 0 <= float(given) <= most
 
 
 def _distinct_devices(devices: Any, k: int, m: int) -> Ints:
