@@ -30,7 +30,7 @@ from fedfuse.utils.typing import Floats, Ints
 
 
 class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
-    """What all estimators share: devices from ``groups``, training, and each row to the model of its device's group."""
+    """Base of all estimators: devices from ``groups``, training, and predictions by the model of a device's group."""
 
     def __init__(
         self,
@@ -91,37 +91,27 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         return self.method
 
     def _train(self, federation: Federation, seed: int) -> Result:
-        result = train(
-            federation,
-            self._method(),
-            rounds=self.rounds,
-            seed=seed,
-            participation=self.participation,
-            tol=self.tol,
-            dtype="float64",
-        )
+        how: dict[str, Any] = {"rounds": self.rounds, "participation": self.participation, "tol": self.tol}
+        result = train(federation, self._method(), seed=seed, dtype="float64", **how)
         if self.tol and not result.converged:
-            warnings.warn(
-                f"not converged after {result.rounds} rounds: raise rounds, or tol if that is precise enough",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
+            advice = "raise rounds, or tol if that is precise enough"
+            warnings.warn(f"not converged after {result.rounds} rounds: {advice}", ConvergenceWarning, stacklevel=4)
         return result
 
     def _outputs(self, X: Any, groups: Any) -> Floats:
         """Return the linear outputs of each row by the model of its device's group (n x outputs)."""
         check_is_fitted(self, "coef_")
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        clusters = self._clusters(groups, len(X))
+        labels = self._row_labels(groups, len(X))
         coef = self.coef_.reshape(self.n_clusters_, -1, self.n_features_in_)
         intercept = self.intercept_.reshape(self.n_clusters_, -1)
         outputs = np.empty((len(X), coef.shape[1]))
-        for c in np.unique(clusters):
-            rows = clusters == c
+        for c in np.unique(labels):
+            rows = labels == c
             outputs[rows] = X[rows] @ coef[c].T + intercept[c]
         return outputs
 
-    def _clusters(self, groups: Any, n: int) -> Ints:
+    def _row_labels(self, groups: Any, n: int) -> Ints:
         """Return the group of each row's device."""
         if groups is None:
             if self.n_clusters_ > 1:
@@ -259,38 +249,17 @@ class GroupedRegressor(RegressorMixin, _GroupedEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    method
-        What finds the groups: a method such as ``FusionTree()`` or ``FPFC(lam=0.6)``, or a name as on the command
-        line; the fusion tree by default.
-    rounds, tol
-        At most so many rounds, and the residual at which to stop before.
-    participation
-        Share of the devices that is active in a round.
-    random_state
-        Draws the active devices and each device's validation rows, which are every fifth of its rows and choose
-        what has to be chosen. A whole number, with which every fit is the same; as in scikit-learn, ``None`` and a
-        `numpy.random.RandomState` draw anew for each fit.
+    method, rounds, tol, participation, random_state
+        See `GroupedClassifier`.
 
     Attributes
     ----------
-    groups_ : ndarray of shape (n_devices,)
-        The distinct values of ``groups``, one per device, sorted.
-    labels_ : ndarray of shape (n_devices,)
-        The group that each device was put in.
-    n_clusters_ : int
-        Number of groups of devices.
     coef_ : ndarray of shape (n_clusters, n_features)
         Each group's coefficients, in the units of X and y.
     intercept_ : ndarray of shape (n_clusters,)
         Each group's intercept.
-    n_features_in_ : int
-        Number of features.
-    feature_names_in_ : ndarray of shape (n_features,)
-        Names of the features, if X had any.
-    n_iter_ : int
-        Number of rounds.
-    result_ : Result
-        The whole outcome of the run. Its models are those of standardised features and target.
+    groups_, labels_, n_clusters_, n_features_in_, feature_names_in_, n_iter_, result_
+        See `GroupedClassifier`; the models of ``result_`` are those of standardised features and target.
 
     Examples
     --------
@@ -306,17 +275,7 @@ class GroupedRegressor(RegressorMixin, _GroupedEstimator):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> GroupedRegressor:
-        """Find the groups and their models.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_rows, n_features)
-            All rows of all devices.
-        y : array-like of shape (n_rows,)
-            Values.
-        groups : array-like of shape (n_rows,), optional
-            The device of each row, as any hashable values. Without it all rows are of one device.
-        """
+        """Find the groups and their models; y holds values, X and groups are as in `GroupedClassifier.fit`."""
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         scaler = StandardScaler().fit(y[:, None])
         tables = self._fit(X, scaler.transform(y[:, None])[:, 0], groups, "regression")
@@ -337,7 +296,7 @@ class GroupedRegressor(RegressorMixin, _GroupedEstimator):  # type: ignore[misc]
 
 
 class _FPFCEstimator(_GroupedEstimator):
-    """What the estimators of FPFC add: its parameters."""
+    """Base of the estimators of FPFC: its parameters."""
 
     def __init__(
         self,

@@ -261,7 +261,7 @@ def test_fashion_by_function():
 def test_synthetic_data_need_no_library_of_images():
     words = (
         "import sys; from fedfuse.data.catalog import load; load('synthetic:S4'); import fedfuse.cli; "
-        "print([m for m in ('torch', 'pooch', 'requests', 'sklearn.datasets') if m in sys.modules])"
+        "print([m for m in ('torch', 'requests', 'sklearn.datasets') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

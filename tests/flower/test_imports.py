@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 
-HEAVY = ["torch", "numba", "pandas", "sklearn", "scipy", "matplotlib", "ray", "pooch", "fedfuse.training.loop"]
+HEAVY = ["torch", "numba", "pandas", "sklearn", "scipy", "matplotlib", "ray", "requests", "fedfuse.training.loop"]
 
 
 def loaded_after(code):

@@ -41,7 +41,7 @@ def finished(place):
 @pytest.fixture
 def all_rounds(monkeypatch):
     """Write every round down at once."""
-    monkeypatch.setattr("fedfuse.training.progress.PAUSE", -1.0)
+    monkeypatch.setattr("fedfuse.training.progress.WRITE_SECONDS", -1.0)
 
 
 def shown(looks, width=100):

@@ -16,7 +16,7 @@ from fedfuse.models import default_model
 from fedfuse.protocol.local_work import Grow, Uneven, Work
 from fedfuse.protocol.tasks import Train
 from fedfuse.training.fit import fit, resume
-from fedfuse.training.loop import FAILURES, Callback
+from fedfuse.training.loop import MAX_FAILED_ROUNDS, Callback
 from fedfuse.training.settings import Settings
 from support.common_checks import StopAt, assert_same
 from support.planted import Keep, planted
@@ -165,7 +165,9 @@ def test_a_round_with_too_few_replies_is_given_up():
 
 
 def test_it_does_not_go_on_for_ever():
-    with pytest.raises(FedfuseError, match=rf"in {FAILURES} rounds in a row fewer than minimum=6 devices answered"):
+    with pytest.raises(
+        FedfuseError, match=rf"in {MAX_FAILED_ROUNDS} rounds in a row fewer than minimum=6 devices answered"
+    ):
         fit(planted(), FPFC, rounds=500, tol=0, lossy="lost:0.9", minimum=6)
 
 

@@ -39,8 +39,8 @@ data_app.command("list", cls=Command)(data_list)
 data_app.command("fetch", cls=Command)(data_fetch)
 flower_app.command("new", cls=Command)(flower_new)
 
-# Objects after which Python looks for garbage; by default 700, with which a fifth of the time to compile is searching.
-GARBAGE = 200_000
+# New objects between two garbage collections: with Python's 700, a fifth of the time to compile is collecting.
+GARBAGE_COLLECTION_OBJECTS = 200_000
 # click's ClickException; newer typers carry a click of their own, so it has no other name that always holds
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -49,7 +49,7 @@ def main() -> None:
     """Run the command line; bad input is one line on standard error and status 2."""
     logger, often = logging.getLogger("fedfuse"), gc.get_threshold()
     logger.addHandler(notes)
-    gc.set_threshold(GARBAGE, *often[1:])
+    gc.set_threshold(GARBAGE_COLLECTION_OBJECTS, *often[1:])
     try:
         # some versions of typer raise an interruption, others return its status
         if app(prog_name="fedfuse", standalone_mode=False) == INTERRUPTED_STATUS:

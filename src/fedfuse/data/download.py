@@ -1,14 +1,10 @@
-"""Data files: where they are, their checksums, and downloads (resumable, mirror after mirror, never over a file).
-
-pooch checks and places the files; the `Resuming` downloader adds what pooch lacks, going on with half a file.
-"""
+"""Data files: where they are, their checksums, and downloads (resumable, mirror after mirror, never over a file)."""
 
 from __future__ import annotations
 
-import logging
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -179,9 +175,7 @@ def fetch(
 
 
 def _check_present(spec: FileSpec, path: Path, name: str, mirrors: Sequence[str]) -> None:
-    import pooch
-
-    found = pooch.file_hash(str(path), alg="sha256")
+    found = _sha256(path)
     if found not in spec.sha256:
         advice = "move it away or delete it, then fetch again" if mirrors else "see that its rows and columns are right"
         raise FedfuseError(
@@ -190,16 +184,26 @@ def _check_present(spec: FileSpec, path: Path, name: str, mirrors: Sequence[str]
         )
 
 
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def _from_mirrors(
     spec: FileSpec, path: Path, mirrors: Sequence[str], timeout: float, progress: Progress | None
 ) -> None:
-    downloader = Resuming(path.with_name(path.name + ".part"), timeout, progress)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    download = ResumableDownload(path.with_name(path.name + ".part"), timeout, progress)
     reasons = []
     for mirror in mirrors:
         # A part that another mirror sent may be what is wrong: then start over.
-        for _ in range(1 + downloader.part.exists()):
-            reason = _from_mirror(spec, path, mirror, downloader)
+        for _ in range(1 + download.part.exists()):
+            reason = download.run(mirror.rstrip("/") + "/" + path.name, spec.sha256[0])
             if reason is None:
+                download.part.replace(path)
                 return
             if reason != _WRONG_BYTES:
                 break
@@ -210,45 +214,34 @@ def _from_mirrors(
     )
 
 
-def _from_mirror(spec: FileSpec, path: Path, mirror: str, downloader: Resuming) -> str | None:
-    """Download a file, check it and only then move it into place; return why that failed, None if it did not."""
-    import pooch
-
-    address = mirror.rstrip("/") + "/" + path.name
-    try:
-        with _silent(pooch.get_logger()):
-            pooch.retrieve(address, f"sha256:{spec.sha256[0]}", path.name, path.parent, downloader=downloader)
-    except _MirrorError as reason:
-        return str(reason)
-    except ValueError:  # The checksum is wrong; pooch has deleted the file.
-        return _WRONG_BYTES
-    return None
-
-
 @dataclass(frozen=True)
-class Resuming:
-    """A downloader for pooch that keeps a partial download in a .part file, also after errors, and resumes it."""
+class ResumableDownload:
+    """A download to a .part file, which is kept after errors and gone on with."""
 
     part: Path
     timeout: float
     progress: Progress | None
 
-    def __call__(self, url: str, output_file: str, pooch: Any = None) -> None:
-        """Download a whole file to where pooch wants it."""
+    def run(self, url: str, sha256: str) -> str | None:
+        """Download a whole file and check it; return why that failed, None if it did not."""
         import requests
         import urllib3
 
         try:
             self._download(url)
+        except _MirrorError as reason:
+            return str(reason)
         except (requests.Timeout, urllib3.exceptions.TimeoutError):
-            raise _MirrorError(f"no byte came for {self.timeout:g} s") from None
+            return f"no byte came for {self.timeout:g} s"
         except (requests.ConnectionError, urllib3.exceptions.HTTPError) as problem:
             word, size = type(problem).__name__, self.part.stat().st_size if self.part.exists() else 0
-            broken = f"no connection ({word})" if "Connection" in word else f"broke off with {size:,} bytes here"
-            raise _MirrorError(broken) from None
+            return f"no connection ({word})" if "Connection" in word else f"broke off with {size:,} bytes here"
         except requests.RequestException as problem:
-            raise _MirrorError(" ".join(str(problem).split())) from None
-        self.part.replace(output_file)
+            return " ".join(str(problem).split())
+        if _sha256(self.part) == sha256:
+            return None
+        self.part.unlink()
+        return _WRONG_BYTES
 
     def _download(self, url: str) -> None:
         import requests
@@ -285,14 +278,3 @@ def _extent(answer: Any, have: int) -> tuple[int, int | None]:
     ranged = answer.status_code == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
     start = have if ranged else 0
     return start, None if coming is None else start + coming
-
-
-@contextmanager
-def _silent(logger: logging.Logger) -> Iterator[None]:
-    """Keep pooch from logging to the terminal."""
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to go on as if nothing had happened, as named arrays and JSON.
+"""Checkpoints: all that a run needs to be resumed with the same result, as named arrays and JSON.
 
 The form of a state is that of its dataclass (`methods.state_arrays`). A checkpoint of another format is not read: the rounds
 are run again, and as every draw depends on the seed alone, to the same result.

@@ -1,7 +1,6 @@
-"""Two plain answers to compare groups with: a model for every device alone, and one model for all.
+"""Scores on held-out rows, and baselines to compare groups with: local models, and one pooled model.
 
-Both are fitted directly to the training rows (no federation, no communication) with a touch of ridge, so that
-they are what a data scientist would try first.
+Baselines are fitted directly to the training rows (no federation, no communication) with a small ridge penalty.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ def pooled_model(federation: Federation, model: Model[Any], rows: Part = "train+
 
 @dataclass(frozen=True)
 class Baselines:
-    """What a run is measured by.
+    """Local and pooled models beside a run.
 
     Attributes
     ----------
     scores
         Every device's test score with its ``"local"`` and with the ``"pooled"`` model.
     alone
-        How far the local models are from each other.
+        Distances between the local models.
     """
 
     scores: dict[str, Floats]
@@ -96,7 +95,7 @@ def _fitted(rows: Rows, model: Model[Any]) -> Floats:
 
 
 class Evaluator:
-    """Scores on held-out rows, for the record only: nothing is ever chosen by what it says of the test part."""
+    """Scores on held-out rows. Test rows are used for scoring only."""
 
     def __init__(self, federation: Federation, model: Model[Any], dtype: str) -> None:
         self._model = model
@@ -107,8 +106,7 @@ class Evaluator:
     def all_parts(self, models: Floats, validated: Floats | None) -> dict[str, Floats]:
         """Return every device's score on each held-out part.
 
-        On validation rows it is that of ``validated``, models that were not trained on them: the score of others
-        would not mean anything.
+        ``validated`` are models that were not trained on validation rows, for the score there.
         """
         unknown = np.full(len(self._everyone), np.nan)
         return {
@@ -117,5 +115,5 @@ class Evaluator:
         }
 
     def _score(self, part: str, models: Floats) -> Floats:
-        with np.errstate(all="ignore"):  # models that went astray have no score
+        with np.errstate(all="ignore"):  # Models that diverged have no score.
             return self._model.metric(self._parts[part], self._everyone, models)

@@ -1,8 +1,8 @@
-"""The one training loop, synchronous or not.
+"""The training loop, synchronous and asynchronous.
 
-Draw the active devices, ask the method for one task each, let the engine perform them, look every reply over,
-give the good ones to the method, record, save, stop when nothing moves any more. A synchronous round waits for all that
-were asked, an asynchronous one takes the first reply and lets the others go on.
+Draw the active devices, ask the method for one task each, let the engine perform them, check every reply, give the good
+ones to the method, record, save, and stop at convergence. A synchronous round waits for all devices that were asked, an
+asynchronous one takes the first reply and lets the others go on.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ log = logging.getLogger(__name__)
 
 Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
-TRIES = 3  # to send what comes before the first round
-FAILURES = 10  # rounds in a row that may be given up
+MAX_OPENING_TRIES = 3  # Times that what comes before the first round is sent to a device.
+MAX_FAILED_ROUNDS = 10  # Rounds in a row with too few replies, after which the run ends.
 
 
 class Callback:
@@ -94,18 +94,18 @@ class Run:
     dataset: str = "arrays"
 
     k: int = 0
-    place: int = 0  # of the stage at work
-    stage_start: int = 0  # the round in which it began
-    previous: Outcome | None = None  # what the stage before has found
-    cut_short: bool = False  # whether a stage ran out of rounds
+    place: int = 0  # Of the current stage.
+    stage_start: int = 0  # The round in which it began.
+    previous: Outcome | None = None  # Of the stage before.
+    cut_short: bool = False  # Whether a stage ran out of rounds.
     state: Any = None
-    turns: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # orders that each device has had
-    failures: int = 0  # rounds in a row that were given up
-    spent: int = 0  # of the budget
+    turns: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # Orders of each device.
+    failures: int = 0  # Rounds in a row that were given up.
+    spent: int = 0  # Of the budget.
     history: list[Row] = field(default_factory=list)
     seconds: float = 0.0
-    trouble: dict[str, int] = field(default_factory=dict)  # of the engines before a resume
-    between_rounds: bool = False  # only then may the state be saved
+    trouble: dict[str, int] = field(default_factory=dict)  # Of the engines before a resume.
+    between_rounds: bool = False  # Only then may the state be saved.
 
     def __post_init__(self) -> None:
         self.stages = stages_of(self.method, self.model, self.settings.rounds)
@@ -119,16 +119,16 @@ class Run:
 
     @property
     def stage(self) -> Stage:
-        """The stage at work."""
+        """The current stage."""
         return self.stages[self.place]
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the stage at work takes replies one at a time."""
+        """Whether the current stage takes replies one at a time."""
         return self.settings.mode == "async" and takes_single_replies(self.stage.method)
 
     def set_rule(self) -> None:
-        """Look up the rule of the stage at work, once for all its rounds."""
+        """Look up the rule of the current stage, once for all its rounds."""
         self.rule = self.stage.given(self.previous, single_replies=self.asynchronous)
 
     @property
@@ -137,7 +137,7 @@ class Run:
         return self.transport.ledger
 
     def begin(self) -> None:
-        """Set up the state of the stage at work and send what it sends before its first round."""
+        """Initialise the state of the current stage, and send what it sends before its first round."""
         self.set_rule()
         self.state = self.rule.init(self.info, self.previous)
         self.turns = np.zeros(self.info.m, np.int64)
@@ -145,9 +145,9 @@ class Run:
         self.between_rounds = True
 
     def _open(self, tasks: dict[int, Task]) -> None:
-        """Send what comes before the first round, to those who do not answer a few times."""
+        """Send what comes before the first round, again to devices that do not answer."""
         answers: dict[int, Floats] = {}
-        for _ in range(TRIES):
+        for _ in range(MAX_OPENING_TRIES):
             missing = {i: task for i, task in tasks.items() if i not in answers}
             answers |= {r.device: r.values for r in self.transport.exchange(self._orders(missing, -1))}
         devices = np.array(sorted(answers), dtype=np.int64)
@@ -174,7 +174,7 @@ class Run:
         return result
 
     def round(self) -> Row:
-        """One round of the method: of all devices drawn, or asynchronously of the next one that answers."""
+        """Perform one round: of all devices drawn, or asynchronously of the next one that answers."""
         k, method = self.k, self.rule
         phase = method.phase(self.state) or self.stage.name
         active = self._free() if self.asynchronous else self._drawn(k)
@@ -202,13 +202,13 @@ class Run:
         return turn // self.info.m if self.asynchronous else turn
 
     def _drawn(self, k: int) -> Ints:
-        """Return who is asked in a synchronous round: nobody who is still at work on an older order."""
+        """Return the devices of a synchronous round: those drawn that are not at work on an older order."""
         drawn = self.settings.active(k, self.info.m, self.info.counts["train"])
         chosen = self.rule.devices(self.state, drawn)
         return chosen[~np.isin(chosen, list(self.engine.busy))] if self.engine.busy else chosen
 
     def _free(self) -> Ints:
-        """Return who is asked next in asynchronous training: those without an order, the fewest turns first.
+        """Return the devices that are asked next in asynchronous training: those without an order, fewest turns first.
 
         A device that is far ahead of the slowest waits, so that fast devices do not outvote the others.
         """
@@ -267,14 +267,14 @@ class Run:
 
     def _fail(self) -> None:
         self.failures += 1
-        if self.failures == FAILURES:
+        if self.failures == MAX_FAILED_ROUNDS:
             raise FedfuseError(
-                f"in {FAILURES} rounds in a row fewer than minimum={self.settings.minimum} devices answered: lower it, "
-                "raise participation or overselect, or give them more time (deadline)"
+                f"in {MAX_FAILED_ROUNDS} rounds in a row fewer than minimum={self.settings.minimum} devices answered: "
+                "lower it, raise participation or overselect, or give them more time (deadline)"
             )
 
     def _next_stage(self) -> bool:
-        """Go on with the next stage, from what this one has found; False if this was the last or rounds are over."""
+        """Start the next stage from the outcome of this one; False if this was the last or rounds are over."""
         if self.place + 1 == len(self.stages) or self.k >= self.settings.rounds:
             return False
         if self.asynchronous or self.engine.busy:
@@ -287,7 +287,7 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether the stage at work has come to its end."""
+        """Whether the current stage is over."""
         limit = self.stage.max_rounds or self.settings.rounds
         rounds_spent = self.k >= self.settings.rounds or self.k - self.stage_start >= limit
         steps_spent = self.settings.budget is not None and self.spent >= self.settings.budget
@@ -312,7 +312,7 @@ class Run:
         return not self.cut_short and (self.converged or self.rule.settled(self.state))
 
     def save(self) -> None:
-        """Write a checkpoint from which `resume` goes on as if nothing had happened."""
+        """Write a checkpoint, from which `resume` goes on to the same result."""
         if self.store and self.between_rounds:
             checkpoint.save(self, self.store)
 
@@ -366,11 +366,11 @@ class Run:
         return None if lying is None else {"attack": lying.attack, "lies": lying.lies, "who": lying.who.tolist()}
 
     def in_use(self) -> Outcome:
-        """Return the models that devices have now, and their clusters."""
+        """Return the models that devices have now, and their groups."""
         return self._in_use(self.rule.current(self.state))
 
     def _in_use(self, found: Outcome) -> Outcome:
-        """Return what devices really use: what they make of it at home, where they do."""
+        """Return what devices use: where the method has them work at home, what they make of their model there."""
         tasks = self.rule.at_home(self.state) if isinstance(self.rule, WorksAtHome) else []
         if not isinstance(self.rule, WorksAtHome) or not tasks:
             return found
@@ -381,10 +381,10 @@ class Run:
         """Return every device's score on each held-out part; devices whose rows are elsewhere are asked for it."""
         unseen = None if "validation" in self.rule.rows else found.models
         validated = unseen if found.validated is None else found.validated
-        if self._evaluator is not None:  # rows are here
+        if self._evaluator is not None:  # The rows are in this process.
             return self._evaluator.all_parts(found.models, validated)
         unknown = np.full(self.info.m, np.nan)
-        if self.settings.epsilon:  # a score would not be protected
+        if self.settings.epsilon:  # A score would not be protected.
             return {"validation": unknown, "test": unknown}
         seen = {"validation": validated, "test": found.models}
         return {part: unknown if w is None else self._asked_for_scores(part, w) for part, w in seen.items()}
@@ -440,7 +440,7 @@ def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> F
     rng = generator(seed, "initial", *([number] if number else []))
     w = model.initial(start, rng)
     if number and not model.convex and (w == model.initial(start, generator(seed, "initial"))).all():
-        w = w + w.std() * rng.normal(size=w.shape)  # a module that was given has but one start
+        w = w + w.std() * rng.normal(size=w.shape)  # A module that was given has only one start.
     return w
 
 

@@ -120,8 +120,9 @@ class Newcomers:
 
     def table(self) -> pd.DataFrame:
         """Return one row per newcomer."""
-        rows: pd.DataFrame = pd.DataFrame(self.summary()["newcomers"]).drop(columns="fits")
-        return rows.rename(columns={"name": "newcomer"}).astype({"cluster": "Int64", "sure": "float64"})
+        rows = pd.DataFrame(self.summary()["newcomers"]).drop(columns="fits").rename(columns={"name": "newcomer"})
+        table: pd.DataFrame = rows.astype({"cluster": "Int64", "sure": "float64"})
+        return table
 
     def summary(self) -> dict[str, Any]:
         """Return the admission as JSON-ready data."""

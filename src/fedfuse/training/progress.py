@@ -1,7 +1,7 @@
-"""What a run leaves in its directory while it goes on, for `fedfuse watch` and `fedfuse report`.
+"""Progress of a run in its directory, for `fedfuse watch` and `fedfuse report`.
 
-``rounds.jsonl`` has the rows of the history so far, a few times a second; pictures of all pairs are in `snapshots`.
-Nothing here is needed to go on with a run, and nothing that a run computes depends on it.
+``rounds.jsonl`` has the rows of the history so far, written a few times a second; distances of all pairs are in
+`snapshots`. No run needs these files to be resumed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from fedfuse.results.result import Result
 
 ROUNDS = "rounds.jsonl"
-PAUSE = 0.2  # seconds between two writes: a round may take a thousandth of that
+WRITE_SECONDS = 0.2  # Between two writes: a round may take a thousandth of that.
 
 
 class Recorder(Callback):
-    """A callback that writes down how a run gets on."""
+    """A callback that writes rows of the history and snapshots of all distances."""
 
     def __init__(self, directory: Path) -> None:
         self._path, self._album = directory / ROUNDS, SnapshotFile(directory)
@@ -32,21 +32,21 @@ class Recorder(Callback):
         self._last: int | None = None
 
     def on_start(self, run: Run) -> None:
-        """Take up where the checkpoint is."""
+        """Start again from the checkpoint."""
         self._path.write_text("".join(map(_line, run.history)), encoding="utf-8")
         self._album.forget_after(run.k)
         self._last = max(self._album.rounds(), default=None)
         self._look(run)
 
     def on_round(self, run: Run, row: Row) -> None:
-        """Note a round."""
+        """Record a round."""
         self._look(run)
         self._waiting.append(row)
-        if time.monotonic() - self._written > PAUSE:
+        if time.monotonic() - self._written > WRITE_SECONDS:
             self._flush()
 
     def on_end(self, run: Run, result: Result) -> None:
-        """Add what was found in the end."""
+        """Add the distances at the end."""
         self._album.add(DistanceSnapshot.of(run.k, result.models[:, run.model.fused], result.labels))
 
     def _look(self, run: Run) -> None:
@@ -62,13 +62,13 @@ class Recorder(Callback):
 
 
 def tidy(directory: Path) -> None:
-    """Put the pictures of a finished run in one file; the rows are in its history."""
+    """Put the snapshots of a finished run in one file; the rows are in its history."""
     SnapshotFile(directory).bind()
     (directory / ROUNDS).unlink(missing_ok=True)
 
 
 def forget(directory: Path) -> None:
-    """Remove what a run has left that never got under way."""
+    """Remove the files of a run that never got under way."""
     SnapshotFile(directory).forget_after(-1)
     (directory / ROUNDS).unlink(missing_ok=True)
 
@@ -87,5 +87,5 @@ def _line(row: Row) -> str:
 
 
 def _new_stage(history: list[Row]) -> bool:
-    """Whether the method has just come to another of its stages, where it has some."""
+    """Whether the last round was the first of its stage."""
     return len(history) > 1 and history[-1].get("stage") != history[-2].get("stage")

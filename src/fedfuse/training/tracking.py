@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Iterator
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +18,16 @@ import numpy as np
 from fedfuse.errors import FedfuseError
 from fedfuse.training.loop import Callback, Row, Run
 from fedfuse.utils.files import read_json, write_json
+from fedfuse.utils.lazy import load
 
 if TYPE_CHECKING:
     from fedfuse.results.result import Result
 
-LEFT_OUT = {"round", "stage"}
-BATCH = 20  # rounds that are sent to MLflow at once
-LONGEST = 500  # characters of a parameter that every MLflow store takes
+NOT_TRACKED = {"round", "stage"}
+OUTCOME = ("test", "validation", "n_clusters", "ari", "cost_floats", "rounds", "seconds", "lam", "stability")
+BATCH_ROUNDS = 20  # Rounds between two messages to MLflow.
+MAX_BATCH_METRICS = 1000  # MLflow takes no more at once.
+MAX_PARAMETER_CHARACTERS = 500  # Every MLflow store takes so many.
 
 
 class TensorBoard(Callback):
@@ -38,19 +40,19 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, directory: str | PathLike[str]) -> None:
-        self._directory = Path(directory)
-        self._open = _tensorboard_writer()
+        self._directory = str(directory)
+        self._open = _needed("TensorBoard", "tensorboard.summary:Writer")
         self._writer: Any = None
 
     def on_start(self, run: Run) -> None:
-        self._writer = self._open(str(self._directory))
+        self._writer = self._open(self._directory)
 
     def on_round(self, run: Run, row: Row) -> None:
         for name, value in numbers(row):
             self._writer.add_scalar(_tag(name), value, row["round"] + 1)
 
     def on_end(self, run: Run, result: Result) -> None:
-        for name, value in numbers(_outcome(result)):
+        for name, value in _outcome(result):
             self._writer.add_scalar(f"result/{name}", value, run.k)
         self._writer.flush()
         self._writer.close()
@@ -76,7 +78,7 @@ class MLflow(Callback):
     def __init__(
         self, experiment: str = "fedfuse", *, tracking_uri: str | None = None, name: str | None = None
     ) -> None:
-        self._client = _mlflow_client(tracking_uri)
+        self._client = _needed("MLflow", "mlflow:MlflowClient")(tracking_uri)
         self._experiment, self._name = experiment, name
         self.run_id = ""
         self._waiting: list[Any] = []
@@ -86,11 +88,11 @@ class MLflow(Callback):
 
     def on_round(self, run: Run, row: Row) -> None:
         self._note(row, row["round"] + 1)
-        if run.k % BATCH == 0:
+        if run.k % BATCH_ROUNDS == 0:
             self._send()
 
     def on_end(self, run: Run, result: Result) -> None:
-        self._note({f"result_{name}": value for name, value in numbers(_outcome(result))}, run.k)
+        self._note({f"result_{name}": value for name, value in _outcome(result)}, run.k)
         self._send()
         self._client.log_dict(self.run_id, result.summary(), "summary.json")
         self._client.set_terminated(self.run_id)
@@ -101,13 +103,13 @@ class MLflow(Callback):
         name = self._name or f"{run.dataset} {run.method.name}"
         run_id: str = self._client.create_run(experiment, run_name=name).info.run_id
         for key, value in _parameters(run):
-            self._client.log_param(run_id, key, value[:LONGEST])
+            self._client.log_param(run_id, key, value[:MAX_PARAMETER_CHARACTERS])
         if run.store:
             write_json(run.store.directory / self.FILE, {"run_id": run_id})
         return run_id
 
     def _earlier(self, run: Run) -> str | None:
-        """Return the MLflow run of a run that is gone on with."""
+        """Return the MLflow run of a resumed run."""
         path = run.store.directory / self.FILE if run.store and run.k else None
         return str(read_json(path)["run_id"]) if path and path.exists() else None
 
@@ -118,27 +120,26 @@ class MLflow(Callback):
         self._waiting += [Metric(name, value, now, step) for name, value in numbers(row)]
 
     def _send(self) -> None:
-        for start in range(0, len(self._waiting), 1000):  # the most that MLflow takes at once
-            self._client.log_batch(self.run_id, metrics=self._waiting[start : start + 1000])
+        for start in range(0, len(self._waiting), MAX_BATCH_METRICS):
+            self._client.log_batch(self.run_id, metrics=self._waiting[start : start + MAX_BATCH_METRICS])
         self._waiting = []
 
 
 def numbers(row: Row) -> Iterator[tuple[str, float]]:
-    """Yield what is a finite number.
+    """Yield the finite numbers of a row.
 
     >>> list(numbers({"round": 3, "moved": 0.5, "test": float("nan"), "ari": None, "stage": "fit", "n_clusters": 4}))
     [('moved', 0.5), ('n_clusters', 4.0)]
     """
     for name, value in row.items():
         number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        if number and name not in LEFT_OUT and np.isfinite(value):
+        if number and name not in NOT_TRACKED and np.isfinite(value):
             yield name, float(value)
 
 
-def _outcome(result: Result) -> Row:
-    names = ("test", "validation", "n_clusters", "ari", "cost_floats", "rounds", "seconds", "lam")
+def _outcome(result: Result) -> Iterator[tuple[str, float]]:
     summary = result.summary()
-    return {name: summary[name] for name in (*names, "stability")}
+    return numbers({name: summary[name] for name in OUTCOME})
 
 
 def _parameters(run: Run) -> Iterator[tuple[str, str]]:
@@ -163,17 +164,8 @@ def _tag(name: str) -> str:
     return f"{part}/{name}"
 
 
-def _tensorboard_writer() -> Any:
+def _needed(library: str, place: str) -> Any:
     try:
-        from tensorboard.summary import Writer
+        return load(place)
     except ImportError:
-        raise FedfuseError('this callback needs TensorBoard: pip install "fedfuse[tracking]"') from None
-    return Writer
-
-
-def _mlflow_client(uri: str | None) -> Any:
-    try:
-        from mlflow import MlflowClient
-    except ImportError:
-        raise FedfuseError('this callback needs MLflow: pip install "fedfuse[tracking]"') from None
-    return MlflowClient(uri)
+        raise FedfuseError(f'this callback needs {library}: pip install "fedfuse[tracking]"') from None

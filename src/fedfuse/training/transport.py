@@ -23,8 +23,8 @@ from fedfuse.protocol.reply_checks import fault
 from fedfuse.protocol.tasks import EVALUATION_ROUND, Order, Reply, Task
 from fedfuse.utils.typing import Floats, Ints
 
-LOOKS = 2  # times that a device is asked to be looked at
-_TICK = 1e-9  # relative: what a sum of times may be off by
+MAX_PEEKS = 2  # Times that a device is asked for its model where it does not answer.
+CLOCK_TOLERANCE = 1e-9  # Relative rounding error of a sum of times.
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Transport:
         self.engine, self.ledger = engine, CommunicationLedger()
         self.open: dict[int, PendingOrder] = {}
         self.updates = 0
-        self._overdue: dict[tuple[int, int], PendingOrder] = {}  # by device and round
-        self._last = np.full(m, -1, np.int64)  # the round that each device was last asked in
-        self._asked, self._heard = np.zeros(m, np.bool_), np.zeros(m, np.bool_)  # for floats, and with some
+        self._overdue: dict[tuple[int, int], PendingOrder] = {}  # By device and round.
+        self._last = np.full(m, -1, np.int64)  # The round that each device was last asked in.
+        self._asked, self._heard = np.zeros(m, np.bool_), np.zeros(m, np.bool_)  # Asked for floats; answered with some.
         self._arrived: deque[Reply] = deque()
         self._gate: dict[str, Any] = {"m": m, "d": d, "dtype": dtype}
 
@@ -99,12 +99,12 @@ class Transport:
         return sorted((h.reply for h in heard), key=lambda reply: reply.device)
 
     def look(self, tasks: Sequence[Task], instead: Sequence[Floats] | None = None) -> list[Floats]:
-        """Ask every device for what only an experiment may see; not a message of the method, and not counted.
+        """Ask every device for what only an experiment may see; it is no message of the method, and not counted.
 
         ``instead`` has what to take for a device that does not answer; without it, that is an error.
         """
         seen: dict[int, Floats] = {}
-        for _ in range(LOOKS):
+        for _ in range(MAX_PEEKS):
             missing = [i for i in range(len(tasks)) if i not in seen]
             if missing:
                 seen |= self._seen({i: tasks[i] for i in missing})
@@ -125,7 +125,7 @@ class Transport:
 
     def _fits(self, reply: Reply, tasks: dict[int, Task]) -> bool:
         expected = (tasks[reply.device].floats_up(self._gate["d"]),)
-        return reply.values.shape == expected and bool(np.isfinite(reply.values).all())  # training may have diverged
+        return reply.values.shape == expected and bool(np.isfinite(reply.values).all())  # Training may have diverged.
 
     # -- what becomes of orders and replies
 
@@ -149,7 +149,7 @@ class Transport:
         """Give up the orders that are past their deadline; without such ones all, as nobody answers any more."""
         now = clock(self.engine)
         sent = list(self.open.values())
-        past = [s for s in sent if deadline is not None and now - s.time >= deadline - _TICK * (1 + abs(now))]
+        past = [s for s in sent if deadline is not None and now - s.time >= deadline - CLOCK_TOLERANCE * (1 + abs(now))]
         self._expire(past or sent)
 
     def left(self, deadline: float | None) -> float | None:
