@@ -4,16 +4,15 @@ What: S1 with uniform features, lambda = 0.6, start at zero, no refit, 30 of 100
 rounds until ARI is 1 for good, and until the test accuracy stays within 0.1 points of the best final one of all FPFC
 variants (a variant that ends lower never gets there). Test rows are only looked at, nothing is chosen by them here.
 Variants: plain FPFC (10 gradient steps), more local steps, the exact local solver, over-relaxation of omega in the pair
-update (Eckstein and Bertsekas, 1992), residual-balanced rho (Boyd et al., 2011, 3.4.1), extrapolation on the server
-(momentum on the uploads), and the fusion tree, which is another method and shown for scale.
+update (Eckstein and Bertsekas, 1992), extrapolation on the server (momentum on the uploads), and the fusion tree, which
+is another method and shown for scale.
 How long: about 10 minutes on two cores. Command: python benchmarks/convergence.py [--rounds 300] [--seeds 3]
 Measured (300 rounds, seeds 0, 1, 2): all variants have ARI 1 after 15 to 20 rounds, but momentum 0.6 on seed 2 (155).
 Accuracy after 300 rounds: plain 0.829 0.697 0.936, exact 0.849 0.709 0.945, momentum 0.6 0.852 0.712 0.946, tree 0.917
 0.908 0.966. Nothing was kept in the library but the exact solver, which it had: momentum gains least where it is safe.
 
-Mind: no variant has converged after 300 rounds, so "final" is where the best one stands then, not the limit. The
-balancing rule never fired here (its row equals plain's), so that row says nothing about balanced rho. What is called
-over-relaxed extrapolates the stored omega itself, which is simpler than the textbook's relaxed pair update.
+Mind: no variant has converged after 300 rounds, so "final" is where the best one stands then, not the limit. What is
+called over-relaxed extrapolates the stored omega itself, which is simpler than the textbook's relaxed pair update.
 """
 
 from __future__ import annotations
@@ -43,24 +42,6 @@ class Relaxed(ff.FPFC):
 
 
 @dataclass(frozen=True)
-class Balanced(ff.FPFC):
-    """Rho grows where omega lags behind theta, and falls where theta still moves; every 10 rounds, by a factor of 2."""
-
-    def tasks(self, state: Any, devices: Any, k: int) -> list[Any]:
-        from dataclasses import replace
-
-        return [replace(task, rho=state.rho) for task in super().tasks(state, devices, k)]
-
-    def update(self, state: Any, devices: Any, values: list[Any]) -> Any:
-        found = super().update(state, devices, values)
-        state.turns = getattr(state, "turns", 0) + 1
-        if state.turns % 10 == 0 and max(found.primal, found.dual) > 5 * min(found.primal, found.dual):
-            factor = 2.0 if found.primal > found.dual else 0.5
-            state.rho = float(np.clip(state.rho * factor, 0.5, 8.0))  # below 1 / (a - 1) the map is not unique
-        return found
-
-
-@dataclass(frozen=True)
 class Momentum(ff.FPFC):
     """The server goes on a bit in the direction of each device's last step."""
 
@@ -84,7 +65,6 @@ def variants() -> dict[str, ff.FPFC]:
         "T = 40": ff.FPFC(work=ff.Work(steps=40, lr=0.1), **plain),
         "exact": ff.FPFC(work=ff.Work(solver="exact"), **plain),
         **{f"over-relaxed {a}": Relaxed(work=gd, alpha=a, **plain) for a in (1.3, 1.6, 1.8)},
-        "balanced rho": Balanced(work=gd, **plain),
         **{f"momentum {b}": Momentum(work=gd, beta=b, **plain) for b in (0.3, 0.6)},
     }
 

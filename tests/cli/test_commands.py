@@ -730,7 +730,6 @@ def test_every_key_reaches_its_place():
         "overselect": "0.5", "late": "use", "budget": "100", "robust": "median", "attack": "gaussian", "liars": "0.2",
         "lies": "models", "scope": "fused", "screen": "yes", "clip": "3", "epsilon": "8", "delta": "1e-6",
         "memory": "4GB", "spill": "pairs", "backend": "threads", "blocks": "3",
-        "collapse": "20",
     }  # fmt: skip
     assert set(texts) | set(OTHERS) == set(keys())
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
@@ -740,7 +739,7 @@ def test_every_key_reaches_its_place():
     method = build_method("fpfc", Work(), options)
     assert method == ff.FPFC(
         lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train", robust="median",
-        memory=4_000_000_000, spill="pairs", backend="threads", blocks=3, collapse=20,
+        memory=4_000_000_000, spill="pairs", backend="threads", blocks=3,
         work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd", 0.9, 0.01, "batches"),
     )  # fmt: skip
     assert options.engine == {"workers": 3}

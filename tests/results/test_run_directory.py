@@ -43,6 +43,12 @@ def test_config_comes_back(store):
     assert not store.finished
 
 
+def test_options_that_are_gone_are_dropped_from_old_configurations(store):
+    old = {"method": "fpfc", "lam": 0.6, "collapse": None}
+    write_json(store.directory / "config.json", {"method": {"method": "lambda-path", "inner": old, "collapse": None}})
+    assert store.config()["method"] == {"method": "lambda-path", "inner": {"method": "fpfc", "lam": 0.6}}
+
+
 def test_a_directory_is_used_once(store):
     with pytest.raises(FedfuseError, match="already holds a run: go on with it by 'fedfuse resume"):
         store.create({})

@@ -39,10 +39,8 @@ from fedfuse.methods.method import (
     TakesSingleReplies,
 )
 from fedfuse.methods.state_arrays import Arrays
-from fedfuse.pairs.blocks import check_backend
-from fedfuse.pairs.collapsed import check_collapse
 from fedfuse.pairs.newcomer_pairs import NewcomerPairs
-from fedfuse.pairs.state import FusionState, Residuals
+from fedfuse.pairs.state import FusionState, Residuals, check_backend
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
@@ -146,9 +144,6 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     backend, blocks
         Cut the server's state into blocks of coordinates, for long vectors: ``"threads"``, or ``"ray"`` for actors on
         the machines of a Ray cluster: see `pairs.state.FusionState`.
-    collapse
-        Represent devices once that have been fused for about so many rounds, where the pairs of large groups take too
-        much memory or time; not always exact: see `pairs.collapsed.CollapsingState`.
     """
 
     lam: float | Lambda = "auto"
@@ -160,7 +155,6 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     spill: str | None = None
     backend: str | None = None
     blocks: int | None = None
-    collapse: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,7 +167,6 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
         if self.memory is not None and self.memory <= 0:
             raise FedfuseError(f"memory must be a positive number of bytes, got {self.memory}")
         check_backend(self.backend, self.blocks)
-        check_collapse(self.collapse)
         if self.robust not in get_args(Robust):
             raise FedfuseError(f"robust must be one of {', '.join(get_args(Robust))}, got {self.robust!r}")
 
@@ -202,7 +195,7 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     @property
     def room(self) -> dict[str, Any]:
         """Where and how the server keeps its pairs."""
-        return {name: getattr(self, name) for name in ("memory", "spill", "backend", "blocks", "collapse")}
+        return {name: getattr(self, name) for name in ("memory", "spill", "backend", "blocks")}
 
     @property
     def threshold(self) -> float:

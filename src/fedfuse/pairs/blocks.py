@@ -10,23 +10,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedfuse.errors import FedfuseError
 from fedfuse.pairs.distance_bounds import DistanceBounds
-from fedfuse.pairs.layout import FAR, ROUND_DOWN, SUM_BLOCK, Pairs, pair_count, pair_numbers
-from fedfuse.pairs.memory import Numbers, Pool, free_memory
+from fedfuse.pairs.layout import FAR, ROUND_DOWN, SUM_BLOCK, pair_count, pair_numbers
+from fedfuse.pairs.memory import Folder, Numbers, Pool, free_memory
 from fedfuse.pairs.numpy_state import row_squares
-from fedfuse.pairs.state import FusionState, Room, check_devices, square_distances
+from fedfuse.pairs.state import FusionState, check_backend, check_devices
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.lazy import load
 from fedfuse.utils.threads import spread
 from fedfuse.utils.typing import Bools, Floats, Ints
-
-Backend = Literal["threads", "ray"]
 
 # By default a process has one block for so many columns, and at most so many blocks: by d alone, so that the number
 # of processors does not change results.
@@ -39,16 +36,6 @@ CACHED_NUMBERS, MIN_TILE_COLUMNS, MAX_TILE_COLUMNS = 1 << 17, 256, SUM_BLOCK
 NEAR = 0
 
 _pairs = Kernels("fedfuse.pairs.pair_kernels")
-
-
-def check_backend(backend: str | None, blocks: int | None) -> None:
-    """Raise an error unless these settings are valid."""
-    if backend is not None and backend not in get_args(Backend):
-        raise FedfuseError(f"backend must be 'threads' or 'ray', got {backend!r}")
-    if blocks is not None and backend is None:
-        raise FedfuseError("blocks need a backend: 'threads' or 'ray'")
-    if blocks is not None and blocks < 1:
-        raise FedfuseError(f"blocks must be at least 1, got {blocks}")
 
 
 class TouchedPairs(NamedTuple):
@@ -65,10 +52,12 @@ class TouchedPairs(NamedTuple):
 class BlockedState(FusionState):
     """As `FusionState`, which makes it where a ``backend`` is given. ``omega`` is read-only."""
 
-    def _allocate(self, room: Room) -> None:
-        check_backend(room.backend, room.blocks)
-        kind = load("fedfuse.pairs.ray_blocks:RayBlocks") if room.backend == "ray" else ThreadBlocks
-        self._executor: BlockExecutor = kind(self.omega, room.blocks, room.memory, room.directory)
+    def _allocate(
+        self, memory: int | None = None, spill: Folder = None, backend: str | None = None, blocks: int | None = None
+    ) -> None:
+        check_backend(backend, blocks)
+        kind = load("fedfuse.pairs.ray_blocks:RayBlocks") if backend == "ray" else ThreadBlocks
+        self._executor: BlockExecutor = kind(self.omega, blocks, memory, spill)
         self._where = np.full(len(self.s), FAR, np.int32)
         self._bounds = DistanceBounds(self.m)  # without paths: bounds are kept for each pair
         self._squares = row_squares(self.omega)
@@ -110,10 +99,6 @@ class BlockedState(FusionState):
     def nbytes(self) -> int:
         return int(sum(self._executor.every("nbytes"))) + self.s.nbytes + self.r.nbytes + self._where.nbytes
 
-    def _rescale(self, ratio: float) -> None:
-        self._executor.every("rescale", self.s, ratio)
-        _pairs.rescale(np.empty((1, 0), self.s.dtype), self.s, self.r, self._where, ratio)  # the numbers alone
-
     def _update_squares(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
         check_devices(active, self.m, once=True)
         order = np.argsort(active)
@@ -135,7 +120,7 @@ class BlockedState(FusionState):
         touched = _touched_pairs(self.m, active)
         far = self._where[touched.pairs] < 0
         bound, apart = self._far_bounds(touched.only(far), lengths)
-        stays = bound > float(self.penalty.reach)
+        stays = bound > self._reach
         fresh = far.copy()
         fresh[far] = ~stays
         near = touched.only(~far | fresh)
@@ -148,7 +133,7 @@ class BlockedState(FusionState):
         """Return lower bounds for the distances of far pairs, and the squared changes of their theta."""
         moved = np.where(far.ranks < 0, 0.0, lengths[far.ranks])
         bound = ROUND_DOWN * (self.r[far.pairs] - moved.sum(axis=0) / ROUND_DOWN)
-        unsure = ~(bound > float(self.penalty.reach))
+        unsure = ~(bound > self._reach)
         both = (far.ranks >= 0).all(axis=0)
         apart = np.square(moved).sum(axis=0)  # theta of a far pair moves as its devices do
         if unsure.any() or both.any():
@@ -165,7 +150,7 @@ class BlockedState(FusionState):
         r[fresh] = np.sqrt(_added([old for _, old in parts]))
         new, gap = _added([squares for squares, _ in parts]).T
         norms = np.sqrt(new)
-        factors = self.penalty.shrink(np.nan_to_num(norms, nan=0.0), self.rho).astype(s.dtype)
+        factors = self._shrink(norms).astype(s.dtype)
         self._executor.every("finish", factors)
         products = new, (new + gap - r**2) / 2, gap
         primal = _square_change(1.0 - factors.astype(np.float64), 1.0 - s.astype(np.float64), products)
@@ -183,16 +168,6 @@ class BlockedState(FusionState):
         self.omega = np.concatenate([self.omega, new])
         self._squares = row_squares(self.omega)
         self.omega.flags.writeable = False
-
-    def restart_pairs(self) -> None:
-        self._executor.every("restart")
-        self.s[:], self.r[:], self._where[:] = 1, 0, FAR
-
-    def recompute_anchors(self) -> None:
-        self._executor.every("recompute_sums", self.s)
-
-    def _square_distances(self, origin: int, rows: slice) -> Floats:
-        return _added(self._executor.every("square_distances", origin, rows))
 
 
 def _touched_pairs(m: int, active: Ints) -> TouchedPairs:
@@ -233,7 +208,7 @@ class BlockExecutor(ABC):
         Bytes for the vectors of all pairs together, and a directory for what is more.
     """
 
-    def __init__(self, omega: Floats, blocks: int | None, memory: int | None, spill: Path | None) -> None:
+    def __init__(self, omega: Floats, blocks: int | None, memory: int | None, spill: Folder) -> None:
         d = omega.shape[1]
         n = max(1, min(blocks or self._default_blocks(d), d))
         self.cuts: Ints = np.arange(n + 1) * d // n
@@ -326,7 +301,7 @@ class CoordinateBlock:
 
     _round: BlockRound
 
-    def __init__(self, omega: Floats, limit: int | None = None, spill: Path | None = None, sharers: int = 1) -> None:
+    def __init__(self, omega: Floats, limit: int | None = None, spill: Folder = None, sharers: int = 1) -> None:
         self.omega = np.array(omega, order="C")
         self.sums = np.zeros(self.omega.shape)
         m, d = self.omega.shape
@@ -427,27 +402,6 @@ class CoordinateBlock:
         pairs = pair_count(len(self.omega))
         self._pool = self._pool.grown(pairs)
         self._where = np.concatenate([self._where, np.full(pairs - self._where.size, FAR, np.int32)])
-
-    def restart(self) -> None:
-        """Make all pairs far."""
-        self._pool.give_back(self._where[self._where >= 0])
-        self._where[:] = FAR
-        self.sums[:] = 0
-        self._pool.compact(self._where)
-
-    def recompute_sums(self, s: Floats) -> None:
-        """Build all anchor sums anew from the vectors and these factors of all pairs."""
-        s = np.array(s)
-        pairs = Pairs(self._pool.rows, s, s, self._where, self.sums)
-        _pairs.total_sums(pairs, self.omega, np.arange(len(self.omega)))
-
-    def rescale(self, s: Floats, ratio: float) -> None:
-        """Change vectors for a new rho (see `pairs.pair_kernels.rescale`); ``s`` are the factors of all pairs."""
-        _pairs.rescale(self._pool.rows, np.array(s), np.array(s), self._where, ratio)
-
-    def square_distances(self, origin: int, rows: slice) -> Floats:
-        """Return these columns' part of the squared distances of these devices to all."""
-        return square_distances(self.omega, origin, rows)
 
     def nbytes(self) -> int:
         """Return the bytes of all vectors of pairs."""

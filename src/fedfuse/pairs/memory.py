@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.utils.typing import Floats
 
 Numbers = npt.NDArray[np.int32]
+Folder: TypeAlias = "str | os.PathLike[str] | None"
 
 # Below so many bytes, returning rows to the system is not worth moving others.
 MIN_RETURNED_BYTES = 1 << 26
@@ -41,7 +42,7 @@ class Pool:
     """
 
     def __init__(
-        self, capacity: int, width: int, dtype: npt.DTypeLike, limit: int | None = None, directory: Path | None = None
+        self, capacity: int, width: int, dtype: npt.DTypeLike, limit: int | None = None, directory: Folder = None
     ) -> None:
         self.capacity, self.limit, self.directory = capacity, limit, directory
         self._allowed = free_memory() if limit is None else limit
@@ -50,7 +51,6 @@ class Pool:
         self._space = _reserve(here * row)
         self.rows = _rows(self._space, here, width, dtype)
         self.used, self.on_disk = 0, False
-        self.clean = True  # while no row was returned, the next ones are zeros
         self._returned: Numbers = np.empty(0, np.int32)
 
     @property
@@ -68,7 +68,7 @@ class Pool:
         return self.used - int(self._returned.size)
 
     def take(self, n: int) -> Numbers:
-        """Hand out the numbers of ``n`` rows; their content is undefined, unless the pool is ``clean``."""
+        """Hand out the numbers of ``n`` rows; until some are returned they are zeros, then undefined."""
         old = min(n, self._returned.size)
         again, self._returned = self._returned[:old], self._returned[old:]
         fresh = np.arange(self.used, self.used + n - old, dtype=np.int32)
@@ -79,7 +79,6 @@ class Pool:
     def give_back(self, numbers: Numbers) -> None:
         """Take these rows back."""
         self._returned = np.sort(np.concatenate([self._returned, numbers]))
-        self.clean &= not self._returned.size
 
     def compact(self, where: Numbers) -> None:
         """Return memory to the system where much of it is idle: move rows to the front.
@@ -102,7 +101,7 @@ class Pool:
         if capacity <= self.capacity:
             return self
         pool = Pool(capacity, self.rows.shape[1], self.rows.dtype, self.limit, self.directory)
-        pool._allowed, pool._returned, pool.clean = self._allowed, self._returned, self.clean
+        pool._allowed, pool._returned = self._allowed, self._returned
         pool._make_room(self.used)
         pool.used = self.used
         pool.rows[: self.used] = self.rows[: self.used]
@@ -115,10 +114,10 @@ class Pool:
         if self.directory is None:
             raise FedfuseError(
                 f"{n:,} pairs of devices are within reach of the penalty; their vectors of {self.rows.shape[1]:,} "
-                f"numbers take {_text(n * self.row_bytes)}, and {_text(self._allowed)} are allowed: start warm, take a "
-                "smaller lambda, raise memory, or name a directory for spill"
+                f"numbers take {n * self.row_bytes / 1e3:,.0f} kB, and {self._allowed / 1e3:,.0f} kB are allowed: "
+                "start warm, take a smaller lambda, raise memory, or name a directory for spill"
             )
-        space = _reserve_file(self.capacity * self.row_bytes, self.directory)
+        space = _reserve_file(self.capacity * self.row_bytes, Path(self.directory))
         rows = _rows(space, self.capacity, self.rows.shape[1], self.rows.dtype)
         rows[: self.used] = self.rows[: self.used]
         self._space, self.rows, self.on_disk = space, rows, True
@@ -157,16 +156,3 @@ def _reserve_file(size: int, directory: Path) -> mmap.mmap:
     with tempfile.TemporaryFile(dir=directory, prefix="pairs-") as file:
         file.truncate(max(size, 1))
         return mmap.mmap(file.fileno(), max(size, 1))
-
-
-def _text(size: float) -> str:
-    """Format a number of bytes.
-
-    >>> _text(19_764_000_000)
-    '19.8 GB'
-    """
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

@@ -6,21 +6,12 @@ Arrays (`pairs.layout`) and formulas are those of `pairs.pair_kernels`, for all 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from fedfuse.pairs.layout import FAR, ROUND_DOWN, Pairs, devices_of, pair_count
 from fedfuse.pairs.memory import Numbers, Pool
 from fedfuse.utils.typing import Bools, Floats, Ints
-
-
-class UpdatedPairs(NamedTuple):
-    """Results of a round."""
-
-    primal: float  # sums of squared residuals
-    dual: float
-    left: Numbers  # rows of pairs that have become far
 
 
 def update_pairs(
@@ -31,8 +22,11 @@ def update_pairs(
     shrink: Callable[[Floats], Floats],
     reach: float,
     pool: Pool,
-) -> UpdatedPairs:
-    """Update every pair of these devices, which have moved from ``before``; ``pool`` has the rows of ``pairs``."""
+) -> tuple[float, float, Numbers]:
+    """Update every pair of these devices, which have moved from ``before``; ``pool`` has the rows of ``pairs``.
+
+    Returns the sums of squared primal and dual residuals, and the rows of pairs that have become far.
+    """
     d = omega.shape[1]
     p, lo, hi = _touched_pairs(len(omega), active)
     apart, was = omega[lo] - omega[hi], before[lo] - before[hi]
@@ -44,15 +38,15 @@ def update_pairs(
     old = pairs.delta[place, :d]
     new = apart + (1 - s_old)[:, None] * old
     norms = np.sqrt(row_squares(new))
-    s_new = shrink(np.nan_to_num(norms, nan=0.0)).astype(s_old.dtype)
+    s_new = shrink(norms).astype(s_old.dtype)
     pairs.delta[place, :d], pairs.s[p], pairs.r[p] = new, s_new, norms
     # omega_i - omega_j - theta is the change of v / rho = (1 - s) delta; theta is s delta
     primal = _square_changes(1 - s_new, new, 1 - s_old, old).sum()
     dual += _square_changes(s_new, new, s_old, old).sum()
     far = (s_old == 1) & (s_new == 1)
     pairs.where[p[far]] = FAR
-    total_sums(pairs, omega)
-    return UpdatedPairs(float(primal), float(dual), place[far])
+    _set_sums(pairs, omega)
+    return float(primal), float(dual), place[far]
 
 
 def _touched_pairs(m: int, active: Ints) -> tuple[Ints, Ints, Ints]:
@@ -77,7 +71,7 @@ def _enter(pairs: Pairs, p: Ints, apart: Floats, was: Floats, reach: float, pool
     return stays
 
 
-def total_sums(pairs: Pairs, omega: Floats) -> None:
+def _set_sums(pairs: Pairs, omega: Floats) -> None:
     """Build the sums of all devices anew from the stored pairs."""
     near = np.flatnonzero(pairs.where >= 0)
     lo, hi = devices_of(near)
@@ -87,15 +81,6 @@ def total_sums(pairs: Pairs, omega: Floats) -> None:
     pairs.sums[:] = 0
     np.add.at(pairs.sums, lo, part)
     np.subtract.at(pairs.sums, hi, part)
-
-
-def rescale(pairs: Pairs, ratio: float) -> None:
-    """As `pairs.pair_kernels.rescale`."""
-    stretch = pairs.s + ratio * (1 - pairs.s)
-    p = np.flatnonzero((stretch > 0) & (pairs.s != 1))  # so they are near
-    pairs.delta[pairs.where[p]] *= stretch[p, None]
-    pairs.r[p] *= stretch[p]
-    pairs.s[p] /= stretch[p]
 
 
 def row_squares(rows: Floats) -> Floats:

@@ -396,10 +396,9 @@ def fill_entering(pairs: Any, near: Any, omega: Any, turn: Any, due: Any, rows: 
 def gather_sums(rows: Any, active: Any, sums: Any, jobs: Any) -> None:
     """Set the sums of active devices to what all chunks have collected."""
     for b in jobs:
-        target, source = sums[active[b]], rows[0, b]
-        for e in range(target.size):
-            target[e] = source[e]
-        for c in range(1, rows.shape[0]):
+        target = sums[active[b]]
+        _clear(target)
+        for c in range(rows.shape[0]):
             _add(rows[c, b], target)
 
 
@@ -472,39 +471,6 @@ def anchors(omega: Any, sums: Any, devices: Any, zeta: Any) -> None:
         row, own, total = zeta[b], omega[devices[b]], sums[devices[b]]
         for e in range(row.size):
             row[e] = own[e] + share * total[e]
-
-
-@kernel(fastmath=FASTMATH)
-def total_sums(pairs: Any, omega: Any, jobs: Any) -> None:
-    """Build the sums of these devices anew from the stored pairs."""
-    delta, s, _, where, sums = pairs
-    for i in jobs:
-        total, mine = sums[i], omega[i]
-        for e in range(total.size):
-            total[e] = 0.0
-        for j in range(sums.shape[0]):
-            p = _pair(i, j) if i != j else 0
-            if i != j and where[p] >= 0:
-                gain = np.float64(s[p] + s[p] - 1) * (1 if i < j else -1)
-                row, other = delta[where[p]], omega[j]
-                for e in range(total.size):
-                    total[e] += gain * row[e] - (np.float64(mine[e]) - other[e])
-
-
-@kernel(fastmath=FASTMATH)
-def rescale(delta: Any, s: Any, r: Any, where: Any, ratio: float) -> None:
-    """Keep theta and v when rho changes by rho_old / rho_new = ratio.
-
-    theta = s delta and v / rho_new = ratio (1 - s) delta are again multiples of one vector, which is
-    (s + ratio (1 - s)) delta.
-    """
-    for p in range(s.size):
-        stretch = s[p] + ratio * (1 - s[p])
-        if stretch > 0 and s[p] != 1:  # so it is near
-            for e in range(delta.shape[1]):
-                delta[where[p], e] *= stretch
-            r[p] *= stretch
-            s[p] /= stretch
 
 
 # -- passes over one block of coordinates (`pairs.blocks.CoordinateBlock`). Once norms are known, a pass may go through

@@ -6,11 +6,11 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from fedfuse.errors import FedfuseError
 from fedfuse.pairs.blocks import BlockExecutor, CoordinateBlock
+from fedfuse.pairs.memory import Folder
 from fedfuse.utils.typing import Floats
 
 # Ray gives its helpers 15 seconds to come up, and fails on a busy machine where they take longer.
@@ -25,7 +25,7 @@ class RayBlocks(BlockExecutor):
     By default there is one for every processor of the cluster. All its machines must have fedfuse installed.
     """
 
-    def __init__(self, omega: Floats, blocks: int | None, memory: int | None, spill: Path | None) -> None:
+    def __init__(self, omega: Floats, blocks: int | None, memory: int | None, spill: Folder) -> None:
         self._ray = _connected()
         super().__init__(omega, blocks, memory, spill)
 

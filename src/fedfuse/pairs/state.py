@@ -18,11 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from math import sqrt
 from os import PathLike
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -47,13 +45,15 @@ from fedfuse.pairs.layout import (
     pair_count,
     pair_numbers,
 )
-from fedfuse.pairs.memory import Numbers, Pool
+from fedfuse.pairs.memory import Folder, Numbers, Pool
 from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.utils import alignment
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.lazy import load
 from fedfuse.utils.threads import spread
 from fedfuse.utils.typing import Bools, Bytes, Floats, Ints
+
+Backend = Literal["threads", "ray"]
 
 # Up to so many numbers in all pairs, rounds are done in NumPy: they take milliseconds, and compiling takes seconds.
 MAX_NUMPY_NUMBERS = 1 << 16
@@ -90,19 +90,6 @@ class Residuals:
         return max(self.primal, self.dual, self.moved)
 
 
-class Room(NamedTuple):
-    """Where the vectors of pairs live: settings of `FusionState`."""
-
-    memory: int | None = None
-    spill: str | PathLike[str] | None = None
-    backend: str | None = None
-    blocks: int | None = None
-
-    @property
-    def directory(self) -> Path | None:
-        return None if self.spill is None else Path(self.spill)
-
-
 class FusionState:
     """Parameters ``omega`` (m x d) and the compact state of their pairs.
 
@@ -128,9 +115,6 @@ class FusionState:
         ``"ray"``, actors of a Ray cluster with one block each. Iterates are the same up to rounding.
     blocks
         How many blocks. By default a process has up to eight, by ``d`` alone; Ray one for every processor it has.
-    collapse
-        Represent devices once that have been fused for about so many rounds (`pairs.collapsed`): memory and work of a
-        group are then those of its devices, not of its pairs. Off by default, since it is exact in simple cases only.
 
     Examples
     --------
@@ -145,9 +129,9 @@ class FusionState:
     _adjacency: Bytes | None = None
     _sums: Floats
 
-    def __new__(cls, *_: Any, backend: str | None = None, collapse: int | None = None, **__: Any) -> FusionState:
-        """Choose the class by backend and collapse, as `pathlib.Path` does by platform."""
-        return super().__new__(_kind(backend, collapse) if cls is FusionState else cls)
+    def __new__(cls, *_: Any, backend: str | None = None, **__: Any) -> FusionState:
+        """Choose the class by backend, as `pathlib.Path` does by platform."""
+        return super().__new__(_kind(backend) if cls is FusionState else cls)
 
     def __init__(
         self,
@@ -158,10 +142,9 @@ class FusionState:
         warm: bool = False,
         dtype: npt.DTypeLike = np.float32,
         memory: int | None = None,
-        spill: str | PathLike[str] | None = None,
+        spill: Folder = None,
         backend: str | None = None,
         blocks: int | None = None,
-        collapse: int | None = None,
     ) -> None:
         self.omega: Floats = np.array(omega, dtype=dtype, order="C")
         if self.omega.ndim != 2:
@@ -171,22 +154,21 @@ class FusionState:
         pairs = pair_count(self.m)
         self.s: Floats = np.ones(pairs, dtype)
         self.r: Floats = np.zeros(pairs, dtype)
-        self._allocate(Room(memory, spill, backend, blocks))
-        if warm:
-            self.restart_pairs()
-        else:
+        self._allocate(memory, spill, backend, blocks)
+        if not warm:
             self._set_vectors(np.arange(pairs))
             total = self.omega.sum(axis=0, dtype=np.float64)
             self._sums = np.asarray(total - self.m * self.omega.astype(np.float64))
 
-    def _allocate(self, room: Room) -> None:
+    def _allocate(
+        self, memory: int | None = None, spill: Folder = None, backend: str | None = None, blocks: int | None = None
+    ) -> None:
         """Make room for vectors; all pairs are far."""
-        if room.blocks is not None:  # with a backend this is another class
-            raise FedfuseError("blocks need a backend: 'threads' or 'ray'")
+        check_backend(backend, blocks)
         d, itemsize = self.d, self.omega.itemsize
         # long rows are whole cache lines; in short ones that would cost more memory than it is worth
         width = alignment.whole(d, self.omega.dtype) if d * itemsize >= 16 * alignment.LINE else d
-        self._pool = Pool(len(self.s), width, self.omega.dtype, room.memory, room.directory)
+        self._pool = Pool(len(self.s), width, self.omega.dtype, memory, spill)
         self._where: Numbers = np.full(len(self.s), FAR, np.int32)
         self._sums = np.zeros(self.omega.shape)
         self._squares = row_squares(self.omega)
@@ -195,8 +177,8 @@ class FusionState:
     def _set_vectors(self, pairs: Ints, delta: Floats | None = None) -> None:
         """Give vectors to these pairs, by default zeros."""
         self._where[pairs] = places = self._pool.take(pairs.size)
-        if delta is not None or not self._pool.clean:  # pages of zeros need not be in memory
-            self._pool.rows[places, : self.d] = 0 if delta is None else delta
+        if delta is not None:  # new rows are zeros, whose pages need not be in memory
+            self._pool.rows[places, : self.d] = delta
 
     def _vectors(self, pairs: Ints) -> Floats:
         """Return the vectors of these near pairs."""
@@ -236,21 +218,6 @@ class FusionState:
     def rho(self) -> float:
         return self._rho
 
-    @rho.setter
-    def rho(self, rho: float) -> None:
-        """Change rho; theta and v stay what they are."""
-        self._penalty.check(rho)
-        self._rescale(self._rho / rho)
-        self._rho = rho
-        self._pieces = self._penalty.pieces(rho)
-        self.recompute_anchors()
-
-    def _rescale(self, ratio: float) -> None:
-        if self._small:
-            numpy_state.rescale(self._all, ratio)
-        else:
-            _pairs.rescale(self._pool.rows, self.s, self.r, self._where, ratio)
-
     @property
     def nbytes(self) -> int:
         """Bytes of the pair state."""
@@ -267,9 +234,6 @@ class FusionState:
             )
         if not active.size:
             return Residuals(0.0, 0.0, 0.0)
-        return self._update(active, new)
-
-    def _update(self, active: Ints, new: Floats) -> Residuals:
         moved, size, primal, dual = self._update_squares(active, new)
         scale, touched = sqrt(size / self.m) or 1.0, max(_touched_pairs(self.m, active.size), 1)
         # a dual residual that is a difference may round below zero
@@ -285,22 +249,16 @@ class FusionState:
         before = self.omega.copy()
         self.omega[active] = new
         try:
-            end = numpy_state.update_pairs(
-                self._all,
-                self.omega,
-                before,
-                active,
-                lambda r: self.penalty.shrink(r, self.rho),
-                self._reach,
-                self._pool,
+            primal, dual, left = numpy_state.update_pairs(
+                self._all, self.omega, before, active, self._shrink, self._reach, self._pool
             )
         except FedfuseError:
             self.omega[:] = before
             raise
-        self._return_rows(end.left)
+        self._return_rows(left)
         self._squares = row_squares(self.omega)
         moved = row_squares(self.omega[active] - before[active]).sum()
-        return float(moved), float(self._squares.sum()), end.primal, end.dual
+        return float(moved), float(self._squares.sum()), primal, dual
 
     def _update_compiled(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
         if np.may_share_memory(new, self.omega):
@@ -332,25 +290,22 @@ class FusionState:
             _pairs.anchors(self.omega, self._sums, index, zeta)
         return zeta
 
-    def admit(self, omega: npt.ArrayLike, *, warm: bool = True) -> Ints:
+    def admit(self, omega: npt.ArrayLike) -> Ints:
         """Add newcomers (one vector, or one row each); return their numbers. No other parameters change.
 
-        With ``warm`` a newcomer starts without a pull (theta = omega_i - omega_j); else from theta = 0.
+        A newcomer starts without a pull: theta = omega_i - omega_j.
         """
         new = np.atleast_2d(np.asarray(omega, dtype=self.omega.dtype))
         if new.shape[1] != self.d:
             raise FedfuseError(f"a newcomer needs {self.d} parameters, got {new.shape[1]}")
-        before, known = self.m, len(self.s)
+        before = self.m
         self._bounds.reset_paths(self.r, self._where)
         self._add_devices(new)
         self._bounds, self._adjacency = DistanceBounds(self.m), None
-        added = np.arange(known, pair_count(self.m))
-        self.s = np.concatenate([self.s, np.ones(added.size, self.s.dtype)])
-        self.r = np.concatenate([self.r, np.zeros(added.size, self.r.dtype)])
-        self._where = np.concatenate([self._where, np.full(added.size, FAR, np.int32)])
-        if not warm:
-            self._set_vectors(added)
-            self.recompute_anchors()
+        added = pair_count(self.m) - len(self.s)
+        self.s = np.concatenate([self.s, np.ones(added, self.s.dtype)])
+        self.r = np.concatenate([self.r, np.zeros(added, self.r.dtype)])
+        self._where = np.concatenate([self._where, np.full(added, FAR, np.int32)])
         return np.arange(before, self.m)
 
     def _add_devices(self, new: Floats) -> None:
@@ -358,22 +313,6 @@ class FusionState:
         self._pool = self._pool.grown(pair_count(self.m))
         self._sums = np.concatenate([self._sums, np.zeros(new.shape)])
         self._squares = np.concatenate([self._squares, row_squares(new)])
-
-    def restart_pairs(self) -> None:
-        """Forget all pairs: theta_ij = omega_i - omega_j, v_ij = 0."""
-        self._pool.give_back(self._where[self._where >= 0])
-        self.s[:], self.r[:], self._where[:] = 1, 0, FAR
-        self._bounds, self._adjacency = DistanceBounds(self.m), None
-        self._sums[:] = 0
-        self._pool.compact(self._where)
-
-    def recompute_anchors(self) -> None:
-        """Build all anchor sums anew from the stored pairs."""
-        if self._small:
-            numpy_state.total_sums(self._all, self.omega)
-            return
-        work = np.full(self.m, WORK_PER_NUMBER * self.m * self.d)
-        spread(lambda jobs: _pairs.total_sums(self._all, self.omega, jobs), work)
 
     def norms(self) -> Floats:
         """Return ||theta_ij|| for all pairs (m x m, symmetric)."""
@@ -415,12 +354,9 @@ class FusionState:
         """Return ||omega_i - omega_j|| for these devices and all (m x m)."""
         # the shortest, not the mean, which a single lying device can move as far as it likes
         origin = int(row_squares(self.omega).argmin()) if self.m else 0
-        squares = self._square_distances(origin, rows)
+        squares = _square_distances(self.omega, origin, rows)
         squares[np.arange(len(squares)), np.arange(self.m)[rows]] = 0.0
         return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
-
-    def _square_distances(self, origin: int, rows: slice) -> Floats:
-        return square_distances(self.omega, origin, rows)
 
     def theta(self, i: int, j: int) -> Floats:
         """Return theta_ij."""
@@ -454,22 +390,16 @@ class FusionState:
 
     @classmethod
     def unpack(cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, **room: Any) -> FusionState:
-        """Build the state that `pack` took apart; ``room``: memory, spill, backend, blocks, collapse."""
-        return _kind(room.get("backend"), room.get("collapse"))._restored(arrays, penalty, **room)
-
-    @classmethod
-    def _restored(
-        cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, *, collapse: int | None = None, **room: Any
-    ) -> FusionState:
+        """Build the state that `pack` took apart; ``room``: memory, spill, backend, blocks."""
         near, delta, s, r, sums, omega = (arrays[name] for name in ("near", "delta", "s", "r", "sums", "omega"))
         (m, d), pairs = omega.shape, pair_count(len(omega))
         shapes = [delta.shape, s.shape, r.shape, sums.shape]
         if shapes != [(near.size, d), (pairs,), (pairs,), (m, d)] or (near >= pairs).any():
             raise FedfuseError("the arrays of this fusion state do not fit each other")
-        state = object.__new__(cls)
+        state = object.__new__(_kind(room.get("backend")))
         state.omega, state.s, state.r, state._rho = omega.copy(), s.copy(), r.copy(), float(arrays["rho"][0])
         state.penalty = penalty
-        state._allocate(Room(**room))
+        state._allocate(**room)
         state._set_vectors(near, delta)
         state._sums = sums.copy()
         return state
@@ -498,6 +428,9 @@ class FusionState:
     @property
     def _all(self) -> Pairs:
         return Pairs(self._pool.rows, self.s, self.r, self._where, self._sums)
+
+    def _shrink(self, r: Floats) -> Floats:
+        return self.penalty.shrink(np.nan_to_num(r, nan=0.0), self.rho)
 
     @property
     def _reach(self) -> float:
@@ -592,13 +525,8 @@ class FusionState:
         if self._adjacency is not None:
             return self._adjacency
         self._adjacency = near = alignment.zeros(self.m**2, np.uint8).reshape(self.m, self.m)
-        if not self._pool.live:
-            return near
-        for hi in range(1, self.m):
-            near[hi, :hi] = self._where[hi * (hi - 1) // 2 : hi * (hi + 1) // 2] >= 0
-        n = DISTANCE_ROWS
-        for a, b in product(range(0, self.m, n), repeat=2):
-            near[a : a + n, b : b + n] |= near[b : b + n, a : a + n].T
+        lo, hi = devices_of(self.near)
+        near[lo, hi] = near[hi, lo] = 1
         return near
 
     def _gather(self, active: Ints, scratch: Scratch) -> None:
@@ -626,16 +554,22 @@ class FusionState:
             self._pool.compact(self._where)
 
 
-def _kind(backend: str | None, collapse: int | None) -> type[FusionState]:
-    """Return the class for these settings."""
-    if collapse is not None:
-        return cast("type[FusionState]", load("fedfuse.pairs.collapsed:CollapsingState"))
-    if backend is not None:
-        return cast("type[FusionState]", load("fedfuse.pairs.blocks:BlockedState"))
-    return FusionState
+def _kind(backend: str | None) -> type[FusionState]:
+    """Return the class for this backend."""
+    return FusionState if backend is None else cast("type[FusionState]", load("fedfuse.pairs.blocks:BlockedState"))
 
 
-def square_distances(omega: Floats, origin: int, rows: slice) -> Floats:
+def check_backend(backend: str | None, blocks: int | None) -> None:
+    """Raise an error unless these settings are valid."""
+    if backend not in (None, *get_args(Backend)):
+        raise FedfuseError(f"backend must be 'threads' or 'ray', got {backend!r}")
+    if blocks is not None and backend is None:
+        raise FedfuseError("blocks need a backend: 'threads' or 'ray'")
+    if blocks is not None and blocks < 1:
+        raise FedfuseError(f"blocks must be at least 1, got {blocks}")
+
+
+def _square_distances(omega: Floats, origin: int, rows: slice) -> Floats:
     """Return ||omega_i - omega_j||^2 of these rows and all, by matrix products in double precision.
 
     The product formula loses digits where rows share a large part, so row ``origin`` is taken from all first.

@@ -142,8 +142,11 @@ class Store:
 def modern_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return a method's configuration as it is written today.
 
-    Version 0.1.0 called the fusion tree FPFC with ``lam="auto"``.
+    Version 0.1.0 called the fusion tree FPFC with ``lam="auto"``, and FPFC had an option ``collapse``.
     """
+    config = {name: value for name, value in config.items() if name != "collapse"}
+    if isinstance(config.get("inner"), dict):
+        config["inner"] = modern_config(config["inner"])
     if config.get("method") != "fpfc" or config.get("lam") != "auto":
         return config
     common = ("start", "work", "rows", "robust")
