@@ -1,9 +1,10 @@
-"""The one exception that bad input raises, and the guess what was meant."""
+"""The one exception that bad input raises, the guess what was meant, and checks of settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any, get_args
 
 
 class FedfuseError(ValueError):
@@ -21,3 +22,16 @@ def guess(word: str, known: Iterable[str]) -> str:
     """
     near = get_close_matches(word, list(known), n=1)
     return f"did you mean {near[0]!r}? " if near else ""
+
+
+def check_choice(name: str, value: object, allowed: Any) -> None:
+    """Raise unless a setting is one of the words of a ``Literal``.
+
+    >>> from typing import Literal
+    >>> check_choice("linkage", "ward", Literal["average", "complete", "single"])
+    Traceback (most recent call last):
+    fedfuse.errors.FedfuseError: linkage must be 'average', 'complete' or 'single', got 'ward'
+    """
+    words = [repr(word) for word in get_args(allowed)]
+    if value not in get_args(allowed):
+        raise FedfuseError(f"{name} must be {', '.join(words[:-1])} or {words[-1]}, got {value!r}")

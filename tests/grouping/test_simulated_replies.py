@@ -11,8 +11,8 @@ from fedfuse.engines import InProcess
 from fedfuse.grouping.simulated_replies import SimulatedReplies
 from fedfuse.models import LinearRegression
 from fedfuse.protocol.local_work import Work
-from fedfuse.protocol.reply_checks import possible_summary
-from fedfuse.protocol.sufficient_statistics import Summary
+from fedfuse.protocol.reply_checks import possible_statistics
+from fedfuse.protocol.sufficient_statistics import SufficientStatistics
 from fedfuse.protocol.tasks import (
     FitLocally,
     Gradient,
@@ -76,7 +76,8 @@ def test_parts_add_up(n, k, seed):
 
     def summary(rows):
         mean = rows.mean(axis=0) if len(rows) else np.zeros(3)
-        return Summary(np.array([len(rows)]), mean[None], ((rows - mean).T @ (rows - mean) / max(len(rows), 1))[None])
+        covariance = (rows - mean).T @ (rows - mean) / max(len(rows), 1)
+        return SufficientStatistics(np.array([len(rows)]), mean[None], covariance[None])
 
     whole, parts = summary(table), summary(table[:n]) + summary(table[n:])
     np.testing.assert_allclose(parts.mean, whole.mean, atol=1e-12)
@@ -93,7 +94,7 @@ def test_honest_summaries_are_possible(n, p, power, seed):
     federation = ff.Federation.from_arrays([(X, X.sum(axis=1))] * 2, validation=0.2 if n > 9 else 0.0)
     engine = InProcess(federation, LinearRegression().sized(p + 2, 0), dtype="float64")
     for i, answer in enumerate(perform(engine, SendSufficientStatistics(p + 3), 2)):
-        assert possible_summary(answer, [int(federation.rows(part).counts[i]) for part in ("train", "validation")])
+        assert possible_statistics(answer, [int(federation.rows(part).counts[i]) for part in ("train", "validation")])
 
 
 @pytest.mark.parametrize("attack", ["same-value", "sign-flip", "gaussian", "inner-product"])

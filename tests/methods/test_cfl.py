@@ -7,8 +7,9 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.cfl import PATIENCE, bipartition, cosines
-from fedfuse.methods.method import FederationInfo, RunSummary
+from fedfuse.methods.cfl import MIN_ROUNDS_BEFORE_CUT, bipartition, cosines
+from fedfuse.methods.method import FederationInfo
+from fedfuse.methods.mixins import RunSummary
 from fedfuse.models import LinearRegression
 from fedfuse.protocol.tasks import Install, PeekModel, Train
 from fedfuse.training.fit import fit
@@ -41,7 +42,7 @@ def test_single_linkage_makes_the_largest_cosine_across_the_cut_least():
         assert C[np.ix_(first, ~first)].max() == pytest.approx(min(C[np.ix_(w, ~w)].max() for w in ways))
 
 
-def state_of(m, d=2, rounds=PATIENCE, **settings):
+def state_of(m, d=2, rounds=MIN_ROUNDS_BEFORE_CUT, **settings):
     """The state of a federation of equal devices, so many rounds old."""
     counts = {"train+validation": np.ones(m, np.int64)}
     info = FederationInfo(
@@ -96,7 +97,7 @@ def test_when_a_cluster_is_cut(updates, cut):
     assert (len(state.models) == 2) == cut
 
 
-@pytest.mark.parametrize("rounds", [0, PATIENCE - 1, PATIENCE])
+@pytest.mark.parametrize("rounds", [0, MIN_ROUNDS_BEFORE_CUT - 1, MIN_ROUNDS_BEFORE_CUT])
 def test_nothing_is_cut_in_the_first_twenty_rounds(rounds):
     method, state = state_of(4, rounds=rounds)
     told(method, state, {0: E1, 1: -E1, 2: E1, 3: -E1})
@@ -147,12 +148,12 @@ def test_groups_of_lines_are_told_apart_and_devices_know_what_the_server_knows()
     run = begun(
         federation,
         ff.CFL(eps1=0.2, eps2=0.3, work=ff.Work(steps=1, lr=0.25)),
-        participation=lambda k, m: np.arange(6) if k == PATIENCE else rng.choice(6, 4, replace=False),
+        participation=lambda k, m: np.arange(6) if k == MIN_ROUNDS_BEFORE_CUT else rng.choice(6, 4, replace=False),
     )
     for k in range(33):
         run.round()
         np.testing.assert_array_equal(run.transport.look([PeekModel()] * 6), run.rule.current(run.state).models)
-        assert len(run.state.models) == 1 or k >= PATIENCE
+        assert len(run.state.models) == 1 or k >= MIN_ROUNDS_BEFORE_CUT
     result = run.result()
     assert result.labels.tolist() == [0, 1, 1, 0, 0, 1]
     np.testing.assert_allclose(result.models[:, 0], [1, -1, -1, 1, 1, -1], atol=1e-2)

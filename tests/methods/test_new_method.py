@@ -21,7 +21,7 @@ WORK = ff.Work(steps=5, lr=0.05)
 def registered():
     METHODS.add(FedProx)
     yield
-    METHODS.remove("fedprox")
+    del METHODS["fedprox"]
 
 
 def test_it_is_short():

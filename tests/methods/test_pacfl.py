@@ -10,7 +10,7 @@ import fedfuse as ff
 from fedfuse.core.partitions import adjusted_rand, canonical
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.pacfl import NUMBERS, agglomerated, angle, proximities, thresholds
+from fedfuse.methods.pacfl import N_GROUPS_CANDIDATES, agglomerated, angle, proximities, thresholds
 from fedfuse.training.fit import fit
 from support.planted import begun, descended, planted
 
@@ -88,7 +88,7 @@ def test_candidates_are_numbers_of_clusters():
     rng = np.random.default_rng(4)
     A = proximities([basis(rng, 20, 2) for _ in range(30)])
     counts = [int(agglomerated(A, t).max()) + 1 for t in thresholds(A)]
-    assert counts == [30, *sorted((n for n in NUMBERS if n < 30), reverse=True)]
+    assert counts == [30, *sorted((n for n in N_GROUPS_CANDIDATES if n < 30), reverse=True)]
     assert len(thresholds(np.zeros((1, 1)))) == 1
     assert len(thresholds(np.zeros((5, 5)))) == 2  # all alike: one cluster, whatever it is
 

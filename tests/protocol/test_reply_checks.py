@@ -193,7 +193,7 @@ def test_everybody_believed_is_ruin():
 
 
 def test_an_unknown_way_to_pool():
-    with pytest.raises(FedfuseError, match="robust must be one of none, screen, median, trimmed, krum"):
+    with pytest.raises(FedfuseError, match="robust must be 'none', 'screen', 'median', 'trimmed' or 'krum'"):
         ff.FusionTree(robust="mean")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.lambda_path import ONWARDS, LambdaPath
+from fedfuse.grouping.lambda_path import FINAL_STAGE, LambdaPath
 from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.registry import from_config
 from fedfuse.studies.tune import Tuning, is_tuning, tune
@@ -41,9 +41,9 @@ def test_warm_up_stops_when_validation_falls_and_goes_back():
     assert tuning.table["lam"].tolist() == [0, 0.4, 20.0]  # 40 was never tried
     assert tuning.lam == 0.4
     stages = tuning.curve["stage"].tolist()
-    assert stages.index(ONWARDS) == tuning.table["rounds"].sum()
+    assert stages.index(FINAL_STAGE) == tuning.table["rounds"].sum()
     # from the snapshot on: as good as when it was left, and not as bad as the last lambda
-    onwards = tuning.curve[tuning.curve["stage"] == ONWARDS]
+    onwards = tuning.curve[tuning.curve["stage"] == FINAL_STAGE]
     assert onwards["validation"].iloc[0] == pytest.approx(tuning.table["validation"][1], rel=0.05)
     assert keep.run.state.fusion.pairs.penalty.lam == 0.4
 

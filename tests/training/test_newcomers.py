@@ -12,7 +12,7 @@ import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.fpfc import MAX_ADMISSION_ROUNDS_SGD
-from fedfuse.methods.method import RunSummary
+from fedfuse.methods.mixins import RunSummary
 from fedfuse.methods.registry import METHODS
 from fedfuse.protocol.local_work import Decay
 from fedfuse.training.fit import fit

@@ -16,7 +16,8 @@ import scipy
 
 from fedfuse.utils.typing import Bools, Floats, Ints
 
-Z = 1.645  # one-sided, 5 %
+# Standard errors by which a partition is significantly worse (one-sided, 5 %).
+WORSE_ZSCORE = 1.645
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Tree:
             total[self.n + k] = total[a] + total[b]
         return np.asarray(total[self.n :, :-1] / total[self.n :, -1:])
 
-    def cut(self, judgements: Sequence[PairedLosses], certain: Bools | None = None, z: float = Z) -> Ints:
+    def cut(self, judgements: Sequence[PairedLosses], certain: Bools | None = None, z: float = WORSE_ZSCORE) -> Ints:
         """Return the label of every leaf.
 
         First the partition with the least total validation loss; then, as in cost-complexity pruning (Breiman et

@@ -14,10 +14,12 @@ import numpy.typing as npt
 
 from fedfuse.utils.typing import Bools, Floats, Ints
 
-MEMORY = 10
-SUFFICIENT = 1e-4  # of the decrease that the slope promises
-SHORTER = 0.3  # a step that fails is cut to this
-GIVE_UP = 12  # cuts in a row before a problem counts as done
+# Steps that the approximation of the Hessian remembers.
+MAX_MEMORY_STEPS = 10
+# Share of the decrease promised by the slope that a step must reach (Armijo).
+SUFFICIENT_DECREASE_RATIO = 1e-4
+# A step that fails is cut to this share; after so many cuts in a row a problem counts as done.
+BACKTRACKING_RATIO, MAX_BACKTRACKS = 0.3, 12
 
 
 @dataclass
@@ -31,7 +33,7 @@ class LBFGS:
     direction: Floats
     step: Floats
     cuts: Ints
-    S: Floats  # (n, MEMORY, d) last steps and
+    S: Floats  # (n, MAX_MEMORY_STEPS, d) last steps and
     Y: Floats  # last changes of the gradient, newest first
     pairs: Ints  # how many of them are filled
     done: Bools
@@ -49,8 +51,8 @@ class LBFGS:
             direction=np.zeros((n, d)),
             step=np.ones(n),
             cuts=np.zeros(n, np.int64),
-            S=np.zeros((n, MEMORY, d)),
-            Y=np.zeros((n, MEMORY, d)),
+            S=np.zeros((n, MAX_MEMORY_STEPS, d)),
+            Y=np.zeros((n, MAX_MEMORY_STEPS, d)),
             pairs=np.zeros(n, np.int64),
             done=np.zeros(n, np.bool_),
         )
@@ -70,7 +72,7 @@ class LBFGS:
     def _tell_one(self, i: int, f: float, g: Floats, tol: float) -> None:
         slope = float(self.direction[i] @ self.g[i])
         first = not np.isfinite(self.f[i])
-        if first or f <= self.f[i] + SUFFICIENT * self.step[i] * slope:
+        if first or f <= self.f[i] + SUFFICIENT_DECREASE_RATIO * self.step[i] * slope:
             if not first:
                 self._remember(i, self.trial[i] - self.x[i], g - self.g[i])
             self.x[i], self.f[i], self.g[i], self.cuts[i] = self.trial[i], f, g, 0
@@ -79,9 +81,9 @@ class LBFGS:
             self.step[i] = 1.0 if self.pairs[i] else min(1.0, 1 / max(float(np.linalg.norm(g)), 1e-300))
             self.done[i] = np.abs(g).max() <= tol
         else:
-            self.step[i] *= SHORTER
+            self.step[i] *= BACKTRACKING_RATIO
             self.cuts[i] += 1
-            self.done[i] = self.cuts[i] >= GIVE_UP
+            self.done[i] = self.cuts[i] >= MAX_BACKTRACKS
         self.trial[i] = self.x[i] if self.done[i] else self.x[i] + self.step[i] * self.direction[i]
 
     def _remember(self, i: int, s: Floats, y: Floats) -> None:
@@ -89,7 +91,7 @@ class LBFGS:
             return
         self.S[i], self.Y[i] = np.roll(self.S[i], 1, axis=0), np.roll(self.Y[i], 1, axis=0)
         self.S[i, 0], self.Y[i, 0] = s, y
-        self.pairs[i] = min(self.pairs[i] + 1, MEMORY)
+        self.pairs[i] = min(self.pairs[i] + 1, MAX_MEMORY_STEPS)
 
     def _times_inverse_hessian(self, i: int, g: Floats) -> Floats:
         """The two-loop recursion."""

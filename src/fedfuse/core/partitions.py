@@ -1,4 +1,4 @@
-"""From fused pairs to clusters: labels, cluster models, agreement with the truth."""
+"""Partitions of devices: labels, mean models of groups, adjusted Rand index."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy.typing as npt
 
 from fedfuse.utils.typing import Floats, Ints
 
-# Edges that are looked at together.
-SOME = 1 << 17
+# Edges that are joined together.
+EDGES_PER_BATCH = 1 << 17
 
 
 def canonical(labels: npt.ArrayLike) -> Ints:
-    """Number clusters in the order in which their first device comes.
+    """Number groups in the order in which their first device comes.
 
     >>> canonical(["b", "a", "b", "c"]).tolist()
     [0, 1, 0, 2]
@@ -41,8 +41,8 @@ def joined(m: int, i: Ints, j: Ints) -> Ints:
     # By hand, since SciPy's takes a tenth of the time of a whole small run to import. Every device points to another of
     # its component, or to itself; where an edge's ends point to different ones, the higher is led to the lower.
     points = np.arange(m)
-    for first in range(0, i.size, SOME):  # what the first edges have joined, the others need not
-        u, v = i[first : first + SOME], j[first : first + SOME]
+    for first in range(0, i.size, EDGES_PER_BATCH):  # what the first edges have joined, the others need not
+        u, v = i[first : first + EDGES_PER_BATCH], j[first : first + EDGES_PER_BATCH]
         while u.size:
             a, b = points[u], points[v]
             apart = a != b
@@ -54,7 +54,7 @@ def joined(m: int, i: Ints, j: Ints) -> Ints:
 
 
 def cluster_means(omega: Floats, labels: Ints, weights: npt.ArrayLike) -> Floats:
-    """Return each cluster's mean parameter vector, weighted by the devices' numbers of rows (float64)."""
+    """Return each group's mean parameter vector, weighted by the devices' numbers of rows (float64)."""
     weight = np.asarray(weights, dtype=np.float64)
     sums = np.zeros((int(labels.max()) + 1, omega.shape[1]))
     np.add.at(sums, labels, weight[:, None] * omega)

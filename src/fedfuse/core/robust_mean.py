@@ -9,12 +9,10 @@ import numpy as np
 from fedfuse.utils.typing import Floats, Ints
 
 Robust: TypeAlias = Literal["none", "screen", "median", "trimmed", "krum"]
-
-
-FAR = 10.0  # times the usual size: further out a device's mean counts as if it were there
-
-
-TRIMMED = 0.2  # of the values, on either side
+# A device's mean further out than so many times the usual size counts as if it were there.
+MAX_MEAN_RATIO = 10.0
+# Share of the values that a trimmed mean leaves out on either side.
+TRIMMED_RATIO = 0.2
 
 
 def pooled_moments(answers: Floats, weights: Ints) -> tuple[Floats, Floats]:
@@ -22,9 +20,9 @@ def pooled_moments(answers: Floats, weights: Ints) -> tuple[Floats, Floats]:
     first, second = np.split(np.asarray(answers, dtype=np.float64), 2, axis=1)
     middle, usual = np.median(first, axis=0), np.median(second, axis=0)
     # a column that is zero on most devices says nothing of what is far
-    reach = np.where(usual > 0, FAR * np.sqrt(usual), np.inf)
+    reach = np.where(usual > 0, MAX_MEAN_RATIO * np.sqrt(usual), np.inf)
     first = np.clip(first, middle - reach, middle + reach)
-    second = np.minimum(second, np.where(usual > 0, 2 * FAR**2 * usual, np.inf))
+    second = np.minimum(second, np.where(usual > 0, 2 * MAX_MEAN_RATIO**2 * usual, np.inf))
     return np.average(first, axis=0, weights=weights), np.average(second, axis=0, weights=weights)
 
 
@@ -41,7 +39,7 @@ def robust_mean(values: Floats, weights: Floats, how: Robust) -> Floats:
     if how == "median":
         return np.asarray(np.median(values, axis=0))
     if how == "trimmed":
-        cut = int(TRIMMED * n)
+        cut = int(TRIMMED_RATIO * n)
         return np.asarray(np.sort(values, axis=0)[cut : n - cut].mean(axis=0))
     if how == "krum" and n > 3:
         keep = central(values)

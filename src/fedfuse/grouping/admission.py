@@ -19,7 +19,8 @@ import scipy
 
 from fedfuse.core.dendrogram import PairedLosses
 from fedfuse.data.federation import Part
-from fedfuse.methods.method import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, FederationInfo, RunSummary
+from fedfuse.methods.method import FederationInfo
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import EvaluateModels, Task, Train
 from fedfuse.utils.typing import Floats
@@ -59,7 +60,7 @@ class AdmitsByLosses(AdmitsNewcomers):
         return (yield from admit_by_losses(known, info, self.work, "train+validation", device))
 
 
-class Comparison(NamedTuple):
+class OwnModelGain(NamedTuple):
     """A newcomer's own model, by how much its mean loss is less than a group's, and the variance of that."""
 
     own: Floats
@@ -69,14 +70,14 @@ class Comparison(NamedTuple):
 
 def _compare(
     model: Floats, info: FederationInfo, work: Work, rows: Part, others: Part
-) -> Generator[Task, Floats, Comparison]:
+) -> Generator[Task, Floats, OwnModelGain]:
     """Train alone on some rows, and compare with a group's model on others."""
     own = yield _train_alone(info, work, rows)
     losses = PairedLosses.read(0, 1, (yield EvaluateModels(model[None], others, own=True)), 2)
-    return Comparison(own, *losses.difference(1, 0))
+    return OwnModelGain(own, *losses.difference(1, 0))
 
 
-def _chance_of_own(*parts: tuple[Comparison, int]) -> float:
+def _chance_of_own(*parts: tuple[OwnModelGain, int]) -> float:
     """Return the chance that own models are better, over rows that are taken together."""
     rows = sum(n for _, n in parts)
     gain, variance = sum(n * c.gain for c, n in parts), sum(n * n * c.variance for c, n in parts)

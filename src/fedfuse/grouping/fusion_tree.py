@@ -47,7 +47,7 @@ from fedfuse.grouping.simulated_replies import sends_statistics
 from fedfuse.grouping.steps import Step, StepMethod, by_name
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.protocol.local_work import Work
-from fedfuse.protocol.reply_checks import SLACK, apart, judged_models, possible_judgement
+from fedfuse.protocol.reply_checks import SOLVER_TOLERANCE, apart, judged_models, possible_judgement
 from fedfuse.protocol.tasks import EvaluateModels, GradientCosine, Install, Task, Train
 from fedfuse.utils.typing import Bools, Floats, Ints
 
@@ -286,7 +286,7 @@ class CheckGradients(Step[FusionTreeState]):
         return np.asarray(np.bincount(state.labels)[state.labels] == 1)
 
     def possible(self, state: FusionTreeState, device: int, answer: Floats) -> bool:
-        return bool(abs(answer[0]) <= 1 + SLACK)
+        return bool(abs(answer[0]) <= 1 + SOLVER_TOLERANCE)
 
     def take(self, state: FusionTreeState) -> str:
         cosines = state.filled(np.zeros((state.info.m, 1)))[:, 0]

@@ -6,7 +6,7 @@
               worse than the one before it, go back to that one and train on with it
 
 Where we depart from the paper: it lets a single small change between two rounds end a lambda. With 30 % of the devices
-in a round such a change is an accident (on S1 it ended lambda = 0.5 after 6 rounds, and tuning with 51 clusters), so
+in a round such a change is an accident (on S1 it ended lambda = 0.5 after 6 rounds, and tuning with 51 groups), so
 warm-up looks at the mean change per round over ten rounds. A lambda is "worse" when it ends worse than the best so far
 by more than tol; what is gone back to is that best one. Separate tuning has converged when no residual exceeds tol, as
 everywhere in fedfuse; a flat validation curve says little there (on S1 that of lambda = 2 is flat from round 30 to 70
@@ -21,11 +21,11 @@ lambda = 0, from their 5 % quantile to the largest: the penalty reaches as far a
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.fpfc import FPFC, FPFCL1, BaseFPFC, FPFCState
 from fedfuse.methods.method import FederationInfo, Method, Outcome
 from fedfuse.methods.state_arrays import Arrays
@@ -35,9 +35,12 @@ from fedfuse.results.result import mean_score
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 Strategy: TypeAlias = Literal["warmup", "separate"]
-LAMBDAS = 8  # besides 0, in a grid that is not given
-SLOPE = 10  # rounds over which warm-up takes the mean change per round
-ONWARDS = "training on"
+# Lambdas besides 0 in a grid that is not given.
+N_LAMBDAS = 8
+# Rounds over which warm-up takes the mean change per round.
+SLOPE_ROUNDS = 10
+# What the history calls the rounds after the choice.
+FINAL_STAGE = "training on"
 
 
 @dataclass
@@ -102,8 +105,7 @@ class LambdaPath(Method[LambdaPathState]):
             raise FedfuseError(
                 f"lambda can be tuned for fpfc and fpfc-l1, not for {getattr(self.inner, 'name', self.inner)}"
             )
-        if self.strategy not in get_args(Strategy):
-            raise FedfuseError(f"strategy must be 'warmup' or 'separate', got {self.strategy!r}")
+        check_choice("strategy", self.strategy, Strategy)
         object.__setattr__(self, "grid", tuple(float(lam) for lam in self.grid))
         if any(b <= a for a, b in zip(self.grid, self.grid[1:], strict=False)):
             raise FedfuseError(f"the grid of lambdas must increase, got {', '.join(f'{g:g}' for g in self.grid)}")
@@ -161,7 +163,7 @@ class LambdaPath(Method[LambdaPathState]):
 
     def _stage(self, state: LambdaPathState) -> str:
         of = f"{state.place + 1} of {len(state.grid)}" if len(state.grid) > 1 else "1"
-        return f"trying {of}" if state.choosing else ONWARDS
+        return f"trying {of}" if state.choosing else FINAL_STAGE
 
     # -- when a lambda is done, and what comes then
 
@@ -170,7 +172,7 @@ class LambdaPath(Method[LambdaPathState]):
             return True
         if self.strategy == "separate":
             return state.age >= self.limit
-        return state.age >= self._cap or _change(state.watched, SLOPE) / SLOPE < self.precision
+        return state.age >= self._cap or _change(state.watched, SLOPE_ROUNDS) / SLOPE_ROUNDS < self.precision
 
     @property
     def _cap(self) -> int:
@@ -229,7 +231,7 @@ class LambdaPath(Method[LambdaPathState]):
         largest = distances.max() / self.inner.reach
         # l1 pulls at any distance, and so acts long before it reaches
         smallest = largest / 50 if isinstance(self.inner, FPFCL1) else np.quantile(distances, 0.05) / self.inner.reach
-        lambdas = np.geomspace(smallest, largest, LAMBDAS)
+        lambdas = np.geomspace(smallest, largest, N_LAMBDAS)
         least = 2 * getattr(self.inner, "xi", 0.0)
         return sorted({float(f"{lam:.3g}") for lam in lambdas if lam > least})
 

@@ -34,7 +34,7 @@ from fedfuse.grouping.pooled_fit import PooledFit, PooledReplies, pool, regroupe
 from fedfuse.grouping.simulated_replies import SimulatedReplies, n_columns, sends_statistics
 from fedfuse.grouping.steps import END, Step, StepMethod, StepState, by_name, found_labels, true_labels
 from fedfuse.methods.method import FederationInfo, Outcome
-from fedfuse.protocol.reply_checks import apart, monotone, possible_moments, possible_summary, supported
+from fedfuse.protocol.reply_checks import apart, monotone, possible_moments, possible_statistics, supported
 from fedfuse.protocol.tasks import (
     SUMMARISED,
     FitLocally,
@@ -153,7 +153,7 @@ class SendStatistics(Step[RefitState]):
         return [SendSufficientStatistics(n_columns(state.info))] * len(devices)
 
     def possible(self, state: RefitState, device: int, answer: Floats) -> bool:
-        return possible_summary(answer, [int(state.info.counts[part][device]) for part in SUMMARISED])
+        return possible_statistics(answer, [int(state.info.counts[part][device]) for part in SUMMARISED])
 
     def skip(self, state: RefitState) -> Bools:
         return np.full(state.info.m, state.simulable is None)

@@ -15,7 +15,7 @@ from itertools import combinations
 import numpy as np
 import scipy
 
-from fedfuse.core.dendrogram import PairedLosses, Tree, Z, alike, sharing
+from fedfuse.core.dendrogram import WORSE_ZSCORE, PairedLosses, Tree, alike, sharing
 from fedfuse.core.partitions import adjusted_rand
 from fedfuse.protocol.reply_checks import apart
 from fedfuse.utils.typing import Bools, Floats, Ints
@@ -101,7 +101,7 @@ def coarsest_good(candidates: Ints, answers: Mapping[int, Floats], rows: Ints, t
         return np.asarray(candidates[0])
     best = int(np.argmin(sum(each.n * each.means for each in losses)))
     worse = np.array([[each.difference(c, best) for each in losses] for c in range(len(candidates))]).sum(axis=1)
-    margins = np.array([Z * sharing(labels[trusted]) for labels in candidates])
+    margins = np.array([WORSE_ZSCORE * sharing(labels[trusted]) for labels in candidates])
     good = np.flatnonzero(worse[:, 0] <= margins * np.sqrt(worse[:, 1]))
     return np.asarray(candidates[good[np.argmin(candidates[good].max(axis=1))]])
 
@@ -152,7 +152,7 @@ class GroupCheck:
             other, z, confidence[i] = best_alternative(losses[-1], first, tried)
             if z < -MOVE_ZSCORE:
                 moved[i] = self.near[c, other]
-        cut = self.tree.cut(losses, certain, z=Z * sharing(labels[~suspects]))
+        cut = self.tree.cut(losses, certain, z=WORSE_ZSCORE * sharing(labels[~suspects]))
         return apart(cut[np.minimum(moved, self.tree.n - 1)], suspects), confidence
 
 

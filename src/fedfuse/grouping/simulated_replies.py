@@ -14,7 +14,7 @@ import numpy as np
 from fedfuse.core.dendrogram import alike
 from fedfuse.data.federation import Part
 from fedfuse.methods.method import FederationInfo
-from fedfuse.protocol.sufficient_statistics import Summary, parts
+from fedfuse.protocol.sufficient_statistics import SufficientStatistics, parts
 from fedfuse.protocol.tasks import (
     SUMMARISED,
     FitLocally,
@@ -55,14 +55,14 @@ class SimulatedReplies:
 
     def __init__(self, sent: Floats, counts: Mapping[str, Ints]) -> None:
         self.uneven = np.asarray(sent[:, -1], np.float64)
-        self._sent = {part: Summary.read(piece, counts[part]) for part, piece in parts(sent).items()}
+        self._sent = {part: SufficientStatistics.read(piece, counts[part]) for part, piece in parts(sent).items()}
         self._now = self._sent
 
     def rescale(self, shift: Floats, scale: Floats) -> None:
         """Take ``(column - shift) / scale`` in place of every column as it was sent."""
         self._now = {name: part.rescaled(shift, scale) for name, part in self._sent.items()}
 
-    def part(self, part: Part, devices: Ints) -> Summary:
+    def part(self, part: Part, devices: Ints) -> SufficientStatistics:
         """Return the summary of these devices' rows."""
         if part == "train+validation":
             return self.part("train", devices) + self.part("validation", devices)

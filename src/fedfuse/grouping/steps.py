@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import InitVar, dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from fedfuse.core.partitions import canonical
 from fedfuse.core.robust_mean import Robust
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.grouping.admission import AdmitsByLosses
 from fedfuse.grouping.simulated_replies import SimulatedReplies
-from fedfuse.methods.method import FederationInfo, GathersReplies, Method, Outcome
+from fedfuse.methods.method import FederationInfo, Method, Outcome
+from fedfuse.methods.mixins import GathersReplies
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.reply_checks import apart
 from fedfuse.protocol.tasks import Task
@@ -173,8 +174,7 @@ class StepMethod(Method[S], GathersReplies, AdmitsByLosses):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.robust not in get_args(Robust):
-            raise FedfuseError(f"robust must be one of {', '.join(get_args(Robust))}, got {self.robust!r}")
+        check_choice("robust", self.robust, Robust)
 
     @abstractmethod
     def steps(self) -> dict[str, Step[Any]]:

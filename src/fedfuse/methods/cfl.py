@@ -1,42 +1,39 @@
-"""CFL: all in one cluster at first, cut in two wherever the members' updates stop agreeing.
+"""CFL: all in one group at first, cut in two wherever the members' updates stop agreeing.
 
 F. Sattler, K.-R. Müller, W. Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization
 under Privacy Constraints (IEEE TNNLS 2020).
 
-    device: Delta_i <- T local steps from its cluster's model, minus that model; sends Delta_i
-    server: in every cluster C, if ||mean Delta|| < eps1 and max ||Delta_i|| > eps2: cut C in two by the cosines of the
+    device: Delta_i <- T local steps from its group's model, minus that model; sends Delta_i
+    server: in every group C, if ||mean Delta|| < eps1 and max ||Delta_i|| > eps2: cut C in two by the cosines of the
             members' updates, such that updates of different parts are alike as little as possible;
             then sends every member of C the mean of its active members' updates
     device: adds it to its model
 
 The original lets all devices take part in every round. With fewer, norms and means are those of the active members, and
-a cluster is cut only when every member has sent an update once; the last one of each counts ("skip"). Nothing is cut in
-the first rounds, nor are clusters of one or two. Members are kept by device number: positions inside a parent, as in
+a group is cut only when every member has sent an update once; the last one of each counts ("skip"). Nothing is cut in
+the first rounds, nor are groups of one or two. Members are kept by device number: positions inside a parent, as in
 well-known code, go wrong from the second cut on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import scipy
 
 from fedfuse.core.partitions import canonical
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.fedavg import averaged
-from fedfuse.methods.method import (
+from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
+from fedfuse.methods.mixins import (
     AdmissionDialogue,
     AdmissionResult,
     AdmitsNewcomers,
     Broadcasts,
-    FederationInfo,
-    Method,
-    Outcome,
     RunSummary,
     Searchable,
-    moved,
 )
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Add, Install, Task, Train
@@ -44,10 +41,12 @@ from fedfuse.utils.typing import Bools, Floats, Ints
 
 Linkage = Literal["complete", "single"]
 Auto = Literal["auto"]
-PATIENCE = 20  # rounds before the first cut
-SMALLEST = 2  # clusters of so many or fewer stay whole
-EPS1 = (0.05, 0.1, 0.2, 0.5, 1.0)  # to choose from; the paper's range is [0, 1],
-RATIOS = (1, 2, 5)  # and [eps1, 10 eps1] for eps2
+# Rounds before the first cut.
+MIN_ROUNDS_BEFORE_CUT = 20
+# Devices of a group that stays whole.
+MAX_UNCUT_DEVICES = 2
+# Candidates for eps1, and for eps2 as a multiple of it; the paper's ranges are [0, 1] and [eps1, 10 eps1].
+EPS1_CANDIDATES, EPS2_RATIO_CANDIDATES = (0.05, 0.1, 0.2, 0.5, 1.0), (1, 2, 5)
 
 
 def cosines(updates: Floats) -> Floats:
@@ -98,10 +97,10 @@ class CFL(Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
     Parameters
     ----------
     eps1, eps2
-        A cluster is cut when its mean update is shorter than ``eps1`` and the longest of its updates is longer than
+        A group is cut when its mean update is shorter than ``eps1`` and the longest of its updates is longer than
         ``eps2``. ``"auto"`` chooses both on validation rows.
     linkage
-        How a cluster is cut, see `bipartition`.
+        How a group is cut, see `bipartition`.
     """
 
     name: ClassVar[str] = "cfl"
@@ -114,17 +113,17 @@ class CFL(Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
         for name, eps in (("eps1", self.eps1), ("eps2", self.eps2)):
             if eps != "auto" and (isinstance(eps, str) or not 0 <= eps < np.inf):
                 raise FedfuseError(f"{name} must be a number of at least 0 or 'auto', got {eps!r}")
-        if self.linkage not in get_args(Linkage):
-            raise FedfuseError(f"linkage must be 'complete' or 'single', got {self.linkage!r}")
+        check_choice("linkage", self.linkage, Linkage)
 
     @property
     def has_open_settings(self) -> bool:
         return "auto" in (self.eps1, self.eps2)
 
     def candidates(self, state: CFLState) -> list[dict[str, Any]]:
-        firsts = EPS1 if self.eps1 == "auto" else (float(self.eps1),)
-        pairs = [(e, e * ratio if self.eps2 == "auto" else float(self.eps2)) for e in firsts for ratio in RATIOS]
-        return [{"eps1": e1, "eps2": e2} for e1, e2 in dict.fromkeys(pairs)]
+        firsts = EPS1_CANDIDATES if self.eps1 == "auto" else (float(self.eps1),)
+        if self.eps2 != "auto":
+            return [{"eps1": e, "eps2": float(self.eps2)} for e in firsts]
+        return [{"eps1": e, "eps2": e * ratio} for e in firsts for ratio in (EPS2_RATIO_CANDIDATES if e else (1,))]
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> CFLState:
         start, m, d = info.initial(self.start).astype(info.dtype), info.m, info.d
@@ -153,24 +152,24 @@ class CFL(Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
         state.age += 1
         updates = np.array(values, dtype=state.info.dtype).reshape(len(devices), state.info.d)
         state.last[devices], state.heard[devices] = updates, True
-        for cluster in range(len(state.models)):
-            if self._apart(state, cluster, devices):
-                self._cut(state, cluster)
+        for group in range(len(state.models)):
+            if self._apart(state, group, devices):
+                self._cut(state, group)
         state.step = self._means(state, devices, updates).astype(state.info.dtype)
         old = state.models
         state.models = old + state.step
         return moved(old, state.models)
 
     def _means(self, state: CFLState, devices: Ints, updates: Floats) -> Floats:
-        """Return every cluster's mean update, over its active members."""
+        """Return every group's mean update, over its active members."""
         rows = state.info.counts[self.rows][devices].astype(np.float64)
         return averaged(np.zeros(state.models.shape), state.labels[devices], updates, rows)
 
-    def _apart(self, state: CFLState, cluster: int, devices: Ints) -> bool:
-        """Whether the cluster has come to rest as a whole and its members have not."""
-        members = state.labels == cluster
+    def _apart(self, state: CFLState, group: int, devices: Ints) -> bool:
+        """Whether the group has come to rest as a whole and its members have not."""
+        members = state.labels == group
         active = devices[members[devices]]
-        if state.age <= PATIENCE or members.sum() <= SMALLEST or not active.size:
+        if state.age <= MIN_ROUNDS_BEFORE_CUT or members.sum() <= MAX_UNCUT_DEVICES or not active.size:
             return False
         updates = state.last[active].astype(np.float64)
         mean = np.average(updates, axis=0, weights=state.info.counts[self.rows][active])
@@ -178,32 +177,32 @@ class CFL(Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
         restless = np.linalg.norm(updates, axis=1).max() > float(self.eps2)
         return bool(at_rest and restless and state.heard[members].all())
 
-    def _cut(self, state: CFLState, cluster: int) -> None:
-        members = np.flatnonzero(state.labels == cluster)
+    def _cut(self, state: CFLState, group: int) -> None:
+        members = np.flatnonzero(state.labels == group)
         first = bipartition(state.last[members], self.linkage)
-        self._remember(state, cluster, members, first)
+        self._remember(state, group, members, first)
         state.labels[members[~first]] = len(state.models)
-        state.models = np.vstack([state.models, state.models[cluster]])
+        state.models = np.vstack([state.models, state.models[group]])
 
-    def _remember(self, state: CFLState, cluster: int, members: Ints, first: Bools) -> None:
-        """Keep the cut: node numbers are cuts first come first, leaves are -1 - cluster."""
-        new, parent = len(state.cut_models), self._leaf(state, cluster)
+    def _remember(self, state: CFLState, group: int, members: Ints, first: Bools) -> None:
+        """Keep the cut: node numbers are cuts first come first, leaves are -1 - group."""
+        new, parent = len(state.cut_models), self._leaf(state, group)
         if parent is not None:
             state.cut_children[parent] = new
-        children = [-1 - cluster, -1 - len(state.models)]
-        state.cut_models = np.vstack([state.cut_models, state.models[cluster]])
+        children = [-1 - group, -1 - len(state.models)]
+        state.cut_models = np.vstack([state.cut_models, state.models[group]])
         state.cut_children = np.vstack([state.cut_children, children])
         state.cut_of = np.concatenate([state.cut_of, np.full(len(members), new)])
         state.cut_side = np.concatenate([state.cut_side, np.where(first, 0, 1)])
         state.cut_updates = np.vstack([state.cut_updates, state.last[members]])
 
-    def _leaf(self, state: CFLState, cluster: int) -> tuple[int, int] | None:
-        """Return where in the tree the cluster hangs: (cut, side), or None for the root."""
-        cut, side = np.nonzero(state.cut_children == -1 - cluster)
+    def _leaf(self, state: CFLState, group: int) -> tuple[int, int] | None:
+        """Return where in the tree the group hangs: (cut, side), or None for the root."""
+        cut, side = np.nonzero(state.cut_children == -1 - group)
         return (int(cut[0]), int(side[0])) if cut.size else None
 
     def broadcast(self, state: CFLState) -> dict[int, Task]:
-        return {i: Add(state.step[cluster]) for i, cluster in enumerate(state.labels)}
+        return {i: Add(state.step[group]) for i, group in enumerate(state.labels)}
 
     def outcome(self, state: CFLState) -> Outcome:
         names = ("models", "cut_models", "cut_children", "cut_of", "cut_side", "cut_updates")

@@ -1,4 +1,4 @@
-"""FedAvg, and FedAvg within clusters.
+"""FedAvg, and the mean within each group that other methods share.
 
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-Efficient Learning of Deep Networks
 from Decentralized Data (AISTATS 2017).
@@ -16,28 +16,18 @@ from typing import ClassVar
 import numpy as np
 
 from fedfuse.core.partitions import canonical
-from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import (
-    AdmissionDialogue,
-    AdmissionResult,
-    AdmitsNewcomers,
-    FederationInfo,
-    Method,
-    Outcome,
-    RunSummary,
-    TakesSingleReplies,
-    moved,
-)
+from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, TakesSingleReplies
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
 
-def averaged(models: Floats, clusters: Ints, values: Floats, weights: Floats) -> Floats:
-    """Return one weighted mean of ``values`` per cluster; a cluster of which nobody is here keeps its model."""
+def averaged(models: Floats, labels: Ints, values: Floats, weights: Floats) -> Floats:
+    """Return one weighted mean of ``values`` per group; a group without active members keeps its model."""
     total = np.zeros(models.shape)
-    np.add.at(total, clusters, weights[:, None] * values)
-    weight = np.bincount(clusters, weights, len(models))
+    np.add.at(total, labels, weights[:, None] * values)
+    weight = np.bincount(labels, weights, len(models))
     here = weight > 0
     new: Floats = models.copy()
     new[here] = total[here] / weight[here, None]
@@ -55,7 +45,7 @@ class GroupModels:
 
 @dataclass(frozen=True)
 class Averaging(Method[GroupModels]):
-    """Every cluster's model is the mean of what its active members made of it."""
+    """Every group's model is the mean of what its active members made of it."""
 
     def _state(self, info: FederationInfo, labels: Ints) -> GroupModels:
         models = np.tile(info.initial(self.start), (int(labels.max()) + 1, 1)).astype(info.dtype)
@@ -99,17 +89,3 @@ class FedAvg(Averaging, TakesSingleReplies, AdmitsNewcomers):
         """Use the model as it is."""
         yield Install(known.models[0])
         return AdmissionResult(known.models[0])
-
-
-@dataclass(frozen=True)
-class ClusteredFedAvg(Averaging):
-    """FedAvg within clusters that are given (one number per device), or that the method before has found."""
-
-    name: ClassVar[str] = "clustered-fedavg"
-    given_labels: tuple[int, ...] = ()
-
-    def init(self, info: FederationInfo, previous: Outcome | None = None) -> GroupModels:
-        labels = np.array(self.given_labels, np.int64) if previous is None else previous.labels
-        if labels.shape != (info.m,):
-            raise FedfuseError(f"clusters must be given for {info.m} devices, got {labels.size}")
-        return self._state(info, canonical(labels))

@@ -27,17 +27,9 @@ import numpy as np
 from fedfuse.core.partitions import cluster_means
 from fedfuse.core.penalties import L1, Penalty, SmoothedSCAD
 from fedfuse.core.robust_mean import Robust
-from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import (
-    AdmissionDialogue,
-    AdmissionResult,
-    AdmitsNewcomers,
-    FederationInfo,
-    Method,
-    Outcome,
-    RunSummary,
-    TakesSingleReplies,
-)
+from fedfuse.errors import FedfuseError, check_choice
+from fedfuse.methods.method import FederationInfo, Method, Outcome
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, TakesSingleReplies
 from fedfuse.methods.state_arrays import Arrays
 from fedfuse.pairs.newcomer_pairs import NewcomerPairs
 from fedfuse.pairs.state import FusionState, Residuals, check_backend
@@ -167,8 +159,7 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
         if self.memory is not None and self.memory <= 0:
             raise FedfuseError(f"memory must be a positive number of bytes, got {self.memory}")
         check_backend(self.backend, self.blocks)
-        if self.robust not in get_args(Robust):
-            raise FedfuseError(f"robust must be one of {', '.join(get_args(Robust))}, got {self.robust!r}")
+        check_choice("robust", self.robust, Robust)
 
     @property
     @abstractmethod

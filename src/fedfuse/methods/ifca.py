@@ -7,7 +7,7 @@ A. Ghosh, J. Chung, D. Yin, K. Ramchandran: An Efficient Framework for Clustered
             gradient averaging (option I):  grad f_i(theta_{c_i})
             model averaging (option II):    T local steps from theta_{c_i}
     server: option I:   theta_j <- theta_j - gamma / |A| sum_{i in A, c_i = j} g_i       (A: all active devices)
-            option II:  theta_j <- the mean of its members' models; a cluster without members stays as it is
+            option II:  theta_j <- the mean of its members' models; a group without members stays as it is
 
 Of a model with shared weights (the original's section 6) only the heads are L; the rest is one for all, and averaged
 over all active devices in every round. With a temperature, estimates are soft: a device works on every model, with
@@ -19,24 +19,21 @@ The L models begin at L draws of N(0, 1) (networks: L draws of their own). At th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fedfuse.core.partitions import canonical
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.fedavg import averaged
-from fedfuse.methods.method import (
+from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
+from fedfuse.methods.mixins import (
     AdmissionDialogue,
     AdmissionResult,
     AdmitsNewcomers,
-    FederationInfo,
-    Method,
-    Outcome,
     RunSummary,
     Searchable,
     WorksAtHome,
-    moved,
 )
 from fedfuse.models.model import Start
 from fedfuse.pairs.state import Residuals
@@ -45,7 +42,8 @@ from fedfuse.protocol.tasks import Choose, Losses, Task
 from fedfuse.utils.typing import Floats, Ints
 
 Average = Literal["gradient", "model"]
-NUMBERS = (1, 2, 3, 4, 6, 8, 12)  # of clusters, where none is given
+# Numbers of models to choose from.
+N_MODELS_CANDIDATES = (1, 2, 3, 4, 6, 8, 12)
 
 
 @dataclass
@@ -66,11 +64,11 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
     Parameters
     ----------
     n_models
-        Number of clusters L; ``"auto"`` chooses among a few on validation rows.
+        Number of groups L; ``"auto"`` chooses among a few on validation rows.
     average
         ``"gradient"``: one step for each exchange. ``"model"``: as many as ``work`` says.
     temperature
-        0 for hard estimates of the cluster, more for soft ones.
+        0 for hard estimates of the group, more for soft ones.
     near
         Where the models begin, one row each, in place of draws; for experiments.
     """
@@ -85,8 +83,7 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
         super().__post_init__()
         if self.n_models != "auto" and (not isinstance(self.n_models, int) or self.n_models < 1):
             raise FedfuseError(f"n_models must be a whole number of at least 1 or 'auto', got {self.n_models!r}")
-        if self.average not in get_args(Average):
-            raise FedfuseError(f"average must be 'gradient' or 'model', got {self.average!r}")
+        check_choice("average", self.average, Average)
         if self.start == "zero" and self.n_models != 1 and not self.near:
             raise FedfuseError("ifca needs models that differ at the start: start must be 'normal', got 'zero'")
         if not 0 <= self.temperature < np.inf:
@@ -100,7 +97,7 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
         return self.n_models == "auto"
 
     def candidates(self, state: IFCAState) -> list[dict[str, Any]]:
-        return [{"n_models": n} for n in NUMBERS if n <= state.info.m]
+        return [{"n_models": n} for n in N_MODELS_CANDIDATES if n <= state.info.m]
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> IFCAState:
         count = 1 if self.n_models == "auto" else int(self.n_models)
@@ -131,7 +128,7 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
         return moved(old, self._all(state))
 
     def _descend(self, state: IFCAState, weights: Floats, gradients: Floats) -> None:
-        """Option I: the divisor is the number of all active devices, whatever cluster they are of."""
+        """Option I: the divisor is the number of all active devices, whatever group they are of."""
         rate, cut = state.rate / len(gradients), state.info.model.fused.start
         per_head = np.einsum("ij,ijd->jd", weights, np.broadcast_to(gradients, (*weights.shape, state.info.d)))
         state.heads = (state.heads - rate * per_head[:, cut:]).astype(state.info.dtype)
@@ -143,9 +140,9 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
         rows = state.info.counts[self.rows][devices].astype(np.float64)
         every = np.broadcast_to(models, (*weights.shape, state.info.d)).reshape(-1, state.info.d)
         weight = (rows[:, None] * weights).ravel()
-        cluster = np.tile(np.arange(count), len(devices))
-        state.heads = averaged(state.heads, cluster, every[:, cut:], weight)
-        one = np.zeros(len(cluster), np.int64)
+        group = np.tile(np.arange(count), len(devices))
+        state.heads = averaged(state.heads, group, every[:, cut:], weight)
+        one = np.zeros(len(group), np.int64)
         state.shared = averaged(state.shared[None], one, every[:, :cut], weight)[0]
 
     def _all(self, state: IFCAState) -> Floats:

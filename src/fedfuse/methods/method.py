@@ -5,26 +5,24 @@
     update   what the replies do to the state
     outcome  every device's model and group
 
-A state is a dataclass of arrays and plain values; it is saved as it is (`methods.state_arrays`). What only some methods have
-is a mix-in below: they admit newcomers, have settings to search for, take single replies, work at home, and so on.
+A state is a dataclass of arrays and plain values; it is saved as it is (`methods.state_arrays`). What only some methods
+have is in `methods.mixins`: they admit newcomers, have settings to search for, take single replies, and so on.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.core.partitions import cluster_means
 from fedfuse.data.federation import Part
-from fedfuse.errors import FedfuseError
-from fedfuse.methods.state_arrays import Arrays
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.models.model import Model, Start
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import SCHEDULES, Work, parse
@@ -106,8 +104,7 @@ class Method(ABC, Generic[State]):
 
     def __post_init__(self) -> None:
         make_plain(self)
-        if self.start not in get_args(Start):
-            raise FedfuseError(f"start must be 'auto', 'zero' or 'normal', got {self.start!r}")
+        check_choice("start", self.start, Start)
         if self.rows not in ("train", "train+validation"):
             words = "rows must be 'train' or 'train+validation' (test rows are never trained on)"
             raise FedfuseError(f"{words}, got {self.rows!r}")
@@ -165,115 +162,6 @@ class Method(ABC, Generic[State]):
     def to_config(self) -> dict[str, Any]:
         """Return the method as JSON-ready data (see `methods.registry.from_config`)."""
         return {"method": self.name, **{f.name: _plain(getattr(self, f.name)) for f in fields(self)}}
-
-
-# -- what only some methods have
-
-
-class RunSummary(NamedTuple):
-    """What the server still knows when a run is over and a newcomer arrives."""
-
-    models: Floats  # of every device
-    labels: Ints
-    counts: Ints  # rows of each
-    lam: float | None
-    kept: Arrays  # `Outcome.kept`
-
-    @property
-    def groups(self) -> Ints:
-        """The numbers of the groups; those of suspects alone are not among them."""
-        return np.unique(self.labels)
-
-    @property
-    def group_models(self) -> Floats:
-        """One model for each of the groups; where devices have models of their own, their mean."""
-        return cluster_means(self.models, np.searchsorted(self.groups, self.labels), self.counts)
-
-
-class AdmissionResult(NamedTuple):
-    """A newcomer's model, and the group it has come to (None: to none)."""
-
-    model: Floats
-    group: int | None = None
-    confidence: float | None = None
-
-
-AdmissionDialogue: TypeAlias = Generator[Task, Floats, AdmissionResult]
-
-
-class AdmitsNewcomers(ABC):
-    """A method with a rule for devices that come when training is over."""
-
-    @abstractmethod
-    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
-        """Take in a newcomer, device ``device`` of ``info``: yield tasks for it, return its model and group."""
-
-
-class TakesSingleReplies:
-    """A method that can be trained asynchronously: a single reply, to an order of some time ago, is of use."""
-
-    takes_single_replies: ClassVar[bool] = True
-
-    def single_reply_rule(self) -> Any:
-        """Return the rule for replies that come one at a time: the method itself, unless it needs another."""
-        return self
-
-
-class WorksAtHome(ABC):
-    """A method whose devices make something of their model before they use it; the server does not see it.
-
-    It costs nothing and changes nothing: devices are looked at for evaluation and for the result only.
-    """
-
-    keeps_models: ClassVar[bool] = False  # whether devices hold models that the server never sees
-
-    @abstractmethod
-    def at_home(self, state: Any) -> list[Task]:
-        """Return what every device does for itself, one task each."""
-
-    @abstractmethod
-    def in_use(self, state: Any, found: Outcome, seen: list[Floats]) -> Outcome:
-        """Return what devices really use, from what was found and what was seen of them."""
-
-
-class Searchable(ABC):
-    """A method with settings that may be left open: they are chosen on validation rows (`tuning.grid_search`)."""
-
-    @property
-    @abstractmethod
-    def has_open_settings(self) -> bool:
-        """Whether some are left open."""
-
-    @abstractmethod
-    def candidates(self, state: Any) -> list[dict[str, Any]]:
-        """Return the settings to choose from."""
-
-    def restart(self, info: FederationInfo, used: Any) -> Any:
-        """Return a first state for a new training; what ``used`` has of devices they need not send again."""
-        return self.init(info)  # type: ignore[attr-defined]
-
-
-class AsksFirst(ABC):
-    """A method whose opening is answered."""
-
-    @abstractmethod
-    def opened(self, state: Any, devices: Ints, values: list[Floats]) -> None:
-        """Take in what was answered to `Method.opening`."""
-
-
-class Broadcasts(ABC):
-    """A method that sends devices something when a round's replies have been taken in."""
-
-    @abstractmethod
-    def broadcast(self, state: Any) -> dict[int, Task]:
-        """Return what is sent. Nothing comes back."""
-
-
-class GathersReplies:
-    """A method whose replies add up over rounds, however few come in one: it ends when all are there."""
-
-
-# -- for methods
 
 
 def moved(old: Floats, new: Floats) -> Residuals:

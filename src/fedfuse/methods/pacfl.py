@@ -1,36 +1,35 @@
-"""PACFL: clusters by the angles between the devices' data, found before training; then FedAvg within each.
+"""PACFL: groups by the angles between the devices' data, found before training; then FedAvg within each.
 
 S. Vahidian, M. Morafah, W. Wang, V. Kungurtsev, C. Chen, M. Shah, B. Lin: Efficient Distribution Similarity
 Identification in Clustered Federated Learning via Principal Angles between Client Data Subspaces (AAAI 2023).
 
     device: sends U_i, the first p left singular vectors of its features, for every class (once)
     server: A_ij = angle between U_i and U_j; agglomerates until the next merge is wider than the threshold
-    then, in every round, per cluster:
-    server: sends the cluster's model to each active member; device: T local steps; server: the weighted mean
+    then, in every round, per group:
+    server: sends the group's model to each active member; device: T local steps; server: the weighted mean
 
 As in the original, a device is evaluated with its own last local model, or with ``evaluate="cluster"`` with that of its
-cluster. The default angle is the original code's, the smallest between two columns; ``"principal"`` is the smallest
+group. The default angle is the original code's, the smallest between two columns; ``"principal"`` is the smallest
 principal angle of the two spaces, which is of use while they are small against the number of features.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import scipy
 
 from fedfuse.core.partitions import canonical
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.fedavg import Averaging, GroupModels
-from fedfuse.methods.method import (
+from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.mixins import (
     AdmissionDialogue,
     AdmissionResult,
     AdmitsNewcomers,
     AsksFirst,
-    FederationInfo,
-    Outcome,
     RunSummary,
     Searchable,
 )
@@ -40,8 +39,9 @@ from fedfuse.utils.typing import Floats, Ints
 
 Angle = Literal["column", "principal"]
 Linkage = Literal["average", "complete", "single"]
-NUMBERS = (1, 2, 3, 4, 5, 6, 8, 11, 15, 22, 35, 60)  # of clusters among which a threshold is chosen, besides m
-# the original's average is that of two clusters, not of their members
+# Numbers of groups, besides one for each device, for which a threshold is tried.
+N_GROUPS_CANDIDATES = (1, 2, 3, 4, 5, 6, 8, 11, 15, 22, 35, 60)
+# SciPy's words: the original's average is that of two groups, not of their members.
 _SCIPY: dict[str, Literal["weighted", "complete", "single"]] = {
     "average": "weighted",
     "complete": "complete",
@@ -70,7 +70,7 @@ def proximities(bases: list[Floats], how: Angle = "column") -> Floats:
 
 
 def agglomerated(A: Floats, threshold: float, how: Linkage = "average") -> Ints:
-    """Merge the two nearest clusters until they are further apart than the threshold; return labels."""
+    """Merge the two nearest groups until they are further apart than the threshold; return labels."""
     if len(A) == 1:
         return np.zeros(1, np.int64)
     return canonical(scipy.cluster.hierarchy.fcluster(_merges(A, how), threshold, criterion="distance"))
@@ -84,10 +84,10 @@ def _merges(A: Floats, how: Linkage) -> Floats:
 
 
 def thresholds(A: Floats, how: Linkage = "average") -> list[float]:
-    """Return one threshold for each of a few numbers of clusters, from one to as many as there are devices."""
+    """Return one threshold for each of a few numbers of groups, from one to as many as there are devices."""
     m = len(A)
     heights = np.concatenate([[0.0], _merges(A, how)[:, 2], [180.0]]) if m > 1 else np.array([0.0, 180.0])
-    merged = sorted({m - n for n in (*NUMBERS, m) if n <= m})
+    merged = sorted({m - n for n in (*N_GROUPS_CANDIDATES, m) if n <= m})
     return sorted({float(f"{(heights[k] + heights[k + 1]) / 2:.6g}") for k in merged})
 
 
@@ -103,19 +103,19 @@ class PACFLState(GroupModels):
 
 @dataclass(frozen=True)
 class PACFL(Averaging, Searchable, AsksFirst, AdmitsNewcomers):
-    """FedAvg within clusters of devices whose data span alike spaces.
+    """FedAvg within groups of devices whose data span alike spaces.
 
     Parameters
     ----------
     threshold
-        Angle in degrees beyond which clusters are not merged; ``"auto"`` chooses among a few that leave from one
-        cluster to one for each device, on validation rows.
+        Angle in degrees beyond which groups are not merged; ``"auto"`` chooses among a few that leave from one
+        group to one for each device, on validation rows.
     p
         Singular vectors of each class, or of all rows for regression.
     angle, linkage
-        How near two devices are, and two clusters.
+        How near two devices are, and two groups.
     evaluate
-        ``"local"``: a device uses its last local model; ``"cluster"``: its cluster's.
+        ``"local"``: a device uses its last local model; ``"cluster"``: its group's.
     """
 
     name: ClassVar[str] = "pacfl"
@@ -131,12 +131,9 @@ class PACFL(Averaging, Searchable, AsksFirst, AdmitsNewcomers):
             raise FedfuseError(f"threshold must be an angle of at least 0 degrees or 'auto', got {self.threshold!r}")
         if not isinstance(self.p, int) or self.p < 1:
             raise FedfuseError(f"p must be a whole number of at least 1, got {self.p!r}")
-        if self.angle not in get_args(Angle):
-            raise FedfuseError(f"angle must be 'column' or 'principal', got {self.angle!r}")
-        if self.linkage not in get_args(Linkage):
-            raise FedfuseError(f"linkage must be 'average', 'complete' or 'single', got {self.linkage!r}")
-        if self.evaluate not in ("local", "cluster"):
-            raise FedfuseError(f"evaluate must be 'local' or 'cluster', got {self.evaluate!r}")
+        check_choice("angle", self.angle, Angle)
+        check_choice("linkage", self.linkage, Linkage)
+        check_choice("evaluate", self.evaluate, Literal["local", "cluster"])
 
     @property
     def has_open_settings(self) -> bool:
@@ -162,7 +159,7 @@ class PACFL(Averaging, Searchable, AsksFirst, AdmitsNewcomers):
     def _recall(self, state: Any, angles: Floats, bases: Floats, columns: Ints) -> None:
         """Use the bases that devices have sent before."""
         state.angles, state.bases, state.columns = angles, bases, columns
-        self._cluster(state)
+        self._group(state)
 
     def opening(self, state: Any) -> dict[int, Task]:
         if state.angles.size:
@@ -181,9 +178,9 @@ class PACFL(Averaging, Searchable, AsksFirst, AdmitsNewcomers):
         state.angles = proximities(each, self.angle)
         state.columns = np.array([basis.shape[1] for basis in each])
         state.bases = np.hstack(each)
-        self._cluster(state)
+        self._group(state)
 
-    def _cluster(self, state: Any) -> None:
+    def _group(self, state: Any) -> None:
         if self.threshold == "auto":
             return
         labels = agglomerated(state.angles, float(self.threshold), self.linkage)
@@ -204,7 +201,7 @@ class PACFL(Averaging, Searchable, AsksFirst, AdmitsNewcomers):
         return []
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
-        """Send one's basis; the server clusters anew with the same threshold, and the newcomer takes that model."""
+        """Send one's basis; the server groups anew with the same threshold, and the newcomer takes that model."""
         kept, model = known.kept, info.model
         answer = yield Subspace(self.p, model.n_features, model.n_classes, self.rows)
         new = answer.reshape(-1, model.n_features).T
@@ -217,7 +214,7 @@ class PACFL(Averaging, Searchable, AsksFirst, AdmitsNewcomers):
             everybody = np.average(known.models, axis=0, weights=known.counts)
             yield Install(everybody)
             return AdmissionResult(everybody)
-        # clusters may have merged: the nearest companion's it is
+        # groups may have merged: the nearest companion's it is
         old = int(kept["labels"][companions[int(row[companions].argmin())]])
         yield Install(kept["models"][old])
         return AdmissionResult(kept["models"][old], old)

@@ -15,13 +15,14 @@ A device uses w - alpha grad f_i(w), one step (with mini-batches: one pass) on i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.fedavg import FedAvg, GroupModels
-from fedfuse.methods.method import AdmissionDialogue, AdmissionResult, FederationInfo, Outcome, RunSummary, WorksAtHome
+from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WorksAtHome
 from fedfuse.protocol.local_work import value
 from fedfuse.protocol.tasks import MetaTrain, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
@@ -48,8 +49,7 @@ class PerFedAvg(FedAvg, WorksAtHome):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant not in get_args(Variant):
-            raise FedfuseError(f"variant must be 'first-order' or 'hessian-free', got {self.variant!r}")
+        check_choice("variant", self.variant, Variant)
         if self.adapt_lr is not None and not 0 < self.adapt_lr < np.inf:
             raise FedfuseError(f"adapt_lr must be a positive number, got {self.adapt_lr!r}")
         if self.work.solver != "gd":

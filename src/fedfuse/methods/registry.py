@@ -5,7 +5,7 @@ To add a method is to write its file and a line here. A method is imported when 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import UserDict
 from typing import Any
 
 from fedfuse.errors import FedfuseError, guess
@@ -13,31 +13,18 @@ from fedfuse.methods.method import Method, work_from_config
 from fedfuse.utils.lazy import load
 
 
-class Registry(Mapping[str, type[Method[Any]]]):
+class Registry(UserDict[str, Any]):
     """Classes by name, each given as ``"module:Class"`` until it is first asked for, or as itself."""
 
-    def __init__(self, places: Mapping[str, str | type[Method[Any]]]) -> None:
-        self._places = dict(places)
-
     def __getitem__(self, name: str) -> type[Method[Any]]:
-        place = self._places[name]
-        if isinstance(place, str):
-            place = self._places[name] = load(place)
-        return place
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
+        if isinstance(self.data[name], str):
+            self.data[name] = load(self.data[name])
+        kind: type[Method[Any]] = self.data[name]
+        return kind
 
     def add(self, method: type[Method[Any]]) -> None:
-        """Add a method of your own, under its name."""
-        self._places[method.name] = method
-
-    def remove(self, name: str) -> None:
-        """Take a method out again."""
-        del self._places[name]
+        """Add a method of your own, under its name; ``del METHODS[name]`` takes it out again."""
+        self.data[method.name] = method
 
 
 METHODS = Registry(
@@ -58,14 +45,8 @@ METHODS = Registry(
 )
 # What only other methods are made of.
 _PARTS = Registry(
-    {
-        "tuned": "fedfuse.grouping.lambda_path:LambdaPath",
-        "searched": "fedfuse.tuning.grid_search:GridSearch",
-        "clustered-fedavg": "fedfuse.methods.fedavg:ClusteredFedAvg",
-    }
+    {"tuned": "fedfuse.grouping.lambda_path:LambdaPath", "searched": "fedfuse.tuning.grid_search:GridSearch"}
 )
-
-
 # What runs where no method is named.
 DEFAULT_METHOD = "fusion-tree"
 

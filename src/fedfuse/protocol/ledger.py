@@ -8,10 +8,10 @@ import numpy as np
 
 from fedfuse.protocol.tasks import Order, Reply
 
-OFTEN = 3  # refusals that make a device suspect, where it is for what it sent:
-
-
-CONTENT = ("wrong length", "not numbers", "not finite", "too large", "far too long")  # late is not a lie
+# Refusals for content that make a device a suspect.
+MIN_SUSPECT_REFUSALS = 3
+# Reasons for a refusal that concern the content; a late reply is not a lie.
+CONTENT_REASONS = ("wrong length", "not numbers", "not finite", "too large", "far too long")
 
 
 @dataclass
@@ -42,7 +42,7 @@ class CommunicationLedger:
 
     def refuse(self, reason: str, device: int) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
-        if reason in CONTENT:
+        if reason in CONTENT_REASONS:
             self.blamed[str(device)] = self.blamed.get(str(device), 0) + 1
 
     def often_refused(self, m: int) -> list[int]:
@@ -51,7 +51,7 @@ class CommunicationLedger:
         An answer that is late, or that nobody waits for any more, says nothing of its sender.
         """
         counts = np.array([self.blamed.get(str(i), 0) for i in range(m)])
-        return [int(i) for i in np.flatnonzero((counts >= OFTEN) & (counts > 3 * np.median(counts)))]
+        return [int(i) for i in np.flatnonzero((counts >= MIN_SUSPECT_REFUSALS) & (counts > 3 * np.median(counts)))]
 
     @property
     def outcome(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.utils.random import generator
 
 
@@ -176,14 +176,12 @@ class Work:
             raise FedfuseError(f"lr cannot be drawn for each device, got {self.lr}; steps can")
         if self.batch is not None and self.batch < 1:
             raise FedfuseError(f"batch must be at least 1, got {self.batch}")
-        if self.solver not in ("gd", "exact"):
-            raise FedfuseError(f"solver must be 'gd' or 'exact', got {self.solver!r}")
+        check_choice("solver", self.solver, Solver)
         if not 0 <= self.momentum < 1:
             raise FedfuseError(f"momentum must be at least 0 and below 1, got {self.momentum}")
         if not 0 <= self.decay < np.inf:
             raise FedfuseError(f"decay must be a number of at least 0, got {self.decay}")
-        if self.unit not in ("epochs", "batches"):
-            raise FedfuseError(f"unit must be 'epochs' or 'batches', got {self.unit!r}")
+        check_choice("unit", self.unit, Unit)
 
     def at(self, k: int) -> Work:
         """Return the work of round ``k``: the same with plain numbers for schedules.

@@ -17,12 +17,14 @@ import numpy as np
 from fedfuse.protocol.tasks import SUMMARISED
 from fedfuse.utils.typing import Floats, Ints
 
-RIDGE = 1e-2  # of the fit whose residuals say how uneven noise is; a row of more than this
-MOST_LEVERAGE = 0.9  # leverage tells nothing of it
+# Ridge of the fit whose residuals say how uneven noise is.
+RESIDUAL_RIDGE = 1e-2
+# A row of more leverage says nothing of the noise.
+MAX_LEVERAGE = 0.9
 
 
 @dataclass(frozen=True)
-class Summary:
+class SufficientStatistics:
     """Means (k x c) and covariances (k x c x c) of the columns of one part of k devices, over ``n`` rows each."""
 
     n: Ints
@@ -30,7 +32,7 @@ class Summary:
     covariance: Floats
 
     @classmethod
-    def read(cls, sent: Floats, n: Ints) -> Summary:
+    def read(cls, sent: Floats, n: Ints) -> SufficientStatistics:
         """Take apart what devices have sent of one part (one row each)."""
         columns = int((np.sqrt(9 + 8 * sent.shape[1]) - 3) / 2 + 0.5)
         covariance = np.zeros((len(sent), columns, columns))
@@ -38,22 +40,22 @@ class Summary:
         covariance[:, upper[0], upper[1]] = covariance[:, upper[1], upper[0]] = sent[:, columns:]
         return cls(n, np.asarray(sent[:, :columns], np.float64), covariance)
 
-    def of(self, devices: Ints) -> Summary:
+    def of(self, devices: Ints) -> SufficientStatistics:
         """Return those of these devices."""
-        return Summary(self.n[devices], self.mean[devices], self.covariance[devices])
+        return SufficientStatistics(self.n[devices], self.mean[devices], self.covariance[devices])
 
-    def rescaled(self, shift: Floats, scale: Floats) -> Summary:
+    def rescaled(self, shift: Floats, scale: Floats) -> SufficientStatistics:
         """Return what they are of ``(column - shift) / scale``."""
-        return Summary(self.n, (self.mean - shift) / scale, self.covariance / np.outer(scale, scale))
+        return SufficientStatistics(self.n, (self.mean - shift) / scale, self.covariance / np.outer(scale, scale))
 
-    def __add__(self, other: Summary) -> Summary:
+    def __add__(self, other: SufficientStatistics) -> SufficientStatistics:
         """Return the summary of both parts together."""
         n = self.n + other.n
         share = (other.n / np.maximum(n, 1))[:, None]
         gap = other.mean - self.mean
         between = (share * (1 - share))[:, :, None] * gap[:, :, None] * gap[:, None, :]
         within = (1 - share)[:, :, None] * self.covariance + share[:, :, None] * other.covariance
-        return Summary(n, self.mean + share * gap, within + between)
+        return SufficientStatistics(n, self.mean + share * gap, within + between)
 
     @property
     def moments(self) -> Floats:
@@ -116,7 +118,7 @@ def _unevenness(table: Floats) -> float:
     scale = away.std(axis=0)
     X = np.column_stack([away / np.where(scale > 0, scale, 1.0), np.ones(len(away))])
     X, y = np.delete(X, -2, axis=1), X[:, -2]
-    inverse = np.linalg.inv(X.T @ X + RIDGE * len(X) * np.eye(X.shape[1]))
-    leverage = np.minimum(np.einsum("ij,jk,ik->i", X, inverse, X), MOST_LEVERAGE)
+    inverse = np.linalg.inv(X.T @ X + RESIDUAL_RIDGE * len(X) * np.eye(X.shape[1]))
+    leverage = np.minimum(np.einsum("ij,jk,ik->i", X, inverse, X), MAX_LEVERAGE)
     squares = np.square(y - X @ (inverse @ (X.T @ y))) / (1 - leverage)
     return float((leverage @ squares) / leverage.sum() / max(squares.mean(), 1e-300)) if squares.any() else 1.0

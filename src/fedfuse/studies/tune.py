@@ -19,8 +19,9 @@ import pandas as pd
 
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.lambda_path import LAMBDAS, ONWARDS, LambdaPath, Strategy
-from fedfuse.methods.method import Method, Searchable
+from fedfuse.grouping.lambda_path import FINAL_STAGE, N_LAMBDAS, LambdaPath, Strategy
+from fedfuse.methods.method import Method
+from fedfuse.methods.mixins import Searchable
 from fedfuse.methods.registry import from_config
 from fedfuse.models import Model
 from fedfuse.results.result import Result
@@ -76,7 +77,7 @@ class Tuning:
         elif path in get_args(Strategy) and result.lam is not None:
             strategy, settings, by = path, {"lam": result.lam}, "lam"
             history = history[history["watched"].notna() | history["groups"].notna()]
-            trials = history[history["stage"] != ONWARDS]
+            trials = history[history["stage"] != FINAL_STAGE]
         else:
             raise FedfuseError(f"this run did not tune anything: its method is {result.method['method']}")
         columns = ["round", *settings, "stage", "watched", "seconds", "cost_floats"]
@@ -222,7 +223,7 @@ def max_rounds(path: LambdaPath) -> int:
     >>> max_rounds(LambdaPath(strategy="separate", grid=(0, 1), limit=7))
     14
     """
-    lambdas = len(path.grid) or LAMBDAS + 1
+    lambdas = len(path.grid) or N_LAMBDAS + 1
     cap = path.cap or -(-path.limit // 4)
     rounds = lambdas * path.limit if path.strategy == "separate" else lambdas * cap + path.limit + cap
     return rounds if not path.inner.refit else math.ceil(rounds / (1 - REFIT_RATIO)) + 1

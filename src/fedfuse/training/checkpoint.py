@@ -1,7 +1,7 @@
 """Checkpoints: all that a run needs to be resumed with the same result, as named arrays and JSON.
 
-The form of a state is that of its dataclass (`methods.state_arrays`). A checkpoint of another format is not read: the rounds
-are run again, and as every draw depends on the seed alone, to the same result.
+The form of a state is that of its dataclass (`methods.state_arrays`). A checkpoint of another format is not read: the
+rounds are run again, and as every draw depends on the seed alone, to the same result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import Method, Outcome, WorksAtHome
+from fedfuse.methods.method import Method, Outcome
+from fedfuse.methods.mixins import WorksAtHome
 from fedfuse.methods.state_arrays import Arrays, fill_state, pack_state, prefixed, within
 from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.tasks import Install, Order, PeekModel, Task

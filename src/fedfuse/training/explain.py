@@ -9,7 +9,8 @@ import numpy as np
 
 from fedfuse.data.federation import Federation
 from fedfuse.grouping.steps import StepMethod
-from fedfuse.methods.method import Broadcasts, FederationInfo, Method, Outcome
+from fedfuse.methods.method import FederationInfo, Method, Outcome
+from fedfuse.methods.mixins import Broadcasts
 from fedfuse.models.model import Model
 from fedfuse.protocol.tasks import Install, MetaTrain, Task, Train
 from fedfuse.training.fit import prepared

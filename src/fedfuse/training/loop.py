@@ -24,15 +24,8 @@ from fedfuse.data.federation import Federation, Part
 from fedfuse.engines import Engine
 from fedfuse.engines.attacks import known_attack
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import (
-    AsksFirst,
-    Broadcasts,
-    FederationInfo,
-    GathersReplies,
-    Method,
-    Outcome,
-    WorksAtHome,
-)
+from fedfuse.methods.method import FederationInfo, Method, Outcome
+from fedfuse.methods.mixins import AsksFirst, Broadcasts, GathersReplies, WorksAtHome
 from fedfuse.models import Model
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.ledger import CommunicationLedger

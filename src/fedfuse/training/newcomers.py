@@ -26,14 +26,8 @@ from fedfuse.engines import Engine, InProcess
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.admission import admit_by_losses
 from fedfuse.grouping.lambda_path import LambdaPath
-from fedfuse.methods.method import (
-    AdmissionDialogue,
-    AdmissionResult,
-    AdmitsNewcomers,
-    FederationInfo,
-    Method,
-    RunSummary,
-)
+from fedfuse.methods.method import FederationInfo, Method
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
 from fedfuse.methods.registry import from_config
 from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.reply_checks import fault

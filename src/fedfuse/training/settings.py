@@ -17,7 +17,8 @@ from fedfuse.engines.attacks import Attack, Lies, Scope, check_attack
 from fedfuse.engines.distributions import Distribution
 from fedfuse.engines.faults import Trouble
 from fedfuse.errors import FedfuseError, guess
-from fedfuse.methods.method import Method, TakesSingleReplies, check_share, make_plain
+from fedfuse.methods.method import Method, check_share, make_plain
+from fedfuse.methods.mixins import TakesSingleReplies
 from fedfuse.protocol.privacy import Noise, calibrated
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints

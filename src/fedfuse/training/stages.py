@@ -13,11 +13,12 @@ from typing import Any
 
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.fusion_tree import FusionTree
-from fedfuse.grouping.lambda_path import LAMBDAS, LambdaPath
+from fedfuse.grouping.lambda_path import N_LAMBDAS, LambdaPath
 from fedfuse.grouping.network_tree import NetworkFusionTree, NetworkOracle, NetworkRefit
 from fedfuse.grouping.refit import Oracle, Refit
 from fedfuse.methods.fpfc import BaseFPFC
-from fedfuse.methods.method import Method, Outcome, Searchable, TakesSingleReplies
+from fedfuse.methods.method import Method, Outcome
+from fedfuse.methods.mixins import Searchable, TakesSingleReplies
 from fedfuse.models.model import Model
 from fedfuse.tuning.grid_search import GridSearch
 
@@ -70,7 +71,7 @@ def _fpfc_stages(method: BaseFPFC, model: Model[Any], rounds: int) -> tuple[Stag
             "'warmup' or 'separate', or use the method fusion-tree, which needs no lambda"
         )
     if not method.has_lambda:
-        limit = rounds if method.lam == "warmup" else max(1, rounds // (LAMBDAS + 1))
+        limit = rounds if method.lam == "warmup" else max(1, rounds // (N_LAMBDAS + 1))
         path = LambdaPath(inner=replace(method, lam=0.0), strategy=method.lam, limit=limit)  # type: ignore[arg-type]
         return _with_refit(Stage("lambda path", path), method, model, rounds)
     return _with_refit(Stage(method.name, replace(method, refit=False)), method, model, rounds)

@@ -16,7 +16,8 @@ import numpy as np
 
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import AsksFirst, Broadcasts, FederationInfo, Method, Outcome, Searchable, WorksAtHome
+from fedfuse.methods.method import FederationInfo, Method, Outcome
+from fedfuse.methods.mixins import AsksFirst, Broadcasts, Searchable, WorksAtHome
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Score, Task
 from fedfuse.utils.typing import Floats, Ints

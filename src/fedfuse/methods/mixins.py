@@ -1,0 +1,118 @@
+"""What only some methods have: a mix-in for each, next to the four hooks of `methods.method`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+
+from fedfuse.core.partitions import cluster_means
+from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.state_arrays import Arrays
+from fedfuse.protocol.tasks import Task
+from fedfuse.utils.typing import Floats, Ints
+
+
+class RunSummary(NamedTuple):
+    """What the server still knows when a run is over and a newcomer arrives."""
+
+    models: Floats  # of every device
+    labels: Ints
+    counts: Ints  # rows of each
+    lam: float | None
+    kept: Arrays  # `Outcome.kept`
+
+    @property
+    def groups(self) -> Ints:
+        """The numbers of the groups; those of suspects alone are not among them."""
+        return np.unique(self.labels)
+
+    @property
+    def group_models(self) -> Floats:
+        """One model for each of the groups; where devices have models of their own, their mean."""
+        return cluster_means(self.models, np.searchsorted(self.groups, self.labels), self.counts)
+
+
+class AdmissionResult(NamedTuple):
+    """A newcomer's model, and the group it has come to (None: to none)."""
+
+    model: Floats
+    group: int | None = None
+    confidence: float | None = None
+
+
+AdmissionDialogue: TypeAlias = Generator[Task, Floats, AdmissionResult]
+
+
+class AdmitsNewcomers(ABC):
+    """A method with a rule for devices that come when training is over."""
+
+    @abstractmethod
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
+        """Take in a newcomer, device ``device`` of ``info``: yield tasks for it, return its model and group."""
+
+
+class TakesSingleReplies:
+    """A method that can be trained asynchronously: a single reply, to an order of some time ago, is of use."""
+
+    takes_single_replies: ClassVar[bool] = True
+
+    def single_reply_rule(self) -> Any:
+        """Return the rule for replies that come one at a time: the method itself, unless it needs another."""
+        return self
+
+
+class WorksAtHome(ABC):
+    """A method whose devices make something of their model before they use it; the server does not see it.
+
+    It costs nothing and changes nothing: devices are looked at for evaluation and for the result only.
+    """
+
+    keeps_models: ClassVar[bool] = False  # whether devices hold models that the server never sees
+
+    @abstractmethod
+    def at_home(self, state: Any) -> list[Task]:
+        """Return what every device does for itself, one task each."""
+
+    @abstractmethod
+    def in_use(self, state: Any, found: Outcome, seen: list[Floats]) -> Outcome:
+        """Return what devices really use, from what was found and what was seen of them."""
+
+
+class Searchable(ABC):
+    """A method with settings that may be left open: they are chosen on validation rows (`tuning.grid_search`)."""
+
+    @property
+    @abstractmethod
+    def has_open_settings(self) -> bool:
+        """Whether some are left open."""
+
+    @abstractmethod
+    def candidates(self, state: Any) -> list[dict[str, Any]]:
+        """Return the settings to choose from."""
+
+    def restart(self, info: FederationInfo, used: Any) -> Any:
+        """Return a first state for a new training; what ``used`` has of devices they need not send again."""
+        return self.init(info)  # type: ignore[attr-defined]
+
+
+class AsksFirst(ABC):
+    """A method whose opening is answered."""
+
+    @abstractmethod
+    def opened(self, state: Any, devices: Ints, values: list[Floats]) -> None:
+        """Take in what was answered to `Method.opening`."""
+
+
+class Broadcasts(ABC):
+    """A method that sends devices something when a round's replies have been taken in."""
+
+    @abstractmethod
+    def broadcast(self, state: Any) -> dict[int, Task]:
+        """Return what is sent. Nothing comes back."""
+
+
+class GathersReplies:
+    """A method whose replies add up over rounds, however few come in one: it ends when all are there."""
