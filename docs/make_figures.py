@@ -77,20 +77,20 @@ def paths(directory: Path) -> None:
 
 
 def pairs(directory: Path) -> None:
-    """Draw how groups form, their tree of fusions, and write an example of a report."""
+    """Draw how groups form under FPFC and the dendrogram of the fusion tree, and write an example of a report."""
     federation = _visits()
-    method = ff.FPFC(lam=0.9, refit=False, work=ff.Work(steps=3, lr=0.05))
+    method = ff.FPFC(lam=0.9, work=ff.Work(steps=3, lr=0.05))
     with TemporaryDirectory() as place:
         run = Path(place) / "run"
         ff.fit(federation, method, rounds=400, out=run, dataset="example", evaluate_every=5)
-        pages = SnapshotFile(run).load()
-        ff.fit(federation, out=Path(place) / "auto", dataset="Thirty clinics", evaluate_every=2)
-        page = write_report(Path(place) / "auto", federation=federation)
+        snapshots = SnapshotFile(run).load()
+        ff.fit(federation, out=Path(place) / "tree", dataset="Thirty clinics", evaluate_every=2)
+        page = write_report(Path(place) / "tree", federation=federation)
         (directory / "report.html").write_bytes(page.read_bytes())
-    shown = [min(pages, key=lambda page, k=k: abs(page.round - k)) for k in (1, 6, 26, 400)]
+    shown = [min(snapshots, key=lambda snapshot, k=k: abs(snapshot.round - k)) for k in (1, 6, 26, 400)]
     figure, axes = plt.subplots(1, 4, figsize=(12, 2.9), layout="constrained")
-    for page, ax in zip(shown, axes, strict=True):
-        plots.plot_distances(page, federation.truth, ax)
+    for snapshot, ax in zip(shown, axes, strict=True):
+        plots.plot_distances(snapshot, federation.truth, ax)
     _save(figure, directory / "pairs.svg")
     result = ff.fit(federation)
     alone = measured(federation, result.model).alone
@@ -100,7 +100,7 @@ def pairs(directory: Path) -> None:
 
 
 def _visits() -> ff.Federation:
-    """Thirty clinics in three groups: what age, dose and temperature say of the length of a stay."""
+    """Make thirty clinics in three groups, with three features each."""
     rng = np.random.default_rng(3)
     truth = np.repeat([0, 1, 2], [13, 10, 7])
     slopes = np.array([[2.0, 0.5, 0.0], [-1.5, 1.0, 0.5], [0.5, -2.0, 1.0]])

@@ -12,9 +12,9 @@ net = nn.Sequential(trunk, nn.Linear(64, 3))
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(10, 150, 20))
-laws = rng.normal(size=(2, 20, 3))
-fed = ff.Federation.from_arrays([(x, (x @ laws[i % 2]).argmax(axis=1)) for i, x in enumerate(X)])
+true = rng.normal(size=(2, 20, 3))
+fed = ff.Federation.from_arrays([(x, (x @ true[i % 2]).argmax(axis=1)) for i, x in enumerate(X)])
 
 work = ff.Work(steps=10, lr=0.5)
-res = ff.fit(fed, ff.FPFC(lam=0.6, refit=False, work=work), ff.TorchModel(net), rounds=50)
-print(res.labels, f"{res.models.shape[1]} parameters on the way, test accuracy {res.score('test'):.2f}")
+res = ff.fit(fed, ff.FPFC(lam=0.6, work=work), ff.TorchModel(net), rounds=50)
+print(res.labels, f"{res.models.shape[1]} parameters sent, test accuracy {res.score('test'):.2f}")

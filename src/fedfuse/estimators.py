@@ -332,7 +332,8 @@ class FPFCClassifier(_FPFCEstimator, GroupedClassifier):
     ----------
     lam
         Strength of the fusion penalty: how different two devices' models may be, per standard deviation of the
-        features, and still become one. 0 leaves every device with its own model.
+        features, and still become one. 0 leaves every device with its own model; ``"warmup"`` and ``"separate"``
+        choose it on validation rows.
     refit
         Train each group's model anew once the groups are found, instead of keeping the penalty's estimates.
     rho, a, xi
@@ -351,7 +352,8 @@ class FPFCRegressor(_FPFCEstimator, GroupedRegressor):
     ----------
     lam
         Strength of the fusion penalty: how different two devices' models may be, in standard deviations of the
-        target per standard deviation of the features, and still become one. 0 leaves every device with its own model.
+        target per standard deviation of the features, and still become one. 0 leaves every device with its own model;
+        ``"warmup"`` and ``"separate"`` choose it on validation rows.
     refit, rho, a, xi, nu
         See `FPFCClassifier`.
     rounds, tol, participation, random_state

@@ -3,7 +3,7 @@
 Lambda is chosen by the paper's *separate* and *warm-up* strategies (sections 4.3 and 6.3), settings of other methods by
 a trial of each candidate. Both are one run of a method that wraps another (`grouping.lambda_path`,
 `tuning.grid_search`), saved and resumed as any run; here are the call and the table of candidates.
-``FPFC(lam="auto")`` needs no grid and is cheaper than either.
+The fusion tree needs no grid and is cheaper than either.
 """
 
 from __future__ import annotations

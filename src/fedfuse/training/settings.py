@@ -69,8 +69,8 @@ class Settings:
     mode
         ``"sync"``: a round waits for all devices that were asked. ``"async"`` (the paper's Algorithm 3): all devices
         are at work, every single reply is a round, and its device gets the next order at once. It is for FPFC and
-        FPFC-l1 with a given lambda and for FedAvg (then `FedAsync`). Parts of a run in which everybody is asked once
-        (``lam="auto"``, refit) are synchronous in either mode.
+        FPFC-l1 with a given lambda and for FedAvg (then `FedAsync`). Stages in which everybody is asked once
+        (fusion tree, refit) are synchronous in either mode.
     at_once
         Asynchronous: the maximum number of devices at work at a time (all by default); those with the fewest turns go
         first.
@@ -81,7 +81,7 @@ class Settings:
         clock.
     minimum
         A round with fewer replies is given up, and others are drawn in the next; ten such rounds in a row are an
-        error. Methods whose replies add up over rounds (``lam="auto"``, refit) use what has come.
+        error. Methods whose replies add up over rounds (fusion tree, refit) use what has come.
     overselect
         Draw this share more devices than take part, and go on with the first ones that answer.
     late
