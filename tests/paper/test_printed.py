@@ -109,7 +109,7 @@ def test_notes_say_who_is_best_and_what_is_better_than_printed():
     ours.loc["fusion-tree", "test"], ours.loc["oracle", "test"], ours["ari"] = 0.92, 0.93, 1.0
     ours.loc["fedavg", "test"] += 0.1
     first = standing(ours, paper, "accuracy")
-    assert first == "fusion tree: 92.00, the best of all that do not know the groups; ARI 1.00"
+    assert first == "fusion-tree: 92.00, the best of all that do not know the groups; ARI 1.00"
     assert score_differences(ours, paper, "accuracy") == ["better here than printed, in points: FedAvg (10.00)"]
     ours.loc["fusion-tree", "test"] = 0.91
     assert "0.64 points behind PACFL" in standing(ours, paper, "accuracy")

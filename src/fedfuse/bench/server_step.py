@@ -93,13 +93,13 @@ def formed_figures(sizes: BenchSizes) -> Iterator[Figure]:
     state, dense = FusionState(start, PENALTY, warm=True), DenseState(start, PENALTY, warm=True)
     for each in (state, dense):
         form(each, start, sizes.share)
-    what, against = f"m = {sizes.large}, d = {sizes.d}, 4 clusters formed", "a vector for every pair, the same kernels"
+    what, against = f"m = {sizes.large}, d = {sizes.d}, 4 groups formed", "a vector for every pair, the same kernels"
     apart, size = np.abs(state.omega - dense.omega).max(), np.abs(dense.omega).max()
     if not np.array_equal(labels := state.labels(NU), dense.labels(NU)) or np.unique(labels).size != 4:
         raise FedfuseError("with and without the vectors of far pairs there should be the same four groups")
-    yield Figure("iterates, clusters formed", f"{what}: largest difference", "largest parameter of " + against,
+    yield Figure("iterates, groups formed", f"{what}: largest difference", "largest parameter of " + against,
                  apart, size, "", apart / size, 1e-6, "at most")  # fmt: skip
-    yield Figure("memory, clusters formed", what, against, state.nbytes, dense.nbytes, "bytes",
+    yield Figure("memory, groups formed", what, against, state.nbytes, dense.nbytes, "bytes",
                  state.nbytes / dense.nbytes, 0.3, "at most")  # fmt: skip
     rounds = some_rounds(state.omega, sizes.share)
     ours, theirs = cycle(rounds), cycle(rounds)
@@ -109,7 +109,7 @@ def formed_figures(sizes: BenchSizes) -> Iterator[Figure]:
         seconds=5 * sizes.seconds,  # long, so that both find an undisturbed moment
         burst=len(rounds),
     )
-    yield speedup("server step, clusters formed", what, against, fast, slow, 3)
+    yield speedup("server step, groups formed", what, against, fast, slow, 3)
 
 
 def form(state: FusionState, optima: Floats, share: float, rounds: int = FORMING_ROUNDS) -> None:

@@ -259,6 +259,6 @@ def _newcomer_notes(means: pd.DataFrame, ours: pd.Series[float]) -> list[str]:
     for name in means["test"].columns:
         test, right, trained = (100 * means[column, name] for column in ("test", "right", "trained"))
         ahead = f"{PRINTED[DEFAULT]} is {test[DEFAULT] - test['local']:+.2f} points from LOCAL"
-        share = f"{right[DEFAULT]:.0f} % of its newcomers come to the cluster of their group"
+        share = f"{right[DEFAULT]:.0f} % of its newcomers join their own group"
         notes.append(f"{name}: {ahead}; {share}; devices in training have {trained[DEFAULT]:.2f}")
     return notes

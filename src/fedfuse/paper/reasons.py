@@ -40,8 +40,8 @@ TABLES = (
 )
 COUNTS = (
     "Floats are counted as they are sent, without those for choosing settings, which the paper does not count either. "
-    "Of the fusion tree all are counted. Where it is still called FPFC auto, PACFL chose and trained in one run, and "
-    "its bases (a few floats in a thousand) are left out, too."
+    "Of fusion-tree all are counted. Where PACFL's count is below the printed one, its bases (a few floats in a "
+    "thousand) are left out, too."
 )
 ALIKE = (
     "FPFC, the paper's loop, has lambda 1, the largest of its range: all devices become one, as the equal printed "

@@ -32,10 +32,10 @@ hide: [toc]
 Every table and figure of *Clustered Federated Learning based on Nonconvex Pairwise Fusion*, ours beside the printed
 numbers. Written by `fedfuse paper page` from runs that `fedfuse paper` has done; no number is typed by hand.
 
-The fusion tree is the default method, which needs no lambda; sections run before it had this name call it "FPFC auto".
-"FPFC" is the paper's own loop with a lambda from the paper. The oracle knows the groups and shows what can be had.
-Scores are means over devices on test rows, which are used for scoring only; ± is the population standard deviation over
-seeds.
+"FPFC" is the paper's algorithm with a lambda from the paper. "fusion-tree" is fedfuse's default method, which needs no
+lambda and is not in the paper. The oracle knows the groups and shows what can be had. "Clusters" are the groups that a
+method finds, as the paper's columns call them. Scores are means over devices on test rows, which are used for scoring
+only; ± is the population standard deviation over seeds.
 
 Sizes: {sizes}.
 

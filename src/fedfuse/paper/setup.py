@@ -27,7 +27,7 @@ OURS = (DEFAULT, "oracle")
 CLUSTERING = frozenset({"ifca", "cfl", "pacfl", "fpfc-l1", "fpfc", *OURS})
 PRINTED = {
     "local": "LOCAL", "fedavg": "FedAvg", "lg-fedavg": "LG", "per-fedavg": "Per-FedAvg", "ifca": "IFCA", "cfl": "CFL",
-    "pacfl": "PACFL", "fpfc-l1": "FPFC-l1", "fpfc": "FPFC", DEFAULT: "fusion tree", "oracle": "oracle",
+    "pacfl": "PACFL", "fpfc-l1": "FPFC-l1", "fpfc": "FPFC", DEFAULT: "fusion-tree", "oracle": "oracle",
 }  # fmt: skip
 # Settings that the authors published for images; on other data they are chosen on validation rows.
 IMAGE_SETTINGS: dict[str, dict[str, Any]] = {"cfl": {"eps1": 0.05, "eps2": 0.1}, "pacfl": {"threshold": 2.0}}
