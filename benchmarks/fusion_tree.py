@@ -14,7 +14,7 @@ import numpy as np
 import fedfuse as ff
 from fedfuse.data.catalog import load
 from fedfuse.grouping.refit import Oracle
-from fedfuse.training.evaluation import baselines
+from fedfuse.training.evaluation import Baselines
 
 
 def row(name: str, features: str, seed: int) -> tuple[float, float, float]:
@@ -24,7 +24,7 @@ def row(name: str, features: str, seed: int) -> tuple[float, float, float]:
     options = {"seed": seed, "participation": 0.3, "rounds": 2000, "evaluate_every": 10**6}
     result = ff.fit(federation, ff.FusionTree(), **options)
     oracle = ff.fit(federation, Oracle(), **options).score("test") if name != "S5" else np.nan
-    local = float(np.nanmean(baselines(federation, result.model)["local"]))
+    local = float(np.nanmean(Baselines.of(federation, result.model).scores["local"]))
     print(
         f"{name:16s} {features:8s} seed {seed}  groups {result.n_clusters:3d}  ARI {result.ari:.3f}  "
         f"test {result.score('test'):.4f}  oracle {oracle:.4f}  local {local:.4f}  floats {result.cost_floats:.3g}  "

@@ -18,7 +18,7 @@ from fedfuse.report import plots, write_report
 from fedfuse.report.palette import COLOURS
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.solution_path import figure_1
-from fedfuse.training.evaluation import local_models, measured
+from fedfuse.training.evaluation import Baselines, local_models
 
 
 def idea(directory: Path) -> None:
@@ -93,7 +93,7 @@ def pairs(directory: Path) -> None:
         plots.plot_distances(snapshot, federation.truth, ax)
     _save(figure, directory / "pairs.svg")
     result = ff.fit(federation)
-    alone = measured(federation, result.model).alone
+    alone = Baselines.of(federation, result.model).alone
     ax = plots.plot_dendrogram(alone, result.labels)
     ax.set_ylabel("")
     _save(ax.figure, directory / "tree.svg")

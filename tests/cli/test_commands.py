@@ -21,7 +21,7 @@ from fedfuse.methods.registry import METHODS
 from fedfuse.protocol.local_work import Work
 from fedfuse.report.terminal import ProgressBar
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training.options import build_method, keys, parse_options
 from fedfuse.training.presets import preset
 from fedfuse.utils.files import read_arrays, write_arrays
@@ -520,7 +520,7 @@ def test_troubles_of_the_machine_are_one_line_too(fedfuse, monkeypatch, problem,
     def fail(store):
         raise problem
 
-    monkeypatch.setattr(Store, "check_free", fail)
+    monkeypatch.setattr(RunDirectory, "check_free", fail)
     assert fedfuse("run", "synthetic:S4") == (status, "", f"fedfuse: {line}\n")
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 import fedfuse as ff
 from fedfuse.flower.project_template import write_app
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from support.flower_cluster import Cluster, wait_for
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def test_same_as_in_process(app, federation, tmp_path):
 
 def round_of(out):
     """The round after which a run was last saved."""
-    saved = Store(out).load_checkpoint() if (out / "checkpoint" / "latest.npz").exists() else None
+    saved = RunDirectory(out).load_checkpoint() if (out / "checkpoint" / "latest.npz").exists() else None
     return saved[0]["round"] if saved else 0
 
 

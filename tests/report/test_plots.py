@@ -10,7 +10,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.report.plots import plot_scores
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.studies.solution_path import Quadratics, solution_path
-from fedfuse.training.evaluation import measured
+from fedfuse.training.evaluation import Baselines
 from support.planted import planted
 
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -112,7 +112,7 @@ def test_times_of_runs():
 def grouped():
     federation = planted(m=12, groups=3)
     result = ff.fit(federation)
-    return result, measured(federation, result.model)
+    return result, Baselines.of(federation, result.model)
 
 
 def test_distances_are_ordered_by_group(grouped):

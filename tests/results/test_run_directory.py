@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfuse.errors import FedfuseError
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.utils.files import atomic_write, read_arrays, read_json, without_nan, write_arrays, write_json
 
 META = {"round": 3, "history": [{"moved": float("nan"), "round": 2}], "seconds": 0.1}
@@ -19,17 +19,17 @@ ARRAYS = {"omega": np.arange(6, dtype=np.float32).reshape(2, 3), "s": np.array([
 
 
 @pytest.fixture
-def store(tmp_path):
-    made = Store(tmp_path / "a" / "run")
+def run_directory(tmp_path):
+    made = RunDirectory(tmp_path / "a" / "run")
     made.create({"dataset": "x", "lam": 0.6})
     return made
 
 
-def test_a_checkpoint_comes_back_to_the_bit(store):
-    assert store.load_checkpoint() is None
-    store.save_checkpoint({"round": 1}, {"omega": np.zeros(9)})
-    store.save_checkpoint(META, ARRAYS)
-    meta, arrays = store.load_checkpoint()
+def test_a_checkpoint_comes_back_to_the_bit(run_directory):
+    assert run_directory.load_checkpoint() is None
+    run_directory.save_checkpoint({"round": 1}, {"omega": np.zeros(9)})
+    run_directory.save_checkpoint(META, ARRAYS)
+    meta, arrays = run_directory.load_checkpoint()
     assert str(meta) == str(META)  # nan is not equal to itself
     assert list(arrays) == list(ARRAYS)
     for name, array in ARRAYS.items():
@@ -37,40 +37,40 @@ def test_a_checkpoint_comes_back_to_the_bit(store):
         np.testing.assert_array_equal(arrays[name], array)
 
 
-def test_config_comes_back(store):
-    assert store.config() == {"dataset": "x", "lam": 0.6}
-    assert store.started
-    assert not store.finished
+def test_config_comes_back(run_directory):
+    assert run_directory.config() == {"dataset": "x", "lam": 0.6}
+    assert run_directory.started
+    assert not run_directory.finished
 
 
-def test_options_that_are_gone_are_dropped_from_old_configurations(store):
+def test_options_that_are_gone_are_dropped_from_old_configurations(run_directory):
     old = {"method": "fpfc", "lam": 0.6, "collapse": None}
-    write_json(store.directory / "config.json", {"method": {"method": "lambda-path", "inner": old, "collapse": None}})
-    assert store.config()["method"] == {"method": "lambda-path", "inner": {"method": "fpfc", "lam": 0.6}}
+    write_json(run_directory.path / "config.json", {"method": {"method": "lambda-path", "inner": old, "collapse": None}})
+    assert run_directory.config()["method"] == {"method": "lambda-path", "inner": {"method": "fpfc", "lam": 0.6}}
 
 
-def test_a_directory_is_used_once(store):
+def test_a_directory_is_used_once(run_directory):
     with pytest.raises(FedfuseError, match="already holds a run: go on with it by 'fedfuse resume"):
-        store.create({})
-    write_json(store.directory / "summary.json", {})
+        run_directory.create({})
+    write_json(run_directory.path / "summary.json", {})
     with pytest.raises(FedfuseError, match="already holds a run: choose another directory"):
-        store.create({})
-    assert store.config() == {"dataset": "x", "lam": 0.6}
+        run_directory.create({})
+    assert run_directory.config() == {"dataset": "x", "lam": 0.6}
 
 
 def test_a_file_is_no_directory(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(FedfuseError, match="is a file; a run needs a directory"):
-        Store(tmp_path / "file").create({})
+        RunDirectory(tmp_path / "file").create({})
     with pytest.raises(FedfuseError, match="holds no run of fedfuse"):
-        Store(tmp_path / "file").config()
+        RunDirectory(tmp_path / "file").config()
     with pytest.raises(FedfuseError, match=r"cannot write to .*: Not a directory"):
-        Store(tmp_path / "file" / "run").create({})
+        RunDirectory(tmp_path / "file" / "run").create({})
 
 
 def test_an_empty_or_foreign_directory_is_fine(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    Store(tmp_path).create({"a": 1})
+    RunDirectory(tmp_path).create({"a": 1})
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -101,33 +101,33 @@ def test_a_file_is_replaced_not_overwritten(tmp_path):
     assert path.read_bytes() == b"new and longer"
 
 
-def test_tidy_removes_checkpoint_and_rests(store):
-    store.save_checkpoint(META, ARRAYS)
+def test_tidy_removes_checkpoint_and_rests(run_directory):
+    run_directory.save_checkpoint(META, ARRAYS)
     for rest in ("checkpoint/.latest.npz.12345.half", ".summary.json.12345.half"):
-        (store.directory / rest).write_bytes(b"cut sho")
-    (store.directory / "notes.txt").write_text("mine")
-    store.tidy()
-    assert sorted(os.listdir(store.directory)) == ["config.json", "notes.txt"]  # noqa: PTH208
-    store.tidy()
+        (run_directory.path / rest).write_bytes(b"cut sho")
+    (run_directory.path / "notes.txt").write_text("mine")
+    run_directory.tidy()
+    assert sorted(os.listdir(run_directory.path)) == ["config.json", "notes.txt"]  # noqa: PTH208
+    run_directory.tidy()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    store = Store(tmp_path_factory.mktemp("whole"))
-    store.save_checkpoint(META, ARRAYS)
-    return (store.directory / "checkpoint/latest.npz").read_bytes()
+    run_directory = RunDirectory(tmp_path_factory.mktemp("whole"))
+    run_directory.save_checkpoint(META, ARRAYS)
+    return (run_directory.path / "checkpoint/latest.npz").read_bytes()
 
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory):
     path = tmp_path_factory.mktemp("damaged")
     (path / "checkpoint").mkdir()
-    return Store(path)
+    return RunDirectory(path)
 
 
-def read_damaged(store, content):
-    (store.directory / "checkpoint/latest.npz").write_bytes(content)
-    return store.load_checkpoint()
+def read_damaged(run_directory, content):
+    (run_directory.path / "checkpoint/latest.npz").write_bytes(content)
+    return run_directory.load_checkpoint()
 
 
 @settings(max_examples=150, deadline=None)

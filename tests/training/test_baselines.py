@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize
 
 from fedfuse.models import default_model
-from fedfuse.training.evaluation import RIDGE, baselines, local_models, pooled_model
+from fedfuse.training.evaluation import RIDGE, Baselines, local_models, pooled_model
 from support.planted import planted
 
 
@@ -69,7 +69,7 @@ def test_they_never_see_test_rows(goal):
 def test_groups_lie_between(goal):
     """Planted groups with different answers: everybody alone beats one model for all."""
     federation = planted(goal, n=80)
-    scores = {name: s.mean() for name, s in baselines(federation, model_for(federation)).items()}
+    scores = {name: s.mean() for name, s in Baselines.of(federation, model_for(federation)).scores.items()}
     better = scores["local"] > scores["pooled"] if goal == "classification" else scores["local"] < scores["pooled"]
     assert set(scores) == {"local", "pooled"}
     assert better

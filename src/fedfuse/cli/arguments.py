@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from fedfuse.cli.console import notes
 from fedfuse.errors import FedfuseError
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from fedfuse.data.federation import Federation
@@ -222,7 +222,7 @@ def read_seeds(text: str) -> list[int]:
 def free_directory(out: Path | None, dataset: str, what: str) -> Path:
     """Return the directory to write to: the one asked for, which must hold no run, or the next below runs/."""
     directory = out or next_directory(dataset, what)
-    Store(directory).check_free()
+    RunDirectory(directory).check_free()
     return directory
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from fedfuse.cli.console import INTERRUPTED_STATUS, Answers, console, fail, print_json
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from fedfuse.data.federation import Federation
@@ -30,7 +30,7 @@ def train_with_progress(train: Callable[[list[Callback]], Trained], directory: P
         return train([bar])
     except KeyboardInterrupt:
         bar.close()
-        if not Store(directory).started:
+        if not RunDirectory(directory).started:
             raise
         _fail_resumable(directory)
     finally:
@@ -56,10 +56,10 @@ def train_and_show(
         return
     scores = {}
     if federation is not None and result.model.convex:
-        from fedfuse.training.evaluation import measured
+        from fedfuse.training.evaluation import Baselines
 
         with console.status("fitting local and pooled models to compare with …"):
-            found = measured(federation, result.model)
+            found = Baselines.of(federation, result.model)
         found.save(directory)
         scores = found.scores
     answers = Answers()

@@ -21,7 +21,7 @@ from fedfuse.flower.client import Build, build_model, plain_labels
 from fedfuse.flower.engine import FlowerEngine
 from fedfuse.flower.node_registry import NodeRegistry
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.loop import Callback, Run
 from fedfuse.training.settings import Settings
@@ -61,7 +61,7 @@ def serve(
     settings = Settings(**given)
     nodes = NodeRegistry(grid, str(config.get("identities", "declared")))  # type: ignore[arg-type]
     out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
-    resumed = Store(out).started
+    resumed = RunDirectory(out).started
     if resumed:
         federation = gather_again(nodes, out)
     else:

@@ -17,7 +17,7 @@ from fedfuse import Callback, Federation, Result, __version__
 from fedfuse.data.catalog import load
 from fedfuse.data.images import image_federation, read_images
 from fedfuse.data.partition import Dirichlet
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.jobs import Job
 from fedfuse.training.loop import Row, Run
 from fedfuse.utils.files import read_arrays, read_json, without_nan, write_arrays, write_json
@@ -134,7 +134,7 @@ class Trial(Job):
     @property
     def done(self) -> bool:
         """Whether everything is there."""
-        return Store(self.place).finished and (not self.newcomers or (self.place / NEWCOMERS_FILE).exists())
+        return RunDirectory(self.place).finished and (not self.newcomers or (self.place / NEWCOMERS_FILE).exists())
 
     @property
     def _data_seed(self) -> int:

@@ -11,9 +11,9 @@ from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.compare import is_comparison
-from fedfuse.training.evaluation import Baselines, measured
+from fedfuse.training.evaluation import Baselines
 from fedfuse.utils.files import atomic_write
 
 FILE = "report.html"
@@ -90,7 +90,7 @@ def _fit_baselines(directory: Path, federation: Federation | None, wanted: bool)
         data = federation or _load_data(directory)
     except (FedfuseError, OSError) as problem:
         return f"Local and pooled models to compare with are missing: {problem}."
-    measured(data, result.model).save(directory)
+    Baselines.of(data, result.model).save(directory)
     return ""
 
 
@@ -98,7 +98,7 @@ def _load_data(directory: Path) -> Federation:
     """Load the data of a run again, if they are still the same."""
     from fedfuse.data.catalog import load_again
 
-    config = Store(directory).config()
+    config = RunDirectory(directory).config()
     if config.get("source") is None:
         raise FedfuseError("the run was started from Python on data without a name")
     federation = load_again(config["source"], directory / "config.json")

@@ -310,7 +310,7 @@ def plot_map(
 def plot_devices(result: Result, baselines: Mapping[str, Floats] | None = None, ax: Any = None) -> Any:
     """Draw every device's test score by group, and with local and pooled models where their scores are given.
 
-    ``baselines`` are the scores of `fedfuse.training.evaluation.baselines`.
+    ``baselines`` are the scores of `fedfuse.training.evaluation.Baselines`.
     """
     ax = _one(ax)
     scores, known, groups = result.scores["test"], baselines or {}, numbers_by_size(result.labels)
@@ -333,7 +333,7 @@ def plot_devices(result: Result, baselines: Mapping[str, Floats] | None = None, 
 def plot_dendrogram(alone: DistanceSnapshot, labels: Ints, ax: Any = None) -> Any:
     """Draw the dendrogram of the devices' own models (average linkage).
 
-    ``alone`` is a snapshot of these models, such as ``fedfuse.training.evaluation.measured(...).alone``; ``labels``
+    ``alone`` is a snapshot of these models, such as ``fedfuse.training.evaluation.Baselines.of(...).alone``; ``labels``
     are the groups that colour it.
     """
     from scipy.cluster.hierarchy import dendrogram

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedfuse._version import __version__
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 
 LIBRARIES = ("numpy", "scipy", "numba", "scikit-learn", "pandas", "torch", "flwr")
 LEFT_OUT = {"version", "fingerprint"}
@@ -19,7 +19,7 @@ ATTACK = {"attack", "liars", "lies", "scope"}
 
 def settings_of(directory: Path, result: Result) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the settings of a run in groups of (name, value)."""
-    config = Store(directory).config() if (directory / "config.json").exists() else {}
+    config = RunDirectory(directory).config() if (directory / "config.json").exists() else {}
     run = dict(config.get("settings") or {"seed": result.seed})
     if run.get("attack") is None:
         run = {key: value for key, value in run.items() if key not in ATTACK}

@@ -30,7 +30,7 @@ from fedfuse.report import page_of, render
 from fedfuse.report.charts import thinned
 from fedfuse.report.distance_frames import PairFrame
 from fedfuse.report.explanations import data_size, metric_name, score, title
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.compare import is_comparison
 from fedfuse.studies.comparison_request import Request
@@ -68,13 +68,13 @@ class Progress:
     @classmethod
     def of(cls, directory: Path) -> Progress:
         """Read the progress of a run."""
-        store = Store(directory)
-        if not store.started:
+        run_directory = RunDirectory(directory)
+        if not run_directory.started:
             return cls(directory.name, "waiting")
-        config = store.config() if (directory / "config.json").exists() else {}
+        config = run_directory.config() if (directory / "config.json").exists() else {}
         method = config.get("method", {})
         name = f"{config.get('dataset', directory.name)} · {title(method.get('method', 'run'))}"
-        if store.finished:
+        if run_directory.finished:
             return cls(name, "finished", *_finished(directory))
         limit = (config.get("settings") or {}).get("rounds")
         return cls(name, "running", "score", read_rounds(directory), limit, _silence(directory))
@@ -147,7 +147,7 @@ def read_progress(directory: Path) -> list[Progress]:
         request = Request.load(directory)
         runs = [f"{label}-seed{seed}" for label in request.methods for seed in request.seeds]
         return [replace(Progress.of(directory / "runs" / run), name=run) for run in runs]
-    if not Store(directory).started:
+    if not RunDirectory(directory).started:
         raise FedfuseError(f"{directory} holds no run of fedfuse, nor a comparison: config.json is missing")
     return [Progress.of(directory)]
 

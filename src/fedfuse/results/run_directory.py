@@ -50,42 +50,42 @@ PROFILE: dict[str, Kinds] = {
 _META = "meta"
 
 
-class Store:
+class RunDirectory:
     """A run directory."""
 
     def __init__(self, directory: str | PathLike[str]) -> None:
-        self.directory = Path(directory)
+        self.path = Path(directory)
         self._made: list[Path] = []  # directories that this run has made
 
     def check_free(self) -> None:
         """Refuse a directory that holds a run already."""
-        if self.directory.exists() and not self.directory.is_dir():
-            raise FedfuseError(f"{self.directory} is a file; a run needs a directory")
+        if self.path.exists() and not self.path.is_dir():
+            raise FedfuseError(f"{self.path} is a file; a run needs a directory")
         if self.started:
             advice = "choose another directory"
             if not self.finished:
-                advice = f"go on with it by 'fedfuse resume {self.directory}' or {advice}"
-            raise FedfuseError(f"{self.directory} already holds a run: {advice}")
+                advice = f"go on with it by 'fedfuse resume {self.path}' or {advice}"
+            raise FedfuseError(f"{self.path} already holds a run: {advice}")
 
     def create(self, config: dict[str, Any]) -> None:
         """Write what the run is asked; refuse to write over another run."""
         self.check_free()
-        self._made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
+        self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            write_json(self.directory / "config.json", config)
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "config.json", config)
         except OSError as problem:
-            raise FedfuseError(f"cannot write to {self.directory}: {problem.strerror}") from None
+            raise FedfuseError(f"cannot write to {self.path}: {problem.strerror}") from None
 
     def config(self) -> dict[str, Any]:
         """Return what the run was asked."""
-        path = self.directory / "config.json"
+        path = self.path / "config.json"
         config = check_fields(read_json(path), CONFIG, path, whole=False)
         return {**config, "method": modern_config(config["method"])} if "method" in config else config
 
     def withdraw(self) -> None:
         """Undo `create`, and remove the directories made for the run if they are empty."""
-        (self.directory / "config.json").unlink(missing_ok=True)
+        (self.path / "config.json").unlink(missing_ok=True)
         self.tidy()
         for path in self._made:
             if any(path.iterdir()):
@@ -99,15 +99,15 @@ class Store:
 
     @property
     def started(self) -> bool:
-        return (self.directory / "config.json").exists() or self.finished
+        return (self.path / "config.json").exists() or self.finished
 
     @property
     def finished(self) -> bool:
-        return (self.directory / "summary.json").exists()
+        return (self.path / "summary.json").exists()
 
     def save_checkpoint(self, meta: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Replace the last checkpoint."""
-        (self.directory / "checkpoint").mkdir(exist_ok=True)
+        (self.path / "checkpoint").mkdir(exist_ok=True)
         text = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
         write_arrays(self._checkpoint, {_META: text, **arrays})
 
@@ -128,7 +128,7 @@ class Store:
     def tidy(self) -> None:
         """Remove the checkpoint of a finished run, and what a killed process left half-written."""
         self._checkpoint.unlink(missing_ok=True)
-        for folder in (self._checkpoint.parent, self.directory):
+        for folder in (self._checkpoint.parent, self.path):
             for rest in folder.glob(f".*{_HALF}"):
                 rest.unlink(missing_ok=True)
         if self._checkpoint.parent.exists() and not any(self._checkpoint.parent.iterdir()):
@@ -136,7 +136,7 @@ class Store:
 
     @property
     def _checkpoint(self) -> Path:
-        return self.directory / "checkpoint" / "latest.npz"
+        return self.path / "checkpoint" / "latest.npz"
 
 
 def modern_config(config: dict[str, Any]) -> dict[str, Any]:

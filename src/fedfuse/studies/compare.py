@@ -18,7 +18,7 @@ from fedfuse.data.synthetic import FeatureDistribution
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.models import Model, model_called
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.comparison import Comparison
 from fedfuse.studies.comparison_request import FILE, RUNS, Methods, Request, entries_of, seeds_of
 from fedfuse.studies.jobs import Job, Watcher, directory_lock, finished_run, load_seed, run_jobs
@@ -156,7 +156,7 @@ def _request_in(directory: Path) -> Request | None:
     """Return the request of the comparison in a directory; refuse a directory that holds something else."""
     if is_comparison(directory):
         return Request.load(directory)
-    Store(directory).check_free()
+    RunDirectory(directory).check_free()
     return None
 
 
@@ -181,7 +181,7 @@ def _run(
         if home is not None:
             (home / RUNS).mkdir(exist_ok=True)
         every = [_job(request, label, seed, model, home) for seed in request.seeds for label in request.methods]
-        rest = [job for job in every if job.directory is None or not Store(job.directory).finished]
+        rest = [job for job in every if job.directory is None or not RunDirectory(job.directory).finished]
         found = run_jobs(rest, processes, watcher or Watcher(), federation, advice)
         outcomes = {(job.label, job.seed): outcome for job, outcome in zip(rest, found, strict=True)}
         for job in every:

@@ -28,7 +28,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import Method
 from fedfuse.models import Model
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.loop import Callback, Row, Run
 from fedfuse.utils.threads import usable_cores
@@ -56,7 +56,7 @@ class Job:
 
     def perform(self, federation: Federation, callbacks: Sequence[Callback] = ()) -> Result:
         """Start the run, or resume it from its directory."""
-        if self.directory is not None and Store(self.directory).started:
+        if self.directory is not None and RunDirectory(self.directory).started:
             return resume(self.directory, federation, callbacks)
         return fit(
             federation, self.method, self.model, seed=self.seed, out=self.directory, callbacks=callbacks,
@@ -85,7 +85,7 @@ def _load_source(source: str) -> Federation:
 
 def finished_run(directory: Path) -> JobOutcome:
     """Read the result of a run, or say why there is none."""
-    if not Store(directory).finished:
+    if not RunDirectory(directory).finished:
         return "not finished"
     try:
         return Result.load(directory)

@@ -25,7 +25,7 @@ from fedfuse.methods.mixins import Searchable
 from fedfuse.methods.registry import from_config
 from fedfuse.models import Model
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training.fit import check_federation, fit, fitting_method, fitting_model
 from fedfuse.training.settings import Settings
 from fedfuse.training.stages import REFIT_RATIO
@@ -236,7 +236,7 @@ def is_searched(method: Method[Any] | type[Method[Any]]) -> bool:
 
 def is_tuning(directory: str | PathLike[str]) -> bool:
     """Whether the run in a directory is one of tuning."""
-    method = Store(directory).config().get("method")
+    method = RunDirectory(directory).config().get("method")
     return isinstance(method, dict) and method.get("method") in (LambdaPath.name, GridSearch.name)
 
 

@@ -1,7 +1,7 @@
 """Checkpoints: all that a run needs to be resumed with the same result, as named arrays and JSON.
 
-The form of a state is that of its dataclass (`methods.state_arrays`). A checkpoint of another format is not read: the
-rounds are run again, and as every draw depends on the seed alone, to the same result.
+A state has the form of its dataclass (`methods.state_arrays`). A checkpoint of another format is not read: its rounds
+are run again, to the same result, as every draw depends on the seed alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedfuse.methods.mixins import WorksAtHome
 from fedfuse.methods.state_arrays import Arrays, fill_state, pack_state, prefixed, within
 from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.tasks import Install, Order, PeekModel, Task
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training.settings import takes_single_replies
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 CHECKPOINT_FORMAT = 2
 
 
-def save(run: Run, store: Store) -> None:
+def save(run: Run, run_directory: RunDirectory) -> None:
     """Replace the last checkpoint."""
     meta = {
         "format": CHECKPOINT_FORMAT,
@@ -58,7 +58,7 @@ def save(run: Run, store: Store) -> None:
     sent["kept"] = np.array([under_way is not None])
     parts = {"state.": pack_state(run.state), "previous.": _packed(run.previous), "run.": sent}
     arrays = {name: a for prefix, part in parts.items() for name, a in prefixed(prefix, part).items()}
-    store.save_checkpoint(meta, arrays | hidden)
+    run_directory.save_checkpoint(meta, arrays | hidden)
 
 
 def _hidden(run: Run) -> Arrays:
@@ -72,9 +72,9 @@ def _keeps_models(method: Method[Any]) -> bool:
     return isinstance(method, WorksAtHome) and method.keeps_models
 
 
-def restore(run: Run, store: Store) -> bool:
+def restore(run: Run, run_directory: RunDirectory) -> bool:
     """Go back to the last checkpoint; False if there is none that can be used."""
-    saved = store.load_checkpoint()
+    saved = run_directory.load_checkpoint()
     if saved is None:
         return False
     meta, arrays = saved

@@ -53,6 +53,16 @@ class Baselines:
     scores: dict[str, Floats]
     alone: DistanceSnapshot
 
+    @classmethod
+    def of(cls, federation: Federation, model: Model[Any]) -> Baselines:
+        """Fit local and pooled models, and score every device with them."""
+        local = local_models(federation, model)
+        pooled = np.repeat(pooled_model(federation, model), federation.m, axis=0)
+        everyone = np.arange(federation.m)
+        data = model.load(federation.rows("test"), np.float32)
+        scores = {name: model.metric(data, everyone, w) for name, w in zip(NAMES, (local, pooled), strict=True)}
+        return cls(scores, DistanceSnapshot.of(0, local[:, model.fused], everyone))
+
     def save(self, directory: str | PathLike[str]) -> None:
         """Write them beside a run."""
         alone = {"levels": self.alone.levels, "largest": np.array(self.alone.largest), "devices": self.alone.devices}
@@ -71,21 +81,6 @@ class Baselines:
         except (KeyError, TypeError) as gap:
             raise FedfuseError(f"{path} holds no yardsticks of fedfuse: {gap} is missing; remove it") from None
         return cls(scores, alone)
-
-
-def measured(federation: Federation, model: Model[Any]) -> Baselines:
-    """Fit local and pooled models, and score every device with them."""
-    local = local_models(federation, model)
-    pooled = np.repeat(pooled_model(federation, model), federation.m, axis=0)
-    everyone = np.arange(federation.m)
-    data = model.load(federation.rows("test"), np.float32)
-    scores = {name: model.metric(data, everyone, w) for name, w in zip(NAMES, (local, pooled), strict=True)}
-    return Baselines(scores, DistanceSnapshot.of(0, local[:, model.fused], everyone))
-
-
-def baselines(federation: Federation, model: Model[Any]) -> dict[str, Floats]:
-    """Return every device's test score with its local and with the pooled model."""
-    return measured(federation, model).scores
 
 
 def _fitted(rows: Rows, model: Model[Any]) -> Floats:

@@ -26,7 +26,7 @@ from fedfuse.models import SHORT, Model, model_for
 from fedfuse.models import from_config as model_from_config
 from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import Result
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training import progress
 from fedfuse.training.loop import Callback, Run
 from fedfuse.training.options import Options, build
@@ -97,19 +97,19 @@ def fit(
     _check_solver(method, model)
     _check_noise(method, model, chosen)
     place = EngineSpec() if isinstance(engine, Engine) else EngineSpec(engine, workers)
-    store = Store(out) if out is not None else None
-    if store:
-        store.check_free()
-    run = _run(federation, model, method, chosen, engine, place, store, callbacks, dataset)
-    if store:
-        store.create(_config(run, source, place))
+    run_directory = RunDirectory(out) if out is not None else None
+    if run_directory:
+        run_directory.check_free()
+    run = _run(federation, model, method, chosen, engine, place, run_directory, callbacks, dataset)
+    if run_directory:
+        run_directory.create(_config(run, source, place))
     try:
         return _finish(run)
     except FedfuseError:
-        if store and not (store.under_way or store.finished):
+        if run_directory and not (run_directory.under_way or run_directory.finished):
             # The run never got under way: the corrected command may have its directory.
-            progress.forget(store.directory)
-            store.withdraw()
+            progress.forget(run_directory.path)
+            run_directory.withdraw()
         raise
 
 
@@ -128,10 +128,10 @@ def resume(
     it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen. ``engine``
     and ``workers`` are needed only to compute elsewhere than before, or where the run had an engine of its own.
     """
-    store = Store(directory)
-    config = store.config()
-    if store.finished:
-        _tidy(store)
+    run_directory = RunDirectory(directory)
+    config = run_directory.config()
+    if run_directory.finished:
+        _tidy(run_directory)
         return Result.load(directory, model)
     try:
         settings, method = Settings(**config["settings"]), method_from_config(config["method"])
@@ -154,7 +154,7 @@ def resume(
         place = EngineSpec(engine, workers)
     elif workers is not None:
         place = replace(place, workers=workers)
-    run = _run(federation, model, method, settings, engine, place, store, callbacks, dataset)
+    run = _run(federation, model, method, settings, engine, place, run_directory, callbacks, dataset)
     return _finish(run, restore=True)
 
 
@@ -180,15 +180,15 @@ def _run(
     settings: Settings,
     engine: Engine | str | None,
     place: EngineSpec,
-    store: Store | None,
+    run_directory: RunDirectory | None,
     callbacks: Iterable[Callback],
     dataset: str,
 ) -> Run:
     """Return a run, with an engine under the conditions of its settings and a record of its progress."""
     own = engine if isinstance(engine, Engine) else None
     devices = settings.around(_attacked(own, federation, model, settings, place), settings.seed)
-    recorders = [progress.Recorder(store.directory)] if store else []
-    return Run(federation, model, method, settings, devices, store, (*recorders, *callbacks), dataset)
+    recorders = [progress.Recorder(run_directory.path)] if run_directory else []
+    return Run(federation, model, method, settings, devices, run_directory, (*recorders, *callbacks), dataset)
 
 
 def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:
@@ -212,15 +212,15 @@ def _finish(run: Run, *, restore: bool = False) -> Result:
         raise
     finally:
         run.engine.close()
-    if run.store:
-        result.save(run.store.directory)
-        _tidy(run.store)
+    if run.directory:
+        result.save(run.directory.path)
+        _tidy(run.directory)
     return result
 
 
-def _tidy(store: Store) -> None:
-    progress.tidy(store.directory)
-    store.tidy()
+def _tidy(run_directory: RunDirectory) -> None:
+    progress.tidy(run_directory.path)
+    run_directory.tidy()
 
 
 def check_federation(given: Any) -> None:

@@ -43,7 +43,7 @@ from fedfuse.protocol.tasks import (
 )
 from fedfuse.results.profile import Profile
 from fedfuse.results.result import Result, mean_score
-from fedfuse.results.run_directory import Store
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training import checkpoint
 from fedfuse.training.evaluation import Evaluator
 from fedfuse.training.settings import Settings, check_mode, takes_single_replies
@@ -82,7 +82,7 @@ class Run:
     method: Method[Any]
     settings: Settings
     engine: Engine
-    store: Store | None = None
+    directory: RunDirectory | None = None
     callbacks: Sequence[Callback] = ()
     dataset: str = "arrays"
 
@@ -160,7 +160,7 @@ class Run:
                 self.history.append({**row, "seconds": self.seconds, "time": moment})
                 self.between_rounds = True
             self._tell("on_round", self.history[-1])
-            if self.store and self.k % self.settings.checkpoint_every == 0:
+            if self.directory and self.k % self.settings.checkpoint_every == 0:
                 self.save()
         result = self.result()
         self._tell("on_end", result)
@@ -306,12 +306,12 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint, from which `resume` goes on to the same result."""
-        if self.store and self.between_rounds:
-            checkpoint.save(self, self.store)
+        if self.directory and self.between_rounds:
+            checkpoint.save(self, self.directory)
 
     def restore(self) -> bool:
         """Go back to the last checkpoint; False if there is none."""
-        return self.store is not None and checkpoint.restore(self, self.store)
+        return self.directory is not None and checkpoint.restore(self, self.directory)
 
     def result(self) -> Result:
         """Return what the run has found so far."""

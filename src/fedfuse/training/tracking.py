@@ -104,13 +104,13 @@ class MLflow(Callback):
         run_id: str = self._client.create_run(experiment, run_name=name).info.run_id
         for key, value in _parameters(run):
             self._client.log_param(run_id, key, value[:MAX_PARAMETER_CHARACTERS])
-        if run.store:
-            write_json(run.store.directory / self.FILE, {"run_id": run_id})
+        if run.directory:
+            write_json(run.directory.path / self.FILE, {"run_id": run_id})
         return run_id
 
     def _earlier(self, run: Run) -> str | None:
         """Return the MLflow run of a resumed run."""
-        path = run.store.directory / self.FILE if run.store and run.k else None
+        path = run.directory.path / self.FILE if run.directory and run.k else None
         return str(read_json(path)["run_id"]) if path and path.exists() else None
 
     def _note(self, row: Row, step: int) -> None:
