@@ -45,7 +45,9 @@ def test_config_comes_back(run_directory):
 
 def test_options_that_are_gone_are_dropped_from_old_configurations(run_directory):
     old = {"method": "fpfc", "lam": 0.6, "collapse": None}
-    write_json(run_directory.path / "config.json", {"method": {"method": "lambda-path", "inner": old, "collapse": None}})
+    write_json(
+        run_directory.path / "config.json", {"method": {"method": "lambda-path", "inner": old, "collapse": None}}
+    )
     assert run_directory.config()["method"] == {"method": "lambda-path", "inner": {"method": "fpfc", "lam": 0.6}}
 
 
@@ -153,7 +155,7 @@ def test_a_flipped_bit_is_named_or_harmless(whole, damaged, data):
 
 
 def test_other_files_are_no_checkpoints(damaged):
-    path = damaged.directory / "checkpoint/latest.npz"
+    path = damaged.path / "checkpoint/latest.npz"
     write_arrays(path, {"x": np.zeros(3)})
     with pytest.raises(FedfuseError, match="is not a checkpoint of fedfuse"):
         damaged.load_checkpoint()

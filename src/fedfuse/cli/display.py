@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedfuse.training.loop import Callback
 
 Trained = TypeVar("Trained")
+Study = TypeVar("Study", "Comparison", "Tuning")
 
 
 def train_with_progress(train: Callable[[list[Callback]], Trained], directory: Path) -> Trained:
@@ -84,12 +85,7 @@ def compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_
         if not is_comparison(directory):
             raise
         _fail_resumable(directory)
-    if as_json:
-        print_json(comparison.summary())
-        return
-    answers = Answers()
-    show_comparison(comparison, answers)
-    _say_files(answers, directory)
+    _show_study(comparison, show_comparison, directory, as_json)
 
 
 def show_tuned(tuning: Tuning, directory: Path, as_json: bool, plot: Path | None) -> None:
@@ -100,14 +96,9 @@ def show_tuned(tuning: Tuning, directory: Path, as_json: bool, plot: Path | None
         from fedfuse.report.plots import save_picture
 
         save_picture(tuning.plot(), plot)
-    if as_json:
-        print_json(tuning.summary())
-        return
-    answers = Answers()
-    show_tuning(tuning, answers)
-    _say_files(answers, directory)
-    if plot:
-        answers.say(f"picture: {plot}")
+    _show_study(tuning, show_tuning, directory, as_json)
+    if plot and not as_json:
+        Answers().say(f"picture: {plot}")
 
 
 def write_page(directory: Path, baselines: bool = True, out: Path | None = None) -> Path:
@@ -117,10 +108,14 @@ def write_page(directory: Path, baselines: bool = True, out: Path | None = None)
         return write_report(directory, out, baselines=baselines)
 
 
-def _say_files(answers: Answers, directory: Path) -> None:
+def _show_study(found: Study, show: Callable[[Study, Answers], None], directory: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(found.summary())
+        return
+    answers = Answers()
+    show(found, answers)
     page = write_page(directory)
-    answers.say(f"\nfiles: {directory}")
-    answers.say(f"report: {page}")
+    answers.say(f"\nfiles: {directory}\nreport: {page}")
 
 
 def _fail_resumable(directory: Path) -> NoReturn:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import Method, Outcome
+from fedfuse.methods.method import Outcome
 from fedfuse.methods.mixins import WorksAtHome
 from fedfuse.methods.state_arrays import Arrays, fill_state, pack_state, prefixed, within
 from fedfuse.protocol.ledger import CommunicationLedger
@@ -64,12 +64,9 @@ def save(run: Run, run_directory: RunDirectory) -> None:
 def _hidden(run: Run) -> Arrays:
     """Return devices' own models where the server may not have them: private, late, under way or lied about."""
     ahead = run.transport.unsettled and run.engine.pack() is not None
-    hidden = _keeps_models(run.rule) or ahead or run.liars.size > 0
+    private = isinstance(run.rule, WorksAtHome) and run.rule.keeps_models
+    hidden = private or ahead or run.liars.size > 0
     return {"own": np.stack(run.transport.look([PeekModel()] * run.info.m))} if hidden else {}
-
-
-def _keeps_models(method: Method[Any]) -> bool:
-    return isinstance(method, WorksAtHome) and method.keeps_models
 
 
 def restore(run: Run, run_directory: RunDirectory) -> bool:

@@ -14,17 +14,15 @@ from fedfuse.data.federation import Federation
 from fedfuse.engines import Attacks, Engine, EngineSpec
 from fedfuse.engines.attacks import draw_liars, flipped
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.fusion_tree import FusionTree
 from fedfuse.methods.fedavg import FedAvg
 from fedfuse.methods.fpfc import FPFC
 from fedfuse.methods.lg_fedavg import LGFedAvg
 from fedfuse.methods.local import Local
 from fedfuse.methods.method import Method
-from fedfuse.methods.registry import METHODS
+from fedfuse.methods.registry import METHODS, default_name
 from fedfuse.methods.registry import from_config as method_from_config
 from fedfuse.models import SHORT, Model, model_for
 from fedfuse.models import from_config as model_from_config
-from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training import progress
@@ -34,9 +32,6 @@ from fedfuse.training.settings import Settings
 from fedfuse.training.stages import default_rounds, stages_of
 
 log = logging.getLogger(__name__)
-
-# Local work of a device with a network, where none is given.
-NETWORK_WORK = Work(steps=5, lr=0.05, batch=10, momentum=0.9)
 
 
 def fit(
@@ -149,7 +144,7 @@ def resume(
         federation = _load_again(source, directory)
     if federation.fingerprint != fingerprint:
         raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
-    model = fitting_model(federation, model)
+    model = model_for(federation, model)
     if isinstance(engine, str) and engine != place.name:
         place = EngineSpec(engine, workers)
     elif workers is not None:
@@ -234,10 +229,8 @@ def check_federation(given: Any) -> None:
 
 def fitting_method(given: Any, model: Model[Any]) -> Method[Any]:
     """Return the method that is asked for, by name or as it is; without one, the fusion tree."""
-    if given is None:
-        return FusionTree(work=Work(solver="exact") if model.convex else NETWORK_WORK)
-    if isinstance(given, str):
-        return build("arrays", given, Options(), network=not model.convex)[0]
+    if given is None or isinstance(given, str):
+        return build("arrays", given or default_name(), Options(), network=not model.convex)[0]
     if not isinstance(given, Method):
         raise FedfuseError(
             f"method must be one such as FusionTree() or a name ({', '.join(METHODS)}), got {_kind(given)}"
