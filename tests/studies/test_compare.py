@@ -16,9 +16,8 @@ from scipy.stats import wilcoxon
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.protocol.local_work import Work
-from fedfuse.studies.compare import compare, resume_comparison
+from fedfuse.studies.compare import compare, resume_comparison, seeds_of
 from fedfuse.studies.comparison import Comparison, holm, wilcoxon_p
-from fedfuse.studies.comparison_request import seeds_of
 from fedfuse.studies.jobs import Watcher, directory_lock
 from fedfuse.training.options import build, options_by_method, parse_options
 from fedfuse.training.presets import preset

@@ -32,8 +32,7 @@ from fedfuse.report.distance_frames import PairFrame
 from fedfuse.report.explanations import data_size, metric_name, score, title
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.results.snapshots import SnapshotFile
-from fedfuse.studies.compare import is_comparison
-from fedfuse.studies.comparison_request import Request
+from fedfuse.studies.compare import Request, is_comparison
 from fedfuse.training.progress import ROUNDS, read_rounds
 from fedfuse.utils.files import read_json, without_nan
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -17,11 +18,13 @@ from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.results.formatting import counted, cut_short
 from fedfuse.results.result import Result
-from fedfuse.studies.comparison_request import Request
 from fedfuse.studies.jobs import finished_run
 from fedfuse.utils.files import atomic_write, without_nan, write_csv, write_json
 from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats
+
+if TYPE_CHECKING:
+    from fedfuse.studies.compare import Request
 
 Run: TypeAlias = tuple[str, int]  # method and seed
 NUMBERS = ("test", "n_clusters", "ari", "cost_floats", "rounds", "seconds")
@@ -89,7 +92,7 @@ class Comparison:
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> Comparison:
         """Read a comparison from its directory, as far as it is finished."""
-        request = Request.load(Path(directory))
+        request: Request = load("fedfuse.studies.compare:Request").load(Path(directory))
         return cls.of(request, {run: finished_run(request.run_directory(directory, run)) for run in request.runs})
 
     @property
@@ -365,7 +368,7 @@ def _cells_of(found: Comparison, method: str, row: pd.Series[float], marked: boo
     return [
         method,
         f"{NOT_DIFFERENT} {score}" if marked else score,  # In front of it, so that the numbers are aligned.
-        _count(row["n_clusters"], row["n_clusters_sd"]),
+        _spread(row["n_clusters"], row["n_clusters_sd"], 2 if row["n_clusters_sd"] else 0, bool(row["n_clusters_sd"])),
         *ari,
         _floats(row["cost_floats"], row["cost_floats_sd"] if spreads and many else None),
         _spread(row["rounds"], row["rounds_sd"], 0, spreads and many),
@@ -384,20 +387,14 @@ def _places(value: float) -> int:
 
 
 def _spread(mean: float, sd: float, places: int, many: bool) -> str:
-    if not np.isfinite(mean):
-        return NOTHING
-    return f"{mean:,.{places}f}" + (f" ± {sd:,.{places}f}" if many else "")
+    """Write a mean, and where there are many runs their standard deviation.
 
-
-def _count(mean: float, sd: float) -> str:
-    """Write a number of groups: whole where it was the same in all seeds.
-
-    >>> _count(4.0, 0.0), _count(11.0, 8.6409), _count(np.nan, np.nan)
-    ('4', '11.00 ± 8.64', '—')
+    >>> _spread(11.0, 8.6409, 2, True), _spread(4.0, 0.0, 0, False), _spread(np.nan, np.nan, 2, True)
+    ('11.00 ± 8.64', '4', '—')
     """
     if not np.isfinite(mean):
         return NOTHING
-    return f"{mean:.0f}" if not sd else f"{mean:.2f} ± {sd:.2f}"
+    return f"{mean:,.{places}f}" + (f" ± {sd:,.{places}f}" if many else "")
 
 
 def _floats(mean: float, sd: float | None = None) -> str:
@@ -406,10 +403,5 @@ def _floats(mean: float, sd: float | None = None) -> str:
     >>> _floats(12120), _floats(73261000.0), _floats(1.8324e9, 2.7e5)
     ('12,120', '7.33e7', '1.83e9 ± 2.70e5')
     """
-    numbers = [mean] if sd is None else [mean, sd]
-    return " ± ".join(f"{x:,.0f}" if mean < 1e6 or not x else _scientific(x) for x in numbers)
-
-
-def _scientific(value: float) -> str:
-    digits, _, power = f"{value:.2e}".partition("e")
-    return f"{digits}e{int(power)}"
+    numbers = [f"{x:,.0f}" if mean < 1e6 or not x else f"{x:.2e}" for x in ([mean] if sd is None else [mean, sd])]
+    return re.sub(r"e\+0*", "e", " ± ".join(numbers))

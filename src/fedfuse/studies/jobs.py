@@ -18,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from logging.handlers import BufferingHandler
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -39,6 +40,7 @@ WAITING, RUNNING, DONE, FAILED = range(4)
 POLL_SECONDS = 0.1
 THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 JobOutcome: TypeAlias = Result | str  # a result or an error message
+JobReport: TypeAlias = tuple[str | None, list[str]]  # an error and warnings; a worker leaves the result in a directory
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,10 @@ class _Progress(Callback):
     def __init__(self, board: Board, job: int, watcher: Watcher) -> None:
         self._board, self._job, self._watcher = board, job, watcher
 
-    def on_start(self, run: Run) -> None:
-        self._write(run)
-
     def on_round(self, run: Run, row: Row) -> None:
-        self._write(run)
+        self.on_start(run)
 
-    def _write(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         self._board.put(self._job, RUNNING, run.k, run.settings.rounds)
         self._watcher.look(self._board)
         if self._board.stop:
@@ -187,20 +186,17 @@ def run_jobs(
     """
     processes = min(processes, len(jobs))
     try:
-        return _run_in_workers(jobs, processes, watcher) if processes > 1 else _run_here(jobs, federation, watcher)
+        if processes > 1:
+            return _run_in_workers(jobs, processes, watcher)
+        board = Board([0] * Board.size(len(jobs)))
+        watcher.begin(jobs)
+        return [_run(job, number, board, watcher, federation) for number, job in enumerate(jobs)]
     except BrokenProcessPool:
-        raise FedfuseError(
-            "; ".join(filter(None, ["a worker process was killed (is memory short?)", advice]))
-        ) from None
+        problem = "a worker process was killed (is memory short?)"
+        raise FedfuseError(f"{problem}; {advice}" if advice else problem) from None
     finally:
         watcher.close()
         _load_source.cache_clear()
-
-
-def _run_here(jobs: Sequence[Job], federation: Federation | None, watcher: Watcher) -> list[JobOutcome]:
-    board = Board([0] * Board.size(len(jobs)))
-    watcher.begin(jobs)
-    return [_run(job, number, board, watcher, federation) for number, job in enumerate(jobs)]
 
 
 def _run(job: Job, number: int, board: Board, watcher: Watcher, federation: Federation | None = None) -> JobOutcome:
@@ -232,18 +228,21 @@ def _run_in_workers(jobs: Sequence[Job], processes: int, watcher: Watcher) -> li
     except BaseException:
         board.ask_to_stop()
         watcher.stopping()
-        with _second_interrupt_terminates(others):
+        try:
             pool.shutdown(cancel_futures=True)
+        except KeyboardInterrupt:  # Ctrl-C again, while workers finish their rounds.
+            for process in set(active_children()) - others:
+                process.terminate()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-    for warning in dict.fromkeys(warning for report in reports for warning in report.warnings):
+    for warning in dict.fromkeys(warning for _, warnings in reports for warning in warnings):
         log.warning("%s", warning)
-    return [report.error or finished_run(job.directory or Path()) for job, report in zip(jobs, reports, strict=True)]
+    return [error or finished_run(job.directory or Path()) for job, (error, _) in zip(jobs, reports, strict=True)]
 
 
 def _wait(futures: list[Future[JobReport]], board: Board, watcher: Watcher) -> None:
-    waiting: set[Future[JobReport]] = set(futures)
+    waiting = set(futures)
     while waiting:
         done, waiting = wait(waiting, timeout=POLL_SECONDS)
         watcher.look(board)
@@ -254,18 +253,16 @@ def _wait(futures: list[Future[JobReport]], board: Board, watcher: Watcher) -> N
 # -- in a worker
 
 _board: Board  # The board of this worker.
-
-
-class JobReport(NamedTuple):
-    """What a worker returns for a job; the result is in the job's directory."""
-
-    error: str | None
-    warnings: list[str]
+_logged = BufferingHandler(1_000_000)  # What the library logs: only the parent may write to the terminal.
 
 
 def _become_worker(cells: Any) -> None:
     global _board
     _board = Board(cells)
+    _logged.setLevel(logging.WARNING)
+    logger = logging.getLogger("fedfuse")
+    logger.addHandler(_logged)
+    logger.propagate = False
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
@@ -280,29 +277,15 @@ def _exit_with_parent() -> None:
 
 def _work(number: int, job: Job) -> JobReport:
     if _board.stop:
-        return JobReport("stopped", [])
-    with _captured_warnings() as warnings:
-        try:
-            outcome: JobOutcome = _run(job, number, _board, Watcher())
-        except KeyboardInterrupt:
-            outcome = "stopped"
-            _board.put(number, FAILED)
-    return JobReport(outcome if isinstance(outcome, str) else None, warnings)
-
-
-@contextmanager
-def _captured_warnings() -> Iterator[list[str]]:
-    """Collect what the library logs: only the parent may write to the terminal."""
-    warnings: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("fedfuse")
-    logger.addHandler(handler)
-    logger.propagate = False
+        return "stopped", []
     try:
-        yield warnings
-    finally:
-        logger.removeHandler(handler)
+        outcome: JobOutcome = _run(job, number, _board, Watcher())
+    except KeyboardInterrupt:
+        outcome = "stopped"
+        _board.put(number, FAILED)
+    warnings = [record.getMessage() for record in _logged.buffer]
+    _logged.flush()
+    return outcome if isinstance(outcome, str) else None, warnings
 
 
 # -- around workers
@@ -321,16 +304,6 @@ def _worker_environment(threads: int) -> Iterator[None]:
             del os.environ[name]
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-@contextmanager
-def _second_interrupt_terminates(others: set[Any]) -> Iterator[None]:
-    """Terminate the workers if Ctrl-C is pressed again while they finish their rounds."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        for process in set(active_children()) - others:
-            process.terminate()
 
 
 @contextmanager

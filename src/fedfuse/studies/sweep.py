@@ -20,9 +20,8 @@ from fedfuse.data.catalog import load as load_data
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods.method import Method
-from fedfuse.studies.compare import compare
+from fedfuse.studies.compare import compare, seeds_of
 from fedfuse.studies.comparison import Comparison, mean_and_sd
-from fedfuse.studies.comparison_request import seeds_of
 from fedfuse.training.options import build, keys, options_by_method
 from fedfuse.utils.files import write_csv
 from fedfuse.utils.lazy import load
