@@ -21,7 +21,7 @@ import numpy as np
 import fedfuse as ff
 from fedfuse.core.partitions import adjusted_rand
 from fedfuse.data.synthetic import synthetic
-from fedfuse.report.plots import plot_times, save_picture
+from fedfuse.report.plots import plot_scores, save_picture
 
 SIZES, ACTIVE, LAM = "5,5,5,5", 5, 0.6
 
@@ -70,7 +70,7 @@ def main() -> None:
         runs = both(seed, given.rounds, given.delay, given.compute)
         sync, one = runs.values()
         if seed == 0:
-            axes = plot_times(runs)
+            axes = plot_scores(runs, against="time", marks=True)
             axes.set_title(f"FPFC, 20 nodes, lambda {LAM}, delay {given.delay} s per update")
             save_picture(axes, given.plot)
         whole = float(sync.history["time"].iloc[-1])

@@ -12,10 +12,16 @@ import pytest
 import fedfuse as ff
 from fedfuse.report import FILE, write_report
 from fedfuse.report.charts import Axis, Chart
-from fedfuse.report.dendrogram_chart import DendrogramChart
-from fedfuse.report.distance_frames import MAX_FRAMES, PairFrame, average_linkage, by_group, chosen
-from fedfuse.report.explanations import doubt, headline, supporting, tiles, verdict
-from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK, contrast
+from fedfuse.report.distance_charts import (
+    MAX_FRAMES,
+    DendrogramChart,
+    PairFrame,
+    average_linkage,
+    by_group,
+    chosen,
+)
+from fedfuse.report.explanations import doubt, headline, supporting, verdict
+from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK
 from fedfuse.results.formatting import exposed
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.training.evaluation import Baselines
@@ -236,19 +242,23 @@ def test_whom_the_suspects_are():
     assert exposed(replace(result, attack=None)) == ""
 
 
-def test_lambda_is_shown_where_the_method_has_one():
+def test_lambda_is_shown_where_the_method_has_one(tmp_path):
     federation = planted()
-    tree = ff.fit(federation, ff.FusionTree())
-    given = ff.fit(federation, ff.FPFC(lam=0.5, refit=False), rounds=3)
-    assert [name for name, *_ in tiles(tree) if name == "lambda"] == []
-    assert ("lambda", "0.5", "strength of the penalty") in tiles(given)
+    ff.fit(federation, ff.FusionTree(), out=tmp_path / "tree")
+    ff.fit(federation, ff.FPFC(lam=0.5, refit=False), rounds=3, out=tmp_path / "given")
+    pages = {name: write_report(tmp_path / name, baselines=False).read_text() for name in ("tree", "given")}
+    tile = "<dt>lambda</dt><dd><b>0.5</b><small>strength of the penalty</small>"
+    assert "<dt>lambda</dt>" not in pages["tree"]
+    assert tile in pages["given"]
 
 
 @pytest.mark.parametrize("rounds", [5, None])
 def test_a_search_that_was_cut_short_says_so(rounds):
     federation = planted("classification")
     result = ff.fit(federation, ff.FusionTree(), rounds=rounds)
-    said = "Fusion tree stopped at --rounds 5 before its groups were found." in supporting(result, {})
+    said = "Fusion tree stopped at --rounds 5 before its groups were found: give it more rounds." in supporting(
+        result, {}
+    )
     assert result.cut_short == said == (rounds == 5)
 
 
@@ -334,6 +344,22 @@ def test_an_unfinished_run_is_told_so(refused, here):
     with pytest.raises(KeyboardInterrupt):
         ff.fit(planted(), ff.FPFC(lam=0.4), out="run", callbacks=[Stop()])
     assert "fedfuse resume run" in refused("report", "run")
+
+
+def contrast(first: str, second: str) -> float:
+    """Return the contrast of two colours (#rrggbb) as WCAG defines it, from 1 to 21.
+
+    >>> contrast("#000000", "#ffffff")
+    21.0
+    """
+    dark, light = sorted(map(_luminance, (first, second)))
+    return round((light + 0.05) / (dark + 0.05), 6)
+
+
+def _luminance(colour: str) -> float:
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def test_colours_stand_out():

@@ -10,7 +10,7 @@ from fedfuse.paper import reasons as why
 from fedfuse.paper.curves import Asynchronous, Curves, SlowNodes, Snapshots, SolutionPaths, StepBudget, Strategies
 from fedfuse.paper.experiment import Item
 from fedfuse.paper.paper_tables import MethodsTable, NewcomersTable, TuningTable
-from fedfuse.paper.sensitivity import Attacks, SettingSweep, Starts
+from fedfuse.paper.sensitivity import AttackExperiment, SettingSweep, Starts
 
 S1, HOUSING, MNIST, FASHION = "synthetic:S1", "housing-bodyfat", "mnist", "fashion-mnist"
 ALL_DATA = (S1, HOUSING, MNIST, FASHION)
@@ -63,11 +63,11 @@ ITEMS = (
     Item("tuning", "how warm-up goes through its lambdas, and seconds for each", "Figure of section 6.3",
          replace(TUNING, show_as="figure"), (why.MACHINE, why.WARMUP)),
     Item("attacks-synthetic", "three attacks on S1, up to 80 % liars", "Figure of appendix E (synthetic)",
-         Attacks(data=(S1,)), (why.ATTACKS,)),
+         AttackExperiment(data=(S1,)), (why.ATTACKS,)),
     Item("attacks-mnist", "three attacks on MNIST, up to 80 % liars", "Figure of appendix E (MNIST)",
-         Attacks(data=(MNIST,)), (why.ATTACKS, why.IMAGES)),
+         AttackExperiment(data=(MNIST,)), (why.ATTACKS, why.IMAGES)),
     Item("attacks-fmnist", "three attacks on Fashion-MNIST, up to 80 % liars", "Figure of section 6.4.1",
-         Attacks(data=(FASHION,)), (why.ATTACKS, why.IMAGES)),
+         AttackExperiment(data=(FASHION,)), (why.ATTACKS, why.IMAGES)),
     Item("async", "synchronous against asynchronous FPFC with random delays", "Figure of section 6.4.3",
          Asynchronous(data=("synthetic:5,5,5,5", HOUSING, MNIST, FASHION), nodes={
              "synthetic:5,5,5,5": SlowNodes(20, 5, "uniform(0,20)", rounds=400, quick=100),

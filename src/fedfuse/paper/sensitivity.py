@@ -101,7 +101,7 @@ class Starts(Experiment):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attacks(Experiment):
+class AttackExperiment(Experiment):
     """Methods under three attacks: accuracy of honest devices by the share of liars.
 
     Settings that a method leaves open are chosen without an attack, and then kept. Of a network, its fused part is

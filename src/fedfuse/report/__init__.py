@@ -9,7 +9,7 @@ from typing import Any
 from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK
+from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK, tone
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.compare import is_comparison
@@ -112,11 +112,12 @@ def page_of(template: str, content: dict[str, Any]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    names = {"colours": COLOURS, "colours_on_dark": COLOURS_ON_DARK}
-    pages = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    style = Markup(pages.get_template("style.css").render(names))
+    from fedfuse.report import explanations
+
+    loader = FileSystemLoader(TEMPLATES)
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    pages.globals |= {"tone": tone, "words": explanations}
+    style = Markup(pages.get_template("style.css").render(colours=COLOURS, colours_on_dark=COLOURS_ON_DARK))
     script = Markup((TEMPLATES / "page.js").read_text(encoding="utf-8"))
     content["data"]["colours"] = len(COLOURS)
     return pages.get_template(template).render(content, style=style, script=script, version=__version__)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from fedfuse.methods.registry import METHODS
 from fedfuse.report.charts import compact
@@ -22,6 +23,8 @@ INTERCEPT = "intercept (at average features)"
 # Mean scores that differ by less are called about equal: a share of the RMSE, or of all rows.
 TIE_RATIO, TIE_ACCURACY = 0.01, 0.005
 BYTES_PER_NUMBER = 4
+# All other columns of a tuning are settings.
+TUNING_COLUMNS = {"rounds", "seconds", "cost_floats", "n_clusters", "validation", "chosen"}
 
 TITLES = {"fpfc": "FPFC", "fpfc-l1": "FPFC-l1", "fusion-tree": "fusion tree", "local": "LOCAL", "fedavg": "FedAvg"}
 TITLES |= {"lg-fedavg": "LG-FedAvg", "per-fedavg": "Per-FedAvg", "ifca": "IFCA", "cfl": "CFL", "pacfl": "PACFL"}
@@ -80,6 +83,11 @@ def noun_from(column: str) -> Noun:
 def title(method: str) -> str:
     """Return how a method is written."""
     return TITLES.get(method, method)
+
+
+def group_name(number: int) -> str:
+    """Return how a group is called, counted from 1; 0 is for devices in no group."""
+    return f"group {number}" if number else "in no group"
 
 
 def metric_name(metric: str) -> str:
@@ -156,16 +164,27 @@ def supporting(result: Result, baselines: Mapping[str, Floats]) -> list[str]:
     if result.ari is not None and finds_groups(result):
         right = "exactly the true ones" if result.ari == 1 else "not exactly the true ones"
         lines.append(f"The groups are {right} (adjusted Rand index {result.ari:.2f}).")
+    return lines + [f"{warning}." for warning in warnings(result)]
+
+
+def warnings(result: Result, names_width: int = 0) -> list[str]:
+    """Say what a reader must know before using the groups, with names of devices where there is room for some."""
+
+    def named(devices: Ints) -> str:
+        names = device_names(result, devices)
+        return f": {some_names(names, names_width)}" if names and names_width else ""
+
+    found = []
     if result.uncertain:
-        lines.append(f"{doubt(result)}.")
+        found.append(doubt(result) + named(result.unsure))
+    if result.cut_short:
+        found.append(f"{_capital(title(result.method['method']))} {cut_short(result.rounds)}: give it more rounds")
     if result.suspects.size:
         told = exposed(result)
-        lines.append(f"{suspicion(result)}{told and f' ({told})'}.")
-    if result.cut_short:
-        lines.append(f"{_capital(title(result.method['method']))} {cut_short(result.rounds)}.")
+        found.append(suspicion(result) + named(result.suspects) + (f" ({told})" if told else ""))
     if result.unheard.size:
-        lines.append(f"{silence(result)}.")
-    return lines
+        found.append(silence(result) + named(result.unheard))
+    return found
 
 
 def verdict(result: Result, baselines: Mapping[str, Floats]) -> str:
@@ -203,11 +222,9 @@ def _best(scores: Mapping[str, float], metric: str) -> list[str]:
     known = {name: value for name, value in scores.items() if np.isfinite(value)}
     if not known:
         return []
-    if metric == "accuracy":
-        limit = max(known.values()) - TIE_ACCURACY
-        return sorted((name for name in known if known[name] >= limit), key=lambda name: -known[name])
-    limit = min(known.values()) * (1 + TIE_RATIO)
-    return sorted((name for name in known if known[name] <= limit), key=lambda name: known[name])
+    sign, best = (-1, max(known.values())) if metric == "accuracy" else (1, min(known.values()))
+    tie = TIE_ACCURACY if metric == "accuracy" else TIE_RATIO * best
+    return sorted((name for name in known if sign * (known[name] - best) <= tie), key=lambda name: sign * known[name])
 
 
 def _listed(scores: Mapping[str, float], metric: str) -> str:
@@ -242,26 +259,18 @@ def silence(result: Result) -> str:
     return f"{who} never answered in time and {'has no model of its own' if one else 'have no model of their own'}"
 
 
-def tiles(result: Result) -> list[tuple[str, str, str]]:
-    """Return the run in a few numbers: name, number, and what it means."""
-    noun, metric = noun_of(result.profile), result.profile.metric
-    among = f"among {noun.count(len(result.labels) - len(result.apart))}"
-    among += f"; {len(result.apart):,} in none" if result.apart.size else ""
-    whom = noun.many if result.attack is None else "honest devices"
-    found = [
-        ("groups", f"{len(result.groups):,}", among),
-        (f"test {metric_name(metric)}", score(result.score("test"), metric), f"mean over {whom}"),
-    ]
-    if result.ari is not None:
-        found.append(("ARI", f"{result.ari:.3f}", "agreement with the truth, 1 is perfect"))
-    if result.stability is not None:
-        found.append(("stability", f"{result.stability:.2f}", "how well groupings found in different ways agree"))
-    if result.lam is not None:
-        found.append(("lambda", f"{result.lam:.3g}", "strength of the penalty"))
-    found.append(("rounds", f"{result.rounds:,}", "converged" if result.converged else "limit reached"))
-    found.append(("numbers sent", compact(result.cost_floats), f"{data_size(result.cost_floats)} in single precision"))
-    found.append(("time", f"{result.seconds:,.1f} s", "of training"))
-    return found
+def tuning_table(table: pd.DataFrame, metric: str) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells of the candidates that a tuning has tried."""
+    settings = [name for name in table.columns if name not in TUNING_COLUMNS]
+    heads = ["lambda" if name == "lam" else name for name in settings]
+    heads += ["rounds", "seconds", "numbers sent", "groups", f"validation {metric_name(metric)}"]
+    rows = []
+    for row in table.to_dict("records"):
+        groups = row.get("n_clusters")
+        cells = [*(f"{row[name]:g}" for name in settings), f"{row['rounds']:,}", f"{row['seconds']:.1f}"]
+        cells += [compact(row["cost_floats"]), NOTHING if pd.isna(groups) else f"{groups:.0f}"]
+        rows.append([*cells, score(row["validation"], metric)])
+    return heads, rows
 
 
 @dataclass(frozen=True)
@@ -327,7 +336,8 @@ def comparison_table(found: Comparison, *, spreads: bool = True) -> tuple[list[s
     for row, cost in zip(rows, found.table["cost_floats"], strict=True):
         if np.isfinite(cost):
             row[place] = f"{row[place]} ({data_size(cost)})"
-    return [{"clusters": "groups", "floats sent": "numbers sent"}.get(head, head) for head in heads], rows
+    heads[place] = "numbers sent"
+    return heads, rows
 
 
 def some_names(names: Sequence[str], room: int) -> str:

@@ -17,7 +17,8 @@ COLOURS_ON_DARK = (
     "#994DBF", "#936613", "#8CF993", "#BF8680", "#8680FF", "#F2D9FF", "#D26CD2", "#266CDF", "#AC5373", "#8080AC",
 )
 # fmt: on
-NO_GROUP = "between"
+# The class and the colour of devices in no group, and of what joins groups.
+NO_GROUP, GREY = "between", "#777777"
 
 
 def tone(group: int) -> str:
@@ -30,21 +31,5 @@ def tone(group: int) -> str:
 
 
 def colour(group: int) -> str:
-    """Return the colour on white of a group, counted from 1."""
-    return COLOURS[(group - 1) % len(COLOURS)]
-
-
-def contrast(first: str, second: str) -> float:
-    """Return the contrast of two colours (#rrggbb) as WCAG defines it, from 1 to 21.
-
-    >>> contrast("#000000", "#ffffff")
-    21.0
-    """
-    dark, light = sorted(map(_luminance, (first, second)))
-    return round((light + 0.05) / (dark + 0.05), 6)
-
-
-def _luminance(colour: str) -> float:
-    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    """Return the colour on white of a group, counted from 1; 0 is for devices in no group."""
+    return COLOURS[(group - 1) % len(COLOURS)] if group else GREY

@@ -15,7 +15,18 @@ import numpy as np
 import pandas as pd
 
 from fedfuse.errors import FedfuseError
-from fedfuse.report.palette import COLOURS, colour
+from fedfuse.report.distance_charts import (
+    MERGE_AXIS,
+    average_linkage,
+    by_group,
+    merged_groups,
+    numbers_by_size,
+    plane,
+    snapshot_of,
+)
+from fedfuse.report.explanations import POOLED, group_name
+from fedfuse.report.palette import COLOURS, GREY, colour
+from fedfuse.report.run_page import device_order
 from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
@@ -31,7 +42,6 @@ PENALTIES = {"l2": "squared l2", "l1": "l1", "scad": "SCAD", "smoothed-scad": "s
 MAX_PARAMETERS = 12
 # Groups that have room for their numbers on an axis or in a legend, and leaves that have room for their names.
 MAX_NAMED_GROUPS, MAX_NAMED_LEAVES = 12, 60
-GREY = "#777777"
 AXES = {"cost_floats": "numbers sent", "time": "simulated time (s)", "round": "round"}
 
 
@@ -58,7 +68,7 @@ def plot_path(path: SolutionPath, ax: Any = None) -> Any:
 
     Of models with many parameters the twelve are shown that differ most between devices.
     """
-    ax = _one(ax)
+    ax = _axes(ax)
     groups = path.truth if path.truth is not None else path.labels[-1]
     spread = np.std(path.estimates[0], axis=0)
     for j in np.sort(np.argsort(-spread, kind="stable")[:MAX_PARAMETERS]):
@@ -77,8 +87,7 @@ def plot_figure1(paths: Sequence[SolutionPath] | None = None, axes: Any = None) 
     from fedfuse.studies.solution_path import figure_1
 
     paths = figure_1() if paths is None else paths
-    if axes is None:
-        _, axes = _pyplot().subplots(2, 2, figsize=(10, 7), layout="constrained")
+    axes = _axes(axes, 2, 2, size=(10, 7))
     for path, ax in zip(paths, np.ravel(axes), strict=True):
         plot_path(path, ax).set_ylabel("estimate of each device")
         for value in (-1, 1):
@@ -88,9 +97,7 @@ def plot_figure1(paths: Sequence[SolutionPath] | None = None, axes: Any = None) 
 
 def plot_tuning(tuning: Tuning, axes: Any = None) -> Any:
     """Draw the validation metric by round, coloured by lambda, and beside it the time that each lambda took."""
-    if axes is None:
-        layout: dict[str, Any] = {"layout": "constrained", "width_ratios": (3, 2)}
-        _, axes = _pyplot().subplots(1, 2, figsize=(11, 4), **layout)
+    axes = _axes(axes, 1, 2, size=(11, 4), width_ratios=(3, 2))
     left, right = np.ravel(axes)
     table, curve, result = tuning.table, tuning.curve, tuning.result
     colours = _pyplot().get_cmap("viridis")(np.linspace(0, 0.92, len(table)))
@@ -121,8 +128,7 @@ def plot_search(tuning: Tuning, axes: Any = None) -> Any:
     from fedfuse.studies.tune import in_words
 
     table = tuning.table
-    if axes is None:
-        _, axes = _pyplot().subplots(figsize=(7, 1.2 + 0.25 * len(table)), layout="constrained")
+    axes = _axes(axes, size=(7, 1.2 + 0.25 * len(table)))
     names = [in_words(row) for row in table[list(tuning.settings)].to_dict("records")]
     _outline(axes.barh(np.arange(len(table)), table["validation"], tick_label=names, color="#4c72b0"), table["chosen"])
     axes.invert_yaxis()
@@ -138,7 +144,7 @@ def _outline(bars: Any, chosen: Any) -> None:
 
 def plot_history(result: Result, ax: Any = None) -> Any:
     """Draw validation and test metric and the number of groups by round."""
-    ax = _one(ax)
+    ax = _axes(ax)
     seen = _evaluated(result, "n_clusters")
     for number, part in enumerate(("validation", "test"), 1):
         if seen[part].notna().any():
@@ -166,7 +172,7 @@ def plot_scores(
 
     With ``marks``, a dot says when each run first had the true groups, where they are known.
     """
-    ax = _one(ax)
+    ax = _axes(ax)
     for number, (name, result) in enumerate(results.items(), 1):
         seen = _evaluated(result, "test", name)
         ax.plot(seen[against], seen["test"], color=colour(number), lw=1.8, label=name)
@@ -195,9 +201,7 @@ def plot_sweep(sweep: Sweep, axes: Any = None) -> Any:
     """Draw test score and, where the true groups are known, ARI: against the values, or over random starts."""
     known = sweep.table["ari"].notna().any()
     panels = [("test", f"test {sweep.comparison.metric}"), *([("ari", "ARI")] if known else [])]
-    if axes is None:
-        size = {"figsize": (5.2 * len(panels), 4), "layout": "constrained", "squeeze": False}
-        _, axes = _pyplot().subplots(1, len(panels), **size)
+    axes = _axes(axes, 1, len(panels), size=(5.2 * len(panels), 4), squeeze=False)
     for ax, (name, label) in zip(np.ravel(axes), panels, strict=True):
         draw = _draw_starts if sweep.over.starts is not None else _draw_values
         draw(sweep, name, ax)
@@ -238,8 +242,7 @@ def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
     """Draw every device's test score by method: a box over the points, the mean as a diamond, the best in colour."""
     table, scores = comparison.table, comparison.scores.dropna(subset="test")
     shown = [method for method in comparison.methods if (scores["method"] == method).any()]
-    if ax is None:
-        _, ax = _pyplot().subplots(figsize=(8, 1.2 + 0.55 * len(shown)), layout="constrained")
+    ax = _axes(ax, size=(8, 1.2 + 0.55 * len(shown)))
     percent = 100 if comparison.metric == "accuracy" else 1
     values = [percent * scores.loc[scores["method"] == method, "test"].to_numpy() for method in shown]
     means, best = (table.loc[shown, name].to_numpy() for name in ("test", "best"))
@@ -263,22 +266,18 @@ def plot_distances(seen: Result | DistanceSnapshot, labels: Ints | None = None, 
     ``seen`` is a result, or a snapshot of a round (`fedfuse.results.snapshots.SnapshotFile`); ``labels`` are the
     groups that order it, by default its own.
     """
-    from fedfuse.report.distance_frames import average_linkage, by_group
-
     snapshot, groups = _snapshot(seen, labels)
     order = by_group(groups, average_linkage(snapshot))
-    ax = _one(ax)
+    ax = _axes(ax)
     image = ax.imshow(snapshot.matrix[np.ix_(order, order)], cmap="cividis_r", vmin=0, interpolation="nearest")
-    edges = np.flatnonzero(np.diff(groups[order])) + 0.5
-    for edge in edges:
-        ax.axhline(edge, color="white", lw=0.8)
-        ax.axvline(edge, color="white", lw=0.8)
-    middles = (np.concatenate([[-0.5], edges]) + np.concatenate([edges, [len(order) - 0.5]])) / 2
-    numbers = [str(groups[order][round(place)]) for place in middles]
-    ticks = (middles, numbers) if len(numbers) <= MAX_NAMED_GROUPS else ([], [])
-    ax.set_xticks(*ticks)
-    ax.set_yticks(*ticks)
-    ax.set(xlabel="group", ylabel="group", title=_moment(seen))
+    numbers, sizes = np.unique(groups, return_counts=True)
+    edges = np.cumsum(sizes) - 0.5
+    ticks = (edges - sizes / 2, numbers) if len(numbers) <= MAX_NAMED_GROUPS else ([], [])
+    for side, line in (("x", ax.axvline), ("y", ax.axhline)):
+        for edge in edges[:-1]:
+            line(edge, color="white", lw=0.8)
+        ax.set(**{f"{side}ticks": ticks[0], f"{side}ticklabels": ticks[1], f"{side}label": "group"})
+    ax.set_title(_moment(seen))
     ax.figure.colorbar(image, ax=ax, label="distance between models", shrink=0.85)
     return ax
 
@@ -296,10 +295,10 @@ def plot_map(
     """
     snapshot, groups = _snapshot(seen, labels)
     places = _places(snapshot.matrix, method)
-    ax = _one(ax)
+    ax = _axes(ax)
     for group in np.unique(groups):
         inside = groups == group
-        ax.scatter(*places[inside].T, s=28, color=colour(group), edgecolor="white", lw=0.5, label=f"group {group}")
+        ax.scatter(*places[inside].T, s=28, color=colour(group), edgecolor="white", lw=0.5, label=group_name(group))
     if groups.max() <= MAX_NAMED_GROUPS:
         ax.legend(frameon=False, fontsize=8, loc="best")
     ax.set(xticks=[], yticks=[], title=_moment(seen))
@@ -312,19 +311,16 @@ def plot_devices(result: Result, baselines: Mapping[str, Floats] | None = None, 
 
     ``baselines`` are the scores of `fedfuse.training.evaluation.Baselines`.
     """
-    ax = _one(ax)
-    scores, known, groups = result.scores["test"], baselines or {}, numbers_by_size(result.labels)
-    order = np.lexsort((np.nan_to_num(scores), groups))
-    x = np.arange(len(order))
+    ax, known, order = _axes(ax), baselines or {}, device_order(result)
+    x, scores, groups = np.arange(len(order)), result.scores["test"][order], result.group_numbers[order]
     if "local" in known:
-        ax.vlines(x, known["local"][order], scores[order], color=GREY, lw=0.6, zorder=1)
-    for name, label, marker in (("pooled", "one model for all", "x"), ("local", "every device alone", "o")):
+        ax.vlines(x, known["local"][order], scores, color=GREY, lw=0.6, zorder=1)
+    for name, label, marker in (("pooled", POOLED, "x"), ("local", "every device alone", "o")):
         if name in known:
             ax.scatter(x, known[name][order], s=10, marker=marker, color=GREY, lw=0.8, label=label, zorder=2)
     for group in np.unique(groups):
-        inside = groups[order] == group
-        label = f"group {group}" if groups.max() <= MAX_NAMED_GROUPS else ""
-        ax.scatter(x[inside], scores[order][inside], s=16, color=colour(group), label=label, zorder=3)
+        label, inside = group_name(group) if groups.max() <= MAX_NAMED_GROUPS else "", groups == group
+        ax.scatter(x[inside], scores[inside], s=16, color=colour(group), label=label, zorder=3)
     ax.set(xlabel="devices by group", ylabel=f"test {result.profile.metric}", xticks=[])
     ax.legend(frameon=False, fontsize=8, loc="best")
     return _plain(ax)
@@ -338,39 +334,21 @@ def plot_dendrogram(alone: DistanceSnapshot, labels: Ints, ax: Any = None) -> An
     """
     from scipy.cluster.hierarchy import dendrogram
 
-    from fedfuse.report.dendrogram_chart import AXIS, merged_groups
-    from fedfuse.report.distance_frames import average_linkage
-
-    ax = _one(ax)
+    ax = _axes(ax)
     merges, (_, groups) = average_linkage(alone), _snapshot(alone, labels)
     if not len(merges):
         raise FedfuseError("a dendrogram needs at least two devices")
-    colours = [colour(group) if group > 0 else GREY for group in merged_groups(merges, groups).tolist()]
+    colours = [colour(max(group, 0)) for group in merged_groups(merges, groups).tolist()]
     style: dict[str, Any] = {"orientation": "right", "leaf_font_size": 7, "above_threshold_color": GREY}
     dendrogram(merges, ax=ax, no_labels=len(groups) > MAX_NAMED_LEAVES, link_color_func=colours.__getitem__, **style)
-    ax.set(xlabel=AXIS, ylabel="devices")
+    ax.set(xlabel=MERGE_AXIS, ylabel="devices")
     return _plain(ax)
-
-
-def numbers_by_size(labels: Ints) -> Ints:
-    """Return the groups numbered by size, from 1 for the largest.
-
-    >>> numbers_by_size(np.array([0, 1, 1, 2])).tolist()
-    [2, 1, 1, 3]
-    """
-    sizes = np.bincount(labels)
-    rank = np.empty(len(sizes), np.int64)
-    rank[np.argsort(-sizes, kind="stable")] = np.arange(1, len(sizes) + 1)
-    return np.asarray(rank[labels])
 
 
 def _snapshot(seen: Result | DistanceSnapshot, labels: Ints | None) -> tuple[DistanceSnapshot, Ints]:
     """Return the distances of all pairs, and the groups of the devices there, numbered by size."""
-    if isinstance(seen, Result):
-        from fedfuse.report.run_page import snapshot_of
-
-        seen = snapshot_of(seen)
-    return seen, numbers_by_size(seen.labels if labels is None else np.asarray(labels)[seen.devices])
+    snapshot = snapshot_of(seen) if isinstance(seen, Result) else seen
+    return snapshot, numbers_by_size(snapshot.labels if labels is None else np.asarray(labels)[snapshot.devices])
 
 
 def _moment(seen: Result | DistanceSnapshot) -> str:
@@ -378,8 +356,6 @@ def _moment(seen: Result | DistanceSnapshot) -> str:
 
 
 def _places(matrix: Floats, method: str) -> Floats:
-    from fedfuse.report.distance_frames import plane
-
     if method not in ("pca", "tsne"):
         raise FedfuseError(f"a map is made by 'pca' or 'tsne', got {method!r}")
     if method == "pca" or len(matrix) < 5:
@@ -399,8 +375,11 @@ def _pyplot() -> Any:
     return plt
 
 
-def _one(ax: Any) -> Any:
-    return _pyplot().subplots(figsize=(7, 4.5), layout="constrained")[1] if ax is None else ax
+def _axes(given: Any, *grid: int, size: tuple[float, float] = (7, 4.5), **layout: Any) -> Any:
+    """Return the axes that were given, or a grid of new ones."""
+    if given is not None:
+        return given
+    return _pyplot().subplots(*grid, figsize=size, layout="constrained", **layout)[1]
 
 
 def _plain(ax: Any) -> Any:

@@ -10,14 +10,13 @@ import numpy as np
 import pandas as pd
 
 from fedfuse.report import explanations as words
-from fedfuse.report.charts import Axis, Chart, compact, thinned
-from fedfuse.report.dendrogram_chart import DendrogramChart
-from fedfuse.report.distance_frames import PairFrame, most_apart
+from fedfuse.report.charts import Axis, Chart, thinned
+from fedfuse.report.distance_charts import DendrogramChart, PairFrame, most_apart, snapshot_of
 from fedfuse.report.palette import tone
 from fedfuse.report.settings_table import settings_of, versions
 from fedfuse.results.formatting import exposed, refusals
 from fedfuse.results.result import Result, mean_score
-from fedfuse.results.snapshots import DistanceSnapshot, SnapshotFile
+from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.training.evaluation import Baselines
 from fedfuse.training.newcomers import noted
 from fedfuse.utils.files import read_json
@@ -40,43 +39,32 @@ def run_page(directory: Path, note: str = "") -> dict[str, Any]:
     return {
         "title": f"{result.dataset}: {title}",
         "overline": f"{result.dataset} · {title} · seed {result.seed}",
-        "headline": words.headline(result),
         "supporting": words.supporting(result, baselines.scores if baselines else {}),
-        "tiles": words.tiles(result),
         "noun": noun,
         "grouped": words.finds_groups(result),
         "metric": result.profile.metric,
-        "strip": _strip(result),
         **_groups(result, scores),
-        "everyone": f"all {noun.many}" if result.attack is None else "honest devices",
         "missing": note,
         "devices": device_chart(result, scores, noun),
-        "rows": _device_rows(result, scores, noun),
+        "order": device_order(result).tolist(),
+        "columns": _device_columns(result, scores),
         "pairs": pairs,
         "tree": tree,
-        "leaves": _leaves(tree, result) if tree else [],
+        "leaves": words.device_names(result, tree.leaves) if tree and len(tree.leaves) <= MAX_LEAVES else [],
         "tree_of": f"the models that each {noun.one} fits alone" if baselines else "models before they were merged",
         "contrasts": words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS),
         "tuning": _tuning(directory, result.profile.metric),
         "curves": [chart for chart in _curves(result) if chart],
         "communication": _cost_curve(result.history),
-        "sent": _sent(result, noun),
+        "refusals": refusals(result),
         "doubts": _doubts(result),
         "result": result,
-        "words": words,
         "exposed": exposed(result),
         "newcomers": [_newcomer(result, n) for n in noted(directory)],
         "settings": settings_of(directory, result),
         "versions": versions(read_json(directory / "summary.json").get("version")),
         "data": _data(result, pairs, tree, noun),
     }
-
-
-def snapshot_of(result: Result) -> DistanceSnapshot:
-    """Return the distances between the models that were found."""
-    # A module of one's own is not there after loading, and with it not the knowledge of what is fused.
-    fused = result.models[:, result.model.fused] if result.model.d == result.models.shape[1] else result.models
-    return DistanceSnapshot.of(result.rounds, fused, result.labels)
 
 
 def _scores(result: Result, baselines: Baselines | None) -> dict[str, Floats]:
@@ -108,51 +96,34 @@ def _stages_at(result: Result, rounds: Sequence[int]) -> list[str]:
 
 def _newcomer(result: Result, noted: dict[str, Any]) -> dict[str, Any]:
     group = 0 if noted["cluster"] is None else int(result.group_numbers[result.labels == noted["cluster"]][0])
-    return {**noted, "group": group, "tone": tone(group)}
-
-
-def _strip(result: Result) -> list[dict[str, Any]]:
-    """Return the groups as pieces of one bar, the largest first; devices of none are the last piece."""
-    sizes = np.bincount(result.group_numbers, minlength=1)
-    order = [*range(1, len(sizes)), *([0] if sizes[0] else [])]
-    return [{"name": f"group {g}" if g else "no group", "tone": tone(g), "size": int(sizes[g])} for g in order]
+    return {**noted, "group": group}
 
 
 def _groups(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
     """Return the larger groups, all (honest) devices together, and the devices in no group."""
-    numbers = result.group_numbers
-    shown = [_group(result, scores, g, np.flatnonzero(numbers == g)) for g in range(1, len(result.groups) + 1)]
-    largest = max((s["value"] for group in shown for s in group["scores"] if np.isfinite(s["value"])), default=1.0)
+    numbers, sizes = result.group_numbers, np.bincount(result.group_numbers, minlength=1).tolist()
+    shown = [_group(result, scores, g, np.flatnonzero(numbers == g)) for g in range(1, len(sizes))]
+    largest = max((s for group in shown for s in group["means"].values() if np.isfinite(s)), default=1.0)
     return {
         "groups": shown[:MAX_CARDS],
+        # The pieces of one bar, the largest first; devices in no group are the last piece.
+        "strip": [*enumerate(sizes[1:], 1), *([(0, sizes[0])] if sizes[0] else [])],
         "full_bar": 1.0 if result.profile.metric == "accuracy" else largest or 1.0,
         "total": _group(result, scores, 0, result.honest),
         "others": len(shown[MAX_CARDS:]),
-        "others_size": int((numbers > MAX_CARDS).sum()),
+        "others_size": sum(sizes[MAX_CARDS + 1 :]),
         "apart": _members(result, result.apart),
     }
 
 
 def _group(result: Result, scores: Mapping[str, Floats], number: int, inside: Ints) -> dict[str, Any]:
     """Return a group with its members and mean scores: with its model, alone, and with one model for all."""
-    metric = result.profile.metric
-    means = {name: mean_score(values[inside]) for name, values in scores.items()}
     return {
         "number": number,
-        "tone": tone(number),
         "size": len(inside),
         "rows": int(result.profile.counts[inside].sum()),
         "members": _members(result, inside),
-        "scores": [
-            {
-                "name": name,
-                "tone": {"alone": "alone", "one for all": "pooled"}.get(name, tone(number)),
-                "text": words.score(mean, metric),
-                "gain": words.gain(means["together"], mean, metric),
-                "value": mean,
-            }
-            for name, mean in means.items()
-        ],
+        "means": {name: mean_score(values[inside]) for name, values in scores.items()},
     }
 
 
@@ -161,7 +132,7 @@ def _members(result: Result, inside: Ints) -> list[dict[str, str]]:
     return [{"name": result.profile.names[i], "note": notes.get(i, "")} for i in inside.tolist()]
 
 
-def _order(result: Result) -> Ints:
+def device_order(result: Result) -> Ints:
     """Return devices group by group, the largest first, those of none last, and from the lowest score to the best."""
     numbers = result.group_numbers
     return np.lexsort((np.nan_to_num(result.scores["test"]), numbers, numbers == 0))
@@ -169,7 +140,7 @@ def _order(result: Result) -> Ints:
 
 def device_chart(result: Result, scores: Mapping[str, Floats], noun: words.Noun) -> Chart:
     """Return the chart of every device's score, with its group's model, alone, and with one model for all."""
-    metric, order = words.metric_name(result.profile.metric), _order(result)
+    metric, order = words.metric_name(result.profile.metric), device_order(result)
     group = "its group's model" if words.finds_groups(result) else "its model"
     names = {"together": group, "alone": words.alone_name(noun), "one for all": words.POOLED}
     shown = {names[key]: values[order] for key, values in scores.items()}
@@ -183,43 +154,26 @@ def device_chart(result: Result, scores: Mapping[str, Floats], noun: words.Noun)
         chart.bars(x, shown[names["alone"]], ours, "link")
         chart.dots(x, shown[names["alone"]], "alone", names["alone"])
     for g in [*range(1, len(result.groups) + 1), *([0] if result.apart.size else [])]:
-        name = "" if len(result.groups) > MAX_KEYS else f"group {g}" if g else "in no group"
+        name = "" if len(result.groups) > MAX_KEYS else words.group_name(g)
         chart.dots(x[numbers == g], ours[numbers == g], tone(g), name)
     chart.read_off(x, shown, devices=order.tolist())
     return chart
 
 
-def _device_rows(result: Result, scores: Mapping[str, Floats], noun: words.Noun) -> dict[str, Any]:
-    """Return the table of all devices."""
-    metric, table, numbers = result.profile.metric, result.devices(), result.group_numbers
-    columns = {("test" if n == "together" else n): [words.score(v, metric) for v in s] for n, s in scores.items()}
-    values = {("test" if n == "together" else n): s for n, s in scores.items()}
+def _device_columns(result: Result, scores: Mapping[str, Floats]) -> dict[str, list[tuple[str, str]]]:
+    """Return columns of the table of all devices: for each device what is written, and what it is sorted by."""
+    table, metric = result.devices(), result.profile.metric
+    values = {"test" if name == "together" else name: of_devices for name, of_devices in scores.items()}
+    columns = {name: [(words.score(v, metric), _sortable(v)) for v in known] for name, known in values.items()}
     for name, head, form in (("confidence", "confidence", ".2f"), ("truth", "true group", ".0f")):
         if name in table:
-            values[head] = table[name].to_numpy(float)
-            columns[head] = [f"{v:{form}}" if np.isfinite(v) else words.NOTHING for v in values[head]]
-    rows = [
-        {
-            "name": result.profile.names[i],
-            "group": int(numbers[i]),
-            "tone": tone(int(numbers[i])),
-            "rows": int(result.profile.counts[i]),
-            "cells": [(text[i], _sortable(values[head][i])) for head, text in columns.items()],
-        }
-        for i in _order(result).tolist()
-    ]
-    return {"heads": [noun.one, "group", "rows", *columns], "rows": rows}
+            known = table[name].to_numpy(float)
+            columns[head] = [(f"{v:{form}}" if np.isfinite(v) else words.NOTHING, _sortable(v)) for v in known]
+    return columns
 
 
 def _sortable(value: float) -> str:
     return f"{value:.6g}" if np.isfinite(value) else ""
-
-
-def _leaves(tree: DendrogramChart, result: Result) -> list[tuple[float, str]]:
-    """Return (place in per cent, name) of the leaves of a small tree."""
-    n = len(tree.leaves)
-    names = words.device_names(result, tree.leaves)
-    return [(100 * (k + 0.5) / n, name) for k, name in enumerate(names)] if n <= MAX_LEAVES else []
 
 
 def _tuning(directory: Path, metric: str) -> dict[str, Any] | None:
@@ -227,17 +181,8 @@ def _tuning(directory: Path, metric: str) -> dict[str, Any] | None:
     if not (directory / "tuning.csv").exists():
         return None
     table = pd.read_csv(directory / "tuning.csv")
-    known = {"rounds", "seconds", "cost_floats", "n_clusters", "validation", "chosen"}
-    settings = [name for name in table.columns if name not in known]
-    heads = ["lambda" if name == "lam" else name for name in settings]
-    heads += ["rounds", "numbers sent", "groups", f"validation {words.metric_name(metric)}"]
-    rows = []
-    for row in table.to_dict("records"):
-        groups = row.get("n_clusters", np.nan)
-        cells = [f"{row[name]:g}" for name in settings] + [f"{row['rounds']:,}", compact(row["cost_floats"])]
-        cells += [words.NOTHING if pd.isna(groups) else f"{groups:.0f}", words.score(row["validation"], metric)]
-        rows.append({"cells": cells, "chosen": bool(row["chosen"])})
-    return {"heads": heads, "rows": rows}
+    heads, rows = words.tuning_table(table, metric)
+    return {"heads": heads, "rows": zip(rows, table["chosen"], strict=True)}
 
 
 def _curves(result: Result) -> list[Chart | None]:
@@ -284,17 +229,6 @@ def _round_chart(
         getattr(chart, kind)(rounds, seen[column], f"g{place}", name)
     chart.read_off(rounds, {name: seen[column] for name, column in columns.items()})
     return chart
-
-
-def _sent(result: Result, noun: words.Noun) -> list[tuple[str, str]]:
-    each, size = result.cost_floats / len(result.labels), result.models.shape[1]
-    return [
-        ("numbers in both directions", f"{result.cost_floats:,} ({words.data_size(result.cost_floats)})"),
-        (f"per {noun.one}", f"{compact(each)} ({words.data_size(each)})"),
-        ("size of one model", f"{size:,} numbers"),
-        (f"per {noun.one}, in models", f"{each / max(size, 1):,.1f}"),
-        *((f"refused: {reason}", f"{n:,}") for reason, n in refusals(result)),
-    ]
 
 
 def _doubts(result: Result) -> list[dict[str, Any]]:

@@ -12,12 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedfuse.report import explanations as words
-from fedfuse.results.formatting import counted, cut_short, exposed, refusals
+from fedfuse.results.formatting import counted, refusals
 from fedfuse.results.result import Result, mean_score
 from fedfuse.studies.comparison import Comparison, footnotes
 from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Board, Job, JobState, Watcher
 from fedfuse.training.loop import Callback, Row, Run
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Floats
 
 if TYPE_CHECKING:
     from fedfuse.studies.tune import Tuning
@@ -159,8 +159,7 @@ class ComparisonBars(Watcher):
 def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print one row per method, the best score in bold, and what a reader must know of the table."""
     heads, rows = words.comparison_table(comparison, spreads=console.width >= WIDE_COLUMNS)
-    table = _plain_table(*heads)
-    table.columns[0].justify = "left"
+    table = _plain_table(*heads, left=True)
     for row, best, runs in zip(rows, comparison.table["best"], comparison.table["runs"], strict=True):
         name, score, *others = map(escape, row)
         table.add_row(name, f"[bold]{score}[/bold]" if best else score, *others, style="" if runs else "dim")
@@ -197,17 +196,11 @@ def _effort(result: Result) -> str:
 
 def show_tuning(tuning: Tuning, console: Console) -> None:
     """Print the score of every candidate, which one was chosen, and the outcome of training on with it."""
-    result, names = tuning.result, list(tuning.settings)
-    heads = ["lambda" if name == "lam" else name for name in names]
-    score = f"validation {words.metric_name(result.profile.metric)}"
-    table = _plain_table(*heads, "rounds", "seconds", "numbers sent", "groups", score)
-    table.add_column("")
-    for row in tuning.table.to_dict("records"):
-        settings = [f"{row[name]:g}" for name in names]
-        numbers = (*settings, f"{row['rounds']}", f"{row['seconds']:.1f}", f"{row['cost_floats']:,}")
-        groups = "-" if row["n_clusters"] is None else str(row["n_clusters"])
-        mark = "[bold]chosen[/bold]" if row["chosen"] else ""
-        table.add_row(*numbers, groups, _number(row["validation"]), mark)
+    result = tuning.result
+    heads, rows = words.tuning_table(tuning.table, result.profile.metric)
+    table = _plain_table(*heads, "")
+    for cells, chosen in zip(rows, tuning.table["chosen"], strict=True):
+        table.add_row(*cells, "[bold]chosen[/bold]" if chosen else "")
     console.print(table)
     how = "search" if tuning.strategy == "search" else f"{tuning.strategy} tuning"
     _say(console, f"\n[bold]{tuning.words}[/bold] by {how} in {tuning.seconds:.1f} s; with it:")
@@ -244,24 +237,13 @@ def _number(value: float) -> str:
 
 
 def _warnings(result: Result) -> list[str]:
-    """Return what a reader must know before using the groups."""
-    found = []
-    if result.uncertain:
-        who = f": {_named(result, result.unsure)}" if result.unsure.size else ""
-        found.append(f"{words.doubt(result)}{who}")
-    if result.cut_short:
-        found.append(f"{words.title(result.method['method'])} {cut_short(result.rounds)}: give it more rounds")
-    moved = float(result.history["moved"].iloc[-1])
+    """Return what a reader must know before using the groups, and what to try."""
+    found, moved = words.warnings(result, NAMES_WIDTH), float(result.history["moved"].iloc[-1])
     if not result.converged and moved > MAX_MOVED_RATIO:
         found.append(
             f"not converged: models still moved by {100 * moved:.2g} % in the last round; "
             "more rounds (--rounds) may change groups and scores"
         )
-    if result.suspects.size:
-        told = exposed(result)
-        found.append(f"{words.suspicion(result)}: {_named(result, result.suspects)}{told and f' ({told})'}")
-    if result.unheard.size:
-        found.append(f"{words.silence(result)}: {_named(result, result.unheard)}")
     found += [f"{counted(n, 'upload')} refused: {reason}" for reason, n in refusals(result)]
     if result.refused and result.orders.get("unanswered"):
         found.append(f"{counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} without an answer")
@@ -272,14 +254,11 @@ def _warnings(result: Result) -> list[str]:
     return found
 
 
-def _named(result: Result, devices: Ints) -> str:
-    return words.some_names(words.device_names(result, devices), NAMES_WIDTH)
-
-
-def _plain_table(*heads: str) -> Table:
+def _plain_table(*heads: str, left: bool = False) -> Table:
+    """Return a table of numbers; ``left`` is for names in the first column."""
     table = Table(box=None, pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if left and not place else "right", no_wrap=True)
     return table
 
 
@@ -304,8 +283,7 @@ def _group_table(result: Result, noun: words.Noun, width: int) -> Table:
 def _score_table(result: Result, noun: words.Noun, baselines: Mapping[str, Floats]) -> Table:
     metric = "accuracy" if result.profile.metric == "accuracy" else "RMSE (less is better)"
     whom = noun.many if result.attack is None else f"the {len(result.honest):,} honest devices"
-    table = _plain_table(f"test {metric}, mean over {whom}", "")
-    table.columns[0].justify = "left"
+    table = _plain_table(f"test {metric}, mean over {whom}", "", left=True)
     table.add_row("one model per group", f"[bold]{_number(result.score('test'))}[/bold]")
     for key, name in (("local", words.alone_name(noun)), ("pooled", words.POOLED)):
         if key in baselines:
@@ -318,10 +296,9 @@ def _show_contrasts(result: Result, console: Console) -> None:
     contrasts = words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS)
     if contrasts is None:
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("feature", no_wrap=True, overflow="ellipsis")
-    for head in [f"group {number}" for number in contrasts.groups] or ["contrast"]:
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = [f"group {number}" for number in contrasts.groups] or ["contrast"]
+    table = _plain_table("feature", *heads, left=True)
+    table.columns[0].overflow = "ellipsis"
     for name, values in zip(contrasts.names, contrasts.values, strict=True):
         table.add_row(escape(name), *(f"{value:.3g}" for value in values))
     _say(console, f"\nwhat tells the groups apart ({escape(contrasts.what)}):")

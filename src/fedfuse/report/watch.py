@@ -28,7 +28,7 @@ from rich.text import Text
 from fedfuse.errors import FedfuseError
 from fedfuse.report import page_of, render
 from fedfuse.report.charts import thinned
-from fedfuse.report.distance_frames import PairFrame
+from fedfuse.report.distance_charts import PairFrame
 from fedfuse.report.explanations import data_size, metric_name, score, title
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.results.snapshots import SnapshotFile

@@ -1,9 +1,9 @@
-"""Distances of all pairs of devices for the page: heat maps in the order of the groups, and maps in the plane."""
+"""Distances of all pairs of devices: heat maps in the order of the groups, maps in the plane, and the dendrogram."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,10 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.linalg import eigh
 from scipy.sparse.linalg import eigsh
 
+from fedfuse.core.partitions import adjusted_rand
+from fedfuse.report.charts import SIDE, Axis, thinned
+from fedfuse.report.palette import tone
+from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
 
@@ -20,6 +24,7 @@ MAX_FRAMES = 16
 MAX_CELLS = 300
 # Colours tell this share of all pairs apart: a device that lies may be far out.
 SHOWN_PERCENTILE = 99.5
+MERGE_AXIS = "distance at which groups merge"
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,14 @@ def chosen(snapshots: Sequence[DistanceSnapshot], most: int = MAX_FRAMES) -> lis
     new = [s for before, s in zip([None, *snapshots], snapshots, strict=False) if not _alike(before, s)]
     if new[-1] is not snapshots[-1]:
         new[-1] = snapshots[-1]
-    if len(new) <= most:
-        return new
-    return [new[i] for i in np.unique(np.linspace(0, len(new) - 1, most).round().astype(int))]
+    return [new[i] for i in thinned(len(new), most)]
+
+
+def snapshot_of(result: Result) -> DistanceSnapshot:
+    """Return the distances between the models that were found."""
+    # A module of one's own is not there after loading, and with it not the knowledge of what is fused.
+    fused = result.models[:, result.model.fused] if result.model.d == result.models.shape[1] else result.models
+    return DistanceSnapshot.of(result.rounds, fused, result.labels)
 
 
 def most_apart(snapshots: Sequence[DistanceSnapshot]) -> DistanceSnapshot:
@@ -103,12 +113,17 @@ def by_group(labels: Ints, merges: Floats) -> Ints:
     """Return the devices group by group, the largest first, and within a group as the tree has them."""
     if not len(merges):
         return np.arange(len(labels))
-    sizes = np.bincount(labels)
-    rank = np.empty(len(sizes), np.int64)
-    rank[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))
-    leaf = np.empty(len(labels), np.int64)
-    leaf[leaves_list(merges)] = np.arange(len(labels))
-    return np.lexsort((leaf, rank[labels]))
+    return np.lexsort((np.argsort(leaves_list(merges)), numbers_by_size(labels)))
+
+
+def numbers_by_size(labels: Ints) -> Ints:
+    """Return the groups numbered by size, from 1 for the largest.
+
+    >>> numbers_by_size(np.array([0, 1, 1, 2])).tolist()
+    [2, 1, 1, 3]
+    """
+    by_size = np.argsort(-np.bincount(labels), kind="stable")
+    return np.asarray(np.argsort(by_size)[labels] + 1)
 
 
 def text_of(array: npt.NDArray[Any]) -> str:
@@ -117,10 +132,8 @@ def text_of(array: npt.NDArray[Any]) -> str:
 
 
 def _alike(before: DistanceSnapshot | None, now: DistanceSnapshot) -> bool:
-    if before is None:
-        return False
-    same_labels = bool((before.labels == now.labels).all())
-    return same_labels and bool((before.levels == now.levels).all())
+    same = before is not None and (before.labels == now.labels).all() and (before.levels == now.levels).all()
+    return bool(same)
 
 
 def _cells(matrix: Floats, cells: Ints) -> tuple[npt.NDArray[np.uint8], float]:
@@ -167,3 +180,92 @@ def _within(places: Floats) -> Floats:
     radius = np.abs(places).max(axis=1)
     usual = float(np.percentile(radius, SHOWN_PERCENTILE)) or float(radius.max(initial=0.0))
     return np.asarray(np.clip(places / (1.05 * usual), -1, 1)) if usual > 0 else places
+
+
+@dataclass(frozen=True)
+class DendrogramChart:
+    """A tree to draw, from the left (every device alone) to the right (all together).
+
+    Attributes
+    ----------
+    paths
+        (colour, SVG path) for each group, and for what joins groups.
+    heights
+        Where two groups merge, increasing.
+    cut
+        Where the groups of the tree agree best with those found (adjusted Rand index).
+    exact
+        Whether they are the same there.
+    leaves
+        The devices from top to bottom.
+    """
+
+    paths: list[tuple[str, str]]
+    x: Axis
+    heights: Floats
+    cut: float
+    exact: bool
+    leaves: Ints
+
+    @classmethod
+    def of(cls, alone: DistanceSnapshot, groups: Ints) -> DendrogramChart | None:
+        """Build the tree of devices' own models; None where all are the same."""
+        merges = average_linkage(alone)
+        if not len(merges) or alone.largest == 0:
+            return None
+        heights = merges[:, 2]
+        axis = Axis(0.0, 1.03 * float(heights[-1]), words=MERGE_AXIS)
+        shown = groups[alone.devices]
+        paths, leaves = _drawn(merges, shown, axis)
+        return cls(paths, axis, heights, *_best_cut(merges, shown), alone.devices[leaves])
+
+    @property
+    def groups_at_cut(self) -> int:
+        return len(self.heights) + 1 - int((self.heights <= self.cut).sum())
+
+
+def merged_groups(merges: Floats, groups: Ints) -> Ints:
+    """Return the group of every node of a tree, leaves first; -1 for nodes with devices of several groups."""
+    owner = np.concatenate([groups, np.full(len(merges), -1)])
+    for k, (left, right) in enumerate(merges[:, :2].astype(np.int64)):
+        owner[len(groups) + k] = owner[left] if owner[left] == owner[right] else -1
+    return owner
+
+
+def _best_cut(merges: Floats, groups: Ints) -> tuple[float, bool]:
+    """Return the middle of the stretch in which the tree agrees best with the groups, and whether it has these."""
+    heights = merges[:, 2]
+    ends = np.concatenate([[0.0], heights, [1.03 * heights[-1]]])
+    agreement = np.array([adjusted_rand(groups, labels) for labels in _levels(merges, len(groups))], float)
+    stretch = np.diff(ends)
+    agreement[stretch <= 0] = -1.0  # nothing lies between two merges at one height
+    best = np.flatnonzero(agreement == agreement.max())
+    place = best[np.argmax(stretch[best])]
+    return float((ends[place] + ends[place + 1]) / 2), bool(agreement[place] == 1)
+
+
+def _levels(merges: Floats, n: int) -> Iterator[Ints]:
+    """Yield the groups of a tree's leaves after no merge, after the first, and so on."""
+    labels = np.arange(n)
+    yield labels
+    for k, (left, right) in enumerate(merges[:, :2].astype(np.int64)):
+        labels = np.where((labels == left) | (labels == right), n + k, labels)
+        yield labels
+
+
+def _drawn(merges: Floats, groups: Ints, axis: Axis) -> tuple[list[tuple[str, str]], Ints]:
+    """Return the tree as paths by colour, and the leaves from top to bottom."""
+    n, leaves = len(groups), leaves_list(merges).astype(np.int64)
+    x = np.concatenate([np.zeros(n), SIDE * axis.share(merges[:, 2])])
+    y = np.zeros(2 * n - 1)
+    y[leaves] = (np.arange(n) + 0.5) / n * SIDE
+    tones = [tone(max(int(group), 0)) for group in merged_groups(merges, groups)]
+    pieces: dict[str, list[str]] = {name: [] for name in tones}
+    for node, (left, right) in enumerate(merges[:, :2].astype(np.int64), n):
+        y[node] = (y[left] + y[right]) / 2
+        # Each branch has the colour of what is below it, the joint that of both together.
+        for child in (left, right):
+            pieces[tones[child]].append(f"M{x[child]:.1f} {y[child]:.1f}H{x[node]:.1f}")
+        pieces[tones[node]].append(f"M{x[node]:.1f} {y[left]:.1f}V{y[right]:.1f}")
+    pieces[tones[-1]].append(f"M{x[-1]:.1f} {y[-1]:.1f}H{SIDE}")
+    return [(name, "".join(lines)) for name, lines in sorted(pieces.items())], leaves
