@@ -46,7 +46,7 @@ def run(evaluate, optimiser, most=300, tol=1e-6):
     for _ in range(most):
         if optimiser.done.all():
             break
-        optimiser.tell(*evaluate(optimiser.ask()), tol=tol)
+        optimiser.tell(*evaluate(optimiser.trial), tol=tol)
     return optimiser
 
 
@@ -71,7 +71,7 @@ def test_it_needs_few_evaluations():
     optimiser = LBFGS.start(np.zeros((3, 5)))
     rounds = 0
     while not optimiser.done.all():
-        optimiser.tell(*evaluate(optimiser.ask()))
+        optimiser.tell(*evaluate(optimiser.trial))
         rounds += 1
     assert rounds <= 25
 
@@ -81,9 +81,9 @@ def test_value_never_rises_and_problems_do_not_see_each_other():
     together, alone = LBFGS.start(np.zeros(best.shape)), LBFGS.start(np.zeros((1, best.shape[1])))
     last = np.full(len(best), np.inf)
     for _ in range(30):
-        together.tell(*evaluate(together.ask()))
+        together.tell(*evaluate(together.trial))
         x = np.zeros(best.shape)
-        x[2] = alone.ask()[0]
+        x[2] = alone.trial[0]
         f, g = evaluate(x)
         alone.tell(f[2:3], g[2:3])
         assert (together.f <= last).all()
@@ -99,7 +99,7 @@ def test_saved_in_the_middle_equals_uninterrupted(stop):
         if k == stop:
             half = LBFGS(**{f.name: getattr(half, f.name).copy() for f in fields(half)})
         for optimiser in (whole, half):
-            optimiser.tell(*evaluate(optimiser.ask()))
+            optimiser.tell(*evaluate(optimiser.trial))
     for f in fields(whole):
         np.testing.assert_array_equal(getattr(whole, f.name), getattr(half, f.name))
 
@@ -111,11 +111,11 @@ def test_a_problem_that_cannot_be_improved_is_given_up():
     for _ in range(20):
         optimiser.tell(np.array([1.0]), np.array([[1.0, 1.0]]))
     assert optimiser.done.all()
-    np.testing.assert_array_equal(optimiser.ask(), np.zeros((1, 2)))
+    np.testing.assert_array_equal(optimiser.trial, np.zeros((1, 2)))
 
 
 def test_a_start_at_the_minimum_is_done_at_once():
     evaluate, best = quadratics()
     optimiser = LBFGS.start(best)
-    optimiser.tell(*evaluate(optimiser.ask()))
+    optimiser.tell(*evaluate(optimiser.trial))
     assert optimiser.done.all()

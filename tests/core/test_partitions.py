@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
-from fedfuse.core.partitions import adjusted_rand, canonical, cluster_means, components, joined
+from fedfuse.core.partitions import adjusted_rand, canonical, components, group_means, joined
 
 labelings = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
@@ -37,7 +37,7 @@ def test_components_follow_the_order_of_devices(labels, random):
 
 def test_cluster_means_are_weighted_by_rows():
     omega = np.array([[0.0, 1.0], [3.0, 4.0], [7.0, 7.0]])
-    means = cluster_means(omega, np.array([0, 0, 1]), [1, 2, 50])
+    means = group_means(omega, np.array([0, 0, 1]), [1, 2, 50])
     np.testing.assert_allclose(means, [[2.0, 3.0], [7.0, 7.0]])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.core.partitions import cluster_means
+from fedfuse.core.partitions import group_means
 from fedfuse.engines.attacks import draw_liars
 from fedfuse.grouping.network_tree import (
     BOUNDED_LENGTH_RATIO,
@@ -77,7 +77,7 @@ def test_a_refit_turn_is_a_mean_over_members_and_a_mean_over_all():
     assert all(isinstance(task, Train) and task.rows == "train+validation" for task in tasks)
     method.update(state, np.arange(federation.m), list(replies))
     weights = federation.rows("train+validation").counts
-    means = cluster_means(replies, labels, weights)
+    means = group_means(replies, labels, weights)
     np.testing.assert_allclose(state.models[:, cut:], means[:, cut:], atol=1e-6)
     np.testing.assert_allclose(
         state.models[:, :cut],

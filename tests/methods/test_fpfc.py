@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.core.partitions import cluster_means
+from fedfuse.core.partitions import group_means
 from fedfuse.core.penalties import SmoothedSCAD
 from fedfuse.data import load
 from fedfuse.engines import InProcess
@@ -146,7 +146,7 @@ def test_final_models_are_means_by_rows():
     federation, keep = planted(), Keep()
     result = fit(federation, ff.FPFC(lam=0.5, refit=False), rounds=40, dtype="float64", callbacks=[keep])
     counts = federation.rows("train+validation").counts
-    means = cluster_means(keep.run.state.pairs.omega, result.labels, counts)
+    means = group_means(keep.run.state.pairs.omega, result.labels, counts)
     np.testing.assert_array_equal(result.models, means[result.labels])
     np.testing.assert_array_equal(result.cluster_models, means)
     assert result.labels.tolist() == federation.truth.tolist()

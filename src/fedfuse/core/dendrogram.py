@@ -8,7 +8,7 @@ stay apart only if a common model is significantly worse than what was best belo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from fedfuse.utils.typing import Bools, Floats, Ints
 WORSE_ZSCORE = 1.645
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tree:
     """A binary tree over ``n`` leaves; nodes n, n + 1, … are merges in the order in which they happen.
 
@@ -28,22 +28,24 @@ class Tree:
     ----------
     children
         The two nodes that each merge joins ((n - 1) x 2).
-    heights
-        The distance at which they meet.
+    leaves
+        The numbers of the devices or groups that the leaves stand for, in increasing order.
     """
 
     children: Ints
-    heights: Floats
+    leaves: Ints
 
     @classmethod
-    def of(cls, points: Floats) -> Tree:
-        """Build the tree of these points (one row per leaf)."""
-        if len(points) == 1:
-            return cls(np.empty((0, 2), np.int64), np.empty(0))
+    def of(cls, points: Floats, leaves: Ints | None = None) -> Tree:
+        """Build the tree of these points (one row per leaf) by average linkage; of none, the empty tree."""
+        if leaves is None:
+            leaves = np.arange(len(points))
+        if len(points) <= 1:
+            return cls(np.empty((0, 2), np.int64), leaves)
         merges = scipy.cluster.hierarchy.linkage(
             scipy.spatial.distance.pdist(np.asarray(points, dtype=np.float64)), "average"
         )
-        return cls(merges[:, :2].astype(np.int64), merges[:, 2])
+        return cls(merges[:, :2].astype(np.int64), leaves)
 
     @property
     def n(self) -> int:
@@ -71,6 +73,18 @@ class Tree:
         for k, (a, b) in enumerate(self.children):
             total[self.n + k] = total[a] + total[b]
         return np.asarray(total[self.n :, :-1] / total[self.n :, -1:])
+
+    def merged_models(self, models: Floats, weights: Ints, leaves: Ints) -> list[Floats]:
+        """Return for each of some leaves the weighted mean models of the merges above it; rows are all devices'."""
+        means, above = self.means(models[self.leaves], weights[self.leaves].astype(np.float64)), self.ancestors()
+        return [means[above[place] - self.n] for place in np.searchsorted(self.leaves, leaves)]
+
+    def cut_by_answers(self, answers: Mapping[int, Floats], rows: Ints, certain: Bools | None = None) -> Ints:
+        """Return a label for each device by what leaves answered for their own and all merged models above."""
+        labels, place = np.zeros(len(rows), np.int64), {int(i): leaf for leaf, i in enumerate(self.leaves)}
+        losses = [PairedLosses.read(place[i], rows[i], answer) for i, answer in answers.items()]
+        labels[self.leaves] = self.cut(losses, certain)
+        return labels
 
     def cut(self, judgements: Sequence[PairedLosses], certain: Bools | None = None, z: float = WORSE_ZSCORE) -> Ints:
         """Return the label of every leaf.
@@ -171,12 +185,10 @@ class PairedLosses:
         self.nodes = [leaf]
 
     @classmethod
-    def read(cls, leaf: int, n: int, answer: Floats, models: int) -> PairedLosses:
-        """Take apart the answer to `protocol.tasks.EvaluateModels` for so many models."""
-        covariance = np.zeros((models, models))
-        covariance[np.triu_indices(models)] = answer[models:]
-        covariance = covariance + covariance.T - np.diag(np.diag(covariance))
-        return cls(leaf, n, answer[:models], covariance)
+    def read(cls, leaf: int, n: int, answer: Floats) -> PairedLosses:
+        """Take apart the answer to `protocol.tasks.EvaluateModels`."""
+        means, covariance = unpack_moments(answer[None])
+        return cls(leaf, n, means[0], covariance[0])
 
     def stand(self, chain: Ints) -> None:
         """Say which nodes the first models are of: the leaf, then those above it."""
@@ -191,6 +203,14 @@ class PairedLosses:
         c = self.covariance
         variance = max(c[a, a] + c[b, b] - 2 * c[a, b], 0.0)
         return self.n * float(self.means[a] - self.means[b]), self.n**2 * variance
+
+
+def unpack_moments(sent: Floats) -> tuple[Floats, Floats]:
+    """Return means (k x n) and covariances (k x n x n) from rows of n means and the n (n + 1) / 2 upper entries."""
+    n = int((np.sqrt(9 + 8 * sent.shape[1]) - 3) / 2 + 0.5)
+    covariance, upper = np.zeros((len(sent), n, n)), np.triu_indices(n)
+    covariance[:, upper[0], upper[1]] = covariance[:, upper[1], upper[0]] = sent[:, n:]
+    return sent[:, :n], covariance
 
 
 def sharing(labels: Ints) -> float:

@@ -24,12 +24,12 @@ BACKTRACKING_RATIO, MAX_BACKTRACKS = 0.3, 12
 
 @dataclass
 class LBFGS:
-    """State of ``n`` minimisations over ``d`` numbers each. `ask` returns points, `tell` takes their values."""
+    """State of ``n`` minimisations over ``d`` numbers each: evaluate the points ``trial``, then `tell` their values."""
 
     x: Floats  # best points so far
     f: Floats  # their values
     g: Floats  # their gradients
-    trial: Floats  # points being evaluated
+    trial: Floats  # points to evaluate next
     direction: Floats
     step: Floats
     cuts: Ints
@@ -56,10 +56,6 @@ class LBFGS:
             pairs=np.zeros(n, np.int64),
             done=np.zeros(n, np.bool_),
         )
-
-    def ask(self) -> Floats:
-        """Return the points to evaluate next."""
-        return self.trial
 
     def tell(self, f: Floats, g: Floats, which: Bools | None = None, tol: float = 1e-4) -> None:
         """Take the values and gradients at the points asked for, of all problems or of ``which``.

@@ -53,7 +53,7 @@ def joined(m: int, i: Ints, j: Ints) -> Ints:
     return canonical(points)
 
 
-def cluster_means(omega: Floats, labels: Ints, weights: npt.ArrayLike) -> Floats:
+def group_means(omega: Floats, labels: Ints, weights: npt.ArrayLike) -> Floats:
     """Return each group's mean parameter vector, weighted by the devices' numbers of rows (float64)."""
     weight = np.asarray(weights, dtype=np.float64)
     sums = np.zeros((int(labels.max()) + 1, omega.shape[1]))

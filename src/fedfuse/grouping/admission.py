@@ -20,7 +20,7 @@ import scipy
 from fedfuse.core.dendrogram import PairedLosses
 from fedfuse.data.federation import Part
 from fedfuse.methods.method import FederationInfo
-from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import EvaluateModels, Task, Train
 from fedfuse.utils.typing import Floats
@@ -34,7 +34,7 @@ MIN_OUTSIDER_CHANCE = 0.995
 def admit_by_losses(known: RunSummary, info: FederationInfo, work: Work, rows: Part, device: int) -> AdmissionDialogue:
     """Find the group of a newcomer by how well the groups' models predict its rows."""
     models = known.group_models.astype(info.dtype)
-    losses = PairedLosses.read(device, 1, (yield EvaluateModels(models, rows)), len(models))
+    losses = PairedLosses.read(device, 1, (yield EvaluateModels(models, rows)))
     best = int(losses.means.argmin())
     confidence = 1.0
     if len(models) > 1:
@@ -51,15 +51,6 @@ def admit_by_losses(known: RunSummary, info: FederationInfo, work: Work, rows: P
     return AdmissionResult(models[best], int(known.groups[best]), confidence)
 
 
-class AdmitsByLosses(AdmitsNewcomers):
-    """A method whose groups have models of their own: newcomers are admitted by losses."""
-
-    work: Work
-
-    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
-        return (yield from admit_by_losses(known, info, self.work, "train+validation", device))
-
-
 class OwnModelGain(NamedTuple):
     """A newcomer's own model, by how much its mean loss is less than a group's, and the variance of that."""
 
@@ -73,7 +64,7 @@ def _compare(
 ) -> Generator[Task, Floats, OwnModelGain]:
     """Train alone on some rows, and compare with a group's model on others."""
     own = yield _train_alone(info, work, rows)
-    losses = PairedLosses.read(0, 1, (yield EvaluateModels(model[None], others, own=True)), 2)
+    losses = PairedLosses.read(0, 1, (yield EvaluateModels(model[None], others, own=True)))
     return OwnModelGain(own, *losses.difference(1, 0))
 
 

@@ -36,18 +36,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedfuse.core.dendrogram import Tree
-from fedfuse.core.partitions import canonical, cluster_means
+from fedfuse.core.partitions import canonical, group_means
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping import selection
 from fedfuse.grouping.marginal_likelihood import LOOSE_MARGIN, STRICT_MARGIN, Evidence
 from fedfuse.grouping.refit import RefitState, begin_final_fit, begin_fit, refit_steps
-from fedfuse.grouping.selection import UNKNOWN_CONFIDENCE, GroupCheck, ModelTree
+from fedfuse.grouping.selection import UNKNOWN_CONFIDENCE, GroupCheck
 from fedfuse.grouping.simulated_replies import sends_statistics
-from fedfuse.grouping.steps import Step, StepMethod, by_name
+from fedfuse.grouping.steps import EvaluationStep, Step, StepMethod, by_name
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.protocol.local_work import Work
-from fedfuse.protocol.reply_checks import SOLVER_TOLERANCE, apart, judged_models, possible_judgement
+from fedfuse.protocol.reply_checks import SOLVER_TOLERANCE, apart
 from fedfuse.protocol.tasks import EvaluateModels, GradientCosine, Install, Task, Train
 from fedfuse.utils.typing import Bools, Floats, Ints
 
@@ -71,7 +71,7 @@ class FusionTreeState(RefitState):
     ridge: int = field(init=False, default=0)  # ridges that are done
     estimates: Floats = field(init=False)  # devices' models for every ridge
     groupings: Ints = field(init=False)  # and their groups
-    tree: ModelTree = field(init=False)
+    tree: Tree = field(init=False)
     checks: int = field(init=False, default=0)
     splits: int = field(init=False, default=0)
     already_split: Ints = field(init=False)  # groupings in which groups were split before
@@ -82,12 +82,12 @@ class FusionTreeState(RefitState):
         m, d = self.info.m, self.info.d
         self.halves, self.estimates = np.zeros((2, m, d)), np.zeros((len(RIDGES), m, d))
         self.groupings, self.already_split = np.zeros((len(RIDGES), m), np.int64), np.empty((0, m), np.int64)
-        self.tree, self.confidence = ModelTree.empty(), np.ones(m)
+        self.tree, self.confidence = Tree.of(np.empty((0, d))), np.ones(m)
 
     def certain_splits(self, leaves: Ints) -> Bools:
         """Return the nodes of the tree whose sides differ beyond doubt; ``leaves`` is the leaf of every device."""
         who, rows = self.trusted, self.info.counts["train"]
-        return selection.certain_splits(self.tree.tree, leaves[who], self.halves[:, who], rows[who])
+        return selection.certain_splits(self.tree, leaves[who], self.halves[:, who], rows[who])
 
     def candidates(self) -> Ints:
         """Return the different groupings that were found."""
@@ -96,7 +96,7 @@ class FusionTreeState(RefitState):
     def group(self, labels: Ints, models: Floats) -> str:
         """Fit these groups, from the means of their members' models."""
         self.labels = apart(labels, self.suspects)
-        self.models = cluster_means(models, self.labels, self.info.counts["train"])
+        self.models = group_means(models, self.labels, self.info.counts["train"])
         return begin_fit(self, self.models.copy())
 
     def group_by_estimates(self, labels: Ints) -> str:
@@ -139,7 +139,7 @@ def after_fit(state: FusionTreeState) -> str:
     groups = state.n_trusted_groups
     if groups <= 1 or state.simulable is not None:
         return CheckGradients.name
-    state.tree = ModelTree.of(state.models[:groups], np.arange(groups))
+    state.tree = Tree.of(state.models[:groups])
     return CheckGroups.name
 
 
@@ -202,20 +202,11 @@ class FitRidge(Step[FusionTreeState]):
         who = state.trusted
         if not who.size:
             return state.group_by_estimates(np.arange(state.info.m))
-        state.tree = ModelTree.of(state.models[who], who)
+        state.tree = Tree.of(state.models[who], who)
         return CutTree.name
 
 
-class _Evaluation(Step[FusionTreeState]):
-    """Devices send mean losses of several models on their validation rows, with covariances."""
-
-    size_is_known = False
-
-    def possible(self, state: FusionTreeState, device: int, answer: Floats) -> bool:
-        return possible_judgement(answer, judged_models(len(answer)))
-
-
-class CutTree(_Evaluation):
+class CutTree(EvaluationStep[FusionTreeState]):
     """Devices evaluate the models of the groups above them; the tree is cut where that is best."""
 
     name = "cut tree"
@@ -227,7 +218,7 @@ class CutTree(_Evaluation):
     def take(self, state: FusionTreeState) -> str:
         leaves = np.zeros(state.info.m, np.int64)
         leaves[state.tree.leaves] = np.arange(len(state.tree.leaves))
-        labels = state.tree.cut(state.answers, state.info.counts["validation"], state.certain_splits(leaves))
+        labels = state.tree.cut_by_answers(state.answers, state.info.counts["validation"], state.certain_splits(leaves))
         state.groupings[state.ridge] = apart(labels, state.suspects)
         state.ridge += 1
         if state.ridge < len(RIDGES):
@@ -236,14 +227,14 @@ class CutTree(_Evaluation):
         return CompareCandidates.name if len(candidates) > 1 else state.group_by_estimates(candidates[0])
 
 
-class CompareCandidates(_Evaluation):
+class CompareCandidates(EvaluationStep[FusionTreeState]):
     """Devices evaluate their models in all groupings; the coarsest good one is taken."""
 
     name = "compare groupings"
 
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
         estimates, weights = state.estimates[COMMON_RIDGE], state.info.counts["train"]
-        models = np.stack([cluster_means(estimates, labels, weights)[labels] for labels in state.candidates()])
+        models = np.stack([group_means(estimates, labels, weights)[labels] for labels in state.candidates()])
         return [EvaluateModels(w) for w in models.astype(state.info.dtype)[:, devices].swapaxes(0, 1)]
 
     def take(self, state: FusionTreeState) -> str:
@@ -251,7 +242,7 @@ class CompareCandidates(_Evaluation):
         return state.group_by_estimates(selection.coarsest_good(state.candidates(), state.answers, rows, state.trusted))
 
 
-class CheckGroups(_Evaluation):
+class CheckGroups(EvaluationStep[FusionTreeState]):
     """Devices evaluate their group's model, merged ones and the nearest others; groups merge and devices move."""
 
     name = "check groups"
@@ -262,7 +253,7 @@ class CheckGroups(_Evaluation):
         return [EvaluateModels(sent[c].astype(state.info.dtype)) for c in state.labels[devices]]
 
     def _check(self, state: FusionTreeState) -> GroupCheck:
-        return GroupCheck(state.tree.tree, state.models[: len(state.tree.leaves)])
+        return GroupCheck(state.tree, state.models[: len(state.tree.leaves)])
 
     def take(self, state: FusionTreeState) -> str:
         rows, certain = state.info.counts["validation"], state.certain_splits(state.labels)

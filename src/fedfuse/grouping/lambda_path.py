@@ -245,18 +245,16 @@ class LambdaPath(Method[LambdaPathState]):
         return self.strategy == "separate" and state.lineage < self.limit
 
     def current(self, state: LambdaPathState) -> Outcome:
-        return _scored_by_validation(self.at(state.lam).current(state.fusion))
+        # All lambdas are trained on training rows alone, so validation rows may score the models.
+        found = self.at(state.lam).current(state.fusion)
+        return found._replace(validated=found.models)
 
     def outcome(self, state: LambdaPathState) -> Outcome:
-        return _scored_by_validation(self.at(state.lam).outcome(state.fusion))
+        found = self.at(state.lam).outcome(state.fusion)
+        return found._replace(validated=found.models)
 
     def describe(self, state: LambdaPathState) -> dict[str, Any]:
         return state.row
-
-
-def _scored_by_validation(found: Outcome) -> Outcome:
-    """Say that the models may be scored on validation rows: all lambdas are trained on training rows alone."""
-    return found._replace(validated=found.models)
 
 
 def _change(values: list[float], window: int) -> float:

@@ -144,7 +144,11 @@ class _Groups:
 
     def __init__(self, evidence: Evidence, labels: Ints, moments: Floats) -> None:
         self.labels, self._moments, self._evidence = labels, moments, evidence
-        self._sizes, self._penalty = np.bincount(labels), evidence.complexity_penalty(len(labels))
+        # There is room for as many groups as devices.
+        self._sizes, self._penalty = (
+            np.bincount(labels, minlength=len(labels)),
+            evidence.complexity_penalty(len(labels)),
+        )
         self._total = np.zeros((self._sizes.size, *moments.shape[1:]))
         np.add.at(self._total, labels, moments)
         self._value, self._models = evidence.of(self._total), evidence.models(self._total)
@@ -213,18 +217,10 @@ class _Groups:
         own = int(self.labels[i])
         self._set(own, self._total[own] - self._moments[i], int(self._sizes[own]) - 1)
         if target < 0:
-            target = int(np.flatnonzero(self._sizes == 0)[0]) if (self._sizes == 0).any() else self._added()
+            target = int(np.flatnonzero(self._sizes == 0)[0])
             self._total[target] = 0
         self._set(target, self._total[target] + self._moments[i], int(self._sizes[target]) + 1)
         self.labels[i] = target
-
-    def _added(self) -> int:
-        """Make room for one more group."""
-        self._sizes = np.append(self._sizes, 0)
-        self._total = np.concatenate([self._total, np.zeros_like(self._total[:1])])
-        self._value = np.append(self._value, 0.0)
-        self._models = np.concatenate([self._models, self._models[:1]])
-        return self._sizes.size - 1
 
     def _set(self, group: int, total: Floats, size: int) -> None:
         self._total[group], self._sizes[group] = total, size

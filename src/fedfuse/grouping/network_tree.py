@@ -23,16 +23,16 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from fedfuse.core.dendrogram import PairedLosses
-from fedfuse.core.partitions import cluster_means
+from fedfuse.core.dendrogram import PairedLosses, Tree
+from fedfuse.core.partitions import group_means
 from fedfuse.core.robust_mean import Robust, robust_mean
 from fedfuse.data.federation import Part
-from fedfuse.grouping.selection import MOVE_ZSCORE, UNKNOWN_CONFIDENCE, ModelTree, best_alternative, nearest
-from fedfuse.grouping.steps import Step, StepMethod, StepState, by_name, found_labels, true_labels
+from fedfuse.grouping.selection import MOVE_ZSCORE, UNKNOWN_CONFIDENCE, best_alternative, nearest
+from fedfuse.grouping.steps import EvaluationStep, Step, StepMethod, StepState, by_name, found_labels, true_labels
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.models.model import Start
 from fedfuse.protocol.local_work import Work
-from fedfuse.protocol.reply_checks import apart, judged_models, possible_judgement, possible_score
+from fedfuse.protocol.reply_checks import apart, possible_score
 from fedfuse.protocol.tasks import EvaluateModels, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
@@ -71,7 +71,7 @@ class NetworkState(StepState):
         """Go on with these groups, from the mean of what their members have (all their weights, shared or not)."""
         weights, suspects, cut = self.info.counts["train"], self.suspects, self.info.model.fused.start
         labels, believed = apart(labels, suspects), suspects if suspects.all() else ~suspects
-        groups = cluster_means(models, labels, weights)
+        groups = group_means(models, labels, weights)
         everybody = np.average(models[believed], axis=0, weights=weights[believed])
         groups[:, :cut] = everybody[:cut]
         groups[labels[suspects]] = everybody
@@ -128,13 +128,13 @@ class NetworkTreeState(NetworkState):
 
     score: float = 0.0  # of the last turn together
     own: Floats = field(init=False)
-    tree: ModelTree = field(default_factory=ModelTree.empty)
+    tree: Tree = field(init=False)
     agreement: float = 1.0  # share of the devices that stay where the tree put them
 
     def __post_init__(self, previous: Outcome | None, start: Start) -> None:
         super().__post_init__(previous, start)
         self.own = np.zeros((self.info.m, self.info.d), self.info.dtype)
-        self.confidence = np.full(self.info.m, UNKNOWN_CONFIDENCE)
+        self.tree, self.confidence = Tree.of(self.own[:0]), np.full(self.info.m, UNKNOWN_CONFIDENCE)
 
     def stability(self) -> float:
         return self.agreement
@@ -215,26 +215,22 @@ class TrainApart(_Training[NetworkTreeState]):
         if len(who) < 2:
             state.group(state.own, np.arange(state.info.m))
             return TrainGroups.name
-        state.tree = ModelTree.of(state.own[who][:, state.info.model.fused], who)
+        state.tree = Tree.of(state.own[who][:, state.info.model.fused], who)
         return CutNetworkTree.name
 
 
-class CutNetworkTree(Step[NetworkTreeState]):
+class CutNetworkTree(EvaluationStep[NetworkTreeState]):
     """Devices evaluate their own network and those of the groups above; the tree is cut where that is best."""
 
     name = "cut tree"
-    size_is_known = False
 
     def ask(self, state: NetworkTreeState, devices: Ints) -> list[Task]:
         above = state.tree.merged_models(state.own, state.info.counts["train"], devices)
         models = [np.vstack([state.own[i], merged]) for i, merged in zip(devices, above, strict=True)]
         return [EvaluateModels(each.astype(state.info.dtype), balanced=True) for each in models]
 
-    def possible(self, state: NetworkTreeState, device: int, answer: Floats) -> bool:
-        return possible_judgement(answer, judged_models(len(answer)))
-
     def take(self, state: NetworkTreeState) -> str:
-        state.group(state.own, state.tree.cut(state.answers, state.info.counts["validation"]))
+        state.group(state.own, state.tree.cut_by_answers(state.answers, state.info.counts["validation"]))
         return CheckNetworks.name if state.n_trusted_groups > 1 else TrainGroups.name
 
 
@@ -256,7 +252,7 @@ class CheckNetworks(CutNetworkTree):
         alone, joined, tried = np.bincount(labels)[labels] == 1, set[int](), near.shape[1]
         state.confidence = np.full(len(labels), UNKNOWN_CONFIDENCE)
         for i, answer in sorted(state.answers.items()):
-            losses = PairedLosses.read(i, int(state.info.counts["validation"][i]), answer, 1 + tried)
+            losses = PairedLosses.read(i, int(state.info.counts["validation"][i]), answer)
             other, z, state.confidence[i] = best_alternative(losses, 1, tried)
             # Of two devices that are alone, one moves to the other.
             if z < (MOVE_ZSCORE if alone[i] and labels[i] not in joined else -MOVE_ZSCORE):
@@ -269,25 +265,17 @@ class CheckNetworks(CutNetworkTree):
 
 @dataclass(frozen=True)
 class NetworkRefit(StepMethod[NetworkState]):
-    """Train one network per group that the stage before has found; what is not fused is one for all."""
+    """Train one network per group, of those found or the true ones; what is not fused is one for all."""
 
     name: ClassVar[str] = "network-refit"
+    true_groups: bool = False
 
     def steps(self) -> dict[str, Step[Any]]:
         return by_name(TrainGroups(self.work, self.rows, self.robust))
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> NetworkState:
-        return NetworkState(info, found_labels(previous), previous, start=self.start)
-
-
-@dataclass(frozen=True)
-class NetworkOracle(NetworkRefit):
-    """The same within the true groups."""
-
-    name: ClassVar[str] = "network-oracle"
-
-    def first_state(self, info: FederationInfo, previous: Outcome | None) -> NetworkState:
-        return NetworkState(info, true_labels(info), previous, start=self.start)
+        labels = true_labels(info) if self.true_groups else found_labels(previous)
+        return NetworkState(info, labels, previous, start=self.start)
 
 
 @dataclass(frozen=True)

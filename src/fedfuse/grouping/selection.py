@@ -32,45 +32,6 @@ STRUCTURE_ZSCORE = 2.33
 UNKNOWN_CONFIDENCE = 0.5
 
 
-@dataclass
-class ModelTree:
-    """Average linkage of models, with the devices or groups that are its leaves."""
-
-    children: Ints
-    heights: Floats
-    leaves: Ints
-
-    @classmethod
-    def of(cls, models: Floats, leaves: Ints) -> ModelTree:
-        """Build the tree of these models, one for each leaf."""
-        tree = Tree.of(models)
-        return cls(tree.children, tree.heights, leaves)
-
-    @classmethod
-    def empty(cls) -> ModelTree:
-        """Return a tree of no models, for a state in which there is none yet."""
-        return cls(np.empty((0, 2), np.int64), np.empty(0), np.empty(0, np.int64))
-
-    @property
-    def tree(self) -> Tree:
-        """The tree over positions in ``leaves``."""
-        return Tree(self.children, self.heights)
-
-    def merged_models(self, models: Floats, weights: Ints, leaves: Ints) -> list[Floats]:
-        """Return for each of some leaves the weighted mean models of the merges above it; rows are all devices'."""
-        tree, above = self.tree, self.tree.ancestors()
-        means = tree.means(models[self.leaves], weights[self.leaves].astype(np.float64))
-        return [means[above[place] - tree.n] for place in np.searchsorted(self.leaves, leaves)]
-
-    def cut(self, answers: Mapping[int, Floats], rows: Ints, certain: Bools | None = None) -> Ints:
-        """Return a label for each device by what leaves answered for their own and all merged models above."""
-        tree, labels = self.tree, np.zeros(len(rows), np.int64)
-        above, place = tree.ancestors(), {int(i): leaf for leaf, i in enumerate(self.leaves)}
-        losses = [PairedLosses.read(place[i], rows[i], v, 1 + len(above[place[i]])) for i, v in answers.items()]
-        labels[self.leaves] = tree.cut(losses, certain)
-        return labels
-
-
 def certain_splits(tree: Tree, leaves: Ints, halves: Floats, weights: Ints) -> Bools:
     """Return the nodes of a tree whose two sides differ beyond doubt, by two independent estimates alike.
 
@@ -96,7 +57,7 @@ def coarsest_good(candidates: Ints, answers: Mapping[int, Floats], rows: Ints, t
 
     ``candidates`` are groupings (k x m); every device has answered for its model in each of them.
     """
-    losses = [PairedLosses.read(i, rows[i], v, len(candidates)) for i, v in answers.items()]
+    losses = [PairedLosses.read(i, rows[i], v) for i, v in answers.items()]
     if not losses:
         return np.asarray(candidates[0])
     best = int(np.argmin(sum(each.n * each.means for each in losses)))
@@ -148,7 +109,7 @@ class GroupCheck:
         for i, answer in answers.items():
             c = int(labels[i])
             first = 1 + len(self.above[c])
-            losses.append(PairedLosses.read(c, int(rows[i]), answer, first + tried))
+            losses.append(PairedLosses.read(c, int(rows[i]), answer))
             other, z, confidence[i] = best_alternative(losses[-1], first, tried)
             if z < -MOVE_ZSCORE:
                 moved[i] = self.near[c, other]

@@ -19,12 +19,12 @@ import numpy as np
 from fedfuse.core.partitions import canonical
 from fedfuse.core.robust_mean import Robust
 from fedfuse.errors import FedfuseError, check_choice
-from fedfuse.grouping.admission import AdmitsByLosses
+from fedfuse.grouping.admission import admit_by_losses
 from fedfuse.grouping.simulated_replies import SimulatedReplies
 from fedfuse.methods.method import FederationInfo, Method, Outcome
-from fedfuse.methods.mixins import GathersReplies
+from fedfuse.methods.mixins import AdmissionDialogue, AdmitsNewcomers, GathersReplies, RunSummary
 from fedfuse.pairs.state import Residuals
-from fedfuse.protocol.reply_checks import apart
+from fedfuse.protocol.reply_checks import apart, possible_judgement
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Bools, Floats, Ints
 
@@ -159,8 +159,17 @@ class Step(ABC, Generic[S]):
         return f"{self.name}: {(type(self).__doc__ or '').splitlines()[0]}"
 
 
+class EvaluationStep(Step[S]):
+    """Devices send mean losses of several models on their validation rows, with covariances."""
+
+    size_is_known = False
+
+    def possible(self, state: S, device: int, answer: Floats) -> bool:
+        return possible_judgement(answer)
+
+
 @dataclass(frozen=True)
-class StepMethod(Method[S], GathersReplies, AdmitsByLosses):
+class StepMethod(Method[S], GathersReplies, AdmitsNewcomers):
     """A method that goes from step to step.
 
     Parameters
@@ -269,6 +278,9 @@ class StepMethod(Method[S], GathersReplies, AdmitsByLosses):
 
     def recovery(self, state: S) -> list[dict[int, Task]]:
         return state.recovery()
+
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
+        return admit_by_losses(known, info, self.work, "train+validation", device)
 
 
 def by_name(*steps: Step[Any]) -> dict[str, Step[Any]]:

@@ -155,15 +155,12 @@ class CFL(Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
         for group in range(len(state.models)):
             if self._apart(state, group, devices):
                 self._cut(state, group)
-        state.step = self._means(state, devices, updates).astype(state.info.dtype)
+        rows = state.info.counts[self.rows][devices].astype(np.float64)
+        means = averaged(np.zeros(state.models.shape), state.labels[devices], updates, rows)
+        state.step = means.astype(state.info.dtype)
         old = state.models
         state.models = old + state.step
         return moved(old, state.models)
-
-    def _means(self, state: CFLState, devices: Ints, updates: Floats) -> Floats:
-        """Return every group's mean update, over its active members."""
-        rows = state.info.counts[self.rows][devices].astype(np.float64)
-        return averaged(np.zeros(state.models.shape), state.labels[devices], updates, rows)
 
     def _apart(self, state: CFLState, group: int, devices: Ints) -> bool:
         """Whether the group has come to rest as a whole and its members have not."""
@@ -186,20 +183,14 @@ class CFL(Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
 
     def _remember(self, state: CFLState, group: int, members: Ints, first: Bools) -> None:
         """Keep the cut: node numbers are cuts first come first, leaves are -1 - group."""
-        new, parent = len(state.cut_models), self._leaf(state, group)
-        if parent is not None:
-            state.cut_children[parent] = new
+        new = len(state.cut_models)
+        state.cut_children[state.cut_children == -1 - group] = new
         children = [-1 - group, -1 - len(state.models)]
         state.cut_models = np.vstack([state.cut_models, state.models[group]])
         state.cut_children = np.vstack([state.cut_children, children])
         state.cut_of = np.concatenate([state.cut_of, np.full(len(members), new)])
         state.cut_side = np.concatenate([state.cut_side, np.where(first, 0, 1)])
         state.cut_updates = np.vstack([state.cut_updates, state.last[members]])
-
-    def _leaf(self, state: CFLState, group: int) -> tuple[int, int] | None:
-        """Return where in the tree the group hangs: (cut, side), or None for the root."""
-        cut, side = np.nonzero(state.cut_children == -1 - group)
-        return (int(cut[0]), int(side[0])) if cut.size else None
 
     def broadcast(self, state: CFLState) -> dict[int, Task]:
         return {i: Add(state.step[group]) for i, group in enumerate(state.labels)}

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fedfuse.core.partitions import cluster_means
+from fedfuse.core.partitions import group_means
 from fedfuse.core.penalties import L1, Penalty, SmoothedSCAD
 from fedfuse.core.robust_mean import Robust
 from fedfuse.errors import FedfuseError, check_choice
@@ -221,7 +221,7 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
 
     def outcome(self, state: FPFCState) -> Outcome:
         labels = state.pairs.labels(self.threshold)
-        models = cluster_means(state.models, labels, state.weights)[labels]
+        models = group_means(state.models, labels, state.weights)[labels]
         return Outcome(models, labels, self.strength, suspects=restless_devices(state, labels))
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:

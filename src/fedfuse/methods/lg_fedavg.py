@@ -71,9 +71,6 @@ class LGFedAvg(Method[LGState], WorksAtHome, AdmitsNewcomers):
         state.head = averaged(old[None], np.zeros(len(devices), np.int64), heads, weights)[0]
         return moved(old[None], state.head[None])
 
-    def at_home(self, state: LGState) -> list[Task]:
-        return [PeekModel()] * state.info.m
-
     def in_use(self, state: LGState, found: Outcome, seen: list[Floats]) -> Outcome:
         fused, models = state.info.model.fused, np.stack(seen).astype(found.models.dtype)
         # with a representation of its own a device uses the global head, as in the original

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedfuse.core.partitions import cluster_means
+from fedfuse.core.partitions import group_means
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.methods.state_arrays import Arrays
-from fedfuse.protocol.tasks import Task
+from fedfuse.protocol.tasks import PeekModel, Task
 from fedfuse.utils.typing import Floats, Ints
 
 
@@ -32,7 +32,7 @@ class RunSummary(NamedTuple):
     @property
     def group_models(self) -> Floats:
         """One model for each of the groups; where devices have models of their own, their mean."""
-        return cluster_means(self.models, np.searchsorted(self.groups, self.labels), self.counts)
+        return group_means(self.models, np.searchsorted(self.groups, self.labels), self.counts)
 
 
 class AdmissionResult(NamedTuple):
@@ -72,9 +72,9 @@ class WorksAtHome(ABC):
 
     keeps_models: ClassVar[bool] = False  # whether devices hold models that the server never sees
 
-    @abstractmethod
     def at_home(self, state: Any) -> list[Task]:
-        """Return what every device does for itself, one task each."""
+        """Return what every device does for itself, one task each: by default it is asked for its model."""
+        return [PeekModel()] * state.info.m
 
     @abstractmethod
     def in_use(self, state: Any, found: Outcome, seen: list[Floats]) -> Outcome:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.core.dendrogram import unpack_moments
 from fedfuse.core.partitions import canonical
 from fedfuse.data.federation import Goal
 from fedfuse.protocol.sufficient_statistics import SufficientStatistics, parts
@@ -56,10 +57,9 @@ def possible_score(score: float, goal: Goal) -> bool:
     return 0 <= score <= (1 + ROUNDING_TOLERANCE if goal == "classification" else np.inf)
 
 
-def possible_judgement(answer: Floats, models: int) -> bool:
+def possible_judgement(answer: Floats) -> bool:
     """Whether these can be mean losses and the covariances of them (see `protocol.tasks.EvaluateModels`)."""
-    means, matrix = np.asarray(answer[:models], dtype=np.float64), np.zeros((models, models))
-    matrix[np.triu_indices(models)] = answer[models:]
+    means, matrix = (each[0] for each in unpack_moments(answer[None]))
     variances = np.diag(matrix)
     if (means < 0).any() or (variances < 0).any():
         return False
@@ -93,11 +93,6 @@ def _possible_part(part: SufficientStatistics) -> bool:
     unit[(unit <= COVARIANCE_TOLERANCE * np.abs(part.mean[0])) | (unit == 0)] = np.inf
     values, slack = np.linalg.eigvalsh(covariance / np.outer(unit, unit)), COVARIANCE_TOLERANCE * len(covariance)
     return bool(values[0] >= -slack and (values[: max(len(values) - max(n - 1, 0), 0)] <= slack).all())
-
-
-def judged_models(numbers: int) -> int:
-    """Return how many models an answer to `EvaluateModels` is about: n means and n (n + 1) / 2 covariances."""
-    return int((np.sqrt(9 + 8 * numbers) - 3) / 2 + 0.5)
 
 
 def monotone(w: Floats, g: Floats, w2: Floats, g2: Floats) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedfuse.core.dendrogram import unpack_moments
 from fedfuse.protocol.tasks import SUMMARISED
 from fedfuse.utils.typing import Floats, Ints
 
@@ -34,11 +35,8 @@ class SufficientStatistics:
     @classmethod
     def read(cls, sent: Floats, n: Ints) -> SufficientStatistics:
         """Take apart what devices have sent of one part (one row each)."""
-        columns = int((np.sqrt(9 + 8 * sent.shape[1]) - 3) / 2 + 0.5)
-        covariance = np.zeros((len(sent), columns, columns))
-        upper = np.triu_indices(columns)
-        covariance[:, upper[0], upper[1]] = covariance[:, upper[1], upper[0]] = sent[:, columns:]
-        return cls(n, np.asarray(sent[:, :columns], np.float64), covariance)
+        mean, covariance = unpack_moments(np.asarray(sent, np.float64))
+        return cls(n, mean, covariance)
 
     def of(self, devices: Ints) -> SufficientStatistics:
         """Return those of these devices."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedfuse._version import __version__
-from fedfuse.core.partitions import adjusted_rand, cluster_means
+from fedfuse.core.partitions import adjusted_rand, group_means
 from fedfuse.data.checks import as_numpy, position_of
 from fedfuse.data.federation import Federation, Part
 from fedfuse.errors import FedfuseError
@@ -157,7 +157,7 @@ class Result:
         _, first = np.unique(self.labels, return_index=True)
         if (self.models == self.models[first][self.labels]).all():
             return self.models[first]
-        return cluster_means(self.models, self.labels, self.profile.counts)
+        return group_means(self.models, self.labels, self.profile.counts)
 
     def score(self, part: str = "test") -> float:
         """Return the mean over (honest) devices of accuracy or RMSE on ``"validation"`` or ``"test"``."""

@@ -14,7 +14,7 @@ from typing import Any
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.fusion_tree import FusionTree
 from fedfuse.grouping.lambda_path import N_LAMBDAS, LambdaPath
-from fedfuse.grouping.network_tree import NetworkFusionTree, NetworkOracle, NetworkRefit
+from fedfuse.grouping.network_tree import NetworkFusionTree, NetworkRefit
 from fedfuse.grouping.refit import Oracle, Refit
 from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.methods.method import Method, Outcome
@@ -52,7 +52,7 @@ def stages_of(method: Method[Any], model: Model[Any], rounds: int) -> tuple[Stag
     if isinstance(method, FusionTree) and not model.convex:
         return (Stage(method.name, NetworkFusionTree(**_common(method))),)
     if isinstance(method, Oracle) and not model.convex:
-        return (Stage(method.name, NetworkOracle(work=method.work, start=method.start, rows="train+validation")),)
+        return (Stage(method.name, NetworkRefit(work=method.work, start=method.start, true_groups=True)),)
     if isinstance(method, LambdaPath):
         return _with_refit(Stage("lambda path", method), method.inner, model, rounds)
     if isinstance(method, BaseFPFC):
