@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedfuse.engines.distributions import Distribution
+from fedfuse.engines.latency import Distribution
 from fedfuse.errors import FedfuseError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedfuse.engines import Faults, InProcess, Latency
-from fedfuse.engines.distributions import Distribution
+from fedfuse.engines.latency import Distribution
 from fedfuse.models import default_model
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import EVALUATION_ROUND, Install, Order, PeekModel, Train

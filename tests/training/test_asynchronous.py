@@ -9,7 +9,7 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.engines import InProcess
-from fedfuse.engines.distributions import Distribution
+from fedfuse.engines.latency import Distribution
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.registry import METHODS
 from fedfuse.protocol.local_work import Work

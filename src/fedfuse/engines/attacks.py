@@ -30,20 +30,8 @@ import scipy
 from fedfuse.data.federation import Federation
 from fedfuse.engines.base import Engine, EngineWrapper
 from fedfuse.errors import FedfuseError
-from fedfuse.protocol.tasks import (
-    EVALUATION_ROUND,
-    Choose,
-    FitLocally,
-    Gradient,
-    MetaTrain,
-    Order,
-    PeekModel,
-    Reply,
-    Subspace,
-    Task,
-    Train,
-    with_work,
-)
+from fedfuse.protocol import tasks
+from fedfuse.protocol.tasks import Order, Reply, Task
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
 
@@ -172,18 +160,18 @@ class Attacks(EngineWrapper):
 
     def _lies_about(self, order: Order) -> bool:
         """Whether this is a message of the method, and one that liars would change."""
-        untouched = order.round == EVALUATION_ROUND or isinstance(order.task, (PeekModel, Subspace))
+        untouched = order.round == tasks.EVALUATION_ROUND or isinstance(order.task, (tasks.PeekModel, tasks.Subspace))
         return self.attack != "label-flip" and not untouched
 
     def _spared(self, task: Task) -> Task:
         """Return the task with one step in place of its training, where nothing of that would be left in the lie."""
         if self.attack not in INVENTED or self._honest:
             return task
-        if not isinstance(task, (Train, MetaTrain, Choose)) or task.work is None:
+        if not isinstance(task, (tasks.Train, tasks.MetaTrain, tasks.Choose)) or task.work is None:
             return task
-        if isinstance(task, Train) and (task.send == "nothing" or (task.score and self.lies == "models")):
+        if isinstance(task, tasks.Train) and (task.send == "nothing" or (task.score and self.lies == "models")):
             return task
-        return with_work(task, replace(task.work, steps=1, unit="batches" if task.work.batch else "epochs"))
+        return tasks.with_work(task, replace(task.work, steps=1, unit="batches" if task.work.batch else "epochs"))
 
     def _hold(self, reply: Reply) -> bool:
         """Keep a liar's reply back; False for all others."""
@@ -212,7 +200,7 @@ class Attacks(EngineWrapper):
         lie = Lie(own, models, crowd, task, rng, exchange.devices / exchange.liars, self._z)
         start = min(self._honest, models)
         # the name of a group is true: it is no number
-        stop = models if self.lies == "models" or isinstance(task, Choose) else own.size
+        stop = models if self.lies == "models" or isinstance(task, tasks.Choose) else own.size
         values = own.copy()
         values[start:stop] = np.clip(FORGE[self.attack](lie)[start:stop], -MAX_LIE, MAX_LIE)
         return replace(reply, values=values.astype(np.asarray(reply.values).dtype))
@@ -246,13 +234,13 @@ def known_attack(engine: Any) -> Attacks | None:
 def model_numbers(task: Task, size: int) -> int:
     """Return how many numbers of an answer are a model, an update or a gradient; they come first."""
     match task:
-        case Train(score=score):
+        case tasks.Train(score=score):
             return size - (score is not None)
-        case Gradient(also=also):
+        case tasks.Gradient(also=also):
             return size - len(also)
-        case Choose(heads=heads):
+        case tasks.Choose(heads=heads):
             return size - len(heads)
-        case MetaTrain() | FitLocally():
+        case tasks.MetaTrain() | tasks.FitLocally():
             return size
     return 0
 
@@ -261,8 +249,8 @@ def _replacement(lie: Lie) -> Floats:
     """Aim at minus what the liars would have sent; a mean over all devices of the exchange gets there."""
     aim: Floats = -lie.crowd.mean(axis=0)
     values: Floats = lie.own.copy()
-    step = isinstance(lie.task, Gradient) or (isinstance(lie.task, Train) and lie.task.send == "update")
-    given = lie.task.start if isinstance(lie.task, (Train, MetaTrain)) else None
+    step = isinstance(lie.task, tasks.Gradient) or (isinstance(lie.task, tasks.Train) and lie.task.send == "update")
+    given = lie.task.start if isinstance(lie.task, (tasks.Train, tasks.MetaTrain)) else None
     origin = given if given is not None and len(given) == lie.models and not step else np.zeros(lie.models)
     values[: lie.models] = origin + lie.boost * (aim[: lie.models] - origin)
     return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +50,7 @@ class EngineSpec:
         """Return the engine for these devices."""
         if self.name == "workers":
             return Workers(federation, model, workers=self.workers, seed=seed, dtype=dtype, noise=noise)
-        if self.name == "flower":
-            simulation = load("fedfuse.flower.simulation:Simulation")
-            engine: Engine = simulation(federation, model, seed=seed, dtype=dtype, noise=noise)
-            return engine
-        return InProcess(federation, model, seed=seed, dtype=dtype, noise=noise)
+        kind: Callable[..., Engine] = (
+            load("fedfuse.flower.simulation:Simulation") if self.name == "flower" else InProcess
+        )
+        return kind(federation, model, seed=seed, dtype=dtype, noise=noise)

@@ -25,27 +25,13 @@ MAX_ROUNDS_LATE = 3
 
 @dataclass(frozen=True)
 class Trouble:
-    """Probabilities of what may happen to a reply, each independent of the others.
+    """Probabilities of what may happen to a reply, each independent of the others."""
 
-    Parameters
-    ----------
-    lost
-        It never comes.
-    late
-        It comes one to three rounds after its own.
-    twice
-        It comes twice.
-    stale
-        It says that it belongs to the round before.
-    nan
-        It holds no numbers.
-    """
-
-    lost: float = 0.0
-    late: float = 0.0
+    lost: float = 0.0  # it never comes
+    late: float = 0.0  # it comes one to three rounds after its own
     twice: float = 0.0
-    stale: float = 0.0
-    nan: float = 0.0
+    stale: float = 0.0  # it says that it belongs to the round before
+    nan: float = 0.0  # it holds no numbers
 
     def __post_init__(self) -> None:
         for name, share in vars(self).items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -188,12 +188,8 @@ class InProcess(Engine):
             # a device whose training diverged goes on from the last model that the server could use
             usable = np.abs(new).max(axis=1) <= largest_value(self._model.d, self._dtype)
             self._own[devices[usable]] = new[usable]
-        sent = {
-            "model": new,
-            "part": new[:, self._part(first.into)],
-            "update": new - start,
-            "nothing": new[:, :0],
-        }[first.send]
+        part = self._part(first.into)
+        sent = {"model": new, "part": new[:, part], "update": new - start, "nothing": new[:, :0]}[first.send]
         if first.score is None:
             return list(sent)
         scores = np.nan_to_num(self._model.metric(self.load(first.score), devices, new))
@@ -201,10 +197,9 @@ class InProcess(Engine):
 
     def _protected(self, orders: list[Order], changes: Floats) -> Floats:
         """Return changes as they may be sent."""
-        noise = self._noise
-        if noise is None:
+        if self._noise is None:
             return changes
-        return _stack(noise.protect(c, self._noise_source(o)) for c, o in zip(changes, orders, strict=True))
+        return _stack(self._noise.protect(c, self._noise_source(o)) for c, o in zip(changes, orders, strict=True))
 
     def _noise_source(self, order: Order) -> np.random.Generator:
         # for experiments: the seed gives the noise away, so devices of real federations have another source
@@ -305,23 +300,12 @@ def _stack(vectors: Any) -> Floats:
     return np.stack(list(vectors))
 
 
-# What orders must agree in to be performed in one call; they may differ in their vectors.
-_COMMON: dict[Any, Callable[[Any], Any]] = {
-    tasks.Train: lambda t: (t.work, t.rho, t.rows, t.score, t.into, t.send, t.start is None, t.anchor is None),
-    tasks.MetaTrain: lambda t: (t.work, t.inner, t.hessian, t.rows),
-    tasks.Choose: lambda t: (len(t.heads), t.work, t.temperature, t.rows),
-    tasks.Score: lambda t: (t.rows, t.raw),
-    tasks.Gradient: lambda t: (t.rows, t.also),
-    tasks.Losses: lambda t: t.rows,
-}
-
-
 def group_orders(orders: Sequence[Order]) -> list[list[Order]]:
     """Put orders together that differ only in their vectors, so that each lot is one compiled call."""
     lots: dict[Any, list[Order]] = {}
     for order in orders:
-        kind = type(order.task)
-        lots.setdefault((kind, _COMMON[kind](order.task) if kind in _COMMON else None), []).append(order)
+        settings = (v.shape if isinstance(v, np.ndarray) else v for v in vars(order.task).values())
+        lots.setdefault((type(order.task), *settings), []).append(order)
     return list(lots.values())
 
 

@@ -4,26 +4,115 @@ A reply arrives ``compute + delay`` seconds after its order was sent, both drawn
 round of the order, device). The virtual clock jumps from arrival to arrival. So a synchronous round takes as long as
 its slowest device, and an asynchronous one gets the earliest reply. Orders without an answer (`Install`, `Add`,
 `Rescale`) and those of no round (openings, evaluation) take no time.
+
+Distributions of times are read from text: ``"uniform(0,20)"``, ``"exponential(5)"`` (mean), ``"lognormal(1,0.5)"``
+(mean and standard deviation of the logarithm) or a number, each drawn anew for every update; ``"per_node(…)"`` around
+one of them is drawn once for each device and kept. Factors may be multiplied:
+``"per_node(lognormal(0,1))*uniform(0,20)"`` has slow and fast devices.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fedfuse.engines.base import Engine, EngineWrapper, pack_replies, unpack_replies
-from fedfuse.engines.distributions import Distribution, DistributionLike
+from fedfuse.errors import FedfuseError
 from fedfuse.protocol.tasks import Add, Install, Order, Reply, Rescale
+from fedfuse.utils.random import generator
+
+_NUMBERS = {"constant": 1, "uniform": 2, "exponential": 1, "lognormal": 2}
+_PER_NODE = "per_node"
 
 
-@dataclass(frozen=True, order=True)
-class Arrival:
+@dataclass(frozen=True)
+class Factor:
+    """One distribution, drawn for every update or, with ``per_node``, once for every device."""
+
+    word: str
+    numbers: tuple[float, ...]
+    per_device: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.numbers) != _NUMBERS[self.word]:
+            raise FedfuseError(f"{self.word} takes {_NUMBERS[self.word]} number(s), got {self}")
+        times = self.numbers[1:] if self.word == "lognormal" else self.numbers  # a logarithm may be negative
+        if not all(-inf < n < inf for n in self.numbers) or min(times) < 0:
+            raise FedfuseError(f"the numbers of a distribution of times must be finite and not negative, got {self}")
+        if self.word == "uniform" and self.numbers[0] > self.numbers[1]:
+            raise FedfuseError(f"uniform(a,b) needs a <= b, got {self}")
+
+    def __str__(self) -> str:
+        inside = ",".join(f"{n:g}" if float(f"{n:g}") == n else repr(n) for n in self.numbers)
+        text = inside if self.word == "constant" else f"{self.word}({inside})"
+        return f"{_PER_NODE}({text})" if self.per_device else text
+
+    def draw(self, seed: int, purpose: str, turn: int, device: int) -> float:
+        """Return the number that belongs to this turn of this device."""
+        if self.word == "constant":
+            return self.numbers[0]
+        key = (f"{purpose} of a node", device) if self.per_device else (purpose, turn, device)
+        return float(getattr(generator(seed, *key), self.word)(*self.numbers))
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A product of factors; `Distribution.of` reads one.
+
+    >>> times = Distribution.of("per_node(uniform(1,2)) * exponential(5)")
+    >>> str(times), times.draw(0, "delay", 3, 1) == times.draw(0, "delay", 3, 1)
+    ('per_node(uniform(1,2))*exponential(5)', True)
+    >>> Distribution.of(3).draw(0, "delay", 3, 1)
+    3.0
+    """
+
+    factors: tuple[Factor, ...]
+
+    @classmethod
+    def of(cls, given: DistributionLike) -> Distribution:
+        """Read a distribution; one that is read already is returned as it is."""
+        if isinstance(given, Distribution):
+            return given
+        return cls(tuple(_read(part, given) for part in str(given).split("*")))
+
+    def __str__(self) -> str:
+        return "*".join(str(f) for f in self.factors)
+
+    def draw(self, seed: int, purpose: str, turn: int, device: int) -> float:
+        """Return the number that belongs to this turn of this device, whatever was drawn before."""
+        product = 1.0
+        for place, factor in enumerate(self.factors):
+            product *= factor.draw(seed, f"{purpose} {place}" if place else purpose, turn, device)
+        return product
+
+
+DistributionLike: TypeAlias = "float | str | Distribution"
+
+
+def _read(text: str, whole: DistributionLike) -> Factor:
+    text = text.strip()
+    kept = re.fullmatch(rf"{_PER_NODE}\s*\((.*)\)", text)
+    inner = kept[1].strip() if kept else text
+    call = re.fullmatch(r"(\w+)\s*\(([^()]*)\)", inner)
+    try:
+        word, numbers = (call[1], [float(n) for n in call[2].split(",")]) if call else ("constant", [float(inner)])
+        return Factor(word, tuple(numbers), kept is not None)
+    except FedfuseError:
+        raise
+    except (KeyError, ValueError):
+        known = "a number, uniform(a,b), exponential(mean), lognormal(mean,sd), per_node(…), or a product of them"
+        raise FedfuseError(f"{whole!r} is not a distribution of times; known: {known}") from None
+
+
+class Arrival(NamedTuple):
     """Arrival time of the reply to an order; of those that come together, the one asked first is first."""
 
     time: float
@@ -40,7 +129,7 @@ class Latency(EngineWrapper):
     engine
         Where devices really compute.
     delay, compute
-        Distributions of the seconds on the way and at work, as text (`engines.distributions.Distribution`) or numbers.
+        Distributions of the seconds on the way and at work, as text (`Distribution`) or numbers.
     seed
         Every draw depends on it.
     """
@@ -94,7 +183,7 @@ class Latency(EngineWrapper):
         return {
             **inner,
             "delayed_clock": np.array([self._clock, self._number]),
-            "delayed_queue": np.array([astuple(a) for a in self._queue], np.float64).reshape(-1, 4),
+            "delayed_queue": np.array(self._queue, np.float64).reshape(-1, 4),
             **pack_replies(waiting, "delayed"),
         }
 

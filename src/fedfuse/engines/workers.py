@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from heapq import heappop, heappush
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -88,12 +89,11 @@ class Lot(NamedTuple):
     own: Floats
 
 
-class Started(NamedTuple):
-    """The process runs, and asks for its setup."""
+class Progress(Enum):
+    """The process runs and asks for its setup, or can take a lot."""
 
-
-class Ready(NamedTuple):
-    """The worker can take a lot."""
+    STARTED = 1
+    READY = 2
 
 
 class Done(NamedTuple):
@@ -212,7 +212,7 @@ class Workers(Engine):
         asked = set(self._asked)
         for order in orders:
             if order.device in asked:
-                raise FedfuseError(f"device {self._name(order)} has an order under way already")
+                raise FedfuseError(f"{self._text(order)}: the device has an order under way already")
             asked.add(order.device)
 
     def _enqueue(self, orders: list[Order]) -> None:
@@ -259,9 +259,9 @@ class Workers(Engine):
             self._replace(worker)
             return
         match message:
-            case Started():
+            case Progress.STARTED:
                 self._send(worker, self._setup)
-            case Ready():
+            case Progress.READY:
                 worker.ready, self._stillborn = True, 0
             case Done(replies=replies, own=own):
                 devices = [job.order.device for job in worker.jobs]
@@ -276,14 +276,12 @@ class Workers(Engine):
         log.error("in a worker process:\n%s", failed.trace.rstrip())
         if failed.device is None:
             raise FedfuseError(f"worker processes cannot use this model: {failed.error}")
-        jobs, worker.jobs = worker.jobs, []
-        for job in jobs:
-            if job.order.device == failed.device:
-                self._asked.discard(failed.device)
-                order = job.order
-            else:
-                heappush(self._queue, job)
-        raise FedfuseError(f"device {self._name(order)}, {_what(order)}: {failed.error}")
+        jobs, worker.jobs = {job.device: job for job in worker.jobs}, []
+        culprit = jobs.pop(failed.device)
+        self._asked.discard(failed.device)
+        for job in jobs.values():
+            heappush(self._queue, job)
+        raise FedfuseError(f"{self._text(culprit.order)}: {failed.error}")
 
     def _replace(self, worker: _Worker) -> None:
         """Put the orders of a worker that died back into the queue, unless they are what kills."""
@@ -299,12 +297,13 @@ class Workers(Engine):
             job.deaths += 1
             if job.deaths == MAX_DEATHS:
                 self._asked.discard(job.order.device)
-                which = f"device {self._name(job.order)}, {_what(job.order)}"
-                raise FedfuseError(f"{which}: {MAX_DEATHS} workers ended over it, the last with {_ending(code)}")
+                which, last = self._text(job.order), _ending(code)
+                raise FedfuseError(f"{which}: {MAX_DEATHS} workers ended over it, the last with {last}")
             heappush(self._queue, job)
 
-    def _name(self, order: Order) -> str:
-        return repr(self._setup.federation.names[order.device])
+    def _text(self, order: Order) -> str:
+        name = self._setup.federation.names[order.device]
+        return f"device {name!r}, {type(order.task).__name__} of round {order.round}"
 
 
 @dataclass(order=True)
@@ -389,15 +388,8 @@ def _check_pickles(model: Model[Any]) -> None:
 
 
 def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        hint = " (short of memory?)" if name == "SIGKILL" else ""
-        return f"exit code {code}, {name}{hint}"
-    return f"exit code {code}"
-
-
-def _what(order: Order) -> str:
-    return f"{type(order.task).__name__} of round {order.round}"
+    text = f"exit code {code}" if code is None or code >= 0 else f"exit code {code}, {signal.Signals(-code).name}"
+    return f"{text} (short of memory?)" if code == -signal.SIGKILL else text
 
 
 # -- inside a worker process
@@ -407,18 +399,18 @@ def main(connection: Connection, rows: Any) -> None:
     """Perform lots until the parent hangs up."""
     _prepare()
     with suppress(EOFError, ConnectionError):  # the parent has gone, or wants nothing more
-        connection.send(Started())
+        connection.send(Progress.STARTED)
         try:
             setup: WorkerSetup = connection.recv()
         except (EOFError, ConnectionError):
-            return
+            raise
         except Exception as problem:  # a user's class may raise anything when it is imported here
             connection.send(Failed(None, _one_line(problem), traceback.format_exc()))
             return
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
         devices = _Devices(setup, rows)
-        connection.send(Ready())
+        connection.send(Progress.READY)
         while True:
             connection.send(devices.perform(connection.recv()))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedfuse.engines import Engine, Faults, Latency
 from fedfuse.engines.attacks import Attack, Lies, Scope, check_attack
-from fedfuse.engines.distributions import Distribution
+from fedfuse.engines.latency import Distribution
 from fedfuse.engines.faults import Trouble
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods.method import Method, check_share, make_plain
