@@ -14,8 +14,8 @@ import numpy as np
 
 from fedfuse.engines import Engine, Faults, Latency
 from fedfuse.engines.attacks import Attack, Lies, Scope, check_attack
-from fedfuse.engines.latency import Distribution
 from fedfuse.engines.faults import Trouble
+from fedfuse.engines.latency import Distribution
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods.method import Method, check_share, make_plain
 from fedfuse.methods.mixins import TakesSingleReplies
