@@ -64,7 +64,7 @@ class LGFedAvg(Method[LGState], WorksAtHome, AdmitsNewcomers):
             return None
         weights, heads = state.info.counts[self.rows][devices].astype(np.float64), np.stack(values)
         old = state.head
-        # those who were not active are at the head of which the active ones set out
+        # Devices that were not active have the head from which the active ones started.
         trained = np.tile(old, (state.info.m, 1))
         trained[devices] = heads
         state.trained = trained
