@@ -231,12 +231,9 @@ class FlowerEngine(Engine):
             self._nodes.lose(name, job.node)
             self._trouble["node gone"] += 1
             self._again(job)
-        else:
-            self._give_up(job, "error on the device")
-            self._check_any_works(name, reason)
-
-    def _check_any_works(self, name: str, reason: str) -> None:
-        """Raise an error if orders have failed on all devices: the app is at fault, not a device."""
+            return
+        self._give_up(job, "error on the device")
+        # Where orders have failed on all devices, the app is at fault, not a device.
         if not self._any_reply and self._trouble["error on the device"] >= min(len(self._names), _MAX_FAILURES):
             raise FedfuseError(f"no device can carry out an order; device {name!r} says: {reason[-300:]}")
 

@@ -33,7 +33,6 @@ from fedfuse.protocol.tasks import (
     SendSufficientStatistics,
     Task,
 )
-from fedfuse.utils.typing import Floats
 
 HELLO = f"{MessageType.QUERY}.hello"
 MAX_JSON_CHARACTERS = 1_000_000
@@ -50,22 +49,12 @@ class UnreadableError(FedfuseError):
 
 @dataclass(frozen=True)
 class Envelope:
-    """An order with all that its device needs to carry it out.
-
-    Attributes
-    ----------
-    version
-        The version of the device's state that the order is for.
-    setup
-        What is the same for all devices in all rounds: seed, precision, classes.
-    state
-        The state itself, where the server is not sure that the device has it.
-    """
+    """An order with all that its device needs to carry it out."""
 
     order: Order
-    version: str
-    setup: Mapping[str, Any]
-    state: DeviceState | None = None
+    version: str  # of the device's state that the order is for
+    setup: Mapping[str, Any]  # the same for all devices in all rounds: seed, precision, classes
+    state: DeviceState | None = None  # where the server is not sure that the device has it
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,7 @@ def write_order(envelope: Envelope, node: int, ttl: float) -> Message:
     line |= {"device": order.device, "round": order.round, "version": envelope.version, **envelope.setup}
     if envelope.state is not None:
         kept = envelope.state.arrays()
-        zeros = _leading_zeros(kept["own"])  # An initial model of zeros is not sent.
+        zeros = kept["own"].size - np.trim_zeros(kept["own"], "f").size  # An initial model of zeros is not sent.
         arrays |= {f"memory.{name}": array for name, array in kept.items()}
         arrays["memory.own"] = kept["own"][zeros:].astype(dtype)
         line["zeros"] = zeros
@@ -130,11 +119,6 @@ def _join(line: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Ta
     own = {f.name for f in fields(kind)}
     task: Task = kind(**given, **{name: array for name, array in arrays.items() if name in own})
     return task
-
-
-def _leading_zeros(vector: Floats) -> int:
-    others = np.flatnonzero(vector)
-    return int(others[0]) if others.size else int(vector.size)
 
 
 # -- device to server

@@ -106,19 +106,8 @@ class Simulation(Engine):
 class SimulationRuntime:
     """Flower's Simulation Runtime in a thread; its ServerApp hands over the grid and waits for `close`.
 
-    Parameters
-    ----------
-    app
-        Makes the ClientApp, from the path of the runtime's folder.
-    m
-        The number of nodes.
-    fill
-        Writes into the folder what devices read there.
-
-    Raises
-    ------
-    FedfuseError
-        If another one runs in this process: it occupies all cores, and this one would wait for ever.
+    ``app`` makes the ClientApp of the m nodes, from the path of the runtime's folder; ``fill`` writes into the folder
+    what devices read there. A process can have one: it occupies all cores, and a second would wait for ever.
     """
 
     _only = threading.Lock()
