@@ -129,13 +129,10 @@ class Federation:
 
     def rows(self, part: Part) -> Rows:
         """Return one part of every device's rows."""
-        if part in ("train/1", "train/2"):  # Halves of the training rows, independent because rows lie at random.
-            middle = (self.cuts[:, 0] + self.cuts[:, 1]) // 2
-            return Rows(
-                self.X, self.y, *((self.cuts[:, 0], middle) if part == "train/1" else (middle, self.cuts[:, 1]))
-            )
-        a, b = _SPANS[part]
-        return Rows(self.X, self.y, self.cuts[:, a], self.cuts[:, b])
+        half = part.partition("/")[2]  # Halves of the training rows are independent because rows lie at random.
+        start, stop = (self.cuts[:, cut] for cut in _SPANS[part.partition("/")[0]])
+        middle = (start + stop) // 2
+        return Rows(self.X, self.y, middle if half == "2" else start, middle if half == "1" else stop)
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""

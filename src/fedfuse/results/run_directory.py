@@ -1,6 +1,6 @@
 """Run directories: what a run is asked, its checkpoint, and its result, as plain files.
 
-``config.json`` says what was asked for, ``checkpoint/latest.npz`` is there while the run goes on, and `Result.save`
+``config.json`` says what was asked for, ``checkpoint/latest.npz`` is there during the run, and `Result.save`
 writes the rest. Every file is written whole or not at all. Nothing is pickled, so nothing is executed when a directory
 is read. Files may have been edited by hand: all are checked here.
 """

@@ -1,7 +1,7 @@
 """Snapshots of all pairwise distances during a run, one byte per pair.
 
 A snapshot costs one matrix product and 500 kB for 1,000 devices. The rounds between two of them grow with their number,
-so that a run of thousands of rounds has about thirty. While the run goes on each is a file in ``snapshots/``; at the
+so that a run of thousands of rounds has about thirty. During the run each is a file in ``snapshots/``; at the
 end they are put together in ``snapshots.npz``.
 """
 

@@ -79,7 +79,7 @@ class Baselines:
             devices, scores = arrays["devices"], {name: arrays[name] for name in NAMES}
             alone = DistanceSnapshot(0, arrays["levels"], float(arrays["largest"]), np.arange(len(devices)), devices)
         except (KeyError, TypeError) as gap:
-            raise FedfuseError(f"{path} holds no yardsticks of fedfuse: {gap} is missing; remove it") from None
+            raise FedfuseError(f"{path} holds no baselines of fedfuse: {gap} is missing; remove it") from None
         return cls(scores, alone)
 
 

@@ -123,10 +123,8 @@ class _Plan:
         state, rounds = method.init(self.info), stage.max_rounds or self.rounds
         opening = list(method.opening(state).values())
         first = [PlannedStep(stage.name, "opening", _words(t), 0, self._size(t, len(opening))) for t in opening[:1]]
-        task, active = (
-            method.tasks(state, np.zeros(1, np.int64), 0)[0],
-            len(method.devices(state, np.arange(self.active))),
-        )
+        active = len(method.devices(state, np.arange(self.active)))
+        task = method.tasks(state, np.zeros(1, np.int64), 0)[0]
         floats, words = self._size(task, rounds * active), _words(task)
         if isinstance(method, Broadcasts):
             floats += rounds * sum(self._size(each, 1) for each in method.broadcast(state).values())

@@ -117,7 +117,7 @@ def resume(
     engine: str | Engine | None = None,
     workers: int | None = None,
 ) -> Result:
-    """Go on with an interrupted run from its last checkpoint; the result is the same to the bit.
+    """Resume an interrupted run from its last checkpoint; the result is the same to the bit.
 
     ``federation`` is needed only where the run was started from Python on data without a name, ``model`` only where
     it trains a module of your own (`TorchModel`): with the weights that it had, if some of them are frozen. ``engine``
@@ -280,7 +280,7 @@ def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> 
 def _attacked(
     engine: Engine | None, federation: Federation, model: Model[Any], settings: Settings, place: EngineSpec
 ) -> Engine:
-    """Return the devices, some of which lie where the settings say so."""
+    """Return the engine; with attacks where the settings have some."""
     attack, share, seed = settings.attack, settings.liars, settings.seed
     if attack == "label-flip":
         federation = flipped(federation, draw_liars(federation.m, share, seed))

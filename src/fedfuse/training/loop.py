@@ -106,8 +106,8 @@ class Run:
         self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype) if self.federation.here else None
         check_mode(self.method, self.settings.mode)
         self.transport = Transport(self.engine, self.info.m, self.info.d, self.info.dtype)
-        lying = known_attack(self.engine)
-        self.liars: Ints = lying.who if lying else np.empty(0, np.int64)
+        self.attack = known_attack(self.engine)
+        self.liars: Ints = self.attack.who if self.attack else np.empty(0, np.int64)
         self.honest = np.setdiff1d(np.arange(self.info.m), self.liars)
 
     @property
@@ -228,12 +228,9 @@ class Run:
             if not heard:
                 self.transport.give_up(settings.deadline)
         else:
-            first = (
-                settings.wanted(self.info.m)
-                if settings.overselect and not isinstance(self.rule, GathersReplies)
-                else asked
-            )
-            heard = self.transport.gather(max(first, 1), settings.deadline, late=late)
+            first_ones = settings.overselect and not isinstance(self.rule, GathersReplies)
+            wanted = settings.wanted(self.info.m) if first_ones else asked
+            heard = self.transport.gather(max(wanted, 1), settings.deadline, late=late)
             self.transport.close()
         return self._screened(sorted(heard, key=lambda h: h.reply.device))
 
@@ -315,7 +312,9 @@ class Run:
 
     def result(self) -> Result:
         """Return what the run has found so far."""
-        found = self._in_use(self.rule.outcome(self.state))
+        found, attack = self._in_use(self.rule.outcome(self.state)), None
+        if self.attack:
+            attack = {"attack": self.attack.attack, "lies": self.attack.lies, "who": self.liars.tolist()}
         return Result(
             profile=Profile.of(self.federation),
             model=self.model,
@@ -340,7 +339,7 @@ class Run:
             trouble=self.all_trouble(),
             privacy=self._privacy(),
             seconds=self.seconds,
-            attack=self._attack(),
+            attack=attack,
             suspects=np.union1d(found.suspects, self.ledger.often_refused(self.info.m)).astype(np.int64),
             unheard=np.setdiff1d(self.transport.unheard, found.suspects).astype(np.int64),
         )
@@ -354,18 +353,13 @@ class Run:
         budget = {"epsilon": spent(noise, self.settings.delta, uploads), "delta": self.settings.delta}
         return budget | {"clip": noise.clip, "noise": noise.std, "uploads": uploads}
 
-    def _attack(self) -> dict[str, Any] | None:
-        lying = known_attack(self.engine)
-        return None if lying is None else {"attack": lying.attack, "lies": lying.lies, "who": lying.who.tolist()}
-
     def in_use(self) -> Outcome:
         """Return the models that devices have now, and their groups."""
         return self._in_use(self.rule.current(self.state))
 
     def _in_use(self, found: Outcome) -> Outcome:
         """Return what devices use: where the method has them work at home, what they make of their model there."""
-        tasks = self.rule.at_home(self.state) if isinstance(self.rule, WorksAtHome) else []
-        if not isinstance(self.rule, WorksAtHome) or not tasks:
+        if not isinstance(self.rule, WorksAtHome) or not (tasks := self.rule.at_home(self.state)):
             return found
         own = [for_device(task, self.settings.seed, EVALUATION_ROUND, i) for i, task in enumerate(tasks)]
         return self.rule.in_use(self.state, found, self.transport.look(own, list(found.models)))

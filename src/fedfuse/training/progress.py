@@ -74,7 +74,7 @@ def forget(directory: Path) -> None:
 
 
 def read_rounds(directory: Path) -> list[Row]:
-    """Return the rows of a run that goes on; a line that is being written is left for the next time."""
+    """Return the rows of an unfinished run, without a line that is being written."""
     try:
         text = (directory / ROUNDS).read_text(encoding="utf-8")
     except FileNotFoundError:

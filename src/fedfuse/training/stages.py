@@ -48,7 +48,7 @@ class Stage:
 
 
 def stages_of(method: Method[Any], model: Model[Any], rounds: int) -> tuple[Stage, ...]:
-    """Return what really runs, one after the other, within so many rounds."""
+    """Return the stages of a run, in order, within so many rounds."""
     if isinstance(method, FusionTree) and not model.convex:
         return (Stage(method.name, NetworkFusionTree(**_common(method))),)
     if isinstance(method, Oracle) and not model.convex:
@@ -57,7 +57,7 @@ def stages_of(method: Method[Any], model: Model[Any], rounds: int) -> tuple[Stag
         return _with_refit(Stage("lambda path", method), method.inner, model, rounds)
     if isinstance(method, BaseFPFC):
         return _fpfc_stages(method, model, rounds)
-    if isinstance(method, GridSearch) or (isinstance(method, Searchable) and method.has_open_settings):
+    if _is_searched(method):
         search = method if isinstance(method, GridSearch) else GridSearch(inner=method)
         limit = rounds - 1 if search.trial else max(1, rounds - int(TRAINING_RATIO * rounds))
         return Stage("grid search", replace(search, limit=limit), limit), Stage(search.inner.name, search.inner)
@@ -89,11 +89,15 @@ def _common(method: Any) -> dict[str, Any]:
 
 
 def default_rounds(method: Method[Any], model: Model[Any]) -> int:
-    """Return how long to train where nothing is said."""
-    searched = isinstance(method, GridSearch) or (isinstance(method, Searchable) and method.has_open_settings)
+    """Return the maximum number of rounds where none is given."""
+    searched = _is_searched(method)
     if not model.convex:
         return DEFAULT_NETWORK_ROUNDS * (3 if searched else 1)
     return DEFAULT_ROUNDS + (DEFAULT_SEARCH_ROUNDS if searched else 0)
+
+
+def _is_searched(method: Method[Any]) -> bool:
+    return isinstance(method, GridSearch) or (isinstance(method, Searchable) and method.has_open_settings)
 
 
 def stage_totals(history: Iterable[Mapping[str, Any]], cost_floats: int) -> tuple[dict[str, Any], ...]:

@@ -104,13 +104,14 @@ class Transport:
         ``instead`` has what to take for a device that does not answer; without it, that is an error.
         """
         seen: dict[int, Floats] = {}
+        missing = dict(enumerate(tasks))
         for _ in range(MAX_PEEKS):
-            missing = [i for i in range(len(tasks)) if i not in seen]
-            if missing:
-                seen |= self._seen({i: tasks[i] for i in missing})
-        missing = [i for i in range(len(tasks)) if i not in seen]
+            seen |= self._seen(missing)
+            missing = {i: task for i, task in enumerate(tasks) if i not in seen}
+            if not missing:
+                break
         if missing and instead is None:
-            raise FedfuseError(f"device {missing[0]} does not let its model be seen (it does not answer)")
+            raise FedfuseError(f"device {min(missing)} does not let its model be seen (it does not answer)")
         return [seen[i] if i in seen else instead[i] for i in range(len(tasks))]  # type: ignore[index]
 
     def _seen(self, tasks: dict[int, Task]) -> dict[int, Floats]:
@@ -167,7 +168,7 @@ class Transport:
 
     @property
     def outcome(self) -> dict[str, int]:
-        """Return what has become of the orders so far; those without an answer are among the unanswered."""
+        """Counts of orders so far; those still without an answer are among the unanswered."""
         counts = self.ledger.outcome
         counts["unanswered"] += len(self.open) + len(self._overdue)
         return counts
