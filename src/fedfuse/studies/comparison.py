@@ -74,8 +74,7 @@ class Comparison:
             (label, seed), message = next(iter(errors.items()))
             raise FedfuseError(f"all {len(errors)} runs failed; {label}, seed {seed}: {message}")
         methods = {label: entry.method for label, entry in request.methods.items()}
-        # `is not False`: a method may have a parameter of this name.
-        grouping = (label for label, m in methods.items() if getattr(type(m), "clusters", True) is not False)
+        grouping = (label for label, method in methods.items() if method.finds_groups)
         return cls(
             request.dataset,
             tuple(methods),
