@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
@@ -63,7 +63,10 @@ def run_all(
         if not path.absolute().parent.is_dir() or path.is_dir():
             raise FedfuseError(f"cannot write figures to {path}: give a file in a directory that exists")
     judged, info = not quick and sizes is None, describe_machine()
-    seen = list(_measured(only, sizes or (QUICK if quick else FULL), console))
+    seen: list[Figure | Curve] = []
+    for name in only:
+        with console.status(f"measuring {name} …"):
+            seen += SECTIONS[name](sizes or (QUICK if quick else FULL))
     figures = [item for item in seen if isinstance(item, Figure)]
     curves = [item for item in seen if isinstance(item, Curve)]
     content: dict[str, Any] = {
@@ -88,12 +91,6 @@ def run_all(
     for path in paths:
         console.print(f"figures: {path}", highlight=False)
     return figures
-
-
-def _measured(only: Iterable[str], sizes: BenchSizes, console: Console) -> Iterator[Figure | Curve]:
-    for name in only:
-        with console.status(f"measuring {name} …"):
-            yield from SECTIONS[name](sizes)
 
 
 def table(figures: Iterable[dict[str, Any]]) -> Table:

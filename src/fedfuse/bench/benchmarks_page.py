@@ -45,10 +45,10 @@ GROWTH = """
 
 def write_page(contents: list[dict[str, Any]], path: Path) -> None:
     """Write the page, and its picture beside it."""
-    content = contents[-1]
-    machine = content["machine"]
+    content, machine = contents[-1], contents[-1]["machine"]
+    commands = [f"fedfuse bench{' --quick' * each['quick']} --only {','.join(each['parts'])}" for each in contents]
     text = HEAD.format(
-        commands="\n".join(map(_command, contents)),
+        commands="\n".join(commands),
         date=content["date"][:10],
         version=content["versions"]["fedfuse"],
         cores=machine["cores"],
@@ -65,10 +65,6 @@ def write_page(contents: list[dict[str, Any]], path: Path) -> None:
         text += GROWTH.format(picture=picture.name) + "".join(lines)
     _, heading, scale = path.read_text(encoding="utf-8").partition(SCALE_HEADING) if path.exists() else ("", "", "")
     path.write_text(text + heading + scale, encoding="utf-8")
-
-
-def _command(content: dict[str, Any]) -> str:
-    return f"fedfuse bench{' --quick' if content['quick'] else ''} --only {','.join(content['parts'])}"
 
 
 def _row(figure: dict[str, Any]) -> str:

@@ -110,8 +110,7 @@ def write_page(path: Path, out: Path, data_dir: str | None = None) -> list[str]:
         parts.append(words)
         contents.append(f"| [{item.where}](#{_anchor(item)}): {item.title} | {size} |")
     sizes = "; ".join(words for size, words in _SIZES.items() if size in used) or "none yet"
-    if absent:
-        commands = "\n".join(_command(item, "full") for item in absent)
+    if commands := "\n".join(_command(item, "full") for item in absent):
         parts.append(f"## Not run yet\n\n```\n{commands}\n```\n")
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, "\n".join([_HEAD.format(sizes=sizes, contents="\n".join(contents)), *parts]))
