@@ -15,7 +15,7 @@ from fedfuse.engines import Attacks, Engine, EngineSpec
 from fedfuse.engines.attacks import draw_liars, flipped
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.fedavg import FedAvg
-from fedfuse.methods.fpfc import FPFC
+from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.methods.lg_fedavg import LGFedAvg
 from fedfuse.methods.local import Local
 from fedfuse.methods.method import Method
@@ -268,7 +268,7 @@ def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> 
     """Refuse a method that asks devices for more than changes of models, if these are to be protected."""
     if not settings.epsilon:
         return
-    protected = (FPFC, FedAvg, Local, LGFedAvg)
+    protected = (BaseFPFC, FedAvg, Local, LGFedAvg)
     wrong = [s for s in stages_of(method, model, settings.rounds) if not isinstance(s.method, protected)]
     if wrong:
         raise FedfuseError(

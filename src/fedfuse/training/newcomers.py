@@ -107,7 +107,8 @@ class Newcomers:
         i = self.index(newcomer)
         sure = "" if self.confidence[i] is None else f", confidence {self.confidence[i]:.2f}"
         if self.clusters[i] is not None:
-            return f"{self.names[i]}: joins cluster {self.clusters[i]}{sure}"
+            number = self.run.group_numbers[self.run.labels == self.clusters[i]][0]
+            return f"{self.names[i]}: joins group {number}{sure}"
         if self.grouped:
             return f"{self.names[i]}: fits no group of this run, and keeps a model of its own"
         return f"{self.names[i]}: has a model ({self.run.method['method']} finds no groups)"
