@@ -525,8 +525,8 @@ class FusionState:
         if self._adjacency is not None:
             return self._adjacency
         self._adjacency = near = alignment.zeros(self.m**2, np.uint8).reshape(self.m, self.m)
-        lo, hi = devices_of(self.near)
-        near[lo, hi] = near[hi, lo] = 1
+        for hi in range(1, self.m):
+            near[hi, :hi] = near[:hi, hi] = self._where[hi * (hi - 1) // 2 : hi * (hi + 1) // 2] >= 0
         return near
 
     def _gather(self, active: Ints, scratch: Scratch) -> None:
