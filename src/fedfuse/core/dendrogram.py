@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
+from fedfuse.core.moments import unpack_moments
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 # Standard errors by which a partition is significantly worse (one-sided, 5 %).
@@ -203,14 +204,6 @@ class PairedLosses:
         c = self.covariance
         variance = max(c[a, a] + c[b, b] - 2 * c[a, b], 0.0)
         return self.n * float(self.means[a] - self.means[b]), self.n**2 * variance
-
-
-def unpack_moments(sent: Floats) -> tuple[Floats, Floats]:
-    """Return means (k x n) and covariances (k x n x n) from rows of n means and the n (n + 1) / 2 upper entries."""
-    n = int((np.sqrt(9 + 8 * sent.shape[1]) - 3) / 2 + 0.5)
-    covariance, upper = np.zeros((len(sent), n, n)), np.triu_indices(n)
-    covariance[:, upper[0], upper[1]] = covariance[:, upper[1], upper[0]] = sent[:, n:]
-    return sent[:, :n], covariance
 
 
 def sharing(labels: Ints) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.core.dendrogram import unpack_moments
+from fedfuse.core.moments import unpack_moments
 from fedfuse.core.partitions import canonical
 from fedfuse.data.federation import Goal
 from fedfuse.protocol.sufficient_statistics import SufficientStatistics, parts

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedfuse.core.dendrogram import unpack_moments
+from fedfuse.core.moments import unpack_moments
 from fedfuse.protocol.tasks import SUMMARISED
 from fedfuse.utils.typing import Floats, Ints
 
