@@ -29,7 +29,7 @@ def engines(model, dtype):
     assert [type(e) for e in found] == [CompiledCNN, ParameterBackend]
     w = 0.3 * torch.randn(model.d, dtype=dtype, generator=torch.Generator().manual_seed(5))
     for engine in found:
-        engine.set(w)
+        engine.w.copy_(w)
     return found
 
 
@@ -68,7 +68,7 @@ def test_single_precision_is_as_good_as_torch():
     model = sized()
     ours, theirs = engines(model, torch.float32)
     exact = engines(model, torch.float64)[1]
-    exact.set(ours.w.double())
+    exact.w.copy_(ours.w.double())
     x, y = drawn(PAPER, 50, 10, torch.float32)
     for engine in (ours, theirs):
         engine.add_gradient(x, y)

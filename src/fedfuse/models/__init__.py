@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from fedfuse.data.federation import Federation, Goal
@@ -10,33 +9,40 @@ from fedfuse.errors import FedfuseError, guess
 from fedfuse.models.linear import LinearRegression
 from fedfuse.models.model import MissingModule, Model
 from fedfuse.models.softmax import SoftmaxRegression
+from fedfuse.utils.lazy import later
 
-MODELS: dict[str, type[Model[Any]]] = {kind.__name__: kind for kind in (LinearRegression, SoftmaxRegression)}
-NETWORKS = ("CNN", "MLP")
-_NEED_TORCH = {"CNN": "networks", "MLP": "networks", "TorchModel": "torch"}
+__all__ = ["LinearRegression", "Model", "SoftmaxRegression", "default_model", "from_config", "is_network"]
+__all__ += ["model_called", "model_for"]
 
-__all__ = ["MODELS", "NETWORKS", "LinearRegression", "Model", "SoftmaxRegression"]
-__all__ += ["default_model", "from_config", "is_network", "model_called", "model_for"]
+SHORT = {"linear": "LinearRegression", "softmax": "SoftmaxRegression", "cnn": "CNN", "mlp": "MLP"}
+_LATER = {"LinearRegression": "linear", "SoftmaxRegression": "softmax", "CNN": "networks", "MLP": "networks"}
+_LATER["TorchModel"] = "torch"
+
+
+def __getattr__(name: str) -> Any:
+    # imported when first asked for: torch is large, and tables need none of it
+    try:
+        return later(__name__, name, _LATER)
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        raise FedfuseError(f"{name} needs PyTorch, which is not installed: pip install 'fedfuse[torch]'") from None
 
 
 def default_model(goal: Goal, shape: tuple[int, ...] | None = None) -> Model[Any]:
     """Return the model that is used when none is given: for images the paper's network."""
     if shape is not None and len(shape) in (2, 3):
-        return model_called("CNN")
+        return model_called("cnn")
     return SoftmaxRegression() if goal == "classification" else LinearRegression()
-
-
-SHORT = {"linear": "LinearRegression", "softmax": "SoftmaxRegression", "cnn": "CNN", "mlp": "MLP"}
 
 
 def model_called(name: str, **parameters: Any) -> Model[Any]:
     """Return the model of this name (also softmax, linear, cnn, mlp), still without sizes."""
     name = SHORT.get(name, name)
-    if name in NETWORKS:
-        return _with_torch(name)(**parameters)
-    if name not in MODELS:
+    if name not in SHORT.values():
         raise FedfuseError(f"unknown model {name!r}; {guess(name, SHORT)}known: {', '.join(SHORT)}")
-    return MODELS[name](**parameters)
+    model: Model[Any] = __getattr__(name)(**parameters)
+    return model
 
 
 def model_for(federation: Federation, model: Model[Any] | str | None = None) -> Model[Any]:
@@ -53,24 +59,7 @@ def is_network(name: str) -> bool:
     >>> is_network("mlp"), is_network("softmax")
     (True, False)
     """
-    return SHORT.get(name, name) in NETWORKS
-
-
-def _with_torch(name: str) -> type[Model[Any]]:
-    try:
-        kind: type[Model[Any]] = getattr(import_module(f"fedfuse.models.{_NEED_TORCH[name]}"), name)
-    except ModuleNotFoundError as missing:
-        if missing.name != "torch":
-            raise
-        raise FedfuseError(f"{name} needs PyTorch, which is not installed: pip install 'fedfuse[torch]'") from None
-    return kind
-
-
-def __getattr__(name: str) -> Any:
-    # imported when first asked for: torch is large, and tables need none of it
-    if name in _NEED_TORCH:
-        return _with_torch(name)
-    raise AttributeError(f"module 'fedfuse.models' has no attribute {name!r}")
+    return _LATER.get(SHORT.get(name, name)) == "networks"
 
 
 def from_config(config: dict[str, Any] | str, own: Model[Any] | None = None) -> Model[Any]:
@@ -80,8 +69,6 @@ def from_config(config: dict[str, Any] | str, own: Model[Any] | None = None) -> 
     if own is not None:
         own.check_config(config)
         return own
-    if config["name"] not in (*MODELS, *NETWORKS) or config.get("loss") == "custom":
-        if "tensors" not in config:
-            raise FedfuseError(f"unknown model {config['name']!r}; known: {', '.join((*MODELS, *NETWORKS))}")
+    if "tensors" in config and (config["name"] not in SHORT.values() or config.get("loss") == "custom"):
         return MissingModule(config)
-    return model_called(config["name"], **{k: v for k, v in config.items() if k not in ("name", "tensors")})
+    return model_called(**{key: value for key, value in config.items() if key != "tensors"})

@@ -36,12 +36,9 @@ class CompiledCNN(ParameterBackend):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         one, two, last = self.module[0], self.module[3], self.module[-1]  # type: ignore[index]
-        (inputs, height, width), k = self.shape, one.kernel_size[0]
-        pad, margin = one.padding[0], two.padding[0]
-        first = Convolution.of(inputs, one.out_channels, k, height + 2 * pad, width + 2 * pad, margin)
-        second = Convolution.of(
-            one.out_channels, two.out_channels, k, first.rows + 2 * margin, first.columns + 2 * margin, 0
-        )
+        (inputs, height, width), pad, margin = self.shape, one.padding[0], two.padding[0]
+        first = _sizes(one, inputs, height + 2 * pad, width + 2 * pad, margin)
+        second = _sizes(two, one.out_channels, first.rows + 2 * margin, first.columns + 2 * margin, 0)
         self._net = Net(first, second, last.out_features, pad)
         self._model, self._slope = (self._tensors(flat) for flat in (self.w, self.g))
         self._space = space(self._net, self._model[0].dtype)
@@ -74,11 +71,11 @@ class Convolution(NamedTuple):
     columns: int
     margin: int  # zeros around the maxima: the padding of the next convolution
 
-    @classmethod
-    def of(cls, inputs: int, outputs: int, kernel: int, height: int, width: int, margin: int) -> Convolution:
-        """Return the sizes for such an input."""
-        rows, columns = ((side - kernel + 1) // 2 for side in (height, width))
-        return cls(inputs, outputs, kernel, height, width, rows, columns, margin)
+
+def _sizes(layer: Any, inputs: int, height: int, width: int, margin: int) -> Convolution:
+    kernel = layer.kernel_size[0]
+    rows, columns = ((side - kernel + 1) // 2 for side in (height, width))
+    return Convolution(inputs, layer.out_channels, kernel, height, width, rows, columns, margin)
 
 
 class Net(NamedTuple):
@@ -152,12 +149,11 @@ def _pack(rows: Any, first: Any, net: Any, pixels: Any) -> None:
 
 
 @njit(**_INNER)
-def _largest(a: Any, b: Any, c: Any, d: Any, zero: Any, marks: Any) -> Any:
+def _largest(four: Any, zero: Any, marks: Any) -> Any:
     """The largest of four, or zero, and which it was: the first of those that are alike."""
-    one, two, three = marks
-    where, best = choose(b, a, one, zero), choose(b, a, b, a)
-    where, best = choose(c, best, two, where), choose(c, best, c, best)
-    where, best = choose(d, best, three, where), choose(d, best, d, best)
+    where, best = zero, four[0]
+    for i in range(3):
+        where, best = choose(four[i + 1], best, marks[i], where), choose(four[i + 1], best, four[i + 1], best)
     return choose(zero, best, zero, best), where  # what is not a number stays so
 
 
@@ -184,9 +180,8 @@ def _convolve(source: Any, c: Any, weights: Any, bias: Any, maxima: Any, where: 
                             b0, b1, b2, b3 = b0 + q * u, b1 + q * v, b2 + q * n, b3 + q * m
                             t, e, f = t + 1, e + w, f + w
                 for more in range(2):
-                    best, which = (
-                        _largest(b0, b1, b2, b3, zero, marks) if more else _largest(a0, a1, a2, a3, zero, marks)
-                    )
+                    four = (b0, b1, b2, b3) if more else (a0, a1, a2, a3)
+                    best, which = _largest(four, zero, marks)
                     store(maxima, _place(c, o + more, y, x) * w, best)
                     store(where, (((o + more) * c.rows + y) * c.columns + x) * w, which)
 
@@ -335,16 +330,8 @@ def _weights_back(source: Any, c: Any, room: Any, frame: Any) -> None:
 
 @njit(**_INNER)
 def _add_taps(gradient: Any, e: Any, k: Any, taps: Any) -> None:
-    w = lanes(gradient)
-    _add(gradient, e, taps[0])
-    if k > 1:
-        _add(gradient, e + w, taps[1])
-    if k > 2:
-        _add(gradient, e + 2 * w, taps[2])
-    if k > 3:
-        _add(gradient, e + 3 * w, taps[3])
-    if k > 4:
-        _add(gradient, e + 4 * w, taps[4])
+    for i in range(k):
+        _add(gradient, e + i * lanes(gradient), taps[i])
 
 
 @njit(**_INNER)

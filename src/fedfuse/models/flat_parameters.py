@@ -60,14 +60,15 @@ def layout_of(module: nn.Module, fuse: str | Sequence[str]) -> Layout:
     return Layout(names, tuple(tuple(tensors[name].shape) for name in names), a, a + b, a + b + c)
 
 
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
 def frozen_modules(module: nn.Module) -> dict[str, nn.Module]:
     """Return the submodules whose parameters are all frozen: they stay as they are, statistics and all."""
-    frozen = {}
-    for name, inner in module.named_modules():
-        flags = [p.requires_grad for p in inner.parameters()]
-        if flags and not any(flags):
-            frozen[name] = inner
-    return frozen
+    flags = {name: [p.requires_grad for p in inner.parameters()] for name, inner in module.named_modules()}
+    return {name: module.get_submodule(name) for name, trained in flags.items() if trained and not any(trained)}
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -110,7 +111,7 @@ class ParameterBackend:
         still = {id(inner) for frozen in self._still for inner in frozen.modules()}
         norms = (m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
         self.couples_rows = any(id(m) not in still for m in norms)
-        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        tensors = named_tensors(self.module)
         for (name, value), (_, slope) in zip(layout.views(self.w), layout.views(self.g), strict=True):
             # .data: in-place updates of the flat vector must not look like changes to autograd
             tensors[name].data = value
@@ -122,10 +123,6 @@ class ParameterBackend:
         self.module.train(training)
         for inner in self._still:
             inner.eval()
-
-    def set(self, w: Tensor) -> None:
-        """Take these parameters."""
-        self.w.copy_(w)
 
     def scores(self, x: Tensor) -> Tensor:
         """Return what the module returns for rows (n x features)."""

@@ -1,31 +1,191 @@
-"""Linear regression by least squares, in float64 throughout."""
+"""Linear regression by least squares, in float64 throughout, and what it shares with softmax regression."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data.federation import Goal, Rows
-from fedfuse.models.model import plain
-from fedfuse.models.regression import (
-    CHUNK_ROWS,
-    BatchSteps,
-    Job,
-    Quantity,
-    Regression,
-    RegressionData,
-    Spectrum,
-    second_moments,
-)
+from fedfuse.errors import FedfuseError
+from fedfuse.models.model import Model, batch_orders, one_each, plain
 from fedfuse.protocol.local_work import Work
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.threads import spread
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 _kernels = Kernels("fedfuse.models.loss_kernels")
+# Rows that are converted to float64 at a time, for gradients (which stay in the cache) and for second moments.
+CHUNK_ROWS, MOMENT_CHUNK_ROWS = 4096, 1 << 14
+Spectrum: TypeAlias = tuple[Floats, Floats]
+Quantity: TypeAlias = Literal["loss", "score", "gradient"]
+# One epoch of mini-batches of a device: (X, y, orders, w, anchor), where w is changed.
+BatchSteps: TypeAlias = Callable[[Floats, Floats, Ints, Floats, Floats], None]
+
+
+@dataclass
+class RegressionData:
+    """Rows as they came, the precision of parameters, and the spectrum of each device, computed once."""
+
+    rows: Rows
+    dtype: np.dtype[Any]
+
+    @cached_property
+    def _spectra(self) -> dict[int, Spectrum]:
+        return {}
+
+    def spectrum(self, device: int) -> Spectrum:
+        """Return eigenvalues and eigenvectors of the second moments of (x, 1)."""
+        if device not in self._spectra:
+            self._spectra[device] = spectrum(self.rows.of(device)[0])
+        return self._spectra[device]
+
+
+D = TypeVar("D", bound=RegressionData)
+
+
+@dataclass(frozen=True)
+class LocalFit(Generic[D]):
+    """Devices with their parameters, one array each; training writes the new ones into W."""
+
+    data: D
+    devices: Ints
+    W: Floats
+
+    @property
+    def counts(self) -> Ints:
+        """Rows of each device."""
+        return self.data.rows.counts[self.devices]
+
+    @property
+    def cost(self) -> Floats:
+        """Multiply-adds of one gradient of each device."""
+        return np.asarray(2.0 * self.counts * prod(self.W.shape[1:]))
+
+    def means(self, sums: Floats) -> Floats:
+        """Divide sums over rows by their number; zeros stay zeros without rows."""
+        return sums / np.maximum(self.counts, 1).reshape(-1, *[1] * (sums.ndim - 1))
+
+
+@dataclass(frozen=True)
+class Regression(Model[D]):
+    """A convex model with compiled loops: subclasses say how sums over rows and steps are computed."""
+
+    curvature: ClassVar[float]  # largest second derivative of the loss by a score
+
+    def train(
+        self,
+        data: D,
+        devices: Ints,
+        start: Floats,
+        anchor: Floats | None,
+        rho: float,
+        work: Work,
+        rngs: list[np.random.Generator] | None = None,
+    ) -> Floats:
+        if work.momentum:
+            raise FedfuseError(f"momentum is for networks; {self._name} has none, got {work.momentum}")
+        fit = self._fit(data, devices, start)
+        A, rho = (fit.W.copy(), 0.0) if anchor is None else (self._arrays(data, anchor), float(rho))
+        if work.decay:  # rho (w - a) + decay w = (rho + decay) (w - rho / (rho + decay) a)
+            A, rho = A * (rho / (rho + work.decay)), rho + work.decay
+        if work.solver == "exact":
+            self._solve(fit, A, rho)
+        elif work.batch is None:
+            self._descend(fit, A, rho, work)
+        else:
+            self._descend_batches(fit, A, rho, work, one_each(rngs, devices))
+        return self._vectors(fit.W).astype(data.dtype)
+
+    def losses(self, data: D, devices: Ints, w: Floats) -> Floats:
+        fit = self._fit(data, devices, w)
+        return fit.means(self._sums(fit, "loss"))
+
+    def gradients(self, data: D, devices: Ints, w: Floats) -> Floats:
+        fit = self._fit(data, devices, w)
+        return self._vectors(fit.means(self._sums(fit, "gradient"))).astype(data.dtype)
+
+    def metric(self, data: D, devices: Ints, w: Floats) -> Floats:
+        fit = self._fit(data, devices, w)
+        score = fit.means(self._sums(fit, "score"))
+        return np.where(fit.counts > 0, score if self.n_classes else np.sqrt(score), np.nan)
+
+    def smoothness(self, data: D, devices: Ints) -> Floats:
+        return np.array([self.curvature * data.spectrum(int(i))[0].max(initial=0) for i in devices])
+
+    def _fit(self, data: D, devices: Ints, w: Floats) -> LocalFit[D]:
+        return LocalFit(data, np.asarray(devices, np.int64), self._arrays(data, w))
+
+    def _arrays(self, data: D, w: Floats) -> Floats:
+        """Return a copy of flat vectors (k x d) in the shape and precision that loops want."""
+        return np.array(np.reshape(w, (-1, self.d)), np.float64, order="C")
+
+    def _vectors(self, W: Floats) -> Floats:
+        """Undo `_arrays`."""
+        return W
+
+    @abstractmethod
+    def _sums(self, fit: LocalFit[D], quantity: Quantity) -> Floats:
+        """Return the sums over each device's rows; the score is hits, or squares."""
+
+    @abstractmethod
+    def _solve(self, fit: LocalFit[D], A: Floats, rho: float) -> None:
+        """Minimise f(W) + rho/2 ||W - A||^2."""
+
+    @abstractmethod
+    def _descend(self, fit: LocalFit[D], A: Floats, rho: float, work: Work) -> None:
+        """Take full-batch steps."""
+
+    @abstractmethod
+    def _batch_steps(self, fit: LocalFit[D], rho: float, lr: float, batch: int) -> BatchSteps:
+        """Return a function that takes the steps of mini-batches, with space of its own to work in."""
+
+    def _descend_batches(
+        self, fit: LocalFit[D], A: Floats, rho: float, work: Work, rngs: list[np.random.Generator]
+    ) -> None:
+        epochs, lr = plain(work)
+
+        def run(jobs: Ints) -> None:
+            steps = self._batch_steps(fit, rho, lr, work.batch or 1)
+            for k in jobs:
+                X, y = fit.data.rows.of(fit.devices[k])
+                for orders in batch_orders(len(y), work, rngs[k]):
+                    steps(X, y, orders, fit.W[k], A[k])
+
+        spread(run, fit.cost * epochs)
+
+
+def second_moments(X: Floats, y: Floats) -> Floats:
+    """Return the mean of z z' over rows, z = (x, 1, y), in float64.
+
+    >>> second_moments(np.array([[1.0], [3.0]]), np.array([0.0, 2.0]))
+    array([[5., 2., 3.],
+           [2., 1., 1.],
+           [3., 1., 2.]])
+    """
+    total = np.zeros((X.shape[1] + 2, X.shape[1] + 2))
+    for first in range(0, len(y), MOMENT_CHUNK_ROWS):
+        part = slice(first, first + MOMENT_CHUNK_ROWS)
+        z = np.column_stack([X[part], np.ones(len(y[part])), y[part]]).astype(np.float64, copy=False)
+        total += z.T @ z
+    return total / max(len(y), 1)
+
+
+def spectrum(X: Floats) -> Spectrum:
+    """Return eigenvalues and eigenvectors (columns) of the mean of (x, 1)(x, 1)'; zeros may be left out."""
+    n, d = X.shape[0], X.shape[1] + 1
+    if n > d:
+        values, vectors = np.linalg.eigh(second_moments(X, np.zeros(n))[:d, :d])
+        return np.maximum(values, 0), vectors
+    ones = np.column_stack([X, np.ones(n)]).astype(np.float64)
+    _, singular, rows = np.linalg.svd(ones / np.sqrt(max(n, 1)), full_matrices=False)
+    return singular**2, rows.T
 
 
 @dataclass
@@ -97,62 +257,53 @@ class LinearRegression(Regression[LinearData]):
     def flat(self, coefficients: Floats) -> Floats:
         return np.asarray(np.asarray(coefficients)[0])
 
-    def _arrays(self, data: LinearData, w: Floats) -> Floats:
-        return np.array(np.reshape(w, (-1, self.d)), np.float64, order="C")
+    def _sums(self, fit: LocalFit[LinearData], quantity: Quantity) -> Floats:
+        return _squares(fit)[quantity == "gradient"]
 
-    def _vectors(self, W: Floats) -> Floats:
-        return W
-
-    def _sums(self, job: Job[LinearData], quantity: Quantity) -> Floats:
-        return _squares(job)[quantity == "gradient"]
-
-    def _score(self, job: Job[LinearData]) -> Floats:
-        return np.sqrt(job.means(_squares(job)[0]))
-
-    def _descend(self, job: Job[LinearData], A: Floats, rho: float, work: Work) -> None:
+    def _descend(self, fit: LocalFit[LinearData], A: Floats, rho: float, work: Work) -> None:
         """Take full-batch steps, by second moments where these are smaller than the rows."""
         steps, lr = plain(work)
-        tall = job.data.tall[job.devices]
+        tall = fit.data.tall[fit.devices]
         by_moments, by_rows = np.flatnonzero(tall), np.flatnonzero(~tall)
         if by_moments.size:
-            _descend_by_moments(job, by_moments, A, rho, lr, steps)
+            _descend_by_moments(fit, by_moments, A, rho, lr, steps)
 
         def run(jobs: Ints) -> None:
             for k in by_rows[jobs]:
-                X, y = job.data.rows.of(job.devices[k])
+                X, y = fit.data.rows.of(fit.devices[k])
                 order, g = np.arange(len(y))[None], np.empty(self.d)
-                _kernels.descend_rows(X, y, order, steps, job.W[k], A[k], rho, lr, max(1, len(y)), g)
+                _kernels.descend_rows(X, y, order, steps, fit.W[k], A[k], rho, lr, max(1, len(y)), g)
 
         if by_rows.size:
-            spread(run, job.cost[by_rows] * steps)
+            spread(run, fit.cost[by_rows] * steps)
 
-    def _batch_steps(self, job: Job[LinearData], rho: float, lr: float, batch: int) -> BatchSteps:
+    def _batch_steps(self, fit: LocalFit[LinearData], rho: float, lr: float, batch: int) -> BatchSteps:
         g = np.empty(self.d)
         return lambda X, y, orders, w, a: _kernels.descend_rows(X, y, orders, len(orders), w, a, rho, lr, batch, g)
 
-    def _solve(self, job: Job[LinearData], A: Floats, rho: float) -> None:
+    def _solve(self, fit: LocalFit[LinearData], A: Floats, rho: float) -> None:
         def run(jobs: Ints) -> None:
             for k in jobs:
-                w, one = job.W[k], Job(job.data, job.devices[k : k + 1], job.W[k : k + 1])
+                w, one = fit.W[k], LocalFit(fit.data, fit.devices[k : k + 1], fit.W[k : k + 1])
                 for _ in range(2):  # the second time removes the rounding of the first
                     gradient = one.means(_squares(one)[1])[0]
-                    w -= _newton_step(job.data.spectrum(int(job.devices[k])), gradient, w - A[k], rho)
+                    w -= _newton_step(fit.data.spectrum(int(fit.devices[k])), gradient, w - A[k], rho)
 
-        spread(run, job.cost * self.d)
+        spread(run, fit.cost * self.d)
 
 
-def _descend_by_moments(job: Job[LinearData], chosen: Ints, A: Floats, rho: float, lr: float, steps: int) -> None:
+def _descend_by_moments(fit: LocalFit[LinearData], chosen: Ints, A: Floats, rho: float, lr: float, steps: int) -> None:
     """Take steps on W[chosen] with gradient 2 M (w, -1), M the second moments; products of stacks, device by device."""
-    d = job.W.shape[1]
-    M, slots = job.data.moments(job.devices[chosen])
+    d = fit.W.shape[1]
+    M, slots = fit.data.moments(fit.devices[chosen])
 
     def run(jobs: Ints) -> None:
         own = chosen[jobs]
-        curve, toward, w, a = M[slots[jobs], :d, :d], M[slots[jobs], d, :d], job.W[own], A[own]
+        curve, toward, w, a = M[slots[jobs], :d, :d], M[slots[jobs], d, :d], fit.W[own], A[own]
         for _ in range(steps):
             gradient = 2 * ((curve @ w[:, :, None])[:, :, 0] - toward)
             w -= lr * (gradient + rho * (w - a))
-        job.W[own] = w
+        fit.W[own] = w
 
     spread(run, np.full(chosen.size, float(steps * d**2)))
 
@@ -170,14 +321,14 @@ def _newton_step(spectrum: Spectrum, gradient: Floats, away: Floats, rho: float)
     return step + away - V @ (V.T @ away) if rho > 0 else step
 
 
-def _squares(job: Job[LinearData]) -> tuple[Floats, Floats]:
+def _squares(fit: LocalFit[LinearData]) -> tuple[Floats, Floats]:
     """Return the sums of squared residuals and their gradients."""
-    loss, G = np.zeros(len(job.devices)), np.zeros(job.W.shape)
+    loss, G = np.zeros(len(fit.devices)), np.zeros(fit.W.shape)
 
     def run(jobs: Ints) -> None:
         for k in jobs:
-            X, y = job.data.rows.of(job.devices[k])
-            w = job.W[k]
+            X, y = fit.data.rows.of(fit.devices[k])
+            w = fit.W[k]
             for first in range(0, len(y), CHUNK_ROWS):
                 part = slice(first, first + CHUNK_ROWS)
                 x = X[part].astype(np.float64, copy=False)
@@ -185,5 +336,5 @@ def _squares(job: Job[LinearData]) -> tuple[Floats, Floats]:
                 loss[k] += r @ r
                 G[k] += 2 * np.append(r @ x, r.sum())
 
-    spread(run, job.cost)
+    spread(run, fit.cost)
     return loss, G

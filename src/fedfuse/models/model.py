@@ -58,10 +58,8 @@ class Model(ABC, Generic[Data]):
     def check(self, goal: Goal) -> None:
         """Raise an error unless the model is for this goal."""
         if goal != self.goal:
-            raise FedfuseError(
-                f"{self._name} is for {self.goal}, but the target asks for {goal}; "
-                f"use {_FITTING[goal]} or change the target"
-            )
+            advice = f"use {_FITTING[goal]} or change the target"
+            raise FedfuseError(f"{self._name} is for {self.goal}, but the target asks for {goal}; {advice}")
 
     @property
     def fused(self) -> slice:
@@ -174,10 +172,8 @@ class Model(ABC, Generic[Data]):
         if np.dtype(dtype) not in (np.float32, np.float64):
             raise FedfuseError(f"dtype must be float32 or float64, got {np.dtype(dtype)}")
         if rows.X.shape[1] != self.n_features:
-            raise FedfuseError(
-                f"the model has {self.n_features} features, the rows have {rows.X.shape[1]}; "
-                "call model.sized(n_features, n_classes) first"
-            )
+            sizes = f"the model has {self.n_features} features, the rows have {rows.X.shape[1]}"
+            raise FedfuseError(f"{sizes}; call model.sized(n_features, n_classes) first")
 
 
 @dataclass(frozen=True)
@@ -237,15 +233,10 @@ def batch_orders(n: int, work: Work, rng: np.random.Generator) -> list[Ints]:
     >>> [order.shape for order in batch_orders(5, work, np.random.default_rng(0))]
     [(2, 5), (1, 2)]
     """
-    steps, batch = plain(work)[0], work.batch or max(n, 1)
-    if work.unit == "epochs":
-        return [shuffled(n, steps, rng)]
-    whole, rest = divmod(steps, max(1, -(-n // batch)))
-    orders = shuffled(n, whole + (rest > 0), rng)
+    whole, rest, batch = plain(work)[0], 0, work.batch or max(n, 1)
+    if work.unit != "epochs":
+        whole, rest = divmod(whole, max(1, -(-n // batch)))
+    epochs = whole + (rest > 0)
+    orders = np.array([rng.permutation(n) for _ in range(epochs)], np.int64).reshape(epochs, n)
     parts = (orders[:whole], np.ascontiguousarray(orders[whole:, : rest * batch]))
     return [part for part in parts if len(part)]
-
-
-def shuffled(n: int, epochs: int, rng: np.random.Generator) -> Ints:
-    """Return the order of n rows in each epoch (epochs x n)."""
-    return np.array([rng.permutation(n) for _ in range(epochs)], np.int64).reshape(epochs, n)

@@ -19,7 +19,7 @@ from fedfuse.data.federation import Goal
 from fedfuse.errors import FedfuseError
 from fedfuse.models.flat_parameters import ParameterBackend, seeded
 from fedfuse.models.model import Shape, Start
-from fedfuse.models.torch import Loss, TorchModel, vector
+from fedfuse.models.torch import Loss, TorchModel, checked_options, vector
 from fedfuse.utils.typing import Floats
 
 N = TypeVar("N", bound="Network")
@@ -38,11 +38,8 @@ class Network(TorchModel):
         device: str = "auto",
         loss: Loss | None = None,
     ) -> None:
-        if loss not in (None, "cross_entropy", "mse") and not callable(loss):
-            raise FedfuseError(f"loss must be 'cross_entropy', 'mse' or a function, got {loss!r}")
-        fuse, own = fused if isinstance(fused, str) else tuple(fused), tuple(shape) if shape else None
-        for name, value in {"module": None, "loss": loss, "fuse": fuse, "shape": own, "device": device}.items():
-            object.__setattr__(self, name, value)
+        given = checked_options(loss or "mse", fused, shape, device)
+        self._set(**{**given, "module": None, "loss": loss})  # both are known when the sizes are
 
     @abstractmethod
     def build(self, shape: Shape, outputs: int) -> nn.Module:
@@ -96,7 +93,7 @@ class CNN(Network):
         super().__init__(**common)
         if len(channels) != 2 or min(channels) < 1:
             raise FedfuseError(f"channels must be two positive numbers, got {channels}")
-        object.__setattr__(self, "channels", tuple(channels))
+        self._set(channels=tuple(channels))
 
     def sized(self, n_features: int, n_classes: int, shape: Shape | None = None) -> CNN:
         shape = self.shape or shape
@@ -155,7 +152,7 @@ class MLP(Network):
         super().__init__(**common)
         if not hidden or min(hidden) < 1:
             raise FedfuseError(f"hidden must be positive numbers of units, got {hidden}")
-        object.__setattr__(self, "hidden", tuple(hidden))
+        self._set(hidden=tuple(hidden))
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
         sizes = (int(np.prod(shape)), *self.hidden)

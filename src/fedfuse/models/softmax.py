@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
+from fedfuse.models.linear import BatchSteps, LocalFit, Quantity, Regression, RegressionData
 from fedfuse.models.model import plain
 from fedfuse.models.panels import PANEL_ROWS, STRIP_ROWS, Panels, Space, batch_space, rounded_up, space
-from fedfuse.models.regression import BatchSteps, Job, Quantity, Regression, RegressionData
 from fedfuse.protocol.local_work import Work
 from fedfuse.utils import alignment
 from fedfuse.utils.jit import Kernels
@@ -103,41 +103,38 @@ class SoftmaxRegression(Regression[SoftmaxData]):
         C, p = self.n_classes, self.n_features
         return np.concatenate([W[:, :C, :p].reshape(-1, C * p), W[:, :C, p]], axis=1)
 
-    def _sums(self, job: Job[SoftmaxData], quantity: Quantity) -> Floats:
-        k = len(job.devices)
+    def _sums(self, fit: LocalFit[SoftmaxData], quantity: Quantity) -> Floats:
+        k = len(fit.devices)
         sums: dict[Quantity, Any] = {
             "loss": np.zeros(k * (quantity == "loss")),
-            "hits": np.zeros(k * (quantity == "hits"), np.int64),
-            "gradient": np.zeros(job.W.shape if quantity == "gradient" else (0, 0, 0)),
+            "score": np.zeros(k * (quantity == "score"), np.int64),
+            "gradient": np.zeros(fit.W.shape if quantity == "gradient" else (0, 0, 0)),
         }
 
         def run(jobs: Ints) -> None:
-            _kernels.evaluate(job.data.panels, job.devices, jobs, job.W, *sums.values(), _own_space(job.W))
+            _kernels.evaluate(fit.data.panels, fit.devices, jobs, fit.W, *sums.values(), _own_space(fit.W))
 
-        spread(run, job.cost)
+        spread(run, fit.cost)
         return np.asarray(sums[quantity])
 
-    def _score(self, job: Job[SoftmaxData]) -> Floats:
-        return job.means(self._sums(job, "hits"))
-
-    def _descend(self, job: Job[SoftmaxData], A: Floats, rho: float, work: Work) -> None:
+    def _descend(self, fit: LocalFit[SoftmaxData], A: Floats, rho: float, work: Work) -> None:
         steps, lr = plain(work)
 
         def run(jobs: Ints) -> None:
-            _kernels.descend(job.data.panels, job.devices, jobs, job.W, A, rho, lr, steps, _own_space(job.W))
+            _kernels.descend(fit.data.panels, fit.devices, jobs, fit.W, A, rho, lr, steps, _own_space(fit.W))
 
-        spread(run, job.cost * steps)
+        spread(run, fit.cost * steps)
 
-    def _batch_steps(self, job: Job[SoftmaxData], rho: float, lr: float, batch: int) -> BatchSteps:
-        how = rho, lr, batch, _own_space(job.W), *own(batch_space, job.W.shape[2], job.W.dtype)
+    def _batch_steps(self, fit: LocalFit[SoftmaxData], rho: float, lr: float, batch: int) -> BatchSteps:
+        how = rho, lr, batch, _own_space(fit.W), *own(batch_space, fit.W.shape[2], fit.W.dtype)
         return lambda X, y, orders, w, a: _kernels.descend_batches(X, y, self.n_classes, orders, w, a, *how)
 
-    def _solve(self, job: Job[SoftmaxData], A: Floats, rho: float) -> None:
+    def _solve(self, fit: LocalFit[SoftmaxData], A: Floats, rho: float) -> None:
         def run(jobs: Ints) -> None:
             for k in jobs:
-                job.W[k] = _Newton(job.data.panels, int(job.devices[k]), A[k], rho).minimise(job.W[k])
+                fit.W[k] = _Newton(fit.data.panels, int(fit.devices[k]), A[k], rho).minimise(fit.W[k])
 
-        spread(run, NEWTON_GRADIENTS * job.cost)
+        spread(run, NEWTON_GRADIENTS * fit.cost)
 
 
 def _panels(rows: Rows, classes: int, dtype: np.dtype[Any]) -> Panels:

@@ -6,7 +6,7 @@ import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models.flat_parameters import Layout, ParameterBackend, layout_of, one_thread, seeded
+from fedfuse.models.flat_parameters import Layout, ParameterBackend, layout_of, named_tensors, one_thread, seeded
 from fedfuse.models.model import Model, Shape, Start, batch_orders, one_each, plain
 from fedfuse.protocol.local_work import Work
 from fedfuse.utils.threads import spread
@@ -34,22 +34,15 @@ _DTYPES: dict[np.dtype[Any], torch.dtype] = {np.dtype(np.float32): torch.float32
 
 
 @dataclass(frozen=True)
-class TorchData:
-    """Rows as tensors (n x features); ``X[start[i]:stop[i]]`` belongs to device i."""
+class TorchData(Rows):
+    """Rows as tensors (n x features), and the precision of parameters."""
 
-    X: Tensor
-    y: Tensor
-    start: Ints
-    stop: Ints
+    X: Any
+    y: Any
     dtype: np.dtype[Any]
 
-    @property
-    def counts(self) -> Ints:
-        return self.stop - self.start
-
-    def of(self, device: int) -> tuple[Tensor, Tensor]:
-        span = slice(int(self.start[device]), int(self.stop[device]))
-        return self.X[span], self.y[span]
+    def of(self, device: int) -> tuple[Any, Any]:
+        return super().of(device)
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -99,21 +92,15 @@ class TorchModel(Model[TorchData]):
         fused: str | Sequence[str] = "last",
         shape: Sequence[int] | None = None,
         device: str = "auto",
-        *,
-        n_features: int = 0,
-        n_classes: int = 0,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise FedfuseError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-        if loss not in _GOALS and not callable(loss):
-            raise FedfuseError(f"loss must be 'cross_entropy', 'mse' or a function, got {loss!r}")
-        given = {
-            "module": module, "loss": loss, "device": device, "n_features": n_features, "n_classes": n_classes,
-            "fuse": fused if isinstance(fused, str) else tuple(fused), "shape": tuple(shape) if shape else None,
-        }  # fmt: skip
-        for name, value in given.items():
-            object.__setattr__(self, name, value)  # frozen, as all models are
+        self._set(module=module, **checked_options(loss, fused, shape, device))
         self.layout  # noqa: B018 - says what is wrong with the names before data are loaded
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # frozen, as all models are
 
     def __getstate__(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # without working copies
@@ -128,8 +115,7 @@ class TorchModel(Model[TorchData]):
 
     def _with(self: T, **changes: Any) -> T:
         new = copy.copy(self)
-        for name, value in changes.items():
-            object.__setattr__(new, name, value)
+        new._set(**changes)
         return new
 
     @property
@@ -185,16 +171,20 @@ class TorchModel(Model[TorchData]):
         if work.batch is not None or self._draws:
             rngs = one_each(rngs, devices)
         W = np.array(np.reshape(start, (-1, self.d)), data.dtype)
-        A = None if anchor is None or not rho else self._anchors(anchor, data.dtype)
+        width = self.d - self.layout.s
+        if anchor is not None and np.shape(anchor) != (len(W), width):
+            raise FedfuseError(f"anchors must be devices x {width} (the fused parameters), got {np.shape(anchor)}")
 
         def train(engine: ParameterBackend, k: int) -> None:
             rng = rngs[k] if rngs else None
             x, y = data.of(devices[k])
             if engine.couples_rows and 1 in (len(x), work.batch):
                 raise FedfuseError(f"batch norm learns from two rows at least; device {devices[k]} would have one")
-            engine.set(torch.from_numpy(W[k]))
-            pull = None if A is None else A[k].to(self._place)
-            with self._randomness(rng):
+            engine.w.copy_(torch.from_numpy(W[k]))
+            pull = None if anchor is None or not rho else self._on_place(anchor[k], data.dtype)
+            # a child of the device's generator: the batches are the same with and without dropout
+            seed = int(rng.spawn(1)[0].integers(2**63)) if rng and self._draws else None
+            with nullcontext() if seed is None else seeded(seed, self._place):
                 engine.descend(x, y, _batches(x, work, rng, engine.couples_rows), pull, float(rho), work)
             W[k] = engine.w.cpu().numpy()
 
@@ -213,7 +203,7 @@ class TorchModel(Model[TorchData]):
 
         def evaluate(engine: ParameterBackend, k: int) -> None:
             x, y = data.of(devices[k])
-            engine.set(self._on_place(w[k], data.dtype))
+            engine.w.copy_(self._on_place(w[k], data.dtype))
             for first, out in engine.outputs(x):
                 part = y[first : first + len(out)]
                 losses[k] += float(self._mean_loss(out, part)) * len(part) / len(y)
@@ -227,7 +217,7 @@ class TorchModel(Model[TorchData]):
         G = np.zeros((len(devices), self.d), data.dtype)
 
         def slope(engine: ParameterBackend, k: int) -> None:
-            engine.set(self._on_place(w[k], data.dtype))
+            engine.w.copy_(self._on_place(w[k], data.dtype))
             G[k] = engine.gradient(*data.of(devices[k])).cpu().numpy()
 
         self._each(data, devices, slope)
@@ -247,7 +237,7 @@ class TorchModel(Model[TorchData]):
     def module_with(self, w: Floats) -> nn.Module:
         """Return a copy of the module with these weights, ready for use (in eval mode)."""
         module = copy.deepcopy(self.module)
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        tensors = named_tensors(module)
         with torch.no_grad():
             for name, value in self.layout.views(torch.tensor(np.asarray(w))):
                 tensors[name].copy_(value)
@@ -318,8 +308,7 @@ class TorchModel(Model[TorchData]):
         """Do something for each position in ``devices``, in as many threads as there are unless ``alone``."""
 
         def run(jobs: Ints) -> None:
-            torch.set_num_threads(1)  # in every thread: a convolution that comes first in one would not know, and the
-            # last bits would be others
+            torch.set_num_threads(1)  # in every thread: convolutions of several have other last bits
             with self._engine(data.dtype) as engine:
                 for k in jobs.tolist():
                     do(engine, k)
@@ -330,21 +319,6 @@ class TorchModel(Model[TorchData]):
                 run(np.arange(len(devices)))
             else:
                 spread(run, data.counts[devices] * float(self.d * passes))
-
-    @contextmanager
-    def _randomness(self, rng: np.random.Generator | None) -> Iterator[None]:
-        if rng is None or not self._draws:
-            yield
-            return
-        # a child of the device's generator: the batches are the same with and without dropout
-        with seeded(int(rng.spawn(1)[0].integers(2**63)), self._place):
-            yield
-
-    def _anchors(self, anchor: Floats, dtype: np.dtype[Any]) -> Tensor:
-        width = self.d - self.layout.s
-        if np.ndim(anchor) != 2 or np.shape(anchor)[1] != width:
-            raise FedfuseError(f"anchors must be devices x {width} (the fused parameters), got {np.shape(anchor)}")
-        return torch.from_numpy(np.ascontiguousarray(anchor, dtype))
 
     def _on_place(self, w: Floats, dtype: np.dtype[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(w, dtype)).to(self._place)
@@ -367,7 +341,7 @@ class TorchModel(Model[TorchData]):
         dtype = self._precision
         x = self._on_place(X, dtype)
         with one_thread(), self._engine(dtype) as engine:
-            engine.set(self._on_place(w, dtype))
+            engine.w.copy_(self._on_place(w, dtype))
             parts = [out if self.goal == "classification" else _flat(out) for _, out in engine.outputs(x)]
         width = (0, self.n_classes) if self.goal == "classification" else (0,)
         return torch.cat(parts) if parts else torch.zeros(width)
@@ -376,14 +350,15 @@ class TorchModel(Model[TorchData]):
     def _draws(self) -> bool:
         """Try the module once, on rows of zeros: does it fit, and does it draw random numbers, as dropout does?"""
         engine = self._new_engine(torch.float32)
-        engine.set(self._on_place(vector(self.module, self.layout), np.dtype(np.float32)))
+        engine.w.copy_(self._on_place(vector(self.module, self.layout), np.dtype(np.float32)))
         rows = torch.zeros(2, self.n_features, device=self._place)
         self._check_outputs(engine, rows)
+        state = torch.cuda.get_rng_state if self._place.type == "cuda" else torch.get_rng_state
         with seeded(0, self._place), torch.no_grad():
-            before = _generator_state(self._place)
+            before = state()
             engine.mode(training=True)
             engine.scores(rows)
-            return not torch.equal(before, _generator_state(self._place))
+            return not torch.equal(before, state())
 
     def _check_outputs(self, engine: ParameterBackend, rows: Tensor) -> None:
         try:
@@ -405,30 +380,28 @@ def _batches(x: Tensor, work: Work, rng: np.random.Generator | None, couples_row
         return
     for orders in batch_orders(len(x), work, rng):
         for order in torch.from_numpy(orders).to(x.device):
-            yield from _cut(order, work.batch, couples_rows)
-
-
-def _cut(order: Tensor, batch: int, couples_rows: bool) -> Iterator[Tensor]:
-    # batch norm cannot learn from one row: a lone last row joins the batch before
-    n = len(order)
-    last = n - 1 if couples_rows and batch > 1 and n % batch == 1 and n > 1 else n
-    for first in range(0, max(last, 1), batch):
-        yield order[first : n if first + batch >= last else first + batch]
+            parts = list(order.split(work.batch))
+            if couples_rows and work.batch > 1 and len(parts) > 1 and len(parts[-1]) == 1:
+                parts[-2:] = [torch.cat(parts[-2:])]  # batch norm cannot learn from one row
+            yield from parts
 
 
 def _flat(out: Tensor) -> Tensor:
     return out.reshape(len(out))
 
 
+def checked_options(loss: Loss, fused: str | Sequence[str], shape: Sequence[int] | None, device: str) -> dict[str, Any]:
+    """Return the fields of a model for these options."""
+    if loss not in _GOALS and not callable(loss):
+        raise FedfuseError(f"loss must be 'cross_entropy', 'mse' or a function, got {loss!r}")
+    fuse, own = fused if isinstance(fused, str) else tuple(fused), tuple(shape) if shape else None
+    return {"loss": loss, "fuse": fuse, "shape": own, "device": device}
+
+
 def vector(module: nn.Module, layout: Layout) -> Floats:
     """Return the module's own weights as the flat vector."""
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    parts = [tensors[name].detach().cpu().numpy().astype(np.float64).ravel() for name in layout.names]
-    return np.concatenate(parts)
-
-
-def _generator_state(place: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(place) if place.type == "cuda" else torch.get_rng_state()
+    tensors = named_tensors(module)
+    return np.concatenate([tensors[n].detach().cpu().numpy().astype(np.float64).ravel() for n in layout.names])
 
 
 _TENSORS: dict[tuple[int, np.dtype[Any]], Tensor] = {}

@@ -19,19 +19,9 @@ from fedfuse.errors import FedfuseError
 
 NUMBER, NOTHING = (int, float), type(None)
 Kinds: TypeAlias = type | tuple[type, ...]
-
-
-_WORDS = {
-    dict: "an object",
-    list: "a list",
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-}
-
-
 _HALF = ".half"
+_WORDS = {dict: "an object", list: "a list", str: "text", int: "a whole number", float: "a number"}
+_WORDS[bool] = "true or false"
 
 
 @contextmanager
