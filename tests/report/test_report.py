@@ -107,7 +107,7 @@ def test_with_data_local_and_pooled_models_are_fitted_once(small, monkeypatch):
     assert "with every device alone and" in page
     from fedfuse import report
 
-    monkeypatch.setattr(report, "measured", lambda *_: pytest.fail("fitted again"))
+    monkeypatch.setattr(report.Baselines, "of", lambda *_: pytest.fail("fitted again"))
     assert write_report(path).read_text() == page
 
 

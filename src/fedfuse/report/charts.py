@@ -40,13 +40,11 @@ class Axis:
     @classmethod
     def around(cls, values: npt.ArrayLike, *, margin: float = 0.04, **how: Any) -> Axis:
         """Return an axis with room for these values."""
-        finite = np.asarray(values, float)
-        finite = finite[np.isfinite(finite)]
-        if how.get("log"):
-            finite = finite[finite > 0]
-        empty = (1.0, 10.0) if how.get("log") else (0.0, 1.0)
+        log, finite = how.get("log", False), np.asarray(values, float)
+        finite = finite[np.isfinite(finite) & ((finite > 0) | (not log))]
+        empty = (1.0, 10.0) if log else (0.0, 1.0)
         low, high = (float(finite.min()), float(finite.max())) if finite.size else empty
-        if how.get("log"):
+        if log:
             return cls(low / 1.3, high * 1.3, **how)
         room = margin * (high - low) or 0.05 * abs(high) or 0.5
         return cls(low - room, high + room, **how)

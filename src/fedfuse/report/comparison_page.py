@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import linear_sum_assignment
 
 from fedfuse.report import explanations as words
 from fedfuse.report.charts import Axis, Chart, thinned
 from fedfuse.report.palette import COLOURS, tone
-from fedfuse.report.settings_table import settings_of, versions
+from fedfuse.report.run_page import settings_of, versions
 from fedfuse.results.formatting import counted
 from fedfuse.studies.comparison import Comparison, footnotes
 from fedfuse.utils.files import read_json
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Ints
 
 MAX_POINTS = 400
 
@@ -36,6 +37,7 @@ def comparison_page(directory: Path) -> dict[str, Any]:
         "noun": words.noun_of(found.results[first].profile),
         "heads": heads,
         "body": list(zip(rows, found.table["best"].tolist(), _links(found, directory), strict=True)),
+        "metric": found.metric,
         "many": len(found.seeds) > 1,
         "repeats": f"{found.repeats}s",
         "spread": _spread(found),
@@ -90,16 +92,12 @@ def _spread(found: Comparison) -> dict[str, Any]:
         points = np.sort(scores.loc[scores["method"] == method, "test"].to_numpy())
         if not len(points):
             continue
-        quartiles = dict(zip(("low", "middle", "high"), np.percentile(points, [25, 50, 75]), strict=True))
+        low, middle, high = np.percentile(points, [25, 50, 75])
         shown = points[thinned(len(points), MAX_POINTS)]
         heights = np.random.default_rng(0).uniform(150, 850, len(shown))
         dots = "".join(f"M{1000 * a:.1f} {h:.0f}h0" for a, h in zip(axis.share(shown), heights, strict=True))
-        names = zip(("lower quartile", "median", "upper quartile"), quartiles.values(), strict=True)
-        said = ", ".join(f"{name} {words.score(value, found.metric)}" for name, value in names)
-        numbers = {**quartiles, "mean": float(found.table["test"][method])}
-        places = {name: 100 * float(axis.share(value)) for name, value in numbers.items()}
-        colour = "g1" if found.table["best"][method] else "g0"
-        rows.append({"name": method, "dots": dots, "tone": colour, "words": said, **places})
+        numbers = {"low": low, "middle": middle, "high": high, "mean": found.table["test"][method]}
+        rows.append({"name": method, "dots": dots, "best": found.table["best"][method], **numbers})
     return {"rows": rows, "axis": axis}
 
 
@@ -124,19 +122,12 @@ def _barcodes(found: Comparison) -> dict[str, Any] | None:
 
 
 def _matched(labels: Ints, truth: Ints) -> Ints:
-    """Number groups as the true group that most of their devices are of, so that colours mean the same."""
-    table: Floats = np.zeros((labels.max() + 1, truth.max() + 1))
-    np.add.at(table, (labels, truth), 1)
-    taken: set[int] = set()
-    new = np.zeros(len(table), np.int64)
-    spare = truth.max() + 1
-    for c in np.argsort(-table.max(axis=1), kind="stable"):
-        best = int(table[c].argmax())
-        if best in taken:
-            best, spare = spare, spare + 1
-        taken.add(best)
-        new[c] = best
-    return new[labels]
+    """Number groups as the true groups with which they share the most devices, so that colours mean the same."""
+    n, known = int(labels.max()) + 1, int(truth.max()) + 1
+    # A group that shares no device with a true group that is left has a number of its own.
+    overlap = np.hstack([np.zeros((n, known)), np.full((n, n), 0.5)])
+    np.add.at(overlap, (labels, truth), 1)
+    return np.asarray(linear_sum_assignment(overlap, maximize=True)[1][labels])
 
 
 def _stripes(groups: Ints) -> Iterator[tuple[float, float, str]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -257,6 +259,21 @@ def silence(result: Result) -> str:
     if np.isin(result.labels[result.unheard], result.labels[others]).any():
         return f"{who} never answered in time and {'is' if one else 'are'} still in the group of the start"
     return f"{who} never answered in time and {'has no model of its own' if one else 'have no model of their own'}"
+
+
+def progress(row: Mapping[str, Any], metric: str) -> dict[str, str]:
+    """Return what is known of a run that goes on; ``metric`` is "score" where it is not known yet."""
+    known = {key: v for key, v in row.items() if isinstance(v, str) or (v is not None and np.isfinite(v))}
+    part = "validation" if "validation" in known else "test"
+    facts: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "stage": ("stage", str),
+        "n_clusters": ("groups", "{:.0f}".format),
+        part: (f"{part} {metric_name(metric)}", partial(score, metric=metric)),
+        "cost_floats": ("numbers sent", lambda n: f"{n:,.0f} ({data_size(n)})"),
+        "moved": ("models moved by", lambda share: f"{100 * share:.2g} %"),
+        "seconds": ("time", "{:.1f} s".format),
+    }
+    return {name: write(known[key]) for key, (name, write) in facts.items() if key in known}
 
 
 def tuning_table(table: pd.DataFrame, metric: str) -> tuple[list[str], list[list[str]]]:

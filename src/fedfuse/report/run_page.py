@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedfuse._version import __version__
 from fedfuse.report import explanations as words
 from fedfuse.report.charts import Axis, Chart, thinned
 from fedfuse.report.distance_charts import DendrogramChart, PairFrame, most_apart, snapshot_of
 from fedfuse.report.palette import tone
-from fedfuse.report.settings_table import settings_of, versions
 from fedfuse.results.formatting import exposed, refusals
 from fedfuse.results.result import Result, mean_score
+from fedfuse.results.run_directory import RunDirectory
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.training.evaluation import Baselines
 from fedfuse.training.newcomers import noted
@@ -26,6 +29,9 @@ MAX_CARDS, MAX_FEATURES, MAX_COLUMNS = 24, 12, 6
 # Names that have room beside the leaves of a dendrogram, and groups that have room in the key of a chart.
 MAX_LEAVES, MAX_KEYS = 40, 12
 MAX_POINTS = 600
+LIBRARIES = ("numpy", "scipy", "numba", "scikit-learn", "pandas", "torch", "flwr")
+# Entries of a run's configuration that are no settings, and those that say nothing where nobody is made to lie.
+HIDDEN_SETTINGS, ATTACK_SETTINGS = {"version", "fingerprint"}, {"attack", "liars", "lies", "scope"}
 
 
 def run_page(directory: Path, note: str = "") -> dict[str, Any]:
@@ -237,3 +243,53 @@ def _doubts(result: Result) -> list[dict[str, Any]]:
     doubtful = sorted(result.unsure.tolist(), key=lambda i: sure[i])
     numbers, names = result.group_numbers, result.profile.names
     return [{"name": names[i], "note": f"group {numbers[i]}, {sure[i]:.2f}"} for i in doubtful]
+
+
+def settings_of(directory: Path, result: Result) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the settings of a run in groups of (name, value)."""
+    config = RunDirectory(directory).config() if (directory / "config.json").exists() else {}
+    run = dict(config.get("settings") or {"seed": result.seed})
+    if run.get("attack") is None:
+        run = {key: value for key, value in run.items() if key not in ATTACK_SETTINGS}
+    model = config.get("model") or result.model.to_config()
+    parts = {
+        "method": config.get("method") or result.method,
+        "run": run,
+        "model": {"name": model} if isinstance(model, str) else model,
+        "data": {"dataset": result.dataset, **(config.get("source") or {})},
+        "chosen on validation rows": result.chosen,
+        "engine": config.get("engine"),
+    }
+    return [(name, list(_flat(values))) for name, values in parts.items() if values]
+
+
+def versions(of_run: str | None) -> list[tuple[str, str]]:
+    """Return the versions of this computer's programs, and that of fedfuse when the run was made."""
+    found = [("fedfuse, of the run", of_run or "unknown"), ("fedfuse, of this page", __version__)]
+    found.append(("Python", platform.python_version()))
+    return found + [(name, number) for name in LIBRARIES if (number := _version(name))]
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what was set, with dots between the names of nested parts."""
+    for key, value in values.items():
+        if key in HIDDEN_SETTINGS or value is None:
+            continue
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else _plain(value)
+            yield prefix + str(key), text if len(text) <= 200 else text[:199] + "…"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

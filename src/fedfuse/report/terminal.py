@@ -62,19 +62,11 @@ class ProgressBar(Callback):
         self._progress.stop()
 
     def _note(self, run: Run) -> str:
-        row = self._known
-        parts = [f"{words.data_size(row['cost_floats'])} sent"]
-        if np.isfinite(row["moved"]):
-            parts.append(f"models moved by {100 * row['moved']:.2g} %")
-        if "stage" in row:
-            parts.insert(0, row["stage"])
-        if np.isfinite(row.get("lam", np.nan)) and getattr(run.method, "lam", None) != "auto":
-            parts.insert(0, f"lambda {row['lam']:.3g}")
-        if "validation" in row:
-            held_out = "validation" if np.isfinite(row["validation"]) else "test"
-            score = f"{held_out} {run.federation.metric} {row[held_out]:.4f}"
-            parts = [counted(row["n_clusters"], "group"), score, *parts]
-        return " · ".join(parts)
+        facts, lam = words.progress(self._known, run.federation.metric), self._known.get("lam", np.nan)
+        facts.pop("time", None)
+        if np.isfinite(lam) and getattr(run.method, "lam", None) != "auto":
+            facts = {"lambda": f"{lam:.3g}", **facts}
+        return " · ".join(f"{name} {value}" for name, value in facts.items())
 
 
 class Downloads:

@@ -26,10 +26,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedfuse.errors import FedfuseError
+from fedfuse.report import explanations as words
 from fedfuse.report import page_of, render
 from fedfuse.report.charts import thinned
 from fedfuse.report.distance_charts import PairFrame
-from fedfuse.report.explanations import data_size, metric_name, score, title
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.compare import Request, is_comparison
@@ -72,7 +72,7 @@ class Progress:
             return cls(directory.name, "waiting")
         config = run_directory.config() if (directory / "config.json").exists() else {}
         method = config.get("method", {})
-        name = f"{config.get('dataset', directory.name)} · {title(method.get('method', 'run'))}"
+        name = f"{config.get('dataset', directory.name)} · {words.title(method.get('method', 'run'))}"
         if run_directory.finished:
             return cls(name, "finished", *_finished(directory))
         limit = (config.get("settings") or {}).get("rounds")
@@ -81,10 +81,7 @@ class Progress:
     @property
     def last(self) -> dict[str, Any]:
         """The last value of every column."""
-        known: dict[str, Any] = {}
-        for row in self.rows:
-            known |= {key: value for key, value in row.items() if value is not None}
-        return known
+        return {key: value for row in self.rows for key, value in row.items() if value is not None}
 
     def curve(self, column: str) -> tuple[list[int], list[float]]:
         """Return rounds and values of a column, where there are some."""
@@ -98,27 +95,17 @@ class Progress:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what is known: name and value."""
-        last, part = self.last, self.held_out
-        found = [("round", f"{len(self.rows):,}" + (f" of at most {self.limit:,}" if self.limit else ""))]
-        if "stage" in last:
-            found.append(("stage", str(last["stage"])))
-        if "n_clusters" in last:
-            found.append(("groups", f"{last['n_clusters']:.0f}"))
-        if part in last:
-            shown = f"{last[part]:.4g}" if self.metric == "score" else score(last[part], self.metric)
-            found.append((f"{part} {metric_name(self.metric)}", shown))
-        if "cost_floats" in last:
-            found.append(("numbers sent", f"{last['cost_floats']:,.0f} ({data_size(last['cost_floats'])})"))
-        if "moved" in last and self.state == "running":
-            found.append(("models moved by", f"{100 * last['moved']:.2g} %"))
-        if "seconds" in last:
-            found.append(("time", f"{last['seconds']:.1f} s"))
-        return found
+        if self.state == "waiting":
+            return []
+        known = words.progress(self.last, self.metric)
+        if self.state == "finished":
+            known.pop("models moved by", None)
+        limit = f" of at most {self.limit:,}" if self.limit else ""
+        return [("round", f"{len(self.rows):,}{limit}"), *known.items()]
 
     def line(self) -> str:
         """Return the progress in one line."""
-        facts = () if self.state == "waiting" else self.facts()
-        return ", ".join([self.state, *(f"{name} {value}" for name, value in facts)])
+        return ", ".join([self.state, *(f"{name} {value}" for name, value in self.facts())])
 
 
 def _finished(directory: Path) -> tuple[str, list[dict[str, Any]]]:
@@ -291,8 +278,8 @@ def _run_state(run: Progress) -> dict[str, Any]:
         keep = thinned(len(x), MAX_POINTS)
         if len(x) > 1:
             curves[name] = {"x": [x[i] for i in keep], "y": [float(f"{y[i]:.5g}") for i in keep]}
-    facts = run.facts() if run.state != "waiting" else []
-    return {"name": run.name, "state": run.state, "facts": facts, "curves": curves, "silent": round(run.silent)}
+    known = {"name": run.name, "state": run.state, "facts": run.facts()}
+    return {**known, "curves": curves, "silent": round(run.silent)}
 
 
 def _heat(directory: Path) -> dict[str, Any] | None:
