@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models.model import Model, batch_orders, one_each, plain
+from fedfuse.models.model import Model, Rngs, batch_orders, one_each, plain
 from fedfuse.protocol.local_work import Work
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.threads import spread
@@ -80,14 +80,7 @@ class Regression(Model[D]):
     curvature: ClassVar[float]  # largest second derivative of the loss by a score
 
     def train(
-        self,
-        data: D,
-        devices: Ints,
-        start: Floats,
-        anchor: Floats | None,
-        rho: float,
-        work: Work,
-        rngs: list[np.random.Generator] | None = None,
+        self, data: D, devices: Ints, start: Floats, anchor: Floats | None, rho: float, work: Work, rngs: Rngs = None
     ) -> Floats:
         if work.momentum:
             raise FedfuseError(f"momentum is for networks; {self._name} has none, got {work.momentum}")

@@ -17,6 +17,7 @@ from fedfuse.utils.typing import Floats, Ints
 
 Start: TypeAlias = Literal["auto", "zero", "normal"]
 Shape: TypeAlias = tuple[int, ...]
+Rngs: TypeAlias = list[np.random.Generator] | None
 Data = TypeVar("Data")
 M = TypeVar("M", bound="Model[Any]")
 _FITTING: dict[Goal, str] = {"classification": "SoftmaxRegression()", "regression": "LinearRegression()"}
@@ -80,14 +81,7 @@ class Model(ABC, Generic[Data]):
 
     @abstractmethod
     def train(
-        self,
-        data: Data,
-        devices: Ints,
-        start: Floats,
-        anchor: Floats | None,
-        rho: float,
-        work: Work,
-        rngs: list[np.random.Generator] | None = None,
+        self, data: Data, devices: Ints, start: Floats, anchor: Floats | None, rho: float, work: Work, rngs: Rngs = None
     ) -> Floats:
         """Minimise ``f_i(w) + rho/2 ||w - anchor_i||^2`` on every device as ``work`` says; return the new w.
 
@@ -196,8 +190,7 @@ class MissingModule(Model[Any]):
         """Raise nothing: only the module knows, and it is not here."""
 
     def tensors(self, w: Floats) -> dict[str, npt.NDArray[Any]]:
-        ends = np.cumsum([prod(shape) for _, shape in self.config["tensors"]])
-        parts = np.split(np.asarray(w), ends[:-1])
+        parts = np.split(np.asarray(w), np.cumsum([prod(shape) for _, shape in self.config["tensors"]])[:-1])
         named = zip(self.config["tensors"], parts, strict=True)
         return {name: part.reshape(shape).astype(np.float32) for (name, shape), part in named}
 
@@ -205,10 +198,8 @@ class MissingModule(Model[Any]):
         return self.config
 
     def _missing(self, *args: Any, **kwargs: Any) -> Any:
-        raise FedfuseError(
-            "this run trained a module of your own, which its directory does not hold: give it again, "
-            "model=TorchModel(module, …), to fedfuse.resume or Result.load"
-        )
+        told = "this run trained a module of your own, which its directory does not hold"
+        raise FedfuseError(f"{told}: give it again, model=TorchModel(module, …), to fedfuse.resume or Result.load")
 
     load = train = losses = gradients = metric = smoothness = outputs = flat = coefficients = _missing
     unscaled = row_losses = initial = module_with = _missing
@@ -219,7 +210,7 @@ def plain(work: Work) -> tuple[int, float]:
     return int(value(work.steps, 0)), float(value(work.lr, 0))
 
 
-def one_each(rngs: list[np.random.Generator] | None, devices: Ints) -> list[np.random.Generator]:
+def one_each(rngs: Rngs, devices: Ints) -> list[np.random.Generator]:
     """Return the generators that shuffle mini-batches, or say that they are missing."""
     if rngs is None or len(rngs) != len(devices):
         raise FedfuseError(f"mini-batches need one random generator per device, got {rngs and len(rngs)}")

@@ -21,7 +21,7 @@ from torch.nn import functional
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
 from fedfuse.models.flat_parameters import Layout, ParameterBackend, layout_of, named_tensors, one_thread, seeded
-from fedfuse.models.model import Model, Shape, Start, batch_orders, one_each, plain
+from fedfuse.models.model import Model, Rngs, Shape, Start, batch_orders, one_each, plain
 from fedfuse.protocol.local_work import Work
 from fedfuse.utils.threads import spread
 from fedfuse.utils.typing import Floats, Ints
@@ -164,7 +164,7 @@ class TorchModel(Model[TorchData]):
         anchor: Floats | None,
         rho: float,
         work: Work,
-        rngs: list[np.random.Generator] | None = None,
+        rngs: Rngs = None,
     ) -> Floats:
         if work.solver == "exact":
             raise FedfuseError("a network has no exact solver: give Work(steps=…, lr=…, batch=…)")
@@ -298,13 +298,9 @@ class TorchModel(Model[TorchData]):
         return kind(self.module, self.layout, shape, self._mean_loss, dtype, self._place)
 
     def _each(
-        self,
-        data: TorchData,
-        devices: Ints,
-        do: Callable[[ParameterBackend, int], None],
-        passes: int = 1,
+        self, data: TorchData, devices: Ints, do: Callable[[ParameterBackend, int], None], passes: int = 1,
         alone: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Do something for each position in ``devices``, in as many threads as there are unless ``alone``."""
 
         def run(jobs: Ints) -> None:
