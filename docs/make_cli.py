@@ -20,7 +20,7 @@ import typer.main
 
 from fedfuse import Settings, Work
 from fedfuse.cli import app
-from fedfuse.engines import distributions
+from fedfuse.engines import latency
 from fedfuse.engines.attacks import Attack
 from fedfuse.engines.factory import EngineSpec
 from fedfuse.methods.registry import METHODS
@@ -60,7 +60,7 @@ def page() -> str:
 
 def _values() -> str:
     """Write what may stand for a number, a distribution of seconds and an attack."""
-    seconds = _plain((distributions.__doc__ or "").partition("\n\n")[2])
+    seconds = _plain((latency.__doc__ or "").rpartition("\n\n")[2])
     schedules = [f"| `{_call(kind)}` | {_plain(_first_line(kind))} |" for kind in SCHEDULES]
     attacks = ", ".join(f"`{name}`" for name in get_args(Attack))
     return (

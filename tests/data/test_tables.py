@@ -210,7 +210,7 @@ def test_files_that_cannot_be_read(tmp_path):
     refused("blank.csv", b"\n\n", "is empty")
     refused("header.csv", b"a,b\n", "holds no rows")
     refused("ragged.csv", b"a,b\n1,2\n1,2,3\n", "cannot read .*ragged.csv")
-    refused("latin.csv", "a,b\nü,1\n".encode("latin-1"), "cannot read .*latin.csv")
+    refused("latin.csv", "a,b\nü,1\n".encode("latin-1"), "latin.csv' is not UTF-8 text: save it as CSV UTF-8")
     refused("plain.csv.gz", b"a,b\n1,2\n", "cannot read .*plain.csv.gz")
     refused("cut.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 9999)[:-20], "cannot read .*cut.csv.gz")
     refused("semicolons.csv", b"a;b\n1;2\n", "not separated by commas")

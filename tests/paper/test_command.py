@@ -74,7 +74,7 @@ def test_a_table(fedfuse, tiny, monkeypatch):
     assert status == 0, err
     assert "the files of housing-bodyfat are not here (housing-bodyfat.csv, …): it is left out" in " ".join(err.split())
     rows = [line.split()[0] for line in out.splitlines() if line.startswith(("LOCAL", "IFCA", "CFL", "FPFC", "fusion"))]
-    assert rows == ["LOCAL", "IFCA", "CFL", "FPFC-l1", "FPFC", "fusion"]
+    assert rows == ["LOCAL", "IFCA", "CFL", "FPFC-l1", "FPFC", "fusion-tree"]
     assert "89.46 ± 4.00" in out  # the printed one
     assert out.endswith("files: p/quick/table1\n\n")
     numbers = pd.read_csv("p/quick/table1/synthetic-S1.csv").set_index("method")

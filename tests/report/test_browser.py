@@ -147,6 +147,8 @@ def test_all_of_it_by_keys(table_run, opened):
 
 
 def test_the_theme_is_remembered(table_run, opened):
+    from selenium.webdriver.support.ui import WebDriverWait
+
     browser = opened(table_run[0] / FILE)
     button = browser.find_element("id", "theme")
     dark = "return getComputedStyle(document.documentElement).colorScheme"
@@ -157,7 +159,7 @@ def test_the_theme_is_remembered(table_run, opened):
     assert browser.execute_script(dark) == "dark"
     browser.refresh()
     button = browser.find_element("id", "theme")
-    assert button.text == "Theme: dark"
+    WebDriverWait(browser, 10).until(lambda _: button.text == "Theme: dark")
     button.click()
     assert browser.execute_script(dark) == "light"
 

@@ -89,7 +89,7 @@ class Lot(NamedTuple):
     own: Floats
 
 
-class Progress(Enum):
+class WorkerSignal(Enum):
     """The process runs and asks for its setup, or can take a lot."""
 
     STARTED = 1
@@ -259,9 +259,9 @@ class Workers(Engine):
             self._replace(worker)
             return
         match message:
-            case Progress.STARTED:
+            case WorkerSignal.STARTED:
                 self._send(worker, self._setup)
-            case Progress.READY:
+            case WorkerSignal.READY:
                 worker.ready, self._stillborn = True, 0
             case Done(replies=replies, own=own):
                 devices = [job.order.device for job in worker.jobs]
@@ -399,7 +399,7 @@ def main(connection: Connection, rows: Any) -> None:
     """Perform lots until the parent hangs up."""
     _prepare()
     with suppress(EOFError, ConnectionError):  # the parent has gone, or wants nothing more
-        connection.send(Progress.STARTED)
+        connection.send(WorkerSignal.STARTED)
         try:
             setup: WorkerSetup = connection.recv()
         except (EOFError, ConnectionError):
@@ -410,7 +410,7 @@ def main(connection: Connection, rows: Any) -> None:
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
         devices = _Devices(setup, rows)
-        connection.send(Progress.READY)
+        connection.send(WorkerSignal.READY)
         while True:
             connection.send(devices.perform(connection.recv()))
 
