@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedfuse import CNN, Federation, Work
+from fedfuse import Federation, Work
 from fedfuse.bench.measurement import BenchSizes, Figure, race, speedup
 from fedfuse.engines import Engine, InProcess, Workers
+from fedfuse.models import model_called
 from fedfuse.protocol.tasks import Order, Train
 from fedfuse.utils.typing import Floats
 
@@ -24,7 +25,7 @@ class ImageDevices:
         X = rng.random((DEVICES, rows, 1, 28, 28), dtype=np.float32)
         self.parts = list(zip(X, rng.integers(0, 10, (DEVICES, rows)), strict=True))
         self.federation = Federation.from_arrays(self.parts, test=0.0, validation=0.0)
-        self.model = CNN().sized(784, 10, (1, 28, 28))
+        self.model = model_called("cnn").sized(784, 10, (1, 28, 28))
         self.w = self.model.initial("auto", rng).astype(np.float32)
 
     def perform(self, engine: Engine) -> None:

@@ -147,7 +147,7 @@ def check_name(dataset: str) -> None:
 def _load_file(path: str, device: str | None, target: str | None, **options: Any) -> Federation:
     frame = read_table(path)
     if device is None or target is None:
-        lacking = " and ".join(w for w, v in (("device", device), ("target", target)) if v is None)
+        lacking = " and which the ".join(w for w, v in (("device", device), ("target", target)) if v is None)
         raise FedfuseError(
             f"for the table {path!r} say which column is the {lacking} (--device, --target); "
             f"its columns are {', '.join(map(repr, map(str, frame.columns)))}"

@@ -236,9 +236,9 @@ def _unknown(word: str, method: str | None = None) -> str:
     if word in OPTIONS:
         return f"{word!r} is not a key of --set: it is an option of its own, --{word}"
     if method and word in known:
-        others = ", ".join(name for name in METHODS if word in setting_names(name))
+        others = " and ".join(name for name in METHODS if word in setting_names(name))
         own = ", ".join(sorted(setting_names(method)))
-        return f"method {method!r} has no setting {word!r}, but {others} has; settings of {method!r}: {own}"
+        return f"method {method!r} has no setting {word!r}; it belongs to {others}. Settings of {method!r}: {own}"
     return f"there is no setting {word!r}; {guess(word, known)}known: {', '.join(known)}"
 
 
