@@ -364,7 +364,7 @@ SETTINGS = {
     "--set nu": "--set takes key=value, got 'nu'",
     "--lam 0.6 --set xi=0.6": "xi must lie between 0 and lambda = 0.6, got xi = 0.6",
     "--lam 0.6 --set xi=0": "xi must lie between 0 and lambda = 0.6, got xi = 0",
-    "--set xi=0.1": "method 'fusion-tree' has no setting 'xi'; it belongs to fpfc. Settings of 'fusion-tree': robust, rows",
+    "--set xi=0.1": "method 'fusion-tree' has no setting 'xi'; it belongs to fpfc. Settings of 'fusion-tree': robust",
     "--lam 0.6 --set xi=nan": "xi must be a finite number, got nan",
     "--lam 0.6 --set refit=maybe": "refit takes yes or no, got 'maybe'",
     "--lam 0.6 --set rho=0.3": "rho must exceed 1/(a - 1) = 0.3704 for a = 3.7",

@@ -110,9 +110,7 @@ def test_bad_input(dataset, options, words):
 
 
 def test_a_table_needs_its_columns_named(visits):
-    with pytest.raises(
-        FedfuseError, match=r"which column is the device and which the target .*'hospital', 'age', 'outcome'"
-    ):
+    with pytest.raises(FedfuseError, match=r"is the device and which the target .*'hospital', 'age', 'outcome'"):
         load(str(visits))
     with pytest.raises(FedfuseError, match=r"which column is the target \(--device, --target\)"):
         load(str(visits), device="hospital")
