@@ -1,9 +1,9 @@
 """fedfuse: which devices of a federation share a model, and one good model per group."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedfuse._version import __version__
-from fedfuse.utils.lazy import later
+from fedfuse.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fedfuse import data as data
@@ -83,61 +83,30 @@ __all__ = [
 
 # imported when first asked for: what computes, draws or reads tables takes a second and more, and a device's process
 # on Flower, which lives for one message, needs little of it
-_LATER = {
-    "CFL": "methods",
-    "CNN": "models",
-    "Callback": "training.loop",
-    "Comparison": "studies.comparison",
-    "Decay": "protocol.local_work",
-    "FPFC": "methods",
-    "FPFCClassifier": "estimators",
-    "FPFCL1": "methods",
-    "FPFCRegressor": "estimators",
-    "FedAsync": "methods",
-    "FedAvg": "methods",
-    "Federation": "data.federation",
-    "FedfuseError": "errors",
-    "FusionState": "pairs.state",
-    "FusionTree": "grouping.fusion_tree",
-    "GroupedClassifier": "estimators",
-    "GroupedRegressor": "estimators",
-    "Grow": "protocol.local_work",
-    "IFCA": "methods",
-    "L1": "core.penalties",
-    "LGFedAvg": "methods",
-    "LinearRegression": "models",
-    "Local": "methods",
-    "MCP": "core.penalties",
-    "MLP": "models",
-    "PACFL": "methods",
-    "Paced": "protocol.local_work",
-    "PerFedAvg": "methods",
-    "Result": "results.result",
-    "SCAD": "core.penalties",
-    "Settings": "training.settings",
-    "SmoothedSCAD": "core.penalties",
-    "SoftmaxRegression": "models",
-    "SolutionPath": "studies.solution_path",
-    "SquaredL2": "core.penalties",
-    "TorchModel": "models",
-    "Tuning": "studies.tune",
-    "Uneven": "protocol.local_work",
-    "Work": "protocol.local_work",
-    "compare": "studies.compare",
-    "explain": "training.explain",
-    "data": "",
-    "fit": "training.fit",
-    "engines": "",
-    "methods": "",
-    "models": "",
-    "resume": "training.fit",
-    "solution_path": "studies.solution_path",
-    "tune": "studies.tune",
-}
-
-
-def __getattr__(name: str) -> Any:
-    return later(__name__, name, _LATER)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "": "data engines methods models",
+        "core.penalties": "L1 MCP SCAD SmoothedSCAD SquaredL2",
+        "data.federation": "Federation",
+        "errors": "FedfuseError",
+        "estimators": "FPFCClassifier FPFCRegressor GroupedClassifier GroupedRegressor",
+        "grouping.fusion_tree": "FusionTree",
+        "methods": "CFL FPFC FPFCL1 FedAsync FedAvg IFCA LGFedAvg Local PACFL PerFedAvg",
+        "models": "CNN LinearRegression MLP SoftmaxRegression TorchModel",
+        "pairs.state": "FusionState",
+        "protocol.local_work": "Decay Grow Paced Uneven Work",
+        "results.result": "Result",
+        "studies.compare": "compare",
+        "studies.comparison": "Comparison",
+        "studies.solution_path": "SolutionPath solution_path",
+        "studies.tune": "Tuning tune",
+        "training.explain": "explain",
+        "training.fit": "fit resume",
+        "training.loop": "Callback",
+        "training.settings": "Settings",
+    },
+)
 
 
 def __dir__() -> list[str]:

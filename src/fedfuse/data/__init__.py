@@ -1,10 +1,10 @@
 """Federations, and the data sets, tables and arrays that they are built from."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedfuse.data.federation import Federation, Goal, Rows
 from fedfuse.data.synthetic import SyntheticTruth, synthetic, synthetic_truth
-from fedfuse.utils.lazy import later
+from fedfuse.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fedfuse.data import images, partition
@@ -36,16 +36,15 @@ __all__ = [
 ]
 
 # Imported when first used: tables need pandas.
-_LATER = {
-    **dict.fromkeys(("Source", "available", "load"), "catalog"),
-    **dict.fromkeys(("federation_from_frame", "read_table"), "tables"),
-    **dict.fromkeys(("images", "partition"), ""),
-    "Encoder": "encoders",
-    "data_directory": "download",
-    "federation_from_datasets": "datasets",
-    "housing_bodyfat": "housing",
-}
-
-
-def __getattr__(name: str) -> Any:
-    return later(__name__, name, _LATER)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "": "images partition",
+        "catalog": "Source available load",
+        "datasets": "federation_from_datasets",
+        "download": "data_directory",
+        "encoders": "Encoder",
+        "housing": "housing_bodyfat",
+        "tables": "federation_from_frame read_table",
+    },
+)

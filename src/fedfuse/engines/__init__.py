@@ -1,8 +1,8 @@
 """Where devices compute."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedfuse.utils.lazy import later
+from fedfuse.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fedfuse.engines.attacks import Attacks
@@ -16,17 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["Attacks", "Engine", "EngineSpec", "EngineWrapper", "Faults", "InProcess", "Latency", "Workers"]
 
 # imported when first asked for: a device needs one of these, and its process may live for one message only
-_LATER = {
-    "Attacks": "attacks",
-    "Latency": "latency",
-    "EngineSpec": "factory",
-    "Engine": "base",
-    "InProcess": "in_process",
-    "Faults": "faults",
-    "Workers": "workers",
-    "EngineWrapper": "base",
-}
-
-
-def __getattr__(name: str) -> Any:
-    return later(__name__, name, _LATER)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "attacks": "Attacks",
+        "base": "Engine EngineWrapper",
+        "factory": "EngineSpec",
+        "faults": "Faults",
+        "in_process": "InProcess",
+        "latency": "Latency",
+        "workers": "Workers",
+    },
+)

@@ -1,8 +1,8 @@
 """Every method on Flower: the engine, and the two apps that a Flower project is made of."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedfuse.utils.lazy import later
+from fedfuse.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fedfuse.flower.client import client_app
@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 __all__ = ["FlowerEngine", "client_app", "server_app"]
 
 # imported when first asked for: a device's process must not import the server, nor the server what devices need
-_LATER = {"FlowerEngine": "engine", "client_app": "client", "server_app": "server"}
-
-
-def __getattr__(name: str) -> Any:
-    return later(__name__, name, _LATER)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "client": "client_app",
+        "engine": "FlowerEngine",
+        "server": "server_app",
+    },
+)

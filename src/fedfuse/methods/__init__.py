@@ -1,8 +1,8 @@
 """What the server does: one file per published method, each reading like its paper's algorithm box."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedfuse.utils.lazy import later
+from fedfuse.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fedfuse.methods.cfl import CFL
@@ -17,19 +17,17 @@ if TYPE_CHECKING:
 
 __all__ = ["CFL", "FPFC", "FPFCL1", "IFCA", "PACFL", "FedAsync", "FedAvg", "LGFedAvg", "Local", "PerFedAvg"]
 
-_LATER = {
-    "CFL": "cfl",
-    "FPFC": "fpfc",
-    "FPFCL1": "fpfc",
-    "FedAsync": "fedasync",
-    "FedAvg": "fedavg",
-    "IFCA": "ifca",
-    "LGFedAvg": "lg_fedavg",
-    "Local": "local",
-    "PACFL": "pacfl",
-    "PerFedAvg": "per_fedavg",
-}
-
-
-def __getattr__(name: str) -> Any:
-    return later(__name__, name, _LATER)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "cfl": "CFL",
+        "fedasync": "FedAsync",
+        "fedavg": "FedAvg",
+        "fpfc": "FPFC FPFCL1",
+        "ifca": "IFCA",
+        "lg_fedavg": "LGFedAvg",
+        "local": "Local",
+        "pacfl": "PACFL",
+        "per_fedavg": "PerFedAvg",
+    },
+)

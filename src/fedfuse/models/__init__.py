@@ -9,20 +9,22 @@ from fedfuse.errors import FedfuseError, guess
 from fedfuse.models.linear import LinearRegression
 from fedfuse.models.model import MissingModule, Model
 from fedfuse.models.softmax import SoftmaxRegression
-from fedfuse.utils.lazy import later
+from fedfuse.utils.lazy import lazy_names
 
 __all__ = ["LinearRegression", "Model", "SoftmaxRegression", "default_model", "from_config", "is_network"]
 __all__ += ["model_called", "model_for"]
 
 SHORT = {"linear": "LinearRegression", "softmax": "SoftmaxRegression", "cnn": "CNN", "mlp": "MLP"}
-_LATER = {"LinearRegression": "linear", "SoftmaxRegression": "softmax", "CNN": "networks", "MLP": "networks"}
-_LATER["TorchModel"] = "torch"
+_find = lazy_names(
+    __name__,
+    {"linear": "LinearRegression", "softmax": "SoftmaxRegression", "networks": "CNN MLP", "torch": "TorchModel"},
+)
 
 
 def __getattr__(name: str) -> Any:
-    # imported when first asked for: torch is large, and tables need none of it
+    # Imported when first used: torch is large, and tables need none of it.
     try:
-        return later(__name__, name, _LATER)
+        return _find(name)
     except ModuleNotFoundError as missing:
         if missing.name != "torch":
             raise
@@ -59,7 +61,7 @@ def is_network(name: str) -> bool:
     >>> is_network("mlp"), is_network("softmax")
     (True, False)
     """
-    return _LATER.get(SHORT.get(name, name)) == "networks"
+    return SHORT.get(name, name) in ("CNN", "MLP")
 
 
 def from_config(config: dict[str, Any] | str, own: Model[Any] | None = None) -> Model[Any]:

@@ -6,7 +6,7 @@ itself, or where a registry names what lies above it, the place is given as text
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -21,14 +21,19 @@ def load(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def later(package: str, name: str, modules: Mapping[str, str]) -> Any:
-    """Return what a package's module has under this name, for the package's own ``__getattr__``.
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__``: names by the module that has them, ``""`` for modules of the package itself.
 
-    >>> later("fedfuse", "FedfuseError", {"FedfuseError": "errors"}).__module__
+    >>> lazy_names("fedfuse", {"errors": "FedfuseError guess"})("FedfuseError").__module__
     'fedfuse.errors'
     """
-    if name not in modules:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    if not modules[name]:  # a module itself
-        return import_module(f"{package}.{name}")
-    return load(f"{package}.{modules[name]}:{name}")
+    places = {name: module for module, names in modules.items() for name in names.split()}
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if not places[name]:
+            return import_module(f"{package}.{name}")
+        return load(f"{package}.{places[name]}:{name}")
+
+    return find
