@@ -333,8 +333,8 @@ SETTINGS = {
     "--lam much": "lam takes a number, auto, warmup or separate, got 'much'",
     "--method fpfc-l1 --lam auto": "fpfc-l1 has no lam='auto': its groups depend on lambda; give a number",
     "--rounds 0": "rounds must be a whole number of at least 1, got 0",
-    "--rounds ten": "Invalid value for '--rounds': 'ten' is not a whole number",
-    "--seed 1.5": "Invalid value for '--seed': '1.5' is not a whole number",
+    "--rounds ten": "Invalid value for '--rounds': 'ten' is not a valid int",
+    "--seed 1.5": "Invalid value for '--seed': '1.5' is not a valid int",
     "--seed -3": "seed must be a whole number of at least 0, got -3",
     "--method fpcf": "unknown method 'fpcf'; did you mean 'fpfc'? known: fusion-tree, fpfc, ",
     "--method fedprox": "unknown method 'fedprox'; known: fusion-tree, fpfc, fpfc-l1, local, fedavg, fedasync, lg-",
@@ -469,7 +469,9 @@ def test_few_rows_are_enough_without_a_test(fedfuse, refused, here):
     source = json.loads(Path("run/config.json").read_text())["source"]
     assert source["validation"] == 0
     assert load(**source).rows("validation").counts.tolist() == [0, 0, 0]
-    assert "'2' is not a share of at least 0 and below 1" in refused("run", "t.csv", *TABLE, "y", "--test", "2")
+    assert "test must be a share of at least 0 and below 1, got 2.0" in refused(
+        "run", "t.csv", *TABLE, "y", "--test", "2"
+    )
 
 
 def test_columns_that_are_not_there(refused, tables):

@@ -125,7 +125,7 @@ BAD = {
     "--seeds 1,1": "every seed may be named once",
     "--seeds 1,-2": "seeds must be",
     "--jobs 0": "jobs must be a whole number of at least 1, got 0",
-    "--jobs many": "'many' is not a whole number",
+    "--jobs many": "'many' is not a valid int",
     "--rounds 0": "rounds must be a whole number of at least 1",
     "--set participation=2": "participation must be a share",
     "--set color=2": "there is no setting 'color'",

@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedfuse.cli.paper_commands import RemainingTime
 from fedfuse.paper import reproduction_page, runner, setup
 from fedfuse.paper.items import chosen, items
 from fedfuse.paper.setup import PaperSetup
@@ -147,14 +146,13 @@ def test_what_is_kept_has_the_words_of_today(here):
 def test_how_long_is_left(quick, monkeypatch, capsys):
     from rich.console import Console
 
-    from fedfuse.cli import paper_commands
+    from fedfuse.report import terminal
     from fedfuse.studies.jobs import DONE, RUNNING, Board
 
     trials = items()["tableE4"].experiment.trials(quick)[:4]
     clock = [0.0]
-    monkeypatch.setattr(paper_commands.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(paper_commands, "effort", lambda trial: 10.0)
-    watcher = RemainingTime(Console(stderr=True))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: clock[0])
+    watcher = terminal.ComparisonBars(Console(stderr=True), lambda trial: 10.0)
     watcher.begin(trials)
     board = Board([0] * Board.size(4))
     board.put(0, DONE)

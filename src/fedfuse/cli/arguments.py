@@ -34,25 +34,6 @@ class Command(TyperCommand):
                 parameter.help = next(filter(None, known), None)
 
 
-def whole(text: str) -> int:
-    """Read a whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a whole number") from None
-
-
-def share(text: str) -> float:
-    """Read a share of rows."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1:
-        raise typer.BadParameter(f"{text!r} is not a share of at least 0 and below 1")
-    return number
-
-
 def place(text: str) -> Path:
     """Read a directory to write to; an empty text is an error, though Python takes it for the current directory."""
     if not text:
@@ -64,7 +45,7 @@ _DATASET = "A name from 'fedfuse data list', synthetic:5,5,5,5 for group sizes, 
 Dataset = Annotated[str, Arg(help=_DATASET)]
 Json = Annotated[bool, Opt("--json", help="Print the summary as one JSON object, and nothing else.")]
 DataDir = Annotated[Path | None, Opt(help="Directory of the data files (default: $FEDFUSE_DATA).")]
-Seed = Annotated[int, Opt(parser=whole, metavar="N", help="Seed of every random draw.")]
+Seed = Annotated[int, Opt(help="Seed of every random draw.")]
 Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
 Engine = Annotated[str, Opt(help="Where devices compute: inprocess, workers (processes) or flower.")]
 Out = Annotated[
@@ -74,9 +55,9 @@ StudyOut = Annotated[
     Path | None, Opt(parser=place, metavar="PATH", help="A directory; a study that is there is continued.")
 ]
 Set = Annotated[list[str], Opt("--set", help="key=value, e.g. steps=grow(20), mode=async, delay=uniform(0,20).")]
-Jobs = Annotated[int | None, Opt(parser=whole, metavar="N", help="Runs at a time (default: one per core).")]
+Jobs = Annotated[int | None, Opt(help="Runs at a time (default: one per core).")]
 _ROUNDS = "Maximum number of rounds of a run (default: by data set and method, 500 for a table)."
-Rounds = Annotated[int | None, Opt(parser=whole, metavar="N", help=_ROUNDS)]
+Rounds = Annotated[int | None, Opt(help=_ROUNDS)]
 Plot = Annotated[Path | None, Opt(help="A picture to write (.png, .svg or .pdf).")]
 
 
@@ -92,20 +73,18 @@ class DataOptions:
     device: Annotated[str | None, Opt(help="Table: the column that names the device of a row.")] = None
     target: Annotated[str | None, Opt(help="Table: the column to predict.")] = None
     task: Annotated[str | None, Opt(help="Table: classification or regression (default: by the target).")] = None
-    test: Annotated[float | None, Opt(parser=share, metavar="SHARE", help=_TEST)] = None
-    validation: Annotated[float | None, Opt(parser=share, metavar="SHARE", help=_VALIDATION)] = None
+    test: Annotated[float | None, Opt(metavar="SHARE", help=_TEST)] = None
+    validation: Annotated[float | None, Opt(metavar="SHARE", help=_VALIDATION)] = None
     data_dir: DataDir = None
 
     def source(self) -> dict[str, Any]:
         """Return what `data.catalog.load` takes besides name and seed."""
         if self.task not in (None, "classification", "regression"):
             raise FedfuseError(f"--task must be classification or regression, got {self.task!r}")
-        given = {"test": self.test, "validation": self.validation}
-        return {
-            "features": self.features, "device": self.device, "target": self.target, "goal": self.task,
-            "data_dir": str(self.data_dir.absolute()) if self.data_dir else None,
-            **{name: share for name, share in given.items() if share is not None},
-        }  # fmt: skip
+        given = {name: getattr(self, name) for name in ("test", "validation") if getattr(self, name) is not None}
+        place = str(self.data_dir.absolute()) if self.data_dir else None
+        columns = {"device": self.device, "target": self.target, "goal": self.task}
+        return {"features": self.features, **columns, "data_dir": place, **given}
 
     def source_of(self, dataset: str, seed: int) -> dict[str, Any]:
         """Return what finds the data now, and again when a run is resumed from another directory."""
@@ -168,11 +147,6 @@ def refuse_key(key: str, pairs: list[str], reason: str) -> None:
     """Refuse a key of ``--set``; a word for one of several methods, as fedavg.rounds=5, is allowed."""
     if key in (pair.partition("=")[0].strip() for pair in pairs):
         raise FedfuseError(f"--set {key}: {reason}")
-
-
-def refuse_rounds_twice(rounds: int | None, pairs: list[str]) -> None:
-    if rounds is not None:
-        refuse_key("rounds", pairs, f"--rounds {rounds} is given too; leave one of them out")
 
 
 def read_grid(text: str) -> list[float]:

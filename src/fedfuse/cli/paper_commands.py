@@ -1,13 +1,10 @@
-"""What ``fedfuse paper`` prints: the list of items, tables of an item, and how long is left."""
+"""What ``fedfuse paper`` prints: the list of items, and tables of an item."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
@@ -17,18 +14,15 @@ from fedfuse.errors import FedfuseError
 from fedfuse.paper import reproduction_page, runner
 from fedfuse.paper.experiment import Findings, Item
 from fedfuse.paper.items import chosen, items
-from fedfuse.paper.reproduction_page import duration
 from fedfuse.paper.runner import effort
 from fedfuse.paper.setup import PaperSetup, Size
-from fedfuse.paper.trials import Trial
 from fedfuse.report.terminal import ComparisonBars
-from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Job, JobState
+from fedfuse.results.formatting import duration
 from fedfuse.utils.threads import usable_cores
 
 SPECIAL_NAMES = ("list", "page")
 MAX_TABLE_COLUMNS = 400
 MIN_WIDE_COLUMNS = 140  # Narrower terminals have one column for the place of an item and its title.
-REPORT_SECONDS = 60.0  # Between two lines where there is no terminal to draw a bar on.
 
 
 def show_list(out: Path, data_dir: str | None, answers: Answers) -> None:
@@ -66,7 +60,7 @@ def make(
     wanted = [item for item in wanted if item.possible(setup)]
     if not wanted:
         raise FedfuseError("none of the data that this needs are here")
-    failed = runner.run(wanted, setup, RemainingTime(console), jobs)
+    failed = runner.run(wanted, setup, ComparisonBars(console, effort), jobs)
     broken = []
     for item in wanted:
         lacking = [failed[trial.key] for trial in runner.missing([item], setup) if trial.key in failed]
@@ -105,44 +99,3 @@ def write_page(path: Path, out: Path, data_dir: str | None, answers: Answers) ->
     answers.say(f"page: {path}")
     if absent:
         answers.say(f"not run yet: {', '.join(absent)}")
-
-
-class RemainingTime(ComparisonBars):
-    """The bars of a comparison, with the time that is left by the rough efforts of runs (`runner.effort`)."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._console = console
-        self._efforts: list[float] = []
-        self._began = self._said = 0.0
-
-    def begin(self, jobs: Sequence[Job]) -> None:
-        self._efforts = [max(effort(job), 0.1) if isinstance(job, Trial) else 1.0 for job in jobs]
-        self._began = self._said = time.monotonic()
-        super().begin(jobs)
-
-    def _work(self) -> float:
-        return sum(self._efforts)
-
-    def _told(self, states: Sequence[JobState]) -> tuple[float, str]:
-        done = sum(work * _share_done(state) for work, state in zip(self._efforts, states, strict=True))
-        ended = sum(state in (DONE, FAILED) for state, _, _ in states)
-        words = f"{ended} of {len(states)}{self._left(done)}"
-        if not self._console.is_terminal and time.monotonic() - self._said > REPORT_SECONDS:
-            self._said = time.monotonic()
-            self._console.print(f"runs: {words} {self._hint}".rstrip(), highlight=False, soft_wrap=True)
-        return done, words
-
-    def _left(self, done: float) -> str:
-        total, passed = self._work(), time.monotonic() - self._began
-        if done < 0.01 * total or passed < 5:
-            return ""
-        return f", about {duration(passed * (total - done) / done)} left"
-
-
-def _share_done(state: JobState) -> float:
-    """Return the share of a run that is done; where the method itself decides when to end, that is a guess."""
-    what, done, most = state
-    if what == RUNNING:
-        return min(done / most, 1.0) if most else 0.3
-    return float(what in (DONE, FAILED))

@@ -37,7 +37,7 @@ def report(
 def watch(
     directory: Annotated[Path, Arg(help="The directory of a run or comparison in progress.")],
     web: Annotated[bool, Opt("--web", help="In the browser: serve a page on this computer, until Ctrl-C.")] = False,
-    port: Annotated[int, Opt(parser=args.whole, metavar="N", help="For --web (default: a free one).")] = 0,
+    port: Annotated[int, Opt(help="For --web (default: a free one).")] = 0,
     every: Annotated[float, Opt(min=0.1, help="Seconds between updates.")] = 1.0,
 ) -> None:
     """Show the progress of a run, in this terminal or in the browser, from its directory alone."""

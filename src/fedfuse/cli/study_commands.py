@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedfuse.cli import arguments as args
-from fedfuse.cli.arguments import Arg, Opt
+from fedfuse.cli.arguments import Arg, DataOptions, Opt
 from fedfuse.cli.console import INTERRUPTED_STATUS, Answers, console, fail
 from fedfuse.cli.display import compare_and_show
 from fedfuse.errors import FedfuseError
@@ -14,6 +14,16 @@ from fedfuse.errors import FedfuseError
 if TYPE_CHECKING:
     from fedfuse.studies.comparison import Comparison
     from fedfuse.studies.jobs import Watcher
+
+
+def _study(
+    dataset: str, what: str, *, seeds: str, rounds: int | None, out: Path | None, words: list[str], data: DataOptions
+) -> dict[str, Any]:
+    """Return what `compare` and `sweep` are given besides methods; all of it checked."""
+    if rounds is not None:
+        args.refuse_key("rounds", words, f"--rounds {rounds} is given too; leave one of them out")
+    place = out or args.next_directory(dataset, what)
+    return {"seeds": args.read_seeds(seeds), "rounds": rounds, "out": place, "words": words, **data.source()}
 
 
 @args.with_data_options
@@ -32,15 +42,8 @@ def compare(
     """Compare methods by mean and spread over seeds, with the same data for all."""
     from fedfuse.studies.compare import compare
 
-    numbers = args.read_seeds(seeds)
-    args.refuse_rounds_twice(rounds, set_)
-    directory = out or args.next_directory(dataset, "compare")
-    how: dict[str, Any] = {"words": set_, "rounds": rounds, "out": directory, "jobs": jobs, **data.source()}
-
-    def work(watcher: Watcher) -> Comparison:
-        return compare(dataset, methods, numbers, watcher=watcher, **how)
-
-    compare_and_show(work, directory, json_)
+    how = _study(dataset, "compare", seeds=seeds, rounds=rounds, out=out, words=set_, data=data)
+    compare_and_show(lambda watcher: compare(dataset, methods, jobs=jobs, watcher=watcher, **how), how["out"], json_)
 
 
 @args.with_data_options
@@ -65,18 +68,15 @@ def sweep(
     key = Over.read(over).key
     if plot:
         check_picture(plot)
-    numbers = args.read_seeds(seeds)
-    args.refuse_rounds_twice(rounds, set_)
-    directory = out or args.next_directory(dataset, f"sweep-{key}")
-    how: dict[str, Any] = {"words": set_, "rounds": rounds, "out": directory, "jobs": jobs, **data.source()}
+    how = _study(dataset, f"sweep-{key}", seeds=seeds, rounds=rounds, out=out, words=set_, data=data)
 
     def work(watcher: Watcher) -> Comparison:
-        found = sweep(dataset, over, method, numbers, watcher=watcher, **how)
+        found = sweep(dataset, over, method, jobs=jobs, watcher=watcher, **how)
         if plot:
             save_picture(found.plot(), plot)
         return found.comparison
 
-    compare_and_show(work, directory, json_)
+    compare_and_show(work, how["out"], json_)
 
 
 @args.with_data_options

@@ -19,6 +19,7 @@ from fedfuse.paper.experiment import Findings, Item
 from fedfuse.paper.items import items
 from fedfuse.paper.setup import SIZE_OPTIONS, PaperSetup, Size
 from fedfuse.report.plots import save_picture
+from fedfuse.results.formatting import duration
 from fedfuse.utils.files import atomic_write, write_json
 
 PICTURES = ("figure.svg", "figure.png")
@@ -115,17 +116,6 @@ def write_page(path: Path, out: Path, data_dir: str | None = None) -> list[str]:
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, "\n".join([_HEAD.format(sizes=sizes, contents="\n".join(contents)), *parts]))
     return [item.name for item in absent]
-
-
-def duration(seconds: float) -> str:
-    """Write a time that is only roughly known.
-
-    >>> duration(42), duration(400), duration(9000)
-    ('42 s', '7 min', '2.5 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _best_size(item: Item, out: Path, data_dir: str | None) -> PaperSetup | None:

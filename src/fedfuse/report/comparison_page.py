@@ -16,7 +16,7 @@ from fedfuse.report.charts import Axis, Chart, thinned
 from fedfuse.report.palette import COLOURS, tone
 from fedfuse.report.run_page import settings_of, versions
 from fedfuse.results.formatting import counted
-from fedfuse.studies.comparison import Comparison, footnotes
+from fedfuse.studies.comparison import Comparison, cells, footnotes
 from fedfuse.utils.files import read_json
 from fedfuse.utils.typing import Ints
 
@@ -27,7 +27,7 @@ def comparison_page(directory: Path) -> dict[str, Any]:
     """Return what the template of a comparison needs."""
     found = Comparison.load(directory)
     first = next(iter(found.results))
-    heads, rows = words.comparison_table(found)
+    heads, *rows = cells(found)
     table = directory / "table.json"
     return {
         "title": f"{found.dataset}: {counted(len(found.methods), 'method')}",

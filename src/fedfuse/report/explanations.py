@@ -13,10 +13,9 @@ import pandas as pd
 
 from fedfuse.methods.registry import METHODS
 from fedfuse.report.charts import compact
-from fedfuse.results.formatting import counted, cut_short, exposed
+from fedfuse.results.formatting import counted, cut_short, data_size, exposed
 from fedfuse.results.profile import Profile
 from fedfuse.results.result import MIN_CONFIDENCE, Result, mean_score
-from fedfuse.studies.comparison import Comparison, cells, headings
 from fedfuse.utils.typing import Floats, Ints
 
 MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
@@ -24,7 +23,6 @@ POOLED = "one model for all"
 INTERCEPT = "intercept (at average features)"
 # Mean scores that differ by less are called about equal: a share of the RMSE, or of all rows.
 TIE_RATIO, TIE_ACCURACY = 0.01, 0.005
-BYTES_PER_NUMBER = 4
 # All other columns of a tuning are settings.
 TUNING_COLUMNS = {"rounds", "seconds", "cost_floats", "n_clusters", "validation", "chosen"}
 
@@ -119,19 +117,6 @@ def gain(ours: float, theirs: float, metric: str) -> str:
     change = 100 * (ours - theirs) if metric == "accuracy" else 100 * (ours / theirs - 1)
     text = f"{abs(change):.1f} points" if metric == "accuracy" else f"{abs(change):.{0 if abs(change) >= 10 else 1}f} %"
     return (MINUS if change < 0 else "+") + text
-
-
-def data_size(numbers: float) -> str:
-    """Write how many bytes so many numbers take in single precision.
-
-    >>> data_size(203), data_size(10_709), data_size(11_754_835), data_size(417_250_000)
-    ('812 B', '42.8 kB', '47 MB', '1.67 GB')
-    """
-    n = BYTES_PER_NUMBER * numbers
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if n >= size:
-            return f"{n / size:.3g} {unit}"
-    return f"{n:.0f} B"
 
 
 def finds_groups(result: Result) -> bool:
@@ -344,17 +329,6 @@ def _effects(coefficients: Floats) -> Floats:
     """Return groups x coefficients: of the value, or for two classes of the log-odds of the second."""
     first, last = coefficients[:, 0], coefficients[:, -1]
     return np.array(first if coefficients.shape[1] == 1 else last - first, dtype=float)
-
-
-def comparison_table(found: Comparison, *, spreads: bool = True) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells of a comparison, with megabytes beside what was sent."""
-    heads, rows = headings(found), cells(found, spreads=spreads)
-    place = heads.index("floats sent")
-    for row, cost in zip(rows, found.table["cost_floats"], strict=True):
-        if np.isfinite(cost):
-            row[place] = f"{row[place]} ({data_size(cost)})"
-    heads[place] = "numbers sent"
-    return heads, rows
 
 
 def some_names(names: Sequence[str], room: int) -> str:

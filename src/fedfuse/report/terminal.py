@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich import progress as bars
@@ -12,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedfuse.report import explanations as words
-from fedfuse.results.formatting import counted, refusals
+from fedfuse.results.formatting import counted, data_size, duration, refusals
 from fedfuse.results.result import Result, mean_score
-from fedfuse.studies.comparison import Comparison, footnotes
+from fedfuse.studies.comparison import Comparison, cells, footnotes
 from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Board, Job, JobState, Watcher
 from fedfuse.training.loop import Callback, Row, Run
 from fedfuse.utils.typing import Floats
@@ -29,6 +30,7 @@ NAMES_WIDTH = 60
 WIDE_COLUMNS = 110
 # Models that moved by a larger share of their length in the last round may still change the groups.
 MAX_MOVED_RATIO = 1e-3
+REPORT_SECONDS = 60.0  # Between two lines where there is no terminal to draw a bar on.
 DIVERGED = ("not finite", "too large")
 
 
@@ -93,22 +95,28 @@ class Downloads:
 
 
 class ComparisonBars(Watcher):
-    """A bar for all runs of a comparison, and one for each that is at work."""
+    """A bar for all runs of a comparison, one for each that is at work, and about how long is left.
 
-    def __init__(self, console: Console) -> None:
+    ``effort`` says about how long a run takes, in any unit. Where there is no terminal, a line a minute says the same.
+    """
+
+    def __init__(self, console: Console, effort: Callable[[Any], float] = lambda job: 1.0) -> None:
         texts = [bars.TextColumn(f"{{task.{name}}}") for name in ("description", "fields[note]")]
         columns = (bars.SpinnerColumn(), texts[0], bars.BarColumn(20), texts[1], bars.TimeElapsedColumn())
-        self._progress = _bars(console, *columns)
+        self._console, self._effort, self._progress = console, effort, _bars(console, *columns)
         self._bars: dict[int, bars.TaskID] = {}
         self._jobs: Sequence[Job] = ()
+        self._efforts: list[float] = []
         self._all = self._progress.add_task("runs", note="")
         self._hint = ""
+        self._began = self._said = 0.0
 
     def begin(self, jobs: Sequence[Job]) -> None:
         while self._bars:
             self._progress.remove_task(self._bars.popitem()[1])
-        self._jobs = jobs
-        self._progress.reset(self._all, total=self._work())
+        self._jobs, self._efforts = jobs, [max(self._effort(job), 0.1) for job in jobs]
+        self._began = self._said = time.monotonic()
+        self._progress.reset(self._all, total=sum(self._efforts))
         self._progress.start()
 
     def look(self, board: Board) -> None:
@@ -120,8 +128,12 @@ class ComparisonBars(Watcher):
                 self._progress.update(self._bar(number), completed=done, total=most or done + 1, note=note)
             elif number in self._bars:
                 self._progress.remove_task(self._bars.pop(number))
-        completed, said = self._told(states)
-        self._progress.update(self._all, completed=completed, note=f"{said} {self._hint}".rstrip())
+        finished = sum(work * _share_done(state) for work, state in zip(self._efforts, states, strict=True))
+        note = f"{_ended(states)}{self._left(finished)} {self._hint}".rstrip()
+        self._progress.update(self._all, completed=finished, note=note)
+        if not self._console.is_terminal and time.monotonic() - self._said > REPORT_SECONDS:
+            self._said = time.monotonic()
+            _say(self._console, f"runs: {note}")
 
     def stopping(self) -> None:
         self._hint = "stopping after this round (Ctrl-C again: at once)"
@@ -131,15 +143,11 @@ class ComparisonBars(Watcher):
         """Give the terminal back, also after an error."""
         self._progress.stop()
 
-    def _work(self) -> float:
-        """Return how much there is to do in all."""
-        return len(self._jobs)
-
-    def _told(self, states: Sequence[JobState]) -> tuple[float, str]:
-        """Return how much of it is done, and the words for that."""
-        failed = sum(state == FAILED for state, _, _ in states)
-        ended = failed + sum(state == DONE for state, _, _ in states)
-        return ended, " ".join([f"{ended} of {len(states)}", *([f"{failed} failed"] if failed else [])])
+    def _left(self, finished: float) -> str:
+        total, passed = sum(self._efforts), time.monotonic() - self._began
+        if finished < 0.01 * total or passed < 5:
+            return ""
+        return f", about {duration(passed * (total - finished) / finished)} left"
 
     def _bar(self, number: int) -> bars.TaskID:
         if number not in self._bars:
@@ -148,9 +156,23 @@ class ComparisonBars(Watcher):
         return self._bars[number]
 
 
+def _ended(states: Sequence[JobState]) -> str:
+    failed = sum(state == FAILED for state, _, _ in states)
+    ended = failed + sum(state == DONE for state, _, _ in states)
+    return f"{ended} of {len(states)}{f' {failed} failed' if failed else ''}"
+
+
+def _share_done(state: JobState) -> float:
+    """Return the share of a run that is done; where the method itself decides when to end, that is a guess."""
+    what, done, most = state
+    if what == RUNNING:
+        return min(done / most, 1.0) if most else 0.3
+    return float(what in (DONE, FAILED))
+
+
 def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print one row per method, the best score in bold, and what a reader must know of the table."""
-    heads, rows = words.comparison_table(comparison, spreads=console.width >= WIDE_COLUMNS)
+    heads, *rows = cells(comparison, spreads=console.width >= WIDE_COLUMNS)
     table = _plain_table(*heads, left=True)
     for row, best, runs in zip(rows, comparison.table["best"], comparison.table["runs"], strict=True):
         name, score, *others = map(escape, row)
@@ -181,7 +203,7 @@ def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> N
 
 def _effort(result: Result) -> str:
     how = "converged after" if result.converged else "stopped after"
-    sent = f"{result.cost_floats:,} numbers sent ({words.data_size(result.cost_floats)})"
+    sent = f"{result.cost_floats:,} numbers sent ({data_size(result.cost_floats)})"
     lam = f", lambda {result.lam:.3g}" if result.lam is not None else ""
     return f"{how} {counted(result.rounds, 'round')}, {sent}, {result.seconds:.1f} s{lam}"
 
@@ -191,8 +213,8 @@ def show_tuning(tuning: Tuning, console: Console) -> None:
     result = tuning.result
     heads, rows = words.tuning_table(tuning.table, result.profile.metric)
     table = _plain_table(*heads, "")
-    for cells, chosen in zip(rows, tuning.table["chosen"], strict=True):
-        table.add_row(*cells, "[bold]chosen[/bold]" if chosen else "")
+    for row, chosen in zip(rows, tuning.table["chosen"], strict=True):
+        table.add_row(*row, "[bold]chosen[/bold]" if chosen else "")
     console.print(table)
     how = "search" if tuning.strategy == "search" else f"{tuning.strategy} tuning"
     _say(console, f"\n[bold]{tuning.words}[/bold] by {how} in {tuning.seconds:.1f} s; with it:")
@@ -214,7 +236,7 @@ def show_newcomers(joined: Newcomers, console: Console) -> None:
     if joined.grouped and alone:
         who = escape(words.some_names(alone, NAMES_WIDTH))
         _say(console, f"\n[yellow]no group of the run suits {who}: a model of their own predicts better[/yellow]")
-    sent = f"{joined.cost_floats:,} numbers sent ({words.data_size(joined.cost_floats)})"
+    sent = f"{joined.cost_floats:,} numbers sent ({data_size(joined.cost_floats)})"
     metric = words.metric_name(joined.run.profile.metric)
     exchanges = f"at most {max(joined.iterations)} exchanges each"
     _say(console, f"\nmean test {metric} of newcomers {_number(joined.score())}; {sent}, {exchanges}")

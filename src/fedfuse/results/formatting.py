@@ -6,6 +6,7 @@ import numpy as np
 
 from fedfuse.results.result import Result
 
+BYTES_PER_NUMBER = 4
 # From the ledger's words to a reader's.
 REFUSED = {
     "late": "came after its round was over",
@@ -20,6 +21,30 @@ def counted(n: int, word: str) -> str:
     ('1 group', '1,200 devices')
     """
     return f"{n:,} {word}{'' if n == 1 else 's'}"
+
+
+def data_size(numbers: float) -> str:
+    """Write how many bytes so many numbers take in single precision.
+
+    >>> data_size(203), data_size(10_709), data_size(11_754_835), data_size(417_250_000)
+    ('812 B', '42.8 kB', '47 MB', '1.67 GB')
+    """
+    n = BYTES_PER_NUMBER * numbers
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Write a time that is only roughly known.
+
+    >>> duration(42), duration(400), duration(9000)
+    ('42 s', '7 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def cut_short(rounds: int) -> str:

@@ -16,7 +16,7 @@ import pandas as pd
 from fedfuse._version import __version__
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
-from fedfuse.results.formatting import counted, cut_short
+from fedfuse.results.formatting import counted, cut_short, data_size
 from fedfuse.results.result import Result
 from fedfuse.studies.jobs import finished_run
 from fedfuse.utils.files import atomic_write, without_nan, write_csv, write_json
@@ -170,7 +170,13 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """Return the table in Markdown, with its footnotes."""
-        return "\n".join([_markdown(self), "", *(f"{note}  " for note in footnotes(self))]).rstrip() + "\n"
+        heads, *rows = cells(self)
+        for row, best in zip(rows, self.table["best"], strict=True):
+            if best:
+                row[:2] = [f"**{cell}**" for cell in row[:2]]
+        rule = ["---", *["---:"] * (len(heads) - 1)]
+        table = [f"| {' | '.join(row)} |" for row in (heads, rule, *rows)]
+        return "\n".join([*table, "", *(f"{note}  " for note in footnotes(self))]).rstrip() + "\n"
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write ``table.csv``, ``table.json``, ``table.md`` and ``scores.csv``."""
@@ -186,10 +192,12 @@ class Comparison:
         return load("fedfuse.report.plots:plot_comparison")(self, ax)
 
     def __repr__(self) -> str:
-        return "\n".join([_plain_text(self), *footnotes(self)])
+        rows = cells(self, spreads=False)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+        return "\n".join([*lines, *footnotes(self)])
 
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()
+    _repr_markdown_ = to_markdown
 
     def _numbers(self, method: str, seed: int) -> dict[str, float]:
         result = self.results.get((method, seed))
@@ -278,50 +286,52 @@ def _not_different(table: pd.DataFrame) -> pd.Series[bool]:
 # -- the table as text: terminal, Markdown, report and `repr` show the same cells
 
 
-def headings(found: Comparison) -> list[str]:
-    """Return the headings of the columns; ARI has none where the true groups are not known."""
-    test = "accuracy %" if found.metric == "accuracy" else "RMSE"
-    ari = ["ARI"] if found.table["ari"].notna().any() else []
-    return ["method", test, "groups", *ari, "floats sent", "rounds", "seconds"]
-
-
 def cells(found: Comparison, *, spreads: bool = True) -> list[list[str]]:
-    """Return the body of the table; ``spreads`` are those of cost, rounds and time."""
+    """Return headings and body of the table; ``spreads`` are those of cost, rounds and time."""
+    test = "accuracy %" if found.metric == "accuracy" else "RMSE"
+    heads = ["method", test, "groups", "ARI", "numbers sent", "rounds", "seconds"]
     rows = zip(found.table.iterrows(), _not_different(found.table), strict=True)
-    return [_cells_of(found, str(method), row, marked, spreads) for (method, row), marked in rows]
+    table = [heads, *(_row(found, str(method), row, marked, spreads) for (method, row), marked in rows)]
+    if found.table["ari"].notna().any():
+        return table
+    return [[*row[:3], *row[4:]] for row in table]  # The true groups are not known.
+
+
+def _row(found: Comparison, method: str, row: pd.Series[float], marked: bool, spreads: bool) -> list[str]:
+    if not row["runs"]:
+        return [method, "failed", *[NOTHING] * 5]
+    many = len(found.seeds) > 1
+    scale, places = (100.0, 2) if found.metric == "accuracy" else (1.0, _places(row["test"]))
+    score = _spread(scale * row["test"], scale * row["test_sd"], places, many)
+    cost = _floats(row["cost_floats"], row["cost_floats_sd"] if spreads and many else None)
+    return [
+        method,
+        f"{NOT_DIFFERENT} {score}" if marked else score,  # In front of it, so that the numbers are aligned.
+        _spread(row["n_clusters"], row["n_clusters_sd"], 2 if row["n_clusters_sd"] else 0, bool(row["n_clusters_sd"])),
+        _spread(row["ari"], row["ari_sd"], 2, many),
+        f"{cost} ({data_size(row['cost_floats'])})",
+        _spread(row["rounds"], row["rounds_sd"], 0, spreads and many),
+        _spread(row["seconds"], row["seconds_sd"], 1, spreads and many),
+    ]
 
 
 def footnotes(found: Comparison) -> list[str]:
     """Return what a reader must know: what the means are over, what the mark means, which runs failed."""
-    seeds = f"{found.repeats} {found.seeds[0]}"
-    if len(found.seeds) > 1:
-        seeds = f"mean ± population sd over {counted(len(found.seeds), found.repeats)}"
+    n, seeds = len(found.seeds), f"{found.repeats} {found.seeds[0]}"
+    if n > 1:
+        seeds = f"mean ± population sd over {counted(n, found.repeats)}"
     notes = [f"{found.dataset}, {seeds}"]
     if found.table["p"].notna().any():
         notes.append(_verdict(found))
     if len(found.contestants) < len(found.methods):
         notes.append(f"{', '.join(sorted(found.oracles))}: given the true groups, as an upper bound")
-    return [*notes, *_unfinished(found), *_failures(found)]
-
-
-def _unfinished(found: Comparison) -> list[str]:
-    """Return a line for every method whose search for groups ran out of rounds."""
-    lines = []
-    for method in found.methods:
-        short = [r.rounds for (name, _), r in found.results.items() if name == method and r.cut_short]
-        if short:
-            runs = "" if len(found.seeds) == 1 else f" in {len(short)} of {len(found.seeds)} runs"
-            lines.append(f"{method} {cut_short(max(short))}{runs}: its score is not what it can do")
-    return lines
-
-
-def _failures(found: Comparison) -> list[str]:
-    """Return a line for every method with runs that failed."""
-    failed = found.table[found.table["runs"] < len(found.seeds)]
-    return [
-        f"{method}: {len(found.seeds) - row['runs']} of {len(found.seeds)} runs failed: {row['error']}"
-        for method, row in failed.iterrows()
-    ]
+    for method, row in found.table.iterrows():
+        if short := [r.rounds for (name, _), r in found.results.items() if name == method and r.cut_short]:
+            runs = "" if n == 1 else f" in {len(short)} of {n} runs"
+            notes.append(f"{method} {cut_short(max(short))}{runs}: its score is not what it can do")
+        if row["runs"] < n:
+            notes.append(f"{method}: {n - row['runs']} of {n} runs failed: {row['error']}")
+    return notes
 
 
 def _verdict(found: Comparison) -> str:
@@ -336,43 +346,6 @@ def _verdict(found: Comparison) -> str:
     if not _not_different(table).any():
         return f"all others differ significantly from the best ({best}), {how}"
     return f"{NOT_DIFFERENT} not significantly different from the best ({best}), {how}"
-
-
-def _markdown(found: Comparison) -> str:
-    """Return a Markdown table, the best method in bold."""
-    body = [
-        [f"**{cell}**" if best and place < 2 else cell for place, cell in enumerate(row)]
-        for row, best in zip(cells(found), found.table["best"], strict=True)
-    ]
-    rule = ["---", *(["---:"] * (len(headings(found)) - 1))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (headings(found), rule, *body))
-
-
-def _plain_text(found: Comparison) -> str:
-    """Return the table in columns."""
-    rows = [headings(found), *cells(found, spreads=False)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _cells_of(found: Comparison, method: str, row: pd.Series[float], marked: bool, spreads: bool) -> list[str]:
-    columns = headings(found)
-    if not row["runs"]:
-        return [method, "failed", *[NOTHING] * (len(columns) - 2)]
-    many = len(found.seeds) > 1
-    scale, places = (100.0, 2) if found.metric == "accuracy" else (1.0, _places(row["test"]))
-    score = _spread(scale * row["test"], scale * row["test_sd"], places, many)
-    ari = [_spread(row["ari"], row["ari_sd"], 2, many)] if "ARI" in columns else []
-    return [
-        method,
-        f"{NOT_DIFFERENT} {score}" if marked else score,  # In front of it, so that the numbers are aligned.
-        _spread(row["n_clusters"], row["n_clusters_sd"], 2 if row["n_clusters_sd"] else 0, bool(row["n_clusters_sd"])),
-        *ari,
-        _floats(row["cost_floats"], row["cost_floats_sd"] if spreads and many else None),
-        _spread(row["rounds"], row["rounds_sd"], 0, spreads and many),
-        _spread(row["seconds"], row["seconds_sd"], 1, spreads and many),
-    ]
 
 
 def _places(value: float) -> int:
