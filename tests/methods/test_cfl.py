@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -125,11 +127,21 @@ def test_nobody_is_cut_of_whom_nothing_is_known():
     np.testing.assert_allclose(state.step, [0 * E1, E1])  # nobody of the first was there
 
 
-def test_means_are_by_rows():
+@pytest.mark.parametrize(("weights", "mean"), [("rows", [0.25, 0.75]), ("equal", [0.5, 0.5])])
+def test_means_are_by_rows_or_alike(weights, mean):
     method, state = state_of(3)
     state.info.counts["train+validation"][:] = [1, 2, 3]
-    told(method, state, {0: E1, 2: E2})
-    np.testing.assert_allclose(state.models, [[0.25, 0.75]])
+    told(replace(method, weights=weights), state, {0: E1, 2: E2})
+    np.testing.assert_allclose(state.models, [mean])
+
+
+def test_whether_a_group_is_at_rest_is_told_by_the_same_mean():
+    """Opposite updates of 1 and 3 rows: their mean by rows has length 1/2, without weights it is 0."""
+    for weights, groups in (("rows", 1), ("equal", 2)):
+        method, state = state_of(4)
+        state.info.counts["train+validation"][:] = [1, 1, 3, 3]
+        told(replace(method, weights=weights, eps1=0.4, eps2=0.9), state, {0: E1, 1: E1, 2: -E1, 3: -E1})
+        assert len(state.models) == groups
 
 
 @pytest.mark.parametrize("goal", ["regression", "classification"])
@@ -211,6 +223,7 @@ def test_a_newcomer_where_nothing_was_cut():
         ({"eps1": -1.0}, "eps1 must be a number of at least 0 or 'auto'"),
         ({"eps2": "large"}, "eps2 must be a number of at least 0 or 'auto'"),
         ({"linkage": "ward"}, "linkage must be 'complete' or 'single'"),
+        ({"weights": "sqrt"}, "weights must be 'rows' or 'equal'"),
     ],
 )
 def test_settings_out_of_range(settings, words):

@@ -43,12 +43,14 @@ VARIANTS = {
     "fedavg": ff.FedAvg,
     "fedasync": ff.FedAsync,
     "lg-fedavg": ff.LGFedAvg,
+    "lg-fedavg-local": partial(ff.LGFedAvg, evaluate="local", weights="equal"),
     "per-fedavg": ff.PerFedAvg,
     "per-fedavg-hf": partial(ff.PerFedAvg, variant="hessian-free"),
     "ifca": partial(ff.IFCA, n_models=2),
     "ifca-gradient": partial(ff.IFCA, n_models=2, average="gradient"),
     "ifca-soft": partial(ff.IFCA, n_models=2, temperature=0.5),
     "ifca-searched": ff.IFCA,
+    "ifca-restarts": partial(ff.IFCA, n_models=2, restarts=2),
     "cfl": partial(ff.CFL, eps1=10.0, eps2=0.0),
     "cfl-searched": ff.CFL,
     "pacfl": partial(ff.PACFL, threshold=10.0, p=1),
@@ -61,9 +63,9 @@ PLAIN = ("fpfc", "fpfc-l1", "fedavg", "fedasync", "lg-fedavg", "per-fedavg")
 # Every device is asked in turn, and answers without chance.
 DRAWS_NOTHING = ("fusion-tree", "oracle")
 # Many rounds: not in every check.
-SEARCHED = ("ifca-searched", "cfl-searched", "pacfl-searched")
+SEARCHED = ("ifca-searched", "ifca-restarts", "cfl-searched", "pacfl-searched")
 # As others in all but one step.
-KINDRED = ("per-fedavg-hf", "ifca-gradient", "ifca-soft", "pacfl-cluster")
+KINDRED = ("lg-fedavg-local", "per-fedavg-hf", "ifca-gradient", "ifca-soft", "pacfl-cluster")
 COMMON = [name for name in VARIANTS if name not in SEARCHED + KINDRED]
 COMBINATIONS = [(goal, work) for work in WORKS for goal in GOALS]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.special import softmax
@@ -168,6 +170,38 @@ def test_models_that_begin_near_the_truth_find_the_groups():
     assert result.labels.tolist() == federation.truth.tolist()
 
 
+def test_restarts_keep_the_start_that_validation_rows_prefer():
+    """Each start is tried as if it were the only one; the chosen one is trained anew, and all of it is counted."""
+    federation, validation = planted(m=8, n=80, groups=3, seed=1), []
+    method = ff.IFCA(n_models=3, restarts=3, work=WORK)
+    result = fit(federation, method, rounds=160, tol=0, dtype="float64")
+    trial = int(result.history["stage"].eq("trying").sum()) // 3
+    for draw in range(3):
+        run = begun(federation, replace(method, restarts=1, first_draw=draw, rows="train"))
+        for _ in range(trial):
+            run.round()
+        chosen = run.rule.outcome(run.state).models
+        validation.append(run.model.metric(run.engine.load("validation"), np.arange(8), chosen).mean())
+    judged = result.history.loc[result.history["stage"] == "judging", "watched"]
+    np.testing.assert_allclose(judged, validation, atol=1e-12)
+    assert len(set(validation)) == 3
+    assert result.chosen == {"n_models": 3, "first_draw": int(np.argmin(validation))}
+
+    training = 160 - 3 * (trial + 1)
+    alone = replace(method, restarts=1, first_draw=result.chosen["first_draw"])
+    np.testing.assert_array_equal(result.models, fit(federation, alone, rounds=training, tol=0, dtype="float64").models)
+    d = result.model.d
+    assert result.cost_floats == (160 - 3) * 8 * (3 * d + d + 3) + 3 * 8 * (d + 1)
+
+
+def test_starts_are_draws_of_their_own():
+    """No model of one start is that of another, and the first is that of a run without restarts."""
+    federation = planted()
+    heads = [begun(federation, ff.IFCA(n_models=2, first_draw=draw)).state.heads for draw in (None, 0, 1, 2)]
+    np.testing.assert_array_equal(heads[0], heads[1])
+    assert len(np.unique(np.vstack(heads[1:]), axis=0)) == 6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_near_the_truth_it_is_as_good_as_knowing_the_groups(seed):
@@ -189,6 +223,8 @@ def test_near_the_truth_it_is_as_good_as_knowing_the_groups(seed):
         ({"temperature": -1.0}, "temperature must be a number of at least 0"),
         ({"n_models": 2, "start": "zero"}, "needs models that differ at the start"),
         ({"n_models": 3, "near": NEAR}, "one row for each of the 3 models, got 2"),
+        ({"n_models": 2, "near": NEAR, "restarts": 2}, "give one of them"),
+        ({"restarts": 0}, "restarts must be a whole number of at least 1, got 0"),
     ],
 )
 def test_settings_out_of_range(settings, words):

@@ -10,7 +10,7 @@ from fedfuse.engines import InProcess
 from fedfuse.protocol.tasks import EVALUATION_ROUND, Install, PeekModel, Train
 from fedfuse.training.fit import fit
 from support.partly_fused import PartlyFused
-from support.planted import descended, planted
+from support.planted import begun, descended, planted
 
 WORK = ff.Work(steps=3, lr=0.05)
 TURNS = [[0, 3], [4, 1, 3]]
@@ -33,6 +33,31 @@ def test_one_layer_is_evaluated_before_the_mean_is_taken(goal):
         np.testing.assert_allclose(result.models, expected, atol=1e-12)
         w = n[active] @ expected[active] / n[active].sum()
         np.testing.assert_allclose(result.kept["model"], w, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", [None, PartlyFused(cut=2)], ids=["one-layer", "two-layers"])
+@pytest.mark.parametrize("weights", ["rows", "equal"])
+def test_evaluated_locally_every_device_has_its_own_last_model(weights, model):
+    """The start for who was never active, and for all others what they trained when they last were."""
+    federation = planted(m=5)
+    method = ff.LGFedAvg(work=WORK, start="normal", evaluate="local", weights=weights)
+    run = begun(federation, method, model, participation=in_turns)
+    share = np.ones(5) if weights == "equal" else federation.rows("train+validation").counts
+    start, fused = run.state.start, run.model.fused
+    own, head = np.tile(start, (5, 1)), start[fused]
+    for active in TURNS:
+        run.round()
+        for i in active:
+            own[i] = descended(federation, i, np.concatenate([own[i, : fused.start], head]), WORK)
+        np.testing.assert_allclose(run.in_use().models, own, atol=1e-12)
+        head = share[active] @ own[active][:, fused] / share[active].sum()
+        np.testing.assert_allclose(run.state.head, head, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{"evaluate": "cluster"}, {"weights": "sqrt"}])
+def test_settings_out_of_range(settings):
+    with pytest.raises(ff.FedfuseError, match="must be"):
+        ff.LGFedAvg(**settings)
 
 
 class Border(InProcess):

@@ -31,13 +31,14 @@ def by_the_formula(federation, device, w, variant):
     return w
 
 
+@pytest.mark.parametrize("weights", ["rows", "equal"])
 @pytest.mark.parametrize("variant", ["first-order", "hessian-free"])
-def test_two_rounds_by_the_formula(variant):
+def test_two_rounds_by_the_formula(variant, weights):
     """A quadratic's gradient is affine: the difference of gradients is the Hessian times g, up to rounding."""
     federation, turns = planted(m=5), [[0, 3], [4, 1, 2]]
-    method = ff.PerFedAvg(adapt_lr=ALPHA, variant=variant, work=WORK)
+    method = ff.PerFedAvg(adapt_lr=ALPHA, variant=variant, work=WORK, weights=weights)
     run = begun(federation, method, participation=lambda k, m: np.array(turns[k]))
-    n, w = federation.rows("train+validation").counts, np.zeros(4)
+    n, w = federation.rows("train+validation").counts if weights == "rows" else np.ones(5), np.zeros(4)
     for active in turns:
         run.round()
         w = sum(n[i] * by_the_formula(federation, i, w, variant) for i in active) / n[active].sum()

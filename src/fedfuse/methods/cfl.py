@@ -34,6 +34,8 @@ from fedfuse.methods.mixins import (
     Broadcasts,
     RunSummary,
     Searchable,
+    WeighsDevices,
+    Weights,
 )
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Add, Install, Task, Train
@@ -91,7 +93,7 @@ class CFLState:
 
 
 @dataclass(frozen=True)
-class CFL(Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
+class CFL(WeighsDevices, Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
     """Recursive bipartition.
 
     Parameters
@@ -114,6 +116,7 @@ class CFL(Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
             if eps != "auto" and (isinstance(eps, str) or not 0 <= eps < np.inf):
                 raise FedfuseError(f"{name} must be a number of at least 0 or 'auto', got {eps!r}")
         check_choice("linkage", self.linkage, Linkage)
+        check_choice("weights", self.weights, Weights)
 
     @property
     def has_open_settings(self) -> bool:
@@ -155,8 +158,8 @@ class CFL(Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
         for group in range(len(state.models)):
             if self._apart(state, group, devices):
                 self._cut(state, group)
-        rows = state.info.counts[self.rows][devices].astype(np.float64)
-        means = averaged(np.zeros(state.models.shape), state.labels[devices], updates, rows)
+        weights = self.weigh(state.info, devices)
+        means = averaged(np.zeros(state.models.shape), state.labels[devices], updates, weights)
         state.step = means.astype(state.info.dtype)
         old = state.models
         state.models = old + state.step
@@ -169,7 +172,7 @@ class CFL(Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
         if state.age <= MIN_ROUNDS_BEFORE_CUT or members.sum() <= MAX_UNCUT_DEVICES or not active.size:
             return False
         updates = state.last[active].astype(np.float64)
-        mean = np.average(updates, axis=0, weights=state.info.counts[self.rows][active])
+        mean = np.average(updates, axis=0, weights=self.weigh(state.info, active))
         at_rest = np.linalg.norm(mean) < float(self.eps1)
         restless = np.linalg.norm(updates, axis=1).max() > float(self.eps2)
         return bool(at_rest and restless and state.heard[members].all())

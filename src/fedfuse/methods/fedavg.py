@@ -58,10 +58,13 @@ class Averaging(Method[GroupModels]):
     def update(self, state: GroupModels, devices: Ints, values: list[Floats]) -> Residuals | None:
         if not values:
             return None
-        weights = state.info.counts[self.rows][devices].astype(np.float64)
         old = state.models
-        state.models = averaged(old, state.labels[devices], np.stack(values), weights)
+        state.models = averaged(old, state.labels[devices], np.stack(values), self.weigh(state.info, devices))
         return moved(old, state.models)
+
+    def weigh(self, info: FederationInfo, devices: Ints) -> Floats:
+        """Return what each of these devices counts for in a mean: its rows."""
+        return info.counts[self.rows][devices].astype(np.float64)
 
     def outcome(self, state: GroupModels) -> Outcome:
         return Outcome(state.models[state.labels], canonical(state.labels))

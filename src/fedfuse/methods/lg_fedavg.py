@@ -8,23 +8,35 @@ Act Globally: Federated Learning with Local and Global Representations (2020).
     server: head <- sum_i n_i head_i / sum_i n_i over the active devices
 
 The head is the part of the model that other methods fuse; the layers below it never leave a device. A model of one
-layer has no representation to keep: there everything is global, and, as in the paper on FPFC, a device that was active
-in the last round is evaluated with what it had just trained, before the mean is taken.
+layer has no representation to keep: there everything is global, and, as in the code of the paper on FPFC, a device that
+was active in the last round is evaluated with what it had just trained, before the mean is taken. With
+``evaluate="local"`` every device is, whenever it was last active: the paper's numbers are those of that rule.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from fedfuse.errors import check_choice
 from fedfuse.methods.fedavg import averaged
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
-from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, WorksAtHome
+from fedfuse.methods.mixins import (
+    AdmissionDialogue,
+    AdmissionResult,
+    AdmitsNewcomers,
+    RunSummary,
+    WeighsDevices,
+    Weights,
+    WorksAtHome,
+)
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
+
+Evaluate = Literal["global", "local"]
 
 
 @dataclass
@@ -38,12 +50,25 @@ class LGState:
 
 
 @dataclass(frozen=True)
-class LGFedAvg(Method[LGState], WorksAtHome, AdmitsNewcomers):
-    """A representation for every device, one head for all."""
+class LGFedAvg(WeighsDevices, Method[LGState], WorksAtHome, AdmitsNewcomers):
+    """A representation for every device, one head for all.
+
+    Parameters
+    ----------
+    evaluate
+        ``"global"``: a device uses its own representation with the global head. ``"local"``: all of its last local
+        model.
+    """
 
     name: ClassVar[str] = "lg-fedavg"
     finds_groups: ClassVar[bool] = False
     keeps_models: ClassVar[bool] = True
+    evaluate: Evaluate = "global"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("evaluate", self.evaluate, Evaluate)
+        check_choice("weights", self.weights, Weights)
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> LGState:
         start = info.initial(self.start).astype(info.dtype)
@@ -62,19 +87,18 @@ class LGFedAvg(Method[LGState], WorksAtHome, AdmitsNewcomers):
     def update(self, state: LGState, devices: Ints, values: list[Floats]) -> Residuals | None:
         if not values:
             return None
-        weights, heads = state.info.counts[self.rows][devices].astype(np.float64), np.stack(values)
-        old = state.head
-        # Devices that were not active have the head from which the active ones started.
-        trained = np.tile(old, (state.info.m, 1))
-        trained[devices] = heads
-        state.trained = trained
+        heads, old = np.stack(values), state.head
+        if self.evaluate == "global":  # devices that were not active have the head from which the active ones started
+            state.trained = np.tile(old, (state.info.m, 1))
+        state.trained[devices] = heads
+        weights = self.weigh(state.info, devices)
         state.head = averaged(old[None], np.zeros(len(devices), np.int64), heads, weights)[0]
         return moved(old[None], state.head[None])
 
     def in_use(self, state: LGState, found: Outcome, seen: list[Floats]) -> Outcome:
         fused, models = state.info.model.fused, np.stack(seen).astype(found.models.dtype)
         # with a representation of its own a device uses the global head, as in the original
-        models[:, fused] = state.head if fused.start else state.trained
+        models[:, fused] = state.head if fused.start and self.evaluate == "global" else state.trained
         return found._replace(models=models)
 
     def outcome(self, state: LGState) -> Outcome:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class AdmissionResult(NamedTuple):
     confidence: float | None = None
 
 
+Weights: TypeAlias = Literal["rows", "equal"]
 AdmissionDialogue: TypeAlias = Generator[Task, Floats, AdmissionResult]
 
 
@@ -79,6 +81,24 @@ class WorksAtHome(ABC):
     @abstractmethod
     def in_use(self, state: Any, found: Outcome, seen: list[Floats]) -> Outcome:
         """Return what devices really use, from what was found and what was seen of them."""
+
+
+@dataclass(frozen=True)
+class WeighsDevices:
+    """A method with means over devices that its original takes without weights.
+
+    Parameters
+    ----------
+    weights
+        What a device counts for in a mean over devices: its ``"rows"``, or all are ``"equal"``, as in the original.
+    """
+
+    weights: Weights = "rows"
+
+    def weigh(self, info: FederationInfo, devices: Ints) -> Floats:
+        """Return the weights of these devices."""
+        counts: Ints = info.counts[self.rows][devices]  # type: ignore[attr-defined]
+        return counts.astype(np.float64) if self.weights == "rows" else np.ones(len(devices))
 
 
 class Searchable(ABC):

@@ -22,7 +22,7 @@ import numpy as np
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.fedavg import FedAvg, GroupModels
 from fedfuse.methods.method import FederationInfo, Outcome
-from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WorksAtHome
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WeighsDevices, Weights, WorksAtHome
 from fedfuse.protocol.local_work import value
 from fedfuse.protocol.tasks import MetaTrain, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
@@ -31,7 +31,7 @@ Variant = Literal["first-order", "hessian-free"]
 
 
 @dataclass(frozen=True)
-class PerFedAvg(FedAvg, WorksAtHome):
+class PerFedAvg(WeighsDevices, FedAvg, WorksAtHome):
     """A model that is made to be adapted.
 
     Parameters
@@ -50,6 +50,7 @@ class PerFedAvg(FedAvg, WorksAtHome):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("variant", self.variant, Variant)
+        check_choice("weights", self.weights, Weights)
         if self.adapt_lr is not None and not 0 < self.adapt_lr < np.inf:
             raise FedfuseError(f"adapt_lr must be a positive number, got {self.adapt_lr!r}")
         if self.work.solver != "gd":
