@@ -15,7 +15,7 @@ import fedfuse as ff
 from fedfuse.data import available, load
 from fedfuse.data.download import files_of
 from fedfuse.data.images import Images, digits, image_federation, mnist, read_idx, read_images
-from fedfuse.data.partition import Even, LabelSwap, Rotation, Shards
+from fedfuse.data.partition import LabelSwap, Rotation
 from fedfuse.errors import FedfuseError
 
 PARTS = ("train", "validation", "test")
@@ -158,14 +158,14 @@ def test_too_small_devices_are_an_error(small):
 def test_any_images_and_rules():
     rng = np.random.default_rng(0)
     train, test = (Images(rng.integers(0, 256, (n, 3, 6, 6), np.uint8), np.arange(n) % 12) for n in (240, 60))
-    fed = image_federation(train, test, devices=4, groups=Rotation((0, 90)), partitioner=Shards(3), validation=0.0)
+    fed = image_federation(train, test, devices=4, groups=Rotation((0, 90)), alpha=None, validation=0.0)
     assert fed.shape == (3, 6, 6)
     assert fed.n_classes == 12
     assert fed.rows("train").counts.tolist() == [60] * 4
     assert not fed.rows("validation").counts.any()
     other = Images(test.pixels[:, 0], test.labels)
     with pytest.raises(FedfuseError, match=r"training images have the shape \(3, 6, 6\), test images \(1, 6, 6\)"):
-        image_federation(train, other, devices=4, groups="swap", partitioner=Even())
+        image_federation(train, other, devices=4, groups="swap")
     with pytest.raises(FedfuseError, match=r"with one label each, got arrays of shapes \(60, 3, 6, 6\) and \(59,\)"):
         Images(test.pixels, test.labels[1:])
 

@@ -10,13 +10,11 @@ from hypothesis.extra.numpy import arrays
 
 from fedfuse.data.partition import (
     MAX_DRAWS,
-    Dirichlet,
-    Even,
     LabelSwap,
     Partition,
     Rotation,
-    Shards,
     consecutive_groups,
+    deal,
     draw,
     draw_test,
 )
@@ -24,28 +22,28 @@ from fedfuse.errors import FedfuseError
 
 labels_lists = st.lists(st.integers(0, 6), min_size=40, max_size=200).map(lambda v: np.array(v, dtype=np.int64))
 seeds = st.integers(0, 2**32)
-partitioners = st.sampled_from([Dirichlet(0.05), Dirichlet(1.0), Dirichlet(100.0), Even(), Shards(3)])
+alphas = st.sampled_from([0.05, 1.0, 100.0, None])
 
 
 def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-@given(partitioners, labels_lists, st.integers(1, 13), seeds)
-def test_every_row_has_one_device(partitioner, labels, devices, seed):
-    found = partitioner.partition(labels, devices, rng(seed))
+@given(alphas, labels_lists, st.integers(1, 13), seeds)
+def test_every_row_has_one_device(alpha, labels, devices, seed):
+    found = deal(labels, devices, alpha, rng(seed))
     assert len(found.rows()) == len(found.counts) == devices
     assert np.array_equal(np.sort(np.concatenate(found.rows())), np.arange(len(labels)))
     assert [len(rows) for rows in found.rows()] == found.counts.tolist()
     assert all((found.owner[rows] == i).all() for i, rows in enumerate(found.rows()))
     assert np.allclose(found.shares.sum(axis=1), 1)
-    again = partitioner.partition(labels, devices, rng(seed))
+    again = deal(labels, devices, alpha, rng(seed))
     assert np.array_equal(found.owner, again.owner)
 
 
 @given(labels_lists, st.integers(2, 9), seeds)
 def test_classes_are_cut_at_the_floor_of_cumulative_shares(labels, devices, seed):
-    found = Dirichlet(0.7).partition(labels, devices, rng(seed))
+    found = deal(labels, devices, 0.7, rng(seed))
     for c, shares in enumerate(found.shares):
         n = np.sum(labels == c)
         ends = np.floor(np.cumsum(shares) * n)
@@ -65,25 +63,17 @@ def test_the_rows_of_a_class_are_cut_in_the_order_of_the_permutation():
 
 def test_dirichlet_shares_have_the_moments_of_their_law():
     alpha, m = 0.5, 8
-    shares = Dirichlet(alpha).partition(np.arange(4000), m, rng(1)).shares
+    shares = deal(np.arange(4000), m, alpha, rng(1)).shares
     assert np.allclose(shares.mean(axis=0), 1 / m, atol=0.01)
     assert np.allclose(shares.var(axis=0), (m - 1) / m**2 / (m * alpha + 1), rtol=0.15)
 
 
 @given(labels_lists, st.integers(1, 13), seeds)
 def test_even_devices_are_alike(labels, devices, seed):
-    found = Even().partition(labels, devices, rng(seed))
+    found = deal(labels, devices, None, rng(seed))
     assert np.ptp(found.counts) <= 1
     for c in np.unique(labels):
         assert np.ptp(np.bincount(found.owner[labels == c], minlength=devices)) <= 1
-
-
-def test_with_two_shards_a_device_has_few_classes():
-    labels = np.repeat(np.arange(10), 100)
-    found = Shards(2).partition(rng().permutation(labels), 20, rng(3))
-    assert found.counts.tolist() == [50] * 20
-    assert ((found.shares > 0).sum(axis=0) <= 2).all()
-    assert np.allclose(found.shares.sum(axis=0), 0.5)
 
 
 @given(labels_lists, st.integers(1, 6), seeds)
@@ -98,19 +88,19 @@ def test_shares_are_counts_over_totals(labels, devices, seed):
 
 def test_test_rows_by_a_new_draw_or_with_the_same_shares():
     labels = np.repeat(np.arange(5), 400)
-    train = Dirichlet(1.0).partition(labels, 6, rng(0))
-    new = draw_test(train, Dirichlet(1.0), labels, rng(1))
-    same = draw_test(train, Dirichlet(1.0), labels, rng(1), test_partition="same_shares")
+    train = deal(labels, 6, 1.0, rng(0))
+    new = draw_test(train, labels, 1.0, rng(1))
+    same = draw_test(train, labels, 1.0, rng(1), test_partition="same_shares")
     assert not np.allclose(new.shares, train.shares)
     assert np.array_equal(same.counts, train.counts)
     assert not np.array_equal(same.owner, train.owner)
     with pytest.raises(FedfuseError, match="test_partition must be 'independent' or 'same_shares', got 'other'"):
-        draw_test(train, Even(), labels, rng(), test_partition="other")
+        draw_test(train, labels, None, rng(), test_partition="other")
 
 
 @given(labels_lists, st.integers(1, 4), seeds)
 def test_every_device_has_enough(labels, least, seed):
-    assert draw(Dirichlet(2.0), labels, 4, rng(seed), least).counts.min() >= least
+    assert draw(labels, 4, 2.0, rng(seed), least).counts.min() >= least
 
 
 def test_the_error_of_small_devices_says_what_to_change():
@@ -121,24 +111,19 @@ def test_the_error_of_small_devices_says_what_to_change():
         r"devices; use a larger alpha \(it is 0\.5\), fewer devices, or another seed"
     )
     with pytest.raises(FedfuseError, match=words):
-        draw(Dirichlet(0.5), labels, 10, rng(), 5, "test rows")
+        draw(labels, 10, 0.5, rng(), 5, "test rows")
     train = Partition.by_shares(labels, np.array([[0.98, 0.02], [0.98, 0.02]]), rng())
     with pytest.raises(FedfuseError, match=r"device 1 of 2 got 2 test rows.*or test_partition='independent'"):
-        draw_test(train, Dirichlet(), labels, rng(), 5, "same_shares")
+        draw_test(train, labels, 1.0, rng(), 5, "same_shares")
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: Dirichlet(0.0), "alpha must be a number above 0, got 0.0"),
-        (lambda: Dirichlet(np.inf), "alpha must be"),
-        (lambda: Even().partition(np.zeros(3, int), 4, rng()), "3 rows cannot be dealt to 4 devices; use 1 to 3"),
-        (lambda: Dirichlet().partition(np.zeros(3, int), 0, rng()), "cannot be dealt to 0 devices"),
-        (
-            lambda: Shards(2).partition(np.zeros(7, int), 4, rng()),
-            "8 shards need as many rows, but there are 7; use fewer",
-        ),
-        (lambda: Shards(0).partition(np.zeros(7, int), 4, rng()), "per_device must be at least 1"),
+        (lambda: deal(np.zeros(3, int), 2, 0.0, rng()), "alpha must be a number above 0, got 0.0"),
+        (lambda: deal(np.zeros(3, int), 2, np.inf, rng()), "alpha must be"),
+        (lambda: deal(np.zeros(3, int), 4, None, rng()), "3 rows cannot be dealt to 4 devices; use 1 to 3"),
+        (lambda: deal(np.zeros(3, int), 0, 1.0, rng()), "cannot be dealt to 0 devices"),
         (
             lambda: Partition.by_shares(np.array([2]), np.ones((2, 1)), rng()),
             "shares for 2 classes, but a row has class 2",

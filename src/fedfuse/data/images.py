@@ -20,7 +20,7 @@ from fedfuse.data import partition
 from fedfuse.data.checks import check_splits
 from fedfuse.data.download import directory_with, files_of
 from fedfuse.data.federation import Federation, cuts_with_test, default_features
-from fedfuse.data.partition import Grouping, Partitioner, TestPartition
+from fedfuse.data.partition import Grouping, TestPartition
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
@@ -63,18 +63,55 @@ class Images:
 
 
 def mnist(
-    seed: int = 0,
+    seed: int = 0, *, name: str = "mnist", min_rows: int = 5, data_dir: str | Path | None = None, **options: Any
+) -> Federation:
+    """Return MNIST or Fashion-MNIST over devices in four groups, as in the paper: 60,000 training, 10,000 test images.
+
+    ``name`` is ``"mnist"`` or ``"fashion-mnist"``, and ``data_dir`` where its files are; see `data_directory`. The
+    other options are those of `image_federation`.
+    """
+    return image_federation(*read_images(name, data_dir), seed=seed, min_rows=min_rows, **options)
+
+
+def digits(
+    seed: int = 0, *, alpha: float | None = 10.0, test: float = 0.2, min_rows: int = 2, **options: Any
+) -> Federation:
+    """Return the 1,797 digits (8 x 8 pixels) that come with scikit-learn, over devices in four groups.
+
+    A quick start that needs no file. There are only about 90 images for each of 20 devices, so shares are rather
+    even by default (``alpha=10``): with ``alpha=1`` as in `mnist` some devices would have next to no image of the
+    two classes that tell their group. Test images, a share of each class, are set aside first. The other options
+    are those of `image_federation`.
+
+    >>> digits(seed=0)
+    Federation(20 devices, 1,797 rows (76 to 109 each), 1 x 8 x 8 features, 10 classes)
+    """
+    from sklearn.datasets import load_digits
+
+    check_splits(test, 0, seed)
+    if not test:
+        raise FedfuseError("test must be a share above 0 for digits, got 0; their test images are cut off first")
+    known = load_digits()
+    whole = Images(known.images.astype(np.uint8), known.target.astype(np.int64), 16.0)
+    shares = np.tile([1 - test, test], (N_CLASSES, 1))
+    sets = partition.Partition.by_shares(whole.labels, shares, generator(seed, "digits test images"))
+    learned, tested = (whole.at(rows) for rows in sets.rows())
+    return image_federation(learned, tested, seed=seed, alpha=alpha, min_rows=min_rows, **options)
+
+
+def image_federation(
+    train: Images,
+    test: Images,
     *,
-    name: str = "mnist",
+    seed: int = 0,
     devices: int = 20,
     groups: Groups = "swap",
     alpha: float | None = 1.0,
     test_partition: TestPartition = "independent",
     validation: float = 0.2,
-    min_rows: int = 5,
-    data_dir: str | Path | None = None,
+    min_rows: int = 1,
 ) -> Federation:
-    """Return MNIST or Fashion-MNIST over devices in four groups, as in the paper: 60,000 training, 10,000 test images.
+    """Give images to devices in groups.
 
     Parameters
     ----------
@@ -94,57 +131,6 @@ def mnist(
         The share of a device's training images that is kept for validation.
     min_rows
         Every device has at least so many training, validation and test images.
-    name, data_dir
-        ``"mnist"`` or ``"fashion-mnist"``, and where its files are; see `data_directory`.
-    """
-    train, test = read_images(name, data_dir)
-    return image_federation(
-        train, test, seed=seed, devices=devices, groups=groups, partitioner=_partitioner(alpha),
-        test_partition=test_partition, validation=validation, min_rows=min_rows,
-    )  # fmt: skip
-
-
-def digits(
-    seed: int = 0, *, alpha: float | None = 10.0, test: float = 0.2, min_rows: int = 2, **options: Any
-) -> Federation:
-    """Return the 1,797 digits (8 x 8 pixels) that come with scikit-learn, over devices in four groups.
-
-    A quick start that needs no file. There are only about 90 images for each of 20 devices, so shares are rather
-    even by default (``alpha=10``): with ``alpha=1`` as in `mnist` some devices would have next to no image of the
-    two classes that tell their group. Test images, a share of each class, are set aside first. The other options
-    are those of `mnist`.
-
-    >>> digits(seed=0)
-    Federation(20 devices, 1,797 rows (76 to 109 each), 1 x 8 x 8 features, 10 classes)
-    """
-    from sklearn.datasets import load_digits
-
-    check_splits(test, 0, seed)
-    if not test:
-        raise FedfuseError("test must be a share above 0 for digits, got 0; their test images are cut off first")
-    known = load_digits()
-    whole = Images(known.images.astype(np.uint8), known.target.astype(np.int64), 16.0)
-    shares = np.tile([1 - test, test], (N_CLASSES, 1))
-    sets = partition.Partition.by_shares(whole.labels, shares, generator(seed, "digits test images"))
-    learned, tested = (whole.at(rows) for rows in sets.rows())
-    return image_federation(learned, tested, seed=seed, partitioner=_partitioner(alpha), min_rows=min_rows, **options)
-
-
-def image_federation(
-    train: Images,
-    test: Images,
-    *,
-    seed: int = 0,
-    devices: int = 20,
-    groups: Groups = "swap",
-    partitioner: Partitioner,
-    test_partition: TestPartition = "independent",
-    validation: float = 0.2,
-    min_rows: int = 1,
-) -> Federation:
-    """Give images to devices in groups, any images and any rules; the parameters are as in `mnist`.
-
-    ``partitioner`` is a `partition.Dirichlet`, `partition.Even` or `partition.Shards`.
     """
     check_splits(0, validation, seed)
     if train.shape != test.shape:
@@ -153,9 +139,9 @@ def image_federation(
     truth = partition.consecutive_groups(devices, rule.n_groups)
     # The purposes key the draws: other words would be other data.
     need, rng = _rows_needed(min_rows, validation), generator(seed, "deal training rows")
-    learned = partition.draw(partitioner, train.labels, devices, rng, need, "training rows")
+    learned = partition.draw(train.labels, devices, alpha, rng, need, "training rows")
     rng = generator(seed, "deal test rows")
-    tested = partition.draw_test(learned, partitioner, test.labels, rng, min_rows, test_partition)
+    tested = partition.draw_test(learned, test.labels, alpha, rng, min_rows, test_partition)
     cuts = cuts_with_test(learned.counts, tested.counts, validation)
     # From bytes to numbers in one step, device by device.
     X: Floats = np.empty((int(cuts[-1, -1]), prod(train.shape)), np.float32)
@@ -170,10 +156,6 @@ def image_federation(
     classes = tuple(range(max(N_CLASSES, int(y.max()) + 1)))
     names, columns = tuple(str(i) for i in range(devices)), default_features(X.shape[1])
     return Federation(names, X, y, cuts, "classification", classes, columns, truth, shape=train.shape)
-
-
-def _partitioner(alpha: float | None) -> Partitioner:
-    return partition.Even() if alpha is None else partition.Dirichlet(alpha)
 
 
 def _grouping(groups: Groups) -> Grouping:

@@ -7,12 +7,12 @@ Everything here is a function of labels (class numbers) and a generator.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.utils.typing import Floats, Ints
 
 TestPartition: TypeAlias = Literal["independent", "same_shares"]
@@ -61,130 +61,70 @@ class Partition:
         return cls(owner, shares)
 
 
-class Partitioner(Protocol):
-    """A rule that gives rows to devices."""
+def deal(labels: Ints, devices: int, alpha: float | None, rng: np.random.Generator) -> Partition:
+    """Give rows with these class numbers to devices: each class by shares from Dirichlet(alpha, …, alpha).
 
-    @property
-    def advice(self) -> str:
-        """What gives small devices more rows."""
+    The smaller alpha, the more the devices differ in their classes and sizes. With None they are alike and of one size
+    (to one row): the rows of each class, in random order, go to one device after the other.
 
-    def partition(self, labels: Ints, devices: int, rng: np.random.Generator) -> Partition:
-        """Give rows with these class numbers to so many devices."""
-
-
-@dataclass(frozen=True)
-class Dirichlet:
-    """For each class one vector of device shares from Dirichlet(alpha, …, alpha).
-
-    The smaller alpha, the more the devices differ in their classes and sizes.
-
-    >>> partition = Dirichlet(1.0).partition(np.repeat([0, 1], 50), 4, np.random.default_rng(0))
+    >>> partition = deal(np.repeat([0, 1], 50), 4, 1.0, np.random.default_rng(0))
     >>> int(partition.counts.sum()), partition.shares.shape
     (100, (2, 4))
-    """
-
-    alpha: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha < np.inf:
-            raise FedfuseError(f"alpha must be a number above 0, got {self.alpha!r}; for even shares leave it None")
-
-    @property
-    def advice(self) -> str:
-        return f"a larger alpha (it is {self.alpha:g}), fewer devices, or another seed"
-
-    def partition(self, labels: Ints, devices: int, rng: np.random.Generator) -> Partition:
-        """Draw shares for every class, and cut the classes by them."""
-        _check_devices(devices, len(labels))
-        shares = rng.dirichlet(np.full(devices, self.alpha), size=_n_classes(labels))
-        return Partition.by_shares(labels, shares, rng)
-
-
-@dataclass(frozen=True)
-class Even:
-    """Devices alike and of one size (to one row): every class evenly over all.
-
-    >>> Even().partition(np.array([0, 0, 0, 1, 1, 1]), 3, np.random.default_rng(0)).counts.tolist()
+    >>> deal(np.array([0, 0, 0, 1, 1, 1]), 3, None, np.random.default_rng(0)).counts.tolist()
     [2, 2, 2]
     """
-
-    advice = "fewer devices"
-
-    def partition(self, labels: Ints, devices: int, rng: np.random.Generator) -> Partition:
-        """Give the rows of each class, in random order, to one device after the other."""
-        _check_devices(devices, len(labels))
-        owner = np.empty(len(labels), dtype=np.int64)
-        owner[_sorted_by_class(labels, rng)] = np.arange(len(labels)) % devices
+    rows = len(labels)
+    if not 1 <= devices <= rows:
+        raise FedfuseError(f"{rows:,} rows cannot be dealt to {devices} devices; use 1 to {rows:,} devices")
+    if alpha is None:
+        order, owner = rng.permutation(rows), np.empty(rows, dtype=np.int64)
+        owner[order[np.argsort(labels[order], kind="stable")]] = np.arange(rows) % devices
         return Partition.from_owner(labels, owner, devices)
-
-
-@dataclass(frozen=True)
-class Shards:
-    """Rows sorted by class and cut into shards of one size, a few to each device (McMahan et al., AISTATS 2017).
-
-    With two shards a device has about two classes.
-    """
-
-    per_device: int = 2
-    advice = "fewer devices, or fewer shards"
-
-    def partition(self, labels: Ints, devices: int, rng: np.random.Generator) -> Partition:
-        """Cut the sorted rows into devices x per_device shards, and give each device its number at random."""
-        shards = devices * self.per_device
-        if self.per_device < 1:
-            raise FedfuseError(f"per_device must be at least 1 shard, got {self.per_device}")
-        _check_devices(devices, len(labels))
-        if shards > len(labels):
-            raise FedfuseError(f"{shards} shards need as many rows, but there are {len(labels)}; use {self.advice}")
-        order = _sorted_by_class(labels, rng)
-        shard = np.arange(len(labels)) * shards // len(labels)
-        owner = np.empty(len(labels), dtype=np.int64)
-        owner[order] = rng.permutation(np.arange(shards) % devices)[shard]
-        return Partition.from_owner(labels, owner, devices)
-
-
-def _sorted_by_class(labels: Ints, rng: np.random.Generator) -> Ints:
-    order = rng.permutation(len(labels))
-    return order[np.argsort(labels[order], kind="stable")]
+    if not 0 < alpha < np.inf:
+        raise FedfuseError(f"alpha must be a number above 0, got {alpha!r}; for even shares leave it None")
+    return Partition.by_shares(labels, rng.dirichlet(np.full(devices, alpha), size=_n_classes(labels)), rng)
 
 
 def draw(
-    partitioner: Partitioner,
     labels: Ints,
     devices: int,
+    alpha: float | None,
     rng: np.random.Generator,
     min_rows: int = 1,
     what: str = "rows",
 ) -> Partition:
     """Draw partitions until every device has at least so many rows, at most `MAX_DRAWS`; ``what`` is for the error."""
-    best = partitioner.partition(labels, devices, rng)
+    best = deal(labels, devices, alpha, rng)
     for _ in range(MAX_DRAWS - 1):
         if best.counts.min() >= min_rows:
             break
-        best = max(best, partitioner.partition(labels, devices, rng), key=lambda drawn: drawn.counts.min())
+        best = max(best, deal(labels, devices, alpha, rng), key=lambda drawn: drawn.counts.min())
     tries = f"in the best of {MAX_DRAWS} tries to deal {len(labels):,} to {devices} devices"
-    _check_min_rows(best, min_rows, what, f", {tries}; use {partitioner.advice}")
+    _check_min_rows(best, min_rows, what, f", {tries}; use {_advice(alpha)}")
     return best
 
 
 def draw_test(
     train: Partition,
-    partitioner: Partitioner,
     labels: Ints,
+    alpha: float | None,
     rng: np.random.Generator,
     min_rows: int = 1,
     test_partition: TestPartition = "independent",
 ) -> Partition:
     """Partition the test rows: by a new draw, or with the shares of the training rows."""
+    check_choice("test_partition", test_partition, TestPartition)
     if test_partition == "independent":
-        return draw(partitioner, labels, train.shares.shape[1], rng, min_rows, "test rows")
-    if test_partition != "same_shares":
-        known = " or ".join(map(repr, get_args(TestPartition)))
-        raise FedfuseError(f"test_partition must be {known}, got {test_partition!r}")
+        return draw(labels, train.shares.shape[1], alpha, rng, min_rows, "test rows")
     drawn = Partition.by_shares(labels, train.shares, rng)
-    advice = f"its share of the training rows is small; use {partitioner.advice}, or test_partition='independent'"
+    advice = f"its share of the training rows is small; use {_advice(alpha)}, or test_partition='independent'"
     _check_min_rows(drawn, min_rows, "test rows", f": {advice}")
     return drawn
+
+
+def _advice(alpha: float | None) -> str:
+    """Say what gives small devices more rows."""
+    return "fewer devices" if alpha is None else f"a larger alpha (it is {alpha:g}), fewer devices, or another seed"
 
 
 def _check_min_rows(partition: Partition, min_rows: int, what: str, advice: str) -> None:
@@ -192,17 +132,6 @@ def _check_min_rows(partition: Partition, min_rows: int, what: str, advice: str)
     i = int(counts.argmin())
     if counts[i] < min_rows:
         raise FedfuseError(f"device {i} of {len(counts)} got {counts[i]} {what}, but needs at least {min_rows}{advice}")
-
-
-class Grouping(Protocol):
-    """A rule that makes devices of different groups differ."""
-
-    @property
-    def n_groups(self) -> int:
-        """Number of groups."""
-
-    def apply(self, images: Array, labels: Array, group: int) -> tuple[Array, Array]:
-        """Return the images (n x … x height x width) and labels that devices of this group have."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +179,10 @@ class Rotation:
         return np.rot90(images, turns, axes=(-2, -1)), labels
 
 
+# What makes devices of different groups differ.
+Grouping: TypeAlias = LabelSwap | Rotation
+
+
 def consecutive_groups(devices: int, n_groups: int) -> Ints:
     """Return the group of every device: consecutive devices together, sizes as even as possible.
 
@@ -263,8 +196,3 @@ def consecutive_groups(devices: int, n_groups: int) -> Ints:
 
 def _n_classes(labels: Ints) -> int:
     return int(labels.max(initial=-1)) + 1
-
-
-def _check_devices(devices: int, rows: int) -> None:
-    if not 1 <= devices <= rows:
-        raise FedfuseError(f"{rows:,} rows cannot be dealt to {devices} devices; use 1 to {rows:,} devices")

@@ -16,7 +16,6 @@ import pandas as pd
 from fedfuse import Callback, Federation, Result, __version__
 from fedfuse.data.catalog import load
 from fedfuse.data.images import image_federation, read_images
-from fedfuse.data.partition import Dirichlet
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.jobs import Job
 from fedfuse.training.loop import Row, Run
@@ -62,8 +61,7 @@ def _loaded(data: Data, seed: int, data_dir: str | None) -> Federation:
         train, test = read_images(data.name, data_dir)
         n_test = min(int(TEST_IMAGE_RATIO * data.images), 10_000)
         some = train.at(np.arange(min(data.images, len(train.labels)))), test.at(np.arange(n_test))
-        partitioner = Dirichlet(1.0)
-        return image_federation(*some, seed=seed, devices=IMAGE_DEVICES, partitioner=partitioner, min_rows=5)
+        return image_federation(*some, seed=seed, devices=IMAGE_DEVICES, min_rows=5)
     whole = load(data.name, seed=seed, data_dir=data_dir)
     return whole if data.rows is None else fewer_rows(whole, data.rows)
 
