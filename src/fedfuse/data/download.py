@@ -18,7 +18,6 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 TIMEOUT_SECONDS = 30.0
 _CHUNK_BYTES = 1 << 16
-_WRONG_BYTES = "sent other bytes than expected (the checksum is wrong)"
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,6 @@ class Fetched:
     present: tuple[str, ...]
 
 
-class _MirrorError(Exception):
-    """Why a mirror failed."""
-
-
 def fetch(
     name: str,
     data_dir: str | Path | None = None,
@@ -185,96 +180,61 @@ def _check_present(spec: FileSpec, path: Path, name: str, mirrors: Sequence[str]
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _from_mirrors(
     spec: FileSpec, path: Path, mirrors: Sequence[str], timeout: float, progress: Progress | None
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    download = ResumableDownload(path.with_name(path.name + ".part"), timeout, progress)
-    reasons = []
+    part, reasons = path.with_name(path.name + ".part"), []
     for mirror in mirrors:
         # A part that another mirror sent may be what is wrong: then start over.
-        for _ in range(1 + download.part.exists()):
-            reason = download.run(mirror.rstrip("/") + "/" + path.name, spec.sha256[0])
-            if reason is None:
-                download.part.replace(path)
-                return
-            if reason != _WRONG_BYTES:
+        for _ in range(1 + part.exists()):
+            reason = _download(mirror.rstrip("/") + "/" + path.name, part, timeout, progress)
+            if reason is not None:
                 break
-        reasons.append(f"{mirror}: {reason}")
+            if _sha256(part) == spec.sha256[0]:
+                part.replace(path)
+                return
+            part.unlink()
+        reasons.append(f"{mirror}: {reason or 'sent other bytes than expected (the checksum is wrong)'}")
     raise FedfuseError(
         f"no mirror sent {spec.file}: {'; '.join(reasons)}; try again later (what has come is kept and gone on "
         f"with), or put the file into {str(path.parent)!r} yourself"
     )
 
 
-@dataclass(frozen=True)
-class ResumableDownload:
-    """A download to a .part file, which is kept after errors and gone on with."""
+def _download(url: str, part: Path, timeout: float, progress: Progress | None) -> str | None:
+    """Download a file, or what follows the part that is here; return why that failed, None if it did not."""
+    import requests
+    import urllib3
 
-    part: Path
-    timeout: float
-    progress: Progress | None
-
-    def run(self, url: str, sha256: str) -> str | None:
-        """Download a whole file and check it; return why that failed, None if it did not."""
-        import requests
-        import urllib3
-
-        try:
-            self._download(url)
-        except _MirrorError as reason:
-            return str(reason)
-        except (requests.Timeout, urllib3.exceptions.TimeoutError):
-            return f"no byte came for {self.timeout:g} s"
-        except (requests.ConnectionError, urllib3.exceptions.HTTPError) as problem:
-            word, size = type(problem).__name__, self.part.stat().st_size if self.part.exists() else 0
-            return f"no connection ({word})" if "Connection" in word else f"broke off with {size:,} bytes here"
-        except requests.RequestException as problem:
-            return " ".join(str(problem).split())
-        if _sha256(self.part) == sha256:
-            return None
-        self.part.unlink()
-        return _WRONG_BYTES
-
-    def _download(self, url: str) -> None:
-        import requests
-
-        have = self.part.stat().st_size if self.part.exists() else 0
-        # Without compression on the way, the bytes counted are those of the file.
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-        with requests.get(url, headers=headers, stream=True, timeout=self.timeout) as answer:
-            if answer.ok:
-                return self._write(answer, *_extent(answer, have))
-            if not have or answer.status_code != requests.codes.requested_range_not_satisfiable:
-                raise _MirrorError(f"{answer.status_code} {answer.reason}")
-        self.part.unlink()  # Nothing follows the part, and yet it is not the file.
-        return self._download(url)
-
-    def _write(self, answer: Any, start: int, total: int | None) -> None:
-        done = start
-        with self.part.open("r+b" if start else "wb") as file:
-            file.seek(start)
-            for chunk in answer.raw.stream(_CHUNK_BYTES, decode_content=False):
-                file.write(chunk)
-                done += len(chunk)
-                if self.progress:
-                    self.progress(self.part.stem, done, total)
-        if total is not None and done < total:
-            raise _MirrorError(f"broke off after {done:,} of {total:,} bytes")
+    have = part.stat().st_size if part.exists() else 0
+    # Without compression on the way, the bytes counted are those of the file.
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    try:
+        with requests.get(url, headers=headers, stream=True, timeout=timeout) as answer:
+            if have and answer.status_code == requests.codes.requested_range_not_satisfiable:
+                return None  # Nothing follows the part.
+            return _write(answer, part, have, progress) if answer.ok else f"{answer.status_code} {answer.reason}"
+    except (requests.Timeout, urllib3.exceptions.TimeoutError):
+        return f"no byte came for {timeout:g} s"
+    except (requests.ConnectionError, urllib3.exceptions.HTTPError) as problem:
+        word, size = type(problem).__name__, part.stat().st_size if part.exists() else 0
+        return f"no connection ({word})" if "Connection" in word else f"broke off with {size:,} bytes here"
+    except requests.RequestException as problem:
+        return " ".join(str(problem).split())
 
 
-def _extent(answer: Any, have: int) -> tuple[int, int | None]:
-    """Return at which byte an answer starts, and how long the whole file is, where the server says."""
+def _write(answer: Any, part: Path, have: int, progress: Progress | None) -> str | None:
+    start = have if answer.status_code == 206 else 0  # A server without ranges sends the whole file again.
     length = answer.headers.get("Content-Length", "")
-    coming = int(length) if length.isdigit() else None
-    # Content-Range is "bytes 100-199/200"; a server without ranges sends the whole file again.
-    ranged = answer.status_code == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-    start = have if ranged else 0
-    return start, None if coming is None else start + coming
+    total = start + int(length) if length.isdigit() else None
+    with part.open("ab" if start else "wb") as file:
+        for chunk in answer.raw.stream(_CHUNK_BYTES, decode_content=False):
+            file.write(chunk)
+            if progress:
+                progress(part.stem, file.tell(), total)
+        done = file.tell()
+    return f"broke off after {done:,} of {total:,} bytes" if total is not None and done < total else None

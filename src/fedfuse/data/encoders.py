@@ -43,49 +43,46 @@ _SAVED: dict[str, Kinds] = {
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of a data frame, read as numbers, days or levels; ``rows`` selects and orders its rows."""
+    """Columns of a data frame, read as numbers, days or levels; its index has the numbers of the rows as given."""
 
-    columns: dict[str, pd.Series[Any]]
+    frame: pd.DataFrame
     device: str
-    n: int
-    rows: Ints | None = None
 
     @classmethod
     def of(cls, frame: pd.DataFrame, device: str) -> Table:
-        """Return the columns of a data frame, without a copy."""
+        """Return the table of a data frame, which is neither copied nor changed."""
         if not isinstance(frame, pd.DataFrame):
             raise FedfuseError(f"expected a pandas DataFrame, got a {type(frame).__name__}")
-        columns: dict[str, pd.Series[Any]] = {}
-        for j, name in enumerate(map(str, frame.columns)):
-            if name in columns:
-                raise FedfuseError(f"two columns are called {name!r}: rename one")
-            columns[name] = frame.iloc[:, j]
         if not len(frame):
             raise FedfuseError("the table has no rows")
-        return cls(columns, device, len(frame))
+        names = pd.Index([str(name) for name in frame.columns])
+        if names.has_duplicates:
+            raise FedfuseError(f"two columns are called {names[names.duplicated()][0]!r}: rename one")
+        shown = frame.copy(deep=False)
+        shown.columns, shown.index = names, pd.RangeIndex(len(frame))
+        return cls(shown, device)
 
-    def at(self, rows: Ints) -> Table:
-        """Return the table with these rows of the frame only, in this order."""
-        return replace(self, rows=rows, n=len(rows))
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def at(self, rows: npt.NDArray[Any]) -> Table:
+        """Return the table with these rows only, in this order."""
+        return replace(self, frame=self.frame.iloc[rows])
 
     def require(self, names: Iterable[str], what: str = "column") -> None:
         """Refuse columns that the table does not have; suggest the nearest."""
+        columns = list(self.frame.columns)
         for name in names:
-            if name not in self.columns:
-                known = ", ".join(map(repr, self.columns))
-                question = guess(str(name), self.columns)
+            if name not in columns:
+                known, question = ", ".join(map(repr, columns)), guess(str(name), columns)
                 raise FedfuseError(f"the table has no {what} {name!r}; {question}its columns are {known}")
 
-    def series(self, name: str) -> pd.Series[Any]:
-        column = self.columns[name]
-        return column if self.rows is None else column.iloc[self.rows]
-
     def missing(self, name: str) -> Bools:
-        return np.asarray(self.series(name).isna(), dtype=np.bool_)
+        return np.asarray(self.frame[name].isna(), dtype=np.bool_)
 
     def kind(self, name: str) -> Kind:
         """Tell what a column holds: numbers, dates (also as ISO text), or levels (text, booleans, …)."""
-        series, types = self.series(name), pd.api.types
+        series, types = self.frame[name], pd.api.types
         dtype = series.dtype
         if isinstance(dtype, pd.CategoricalDtype) or types.is_bool_dtype(dtype):
             return "level"
@@ -98,9 +95,13 @@ class Table:
         found = types.infer_dtype(series, skipna=True)
         return "date" if found == "string" and _all_iso_dates(series) else _OBJECT_KINDS.get(found, "level")
 
+    def values(self, name: str, kind: Literal["number", "date"]) -> Floats:
+        """Return a column as `numbers`, or as `days`."""
+        return self.numbers(name) if kind == "number" else self.days(name)
+
     def numbers(self, name: str) -> Floats:
         """Return a column as float64, missing values as NaN."""
-        series = self.series(name)
+        series = self.frame[name]
         if isinstance(series.dtype, pd.CategoricalDtype):
             series = series.astype(object)
         values = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
@@ -110,7 +111,7 @@ class Table:
 
     def days(self, name: str) -> Floats:
         """Return dates as days since 1970-01-01 and durations as days; missing values as NaN."""
-        series = self.series(name)
+        series = self.frame[name]
         if pd.api.types.infer_dtype(series, skipna=True) in ("timedelta", "timedelta64"):
             spans = pd.to_timedelta(series)
         else:
@@ -123,7 +124,7 @@ class Table:
     def levels(self, name: str) -> tuple[Ints, list[str]]:
         """Return the number of each row's level (-1: missing), and the levels as text."""
         try:
-            codes, found = pd.factorize(self.series(name))
+            codes, found = pd.factorize(self.frame[name])
         except TypeError:
             raise FedfuseError(f"column {name!r} holds lists or the like; numbers or text are needed") from None
         merged, levels = pd.factorize(np.array([as_text(v) for v in found], dtype=object))
@@ -133,11 +134,11 @@ class Table:
     def _refuse(self, name: str, bad: Bools, need: str) -> None:
         if not bad.any():
             return
-        at = int(np.argmax(bad))
-        row = at if self.rows is None else int(self.rows[at])
-        value = self.columns[name].iloc[row]
-        owner = f"device {as_text(self.columns[self.device].iloc[row])!r}, " if self.device in self.columns else ""
-        raise FedfuseError(f"{owner}column {name!r}, row {row} (from 0): the value is {str(value)!r}, but {need}")
+        row = self.frame.iloc[int(np.argmax(bad))]
+        owner = f"device {as_text(row[self.device])!r}, " if self.device in row else ""
+        raise FedfuseError(
+            f"{owner}column {name!r}, row {row.name} (from 0): the value is {str(row[name])!r}, but {need}"
+        )
 
 
 def _all_iso_dates(series: pd.Series[Any]) -> bool:
@@ -190,7 +191,7 @@ class ScaledColumn:
 
     def write(self, table: Table, out: Floats) -> None:
         """Write the features of each row into an array of zeros."""
-        x = _values(table, self.name, self.kind)
+        x = table.values(self.name, self.kind)
         gaps = np.isnan(x)
         if self.flag_missing:
             out[:, -1] = gaps
@@ -250,12 +251,8 @@ def fit_column(table: Table, name: str, train: Ints) -> Column | None:
     return column
 
 
-def _values(table: Table, name: str, kind: Literal["number", "date"]) -> Floats:
-    return table.numbers(name) if kind == "number" else table.days(name)
-
-
 def _fit_scaled(table: Table, name: str, kind: Literal["number", "date"], train: Ints) -> ScaledColumn:
-    x = _values(table, name, kind)[train]
+    x = table.values(name, kind)[train]
     seen = x[~np.isnan(x)]
     varies = seen.min() < seen.max()  # Rounding can give a constant column an sd above 0.
     with np.errstate(over="ignore"):
@@ -294,7 +291,7 @@ def min_level_rows(n: int) -> float:
 
 def _refuse_numbers_as_text(table: Table, name: str) -> None:
     # A single "?" turns a column of numbers into text; dropping it with a warning only would be a trap.
-    values = table.series(name).dropna()
+    values = table.frame[name].dropna()
     bad = pd.to_numeric(values.astype(object), errors="coerce").isna()
     if bad.mean() < 0.5:
         example: Any = values[bad].iloc[0] if bad.any() else values.iloc[0]
@@ -339,7 +336,7 @@ class Encoder:
         """
         table = table if isinstance(table, Table) else Table.of(table, self.device)
         table.require([column.name for column in self.columns])
-        X = np.zeros((table.n, len(self.features)))
+        X = np.zeros((len(table), len(self.features)))
         first = 0
         for column in self.columns:
             last = first + len(column.features)

@@ -136,14 +136,14 @@ def federation_from_frame(
     check_goal(goal)
     table = Table.of(frame, device)
     _check_roles(table, device, target)
-    rows, goal, y, classes = _targets(table, _known_rows(table, device, target), target, goal)
-    names, owner = _devices(table.at(rows), device)
+    table, goal, y, classes = _targets(_known_rows(table, device, target), target, goal)
+    names, owner = _devices(table, device)
     counts = np.bincount(owner, minlength=len(names)).astype(np.int64)
     check_counts(counts, names, test, validation)
     order = np.argsort(owner, kind="stable")[shuffled_rows(counts, seed)]
     cuts = cut_points(counts, test, validation)
-    train = np.flatnonzero(np.arange(len(rows)) < np.repeat(cuts[:, 1], counts))
-    table = table.at(rows[order])
+    train = np.flatnonzero(np.arange(len(table)) < np.repeat(cuts[:, 1], counts))
+    table = table.at(order)
     encoder = Encoder(device, target, goal, classes, _fit_columns(table, train, (device, target)))
     X = encoder.transform(table)
     return Federation(names, X, y[order], cuts, goal, classes, encoder.features, None, encoder)
@@ -158,30 +158,28 @@ def _check_roles(table: Table, device: str, target: str) -> None:
         raise FedfuseError(f"the target column {target!r} holds dates; turn it into numbers or classes first")
 
 
-def _known_rows(table: Table, device: str, target: str) -> Ints:
+def _known_rows(table: Table, device: str, target: str) -> Table:
     """Return the rows with a target and a device; log how many others are dropped."""
-    known = np.ones(table.n, dtype=np.bool_)
+    known = np.ones(len(table), dtype=np.bool_)
     for name, what in ((target, "target"), (device, "device")):
         gaps = table.missing(name)
         if gaps.any():
-            log.warning("%d of %d rows are dropped: no %s (column %r)", gaps.sum(), table.n, what, name)
+            log.warning("%d of %d rows are dropped: no %s (column %r)", gaps.sum(), len(table), what, name)
         known &= ~gaps
     if not known.any():
         raise FedfuseError(f"no row has both a device (column {device!r}) and a target (column {target!r})")
-    return np.flatnonzero(known)
+    return table.at(known)
 
 
-def _targets(
-    table: Table, rows: Ints, target: str, goal: Goal | None
-) -> tuple[Ints, Goal, npt.NDArray[Any], tuple[Any, ...]]:
+def _targets(table: Table, target: str, goal: Goal | None) -> tuple[Table, Goal, npt.NDArray[Any], tuple[Any, ...]]:
     """Return the rows that are kept, the goal, their target as numbers, and the classes."""
     where = f"the target column {target!r}"
-    _refuse_text_among_numbers(table.at(rows), target, goal)
-    raw = _raw_target(table.at(rows), target)
+    _refuse_text_among_numbers(table, target, goal)
+    raw = _raw_target(table, target)
     found, y, classes = encode_target(raw, goal, where)
     frequent = np.bincount(y) >= MIN_CLASS_ROWS if found == "classification" else np.ones(1, np.bool_)
     if frequent.all():
-        return rows, found, y, classes
+        return table, found, y, classes
     if frequent.sum() < 2:
         raise FedfuseError(
             f"{where} has {len(classes)} different values, {frequent.sum()} of them in at least {MIN_CLASS_ROWS} "
@@ -193,12 +191,12 @@ def _targets(
         "%d of %d rows are dropped: %d classes have fewer than %d rows each (%s)",
         *(np.sum(~keep), len(y), len(rare), MIN_CLASS_ROWS, ", ".join(map(str, rare[:6]))),
     )
-    return rows[keep], *encode_target(raw[keep], "classification", where)
+    return table.at(keep), *encode_target(raw[keep], "classification", where)
 
 
 def _refuse_text_among_numbers(table: Table, target: str, goal: Goal | None) -> None:
     """Name the value that turns a target of numbers into text, rather than complain of too many classes."""
-    series = table.series(target)
+    series = table.frame[target]
     if goal == "classification" or pd.api.types.infer_dtype(series) not in ("string", "mixed", "mixed-integer"):
         return
     numbers = pd.to_numeric(series.astype(object), errors="coerce")
@@ -209,7 +207,7 @@ def _refuse_text_among_numbers(table: Table, target: str, goal: Goal | None) -> 
 def _raw_target(table: Table, target: str) -> npt.NDArray[Any]:
     if table.kind(target) == "number":
         return table.numbers(target)
-    series = table.series(target)
+    series = table.frame[target]
     return series.to_numpy(dtype=np.bool_ if pd.api.types.infer_dtype(series) == "boolean" else object)
 
 
@@ -220,7 +218,7 @@ def _devices(table: Table, device: str) -> tuple[tuple[str, ...], Ints]:
 
 
 def _fit_columns(table: Table, train: Ints, roles: tuple[str, str]) -> tuple[Column, ...]:
-    fitted = [fit_column(table, name, train) for name in table.columns if name not in roles]
+    fitted = [fit_column(table, name, train) for name in table.frame.columns if name not in roles]
     columns = tuple(column for column in fitted if column is not None)
     if not columns:
         raise FedfuseError(

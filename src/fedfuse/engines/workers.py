@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from heapq import heappop, heappush
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -64,16 +63,6 @@ def check_workers(workers: int | None) -> int:
 # -- messages between this process and a worker
 
 
-class WorkerSetup(NamedTuple):
-    """Everything that a worker needs to begin."""
-
-    federation: Federation
-    model: Model[Any]
-    seed: int
-    dtype: np.dtype[Any]
-    noise: Noise | None
-
-
 class Edition(NamedTuple):
     """The scale of all devices' columns, and how often it has changed."""
 
@@ -89,15 +78,8 @@ class Lot(NamedTuple):
     own: Floats
 
 
-class WorkerSignal(Enum):
-    """The process runs and asks for its setup, or can take a lot."""
-
-    STARTED = 1
-    READY = 2
-
-
 class Done(NamedTuple):
-    """All orders of a lot are performed."""
+    """All orders of a lot are performed; without replies the first message of a worker that can take one."""
 
     replies: list[Reply]
     own: Floats  # the devices' new last models
@@ -143,7 +125,7 @@ class Workers(Engine):
         self._rows = _CONTEXT.RawArray("b", max(federation.X.nbytes, 1))
         _mapped(self._rows, federation)[:] = federation.X
         devices = replace(federation, truth=None, encoder=None, X=federation.X[:0])
-        self._setup = WorkerSetup(devices, model, seed, np.dtype(dtype), noise)
+        self._names, self._setup = federation.names, (devices, model, {"seed": seed, "dtype": dtype, "noise": noise})
         self._cost = federation.rows("all").counts
         self._own: Floats = np.zeros((federation.m, model.d), dtype)  # the devices' own last models
         self._edition = Edition(0, None)
@@ -162,15 +144,22 @@ class Workers(Engine):
 
     def submit(self, orders: Sequence[Order]) -> None:
         """Send these orders, also while others are under way; a device has at most one at a time."""
-        self._check(orders)
+        if self._closed:
+            raise FedfuseError("this engine is closed")
+        for order in orders:
+            if order.device in self._asked:
+                raise FedfuseError(f"{self._text(order)}: the device has an order under way already")
         self._submissions += 1
         self._min_cost = self._cost[[o.device for o in orders]].sum() / (8 * self._size)
         for alike in group_orders(orders):
             if isinstance(alike[0].task, Rescale):  # orders from now on see the new columns
                 self._edition = Edition(self._edition.number + 1, alike[0].task)
                 self._replies += [Reply(o.device, o.round, np.empty(0)) for o in alike]
-            else:
-                self._enqueue(alike)
+                continue
+            for order in alike:
+                cost = int(self._cost[order.device])
+                heappush(self._queue, _Job(self._submissions, -cost, order.device, order, self._edition))
+            self._asked.update(o.device for o in alike)
         self._dispatch()
 
     @property
@@ -205,21 +194,6 @@ class Workers(Engine):
             worker.process.kill()  # they hold nothing that could be lost
         for worker in ending:
             worker.end()
-
-    def _check(self, orders: Sequence[Order]) -> None:
-        if self._closed:
-            raise FedfuseError("this engine is closed")
-        asked = set(self._asked)
-        for order in orders:
-            if order.device in asked:
-                raise FedfuseError(f"{self._text(order)}: the device has an order under way already")
-            asked.add(order.device)
-
-    def _enqueue(self, orders: list[Order]) -> None:
-        for order in orders:
-            cost = int(self._cost[order.device])
-            heappush(self._queue, _Job(self._submissions, -cost, order.device, order, self._edition))
-        self._asked.update(o.device for o in orders)
 
     def _dispatch(self) -> None:
         """Give waiting orders to free workers; start those that are missing."""
@@ -259,18 +233,16 @@ class Workers(Engine):
             self._replace(worker)
             return
         match message:
-            case WorkerSignal.STARTED:
-                self._send(worker, self._setup)
-            case WorkerSignal.READY:
-                worker.ready, self._stillborn = True, 0
             case Done(replies=replies, own=own):
-                devices = [job.order.device for job in worker.jobs]
+                devices = [job.device for job in worker.jobs]
                 self._own[devices] = own
                 self._asked.difference_update(devices)
                 self._replies += replies
-                worker.jobs = []
+                worker.ready, worker.jobs, self._stillborn = True, [], 0
             case Failed():
                 self._fail(worker, message)
+            case _:  # the process runs, and asks for its setup
+                self._send(worker, self._setup)
 
     def _fail(self, worker: _Worker, failed: Failed) -> None:
         log.error("in a worker process:\n%s", failed.trace.rstrip())
@@ -296,14 +268,13 @@ class Workers(Engine):
         for job in worker.jobs:
             job.deaths += 1
             if job.deaths == MAX_DEATHS:
-                self._asked.discard(job.order.device)
+                self._asked.discard(job.device)
                 which, last = self._text(job.order), _ending(code)
                 raise FedfuseError(f"{which}: {MAX_DEATHS} workers ended over it, the last with {last}")
             heappush(self._queue, job)
 
     def _text(self, order: Order) -> str:
-        name = self._setup.federation.names[order.device]
-        return f"device {name!r}, {type(order.task).__name__} of round {order.round}"
+        return f"device {self._names[order.device]!r}, {type(order.task).__name__} of round {order.round}"
 
 
 @dataclass(order=True)
@@ -350,12 +321,8 @@ class _Worker:
 def _started(rows: Any) -> _Worker:
     here, there = _CONTEXT.Pipe()
     process = _CONTEXT.Process(target=main, args=(there, rows), name="fedfuse-worker", daemon=True)
-    try:
-        with _interrupts_held_back():
-            process.start()
-    except KeyboardInterrupt:
-        process.kill()
-        raise
+    with _interrupts_held_back():
+        process.start()
     there.close()  # so that the pipe ends when the worker does
     return _Worker(process, here)
 
@@ -399,9 +366,9 @@ def main(connection: Connection, rows: Any) -> None:
     """Perform lots until the parent hangs up."""
     _prepare()
     with suppress(EOFError, ConnectionError):  # the parent has gone, or wants nothing more
-        connection.send(WorkerSignal.STARTED)
+        connection.send(None)
         try:
-            setup: WorkerSetup = connection.recv()
+            federation, model, options = connection.recv()
         except (EOFError, ConnectionError):
             raise
         except Exception as problem:  # a user's class may raise anything when it is imported here
@@ -409,8 +376,8 @@ def main(connection: Connection, rows: Any) -> None:
             return
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
-        devices = _Devices(setup, rows)
-        connection.send(WorkerSignal.READY)
+        devices = _Devices(replace(federation, X=_mapped(rows, federation)), model, **options)
+        connection.send(Done([], np.empty((0, model.d))))
         while True:
             connection.send(devices.perform(connection.recv()))
 
@@ -418,10 +385,7 @@ def main(connection: Connection, rows: Any) -> None:
 class _Devices(InProcess):
     """Devices that are told their own last models with each lot, so that a lot can be performed again."""
 
-    def __init__(self, setup: WorkerSetup, rows: Any) -> None:
-        federation = replace(setup.federation, X=_mapped(rows, setup.federation))
-        super().__init__(federation, setup.model, seed=setup.seed, dtype=setup.dtype, noise=setup.noise)
-        self._edition = 0
+    _edition = 0
 
     def perform(self, lot: Lot) -> Done | Failed:
         """Perform a lot; after an error one order at a time, to see whose it is."""

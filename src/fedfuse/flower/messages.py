@@ -2,7 +2,7 @@
 
 A message has the records ``arrays`` and ``config``; the line of JSON is the entry ``order``, ``reply`` or ``hello`` of
 ``config``. Numbers travel in the precision of the run, except for short replies that decisions depend on
-(`_FULL_PRECISION`). Messages of devices are untrusted: every length, type and shape is checked before it is used.
+(`STATISTICS`). Messages of devices are untrusted: every length, type and shape is checked before it is used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from io import BytesIO
 from typing import Any, get_args
 
@@ -22,25 +21,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device_state import DeviceState
 from fedfuse.protocol.local_work import Work
-from fedfuse.protocol.tasks import (
-    EvaluateModels,
-    GradientCosine,
-    Losses,
-    Order,
-    Rescale,
-    Score,
-    SendMoments,
-    SendSufficientStatistics,
-    Task,
-)
+from fedfuse.protocol.tasks import STATISTICS, Order, Rescale, Task
 
 HELLO = f"{MessageType.QUERY}.hello"
 MAX_JSON_CHARACTERS = 1_000_000
 _TASKS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Task)}
-_FULL_PRECISION = (Score, Losses, EvaluateModels, GradientCosine, SendMoments, SendSufficientStatistics)
 _NUMPY_FORMAT = "numpy.ndarray"  # Flower's name for arrays in NumPy's format
-_PREAMBLE_BYTES = 10  # before the header of an array: magic, version, length of the header
-_MAX_OVERHEAD_BYTES = 4224  # of an array: preamble and header
+_MAX_OVERHEAD_BYTES = 4224  # of an array: magic number and header
 
 
 class UnreadableError(FedfuseError):
@@ -127,7 +114,7 @@ def _join(line: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Ta
 def write_reply(message: Message, order: Order, reply: DeviceReply, dtype: npt.DTypeLike) -> Message:
     """Return the message that replies to another one."""
     line = {"device": order.device, "round": order.round, "version": reply.version, "lost": reply.lost}
-    values = reply.values if isinstance(order.task, _FULL_PRECISION) else reply.values.astype(dtype)
+    values = reply.values if isinstance(order.task, STATISTICS) else reply.values.astype(dtype)
     arrays = {} if reply.lost else {"values": values}
     content = RecordDict({"arrays": write_arrays(arrays), "config": ConfigRecord({"reply": json.dumps(line)})})
     return Message(content, reply_to=message)
@@ -156,13 +143,15 @@ def _numbers(array: Array, most: int) -> npt.NDArray[Any]:
         raise UnreadableError(f"its values are of the kind {array.stype!r}, not NumPy's")
     if len(array.data) > 8 * most + _MAX_OVERHEAD_BYTES:
         raise UnreadableError(f"its values take {len(array.data)} bytes, expected were {most} numbers")
+    file = BytesIO(array.data)
     try:
-        shape, dtype, first = _layout(array.data)
-    except UnreadableError:
-        raise
+        version = np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     except Exception as problem:  # Damaged bytes raise many kinds.
         raise UnreadableError(f"its values cannot be read ({type(problem).__name__})") from None
-    rest = array.data[first:]
+    rest = file.read()
+    if version != (1, 0):
+        raise UnreadableError("its values are in an unknown version of NumPy's format")
     if dtype.kind not in "fiu" or dtype.itemsize > 8:
         raise UnreadableError(f"its values have the type {dtype}")
     if len(shape) != 1 or len(rest) != math.prod(shape) * dtype.itemsize:
@@ -202,46 +191,14 @@ def _line(message: Message, name: str) -> dict[str, Any]:
     return line
 
 
-# -- arrays in NumPy's format, as Flower has them; caching their headers halves the time of a message
+# -- arrays
 
 
 def write_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
     """Return arrays as a record."""
-    return ArrayRecord({name: _written(np.ascontiguousarray(array)) for name, array in arrays.items()})
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
 def read_arrays(record: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a record from a trusted side: this one, or the server."""
-    return {name: _read(array.data) for name, array in record.items()}
-
-
-def _written(array: npt.NDArray[Any]) -> Array:
-    return Array(str(array.dtype), array.shape, _NUMPY_FORMAT, _header(array.dtype, array.shape) + array.tobytes())
-
-
-def _read(data: bytes) -> npt.NDArray[Any]:
-    shape, dtype, first = _layout(data)
-    numbers: npt.NDArray[Any] = np.frombuffer(data, dtype, offset=first).reshape(shape).copy()  # writable
-    return numbers
-
-
-@lru_cache(maxsize=256)
-def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    buffer = BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, np.lib.format.header_data_from_array_1_0(np.empty(shape, dtype)))
-    return buffer.getvalue()
-
-
-def _layout(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Return shape and type of an array in NumPy's format, and where its numbers begin."""
-    first = _PREAMBLE_BYTES + int.from_bytes(data[_PREAMBLE_BYTES - 2 : _PREAMBLE_BYTES], "little")
-    return (*_parse_header(data[:first]), first)
-
-
-@lru_cache(maxsize=256)
-def _parse_header(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    buffer = BytesIO(header)
-    if np.lib.format.read_magic(buffer) != (1, 0):
-        raise UnreadableError("its values are in an unknown version of NumPy's format")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(buffer)
-    return shape, dtype
+    return {name: array.numpy() for name, array in record.items()}
