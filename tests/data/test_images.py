@@ -60,7 +60,7 @@ BROKEN = {
     "cut short": (WHOLE[:-1], "is damaged: it is cut short: its header says 2 x 3 x 4 values, but 23 follow"),
     "too long": (WHOLE + b"x", "it is too long: .* but 25 follow"),
     "half a header": (WHOLE[:9], "it ends after 9 bytes, inside its header"),
-    "no magic": (b"\0\0", "it holds 2 bytes, not even a magic number"),
+    "no magic": (b"\0\0", "magic number 0x0000, but"),
     "labels": (idx(np.arange(3)), "magic number 0x00000801, but an idx file of bytes in 3 dimensions .* 0x00000803"),
     "floats": (b"\0\0\x0d\x03" + WHOLE[4:], "magic number 0x00000d03"),
     "a page": (b"<html>404</html>", "magic number 0x3c68746d.*another file"),

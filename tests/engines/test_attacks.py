@@ -311,9 +311,9 @@ def test_scores_are_of_honest_devices():
 def test_bad_words_are_one_clear_line():
     federation = planted()
     for settings, words in (
-        ({"attack": "rumour"}, "attack must be one of same-value"),
+        ({"attack": "rumour"}, "attack must be 'same-value', 'sign-flip'"),
         ({"attack": "gaussian", "liars": 1.5}, "liars must be a share from 0 to 1"),
-        ({"attack": "gaussian", "lies": "some"}, "lies must be one of all, models"),
+        ({"attack": "gaussian", "lies": "some"}, "lies must be 'all' or 'models'"),
     ):
         with pytest.raises(FedfuseError, match=words):
             ff.fit(federation, ff.FedAvg(), rounds=1, **settings)

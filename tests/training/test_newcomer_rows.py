@@ -228,4 +228,4 @@ def test_liars_on_the_command_line(fedfuse, refused):
     status, out, _ = fedfuse(*words, "--set", "attack=sign-flip", "--set", "lies=models")
     summary = json.loads(out)
     assert (status, summary["attack"], summary["liars"], len(summary["who"])) == (0, "sign-flip", 0.4, 8)
-    assert "attack must be one of" in refused(*words, "--set", "attack=rumour")
+    assert "attack must be 'same-value'" in refused(*words, "--set", "attack=rumour")

@@ -16,24 +16,10 @@ if TYPE_CHECKING:
     from fedfuse.data.tables import federation_from_frame, read_table
 
 __all__ = [
-    "Encoder",
-    "Federation",
-    "Goal",
-    "Rows",
-    "Source",
-    "SyntheticTruth",
-    "available",
-    "data_directory",
-    "federation_from_datasets",
-    "federation_from_frame",
-    "housing_bodyfat",
-    "images",
-    "load",
-    "partition",
-    "read_table",
-    "synthetic",
-    "synthetic_truth",
-]
+    "Encoder", "Federation", "Goal", "Rows", "Source", "SyntheticTruth", "available", "data_directory",
+    "federation_from_datasets", "federation_from_frame", "housing_bodyfat", "images", "load", "partition", "read_table",
+    "synthetic", "synthetic_truth",
+]  # fmt: skip
 
 # Imported when first used: tables need pandas.
 __getattr__ = lazy_names(

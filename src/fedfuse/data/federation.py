@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data import checks, targets
 from fedfuse.data.checks import default_features as default_features
+from fedfuse.data.targets import Goal as Goal
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.lazy import load
 from fedfuse.utils.random import generator
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from fedfuse.data.encoders import Encoder
 
-Goal: TypeAlias = Literal["classification", "regression"]
 Part: TypeAlias = Literal["train", "train/1", "train/2", "validation", "train+validation", "test", "all"]
 
 # A device's rows lie in the order train, validation, test; a part is a span of cut points.
@@ -300,7 +300,7 @@ def check_facts(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a remote device says of itself; raise an error where it is impossible."""
     goal, rows, columns, classes, shape = (said.get(key) for key in ("goal", "rows", "columns", "classes", "shape"))
     good = (
-        goal in targets.GOALS
+        goal in get_args(Goal)
         and _are_counts(rows, 0)
         and len(rows) == 3
         and _are_counts([columns], 1)

@@ -208,16 +208,12 @@ def read_idx(path: str | Path, ndim: int) -> npt.NDArray[np.uint8]:
     A file that has not ``ndim`` dimensions (1 for labels, 3 for images), or is damaged, raises a `FedfuseError`.
     """
     path = Path(path)
-    data = _content(path)
-    if len(data) < 4:
-        raise _damaged(path, f"it holds {len(data)} bytes, not even a magic number")
-    zero, kind, found = struct.unpack(">HBB", data[:4])
-    if zero or kind != _UNSIGNED_BYTE or found != ndim:
+    data, magic, first = _content(path), bytes([0, 0, _UNSIGNED_BYTE, ndim]), 4 + 4 * ndim
+    if data[:4] != magic:
         raise FedfuseError(
             f"{str(path)!r} begins with the magic number 0x{data[:4].hex()}, but an idx file of bytes in {ndim} "
-            f"dimension{'s' if ndim > 1 else ''} begins with 0x{_UNSIGNED_BYTE << 8 | ndim:08x}; is it another file?"
+            f"dimension{'s' if ndim > 1 else ''} begins with 0x{magic.hex()}; is it another file?"
         )
-    first = 4 + 4 * ndim
     if len(data) < first:
         raise _damaged(path, f"it ends after {len(data)} bytes, inside its header")
     shape = struct.unpack(f">{ndim}I", data[4:first])

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from fedfuse.data.checks import check_splits
 from fedfuse.data.federation import Federation, cut_points, default_features, shuffled_rows
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.utils.typing import Floats, Ints
 
 FeatureDistribution: TypeAlias = Literal["uniform", "normal"]
@@ -86,8 +86,7 @@ def synthetic(
     Federation(50 devices, 86,835 rows (250 to 18,460 each), 60 features, 10 classes)
     """
     check_splits(test, validation, seed)
-    if features not in get_args(FeatureDistribution):
-        raise FedfuseError(f"features must be 'uniform' or 'normal', got {features!r}")
+    check_choice("features", features, FeatureDistribution)
     stream = _stream(seed)
     truth = _draw_truth(stream, _group_sizes(scenario))
     cuts, rows = cut_points(truth.counts, test, validation), shuffled_rows(truth.counts, seed)

@@ -14,7 +14,7 @@ import pandas as pd
 from fedfuse.data.checks import check_counts, check_splits
 from fedfuse.data.encoders import Column, Encoder, Table, fit_column, natural_key
 from fedfuse.data.federation import Federation, Goal, cut_points, shuffled_rows
-from fedfuse.data.targets import MAX_INTEGER_CLASSES, check_goal, encode_target
+from fedfuse.data.targets import MAX_INTEGER_CLASSES, encode_target
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.typing import Ints
 
@@ -133,7 +133,6 @@ def federation_from_frame(
     (Federation(2 devices, 40 rows (20 to 20 each), 2 features, regression), ('dose', 'sex=m'))
     """
     check_splits(test, validation, seed)
-    check_goal(goal)
     table = Table.of(frame, device)
     _check_roles(table, device, target)
     table, goal, y, classes = _targets(_known_rows(table, device, target), target, goal)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data.checks import MAX_ABS_VALUE, as_numpy, check_same, is_missing
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.utils.typing import Floats, Ints
 
-if TYPE_CHECKING:
-    from fedfuse.data.federation import Goal
+Goal: TypeAlias = Literal["classification", "regression"]
 
-GOALS = ("classification", "regression")
 # Whole numbers with more distinct values than this are values, not classes.
 MAX_INTEGER_CLASSES = 20
 _KIND_WORDS = {"i": "numbers", "u": "numbers", "f": "numbers", "b": "booleans", "U": "text", "O": "text"}
@@ -50,12 +48,6 @@ def check_same_kind(ys: Mapping[str, npt.NDArray[Any]]) -> None:
     check_same({name: _KIND_WORDS[y.dtype.kind] for name, y in ys.items()}, words + "give all devices the same kind")
 
 
-def check_goal(goal: str | None) -> None:
-    """Refuse a goal that is neither classification nor regression."""
-    if goal is not None and goal not in GOALS:
-        raise FedfuseError(f"goal must be 'classification' or 'regression', got {goal!r}")
-
-
 def infer_goal(y: npt.NDArray[Any]) -> Goal:
     """Tell the goal from a target without missing values.
 
@@ -74,7 +66,8 @@ def encode_target(y: npt.NDArray[Any], goal: Goal | None, where: str) -> tuple[G
 
     A target that is the same in every row is refused; only a regression that was asked for may have one.
     """
-    check_goal(goal)
+    if goal is not None:
+        check_choice("goal", goal, Goal)
     if goal != "regression" and bool(np.all(y == y[0])):
         raise FedfuseError(
             f"the target is {y[0]!s} in every row: there is nothing to learn; "

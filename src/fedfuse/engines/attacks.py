@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ import scipy
 
 from fedfuse.data.federation import Federation
 from fedfuse.engines.base import Engine, EngineWrapper
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.protocol import tasks
 from fedfuse.protocol.tasks import Order, Reply, Task
 from fedfuse.utils.random import generator
@@ -217,11 +217,8 @@ class Attacks(EngineWrapper):
 
 def check_attack(attack: str, lies: str = "all", scope: str = "all") -> None:
     """Raise unless these words are known."""
-    for name, word, known in (
-        ("attack", attack, get_args(Attack)), ("lies", lies, get_args(Lies)), ("scope", scope, get_args(Scope)),
-    ):  # fmt: skip
-        if word not in known:
-            raise FedfuseError(f"{name} must be one of {', '.join(known)}, got {word!r}")
+    for name, word, known in (("attack", attack, Attack), ("lies", lies, Lies), ("scope", scope, Scope)):
+        check_choice(name, word, known)
 
 
 def known_attack(engine: Any) -> Attacks | None:

@@ -11,12 +11,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import check_choice
 from fedfuse.flower.messages import UnreadableError, hello, read_hello
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,7 @@ class NodeRegistry:
     """
 
     def __init__(self, grid: Grid, identities: Identities = "declared", ttl: float = 120.0) -> None:
-        if identities not in get_args(Identities):
-            raise FedfuseError(f"identities must be declared or registered, got {identities!r}")
+        check_choice("identities", identities, Identities)
         self.node_of: dict[str, int] = {}  # of devices that are online
         self.facts: dict[str, dict[str, Any]] = {}  # what devices declare about themselves
         self.left: dict[str, float] = {}  # when a device that is away was lost

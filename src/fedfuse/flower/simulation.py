@@ -106,13 +106,13 @@ class Simulation(Engine):
 class SimulationRuntime:
     """Flower's Simulation Runtime in a thread; its ServerApp hands over the grid and waits for `close`.
 
-    ``app`` makes the ClientApp of the m nodes, from the path of the runtime's folder; ``fill`` writes into the folder
-    what devices read there. A process can have one: it occupies all cores, and a second would wait for ever.
+    ``app`` makes the ClientApp of the m nodes, from the path of the file that ``devices`` is pickled to. A process can
+    have one: it occupies all cores, and a second would wait for ever.
     """
 
     _only = threading.Lock()
 
-    def __init__(self, app: Callable[[str], Any], m: int, fill: Callable[[Path], None] | None = None) -> None:
+    def __init__(self, app: Callable[[Path], Any], m: int, devices: Any = None) -> None:
         if not SimulationRuntime._only.acquire(blocking=False):
             raise FedfuseError("another simulation of Flower's runs in this process: close it first")
         os.environ.update({key: os.environ.get(key, value) for key, value in _ENVIRONMENT.items()})
@@ -122,8 +122,7 @@ class SimulationRuntime:
         self._grids: Queue[Any] = Queue()
         self._thread = threading.Thread(target=self._run, args=(app, m), name="flower", daemon=True)
         try:
-            if fill is not None:
-                fill(self._folder)
+            (self._folder / _DEVICES).write_bytes(pickle.dumps(devices))
             self._thread.start()
             self.grid = self._wait_for_grid()
         except BaseException:
@@ -141,7 +140,7 @@ class SimulationRuntime:
         shutil.rmtree(self._folder, ignore_errors=True)
         SimulationRuntime._only.release()
 
-    def _run(self, app: Callable[[str], Any], m: int) -> None:
+    def _run(self, app: Callable[[Path], Any], m: int) -> None:
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
 
@@ -152,13 +151,12 @@ class SimulationRuntime:
             self._grids.put(grid)
             self._over.wait()
 
-        folder = str(self._folder)
         ray: dict[str, Any] = {"logging_level": "error", "log_to_driver": False, "include_dashboard": False}
         resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
-        backend = {"client_resources": resources, "init_args": {**ray, "_temp_dir": folder}}
+        backend = {"client_resources": resources, "init_args": {**ray, "_temp_dir": str(self._folder)}}
         logging.getLogger("flwr").setLevel(logging.ERROR)
         try:
-            run_simulation(server, app(folder), m, backend_config=backend)
+            run_simulation(server, app(self._folder / _DEVICES), m, backend_config=backend)
         except BaseException as problem:
             self._grids.put(problem)
             log.debug("the simulation has ended", exc_info=True)
@@ -176,32 +174,26 @@ class SimulationRuntime:
 
 def start_simulation(federation: Federation, model: Model[Any]) -> SimulationRuntime:
     """Return a runtime whose nodes are the devices of a federation."""
+    from fedfuse.flower.client import client_app
 
-    def app(folder: str) -> Any:
-        from fedfuse.flower.client import client_app
+    def app(file: Path) -> Any:
+        return client_app(partial(_rows_in, file), partial(_model_in, file))
 
-        return client_app(partial(_rows_in, folder), partial(_model_in, folder))
-
-    def fill(folder: Path) -> None:
-        with (folder / _DEVICES).open("wb") as file:
-            pickle.dump((federation, model), file, pickle.HIGHEST_PROTOCOL)
-
-    return SimulationRuntime(app, federation.m, fill)
+    return SimulationRuntime(app, federation.m, (federation, model))
 
 
 # -- in a process of the simulation
 
 
-def _rows_in(folder: str, name: str, config: Any) -> Federation:
-    return _read(folder)[0].only([int(name)])
+def _rows_in(file: Path, name: str, config: Any) -> Federation:
+    return _devices_in(file)[0].only([int(name)])
 
 
-def _model_in(folder: str) -> Model[Any]:
-    return _read(folder)[1]
+def _model_in(file: Path) -> Model[Any]:
+    return _devices_in(file)[1]
 
 
 @lru_cache(maxsize=1)
-def _read(folder: str) -> tuple[Federation, Model[Any]]:
-    with (Path(folder) / _DEVICES).open("rb") as file:
-        devices: tuple[Federation, Model[Any]] = pickle.load(file)
+def _devices_in(file: Path) -> tuple[Federation, Model[Any]]:
+    devices: tuple[Federation, Model[Any]] = pickle.loads(file.read_bytes())
     return devices
