@@ -13,9 +13,8 @@ import pytest
 
 from fedfuse.data.synthetic import synthetic
 from fedfuse.paper import runner
-from fedfuse.paper.experiment import Experiment, Findings, Item
+from fedfuse.paper.experiment import Experiment, Findings, Item, measures
 from fedfuse.paper.items import items
-from fedfuse.paper.paper_tables import measures
 from fedfuse.paper.setup import SCALES, PaperSetup
 from fedfuse.paper.trials import Data, draw_newcomers, fewer_rows
 from fedfuse.studies.jobs import Watcher
@@ -132,7 +131,7 @@ def test_costs_are_the_formulas_of_training_alone(quick, tiny):
     table = items()["table1"].experiment
     item = Item("s1", "", "", replace(table, data=table.data[:1]))
     assert runner.run([item], quick, Watcher(), jobs=1) == {}
-    found = {label: measures(label, result) for _, (label, _), _, result in item.experiment.results(quick)}
+    found = {label: measures(trial, result) for _, (label, _), trial, result in item.experiment.results(quick)}
     m, active, d, K, L = 6, 1, 610, 5, 2
     plain = m * d + K * active * 2 * d
     for label in ("fedavg", "lg-fedavg", "per-fedavg", "fpfc-l1", "fpfc"):

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
-from scipy.spatial.distance import pdist, squareform
+from scipy.spatial.distance import pdist
 
-from fedfuse import Result, Work
+from fedfuse import Work
 from fedfuse.paper import figures
-from fedfuse.paper.experiment import Experiment, Findings, both, count, floats, score_heading
-from fedfuse.paper.paper_tables import measures
+from fedfuse.paper.experiment import Experiment, Findings, both, readable, score_heading
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
-from fedfuse.paper.trials import Trial, evaluated, true_groups
-from fedfuse.protocol.local_work import Schedule, value
+from fedfuse.paper.trials import Trial, true_groups
+from fedfuse.protocol.local_work import Schedule
+from fedfuse.report.plots import plot_distances, plot_figure1, plot_map
+from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.studies.comparison import NOTHING
+from fedfuse.studies.solution_path import figure_1
 
 # A quick look divides the local steps of strategies by this.
 STEP_DIVISORS = {"synthetic": 20, "images": 4}
-EVALUATION_STAGES = ("tree", "check")  # In their rounds networks are scored, not trained.
 MIN_SNAPSHOT_ROUNDS = 50  # Shorter runs are shown at their start and end only.
 
 
@@ -41,37 +43,16 @@ class Curves(Experiment):
         return found
 
     def findings(self, setup: PaperSetup) -> Findings:
-        curves, rows = [], []
-        for name, label, trial, result in self.results(setup):
-            seen, run = evaluated(result), {"data": setup.words(name), "method": label}
-            epochs = _device_epochs(trial, result.history)[seen.index]
-            curves.append(seen[["round", "train_loss", "train", "test"]].assign(device_epochs=epochs, **run))
-            rows.append(run | measures(label, result))
-        table, course = pd.DataFrame(rows), pd.concat(curves, ignore_index=True)
+        table, course = self.tables(setup, "round", "train_loss", "train", "test", "device_epochs")
         found = Findings(numbers={"end.csv": table, "curves.csv": course})
         for data, some in table.groupby("data", sort=False):
-            found.tables[str(data)] = pd.DataFrame({
-                "method": [PRINTED[label] for label in some["method"]],
-                "test accuracy %": [both(100 * test) for test in some["test"]],
-                "clusters": [count(number) for number in some["num"]],
-                "ARI": [both(ari) for ari in some["ari"]],
-                "floats sent": [floats(cost) for cost in some["cost"]],
-            })  # fmt: skip
-            best, ours = some.loc[some["test"].idxmax(), "method"], some.set_index("method").loc[DEFAULT]
-            spent = course[(course["data"] == data) & (course["method"] == DEFAULT)]["device_epochs"].max()
+            found.tables[str(data)] = readable(some, "method", "num", "ari", "cost")
+            best, ours = some.set_index("method")["test"].idxmax(), some.set_index("method").loc[DEFAULT]
+            spent = course.query("data == @data and method == @DEFAULT")["device_epochs"].max()
             score = f"{PRINTED[DEFAULT]} has {100 * ours['test']:.2f} % after {spent:,.0f} device-epochs"
             found.notes.append(f"{data}: best at the end is {PRINTED[str(best)]}; {score}, ARI {both(ours['ari'])}")
         found.draw = (lambda: figures.curves(course)) if self.show_as == "curves" else (lambda: figures.cost(table))
         return found
-
-
-def _device_epochs(trial: Trial, history: pd.DataFrame) -> pd.Series[int]:
-    """Return the passes of devices over their rows so far; rounds that only evaluate count none."""
-    active = history["active"]
-    if "stage" in history:  # Runs of old versions with one stage have no such column.
-        active = active.where(~history["stage"].isin(EVALUATION_STAGES), 0)
-    spent: pd.Series[int] = active.cumsum() * int(value(trial.method.work.steps, 0))
-    return spent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,19 +70,19 @@ class Snapshots(Experiment):
     def findings(self, setup: PaperSetup) -> Findings:
         ((_, _, trial, result),) = self.results(setup)
         truth = true_groups(result.profile.truth)
+        pairs = np.triu_indices(len(truth), 1)
+        between = truth[pairs[0]] != truth[pairs[1]]
         models = {k: trial.models_at(k).astype(np.float64) for k in trial.at}
-        between = truth[:, None] != truth[None, :]
-        within = ~between & ~np.eye(len(truth), dtype=bool)
-        gaps = {k: squareform(pdist(w)) for k, w in models.items()}
         table = pd.DataFrame([
-            {"round": k, "within groups": gap[within].mean(), "largest within": gap[within].max(),
-             "between groups": gap[between].mean(), "smallest between": gap[between].min()}
-            for k, gap in gaps.items()
+            {"round": k, "within groups": gaps[~between].mean(), "largest within": gaps[~between].max(),
+             "between groups": gaps[between].mean(), "smallest between": gaps[between].min()}
+            for k, gaps in ((k, pdist(w)) for k, w in models.items())
         ])  # fmt: skip
-        readable = table.map(lambda number: f"{number:.4g}")
-        draw = {"distances": lambda: figures.distances(gaps), "tsne": lambda: figures.tsne(models, truth)}
+        seen = [DistanceSnapshot.of(k, w, truth) for k, w in models.items()]
+        plot: Any = {"distances": plot_distances, "tsne": partial(plot_map, method="tsne")}[self.show_as]
         title = f"{trial.recipe.words}: distances between devices' models"
-        return Findings({title: readable}, {"distances.csv": table}, draw[self.show_as])
+        shown = {title: table.map(lambda number: f"{number:.4g}")}
+        return Findings(shown, {"distances.csv": table}, lambda: figures.snapshots(seen, plot))
 
 
 @dataclass(frozen=True)
@@ -118,6 +99,8 @@ class Strategies(Experiment):
     """FPFC with the same number of local steps in all: many rounds of few, few of many, or growing ones."""
 
     budgets: Mapping[str, StepBudget]  # by data set
+
+    keys: ClassVar[tuple[str, ...]] = ("strategy",)
 
     def runs(self, setup: PaperSetup, name: str) -> dict[str, Trial]:
         method, settings = setup.entry(name, "fpfc")
@@ -137,31 +120,25 @@ class Strategies(Experiment):
         return found
 
     def findings(self, setup: PaperSetup) -> Findings:
-        curves, rows, theirs = [], [], self.printed().set_index("strategy", append=True)["acc"]
-        for name, words, _, result in self.results(setup):
-            seen, run = evaluated(result), {"data": setup.words(name), "metric": result.profile.metric}
-            run["strategy"] = words
-            curves.append(seen[["round", "test", "cost_floats"]].assign(**run))
-            after = seen.loc[seen["round"] + 1 == self.budgets[name].compare_after, "test"]
-            rows.append({
-                **run, "rounds": result.rounds, "test": result.score("test"), "cost": result.cost_floats,
-                "after": after.mean(), "printed": theirs.get((name, words), np.nan) / 100,
-            })  # fmt: skip
-        table, course = pd.DataFrame(rows), pd.concat(curves, ignore_index=True)
+        table, course = self.tables(setup, "round", "test", "cost_floats")
+        course["rounds"] = course["round"] + 1
+        runs = ["name", "strategy"]
+        after = course[course["rounds"] == course["name"].map(lambda name: self.budgets[name].compare_after)]
+        for column, scores in (("after", after.set_index(runs)["test"]), ("printed", self._printed_scores())):
+            table[column] = [scores.get(run, np.nan) for run in table[runs].itertuples(index=False, name=None)]
         found = Findings(numbers={"end.csv": table, "curves.csv": course})
-        found.draw = lambda: figures.score_lines(course.assign(x=course["round"] + 1), "x", "strategy", "round")
+        found.draw = lambda: figures.score_lines(course, "rounds", "strategy", "round")
         for data, some in table.groupby("data", sort=False):
-            heading, scale = score_heading(some["metric"].iloc[0])
-            frame = {
-                "strategy": list(some["strategy"]), "rounds": [str(rounds) for rounds in some["rounds"]],
-                heading: [both(scale * test) for test in some["test"]],
-                "floats sent": [floats(cost) for cost in some["cost"]],
-            }  # fmt: skip
+            frame = readable(some, "strategy", "rounds", "cost")
             if some["printed"].notna().any():
                 frame["after 62 rounds %"] = [both(100 * test) for test in some["after"]]
                 frame["printed"] = [both(100 * test) for test in some["printed"]]
-            found.tables[str(data)] = pd.DataFrame(frame)
+            found.tables[str(data)] = frame
         return found
+
+    def _printed_scores(self) -> pd.Series[float]:
+        scores: pd.Series[float] = self.printed().set_index("strategy", append=True)["acc"] / 100
+        return scores
 
 
 def _rounds(work: Work, total: int) -> int:
@@ -199,6 +176,8 @@ class Asynchronous(Experiment):
 
     nodes: Mapping[str, SlowNodes]  # by data set
 
+    keys: ClassVar[tuple[str, ...]] = ("mode",)
+
     def runs(self, setup: PaperSetup, name: str) -> dict[str, Trial]:
         method, settings = setup.entry(name, "fpfc", figure=True)
         given = self.nodes[name]
@@ -214,40 +193,30 @@ class Asynchronous(Experiment):
         }
 
     def findings(self, setup: PaperSetup) -> Findings:
-        curves, results = [], dict[str, dict[str, Result]]()
-        for name, mode, _, result in self.results(setup):
-            data = setup.words(name)
-            results.setdefault(data, {})[mode] = result
-            run = {"data": data, "mode": mode, "metric": result.profile.metric}
-            curves.append(evaluated(result)[["time", "test"]].assign(**run))
-        course = pd.concat(curves, ignore_index=True)
-        table = pd.DataFrame([{"data": data, **_waiting(*runs.values())} for data, runs in results.items()])
+        table, course = self.tables(setup, "time", "test")
+        rows = []
+        for (data, runs), (_, seen) in zip(*(t.groupby("data", sort=False) for t in (table, course)), strict=True):
+            (_, sync), (_, single) = runs.iterrows()
+            scale, share = score_heading(sync["metric"])[1], _share_of_time(seen)
+            rows.append({
+                "data": data, "metric": sync["metric"], "synchronous": both(scale * sync["test"]),
+                "simulated s": f"{sync['time']:,.0f}", "asynchronous": both(scale * single["test"]),
+                "in share of the time": both(single["time"] / sync["time"]),
+                "as good after": NOTHING if np.isinf(share) else f"{share:.2f} of the time",
+            })  # fmt: skip
         title = "test score (accuracy in %) with and without waiting"
         draw = lambda: figures.score_lines(course, "time", "mode", "simulated seconds")  # noqa: E731
-        return Findings({title: table}, {"curves.csv": course, "end.csv": table}, draw)
+        return Findings({title: pd.DataFrame(rows)}, {"curves.csv": course, "end.csv": table}, draw)
 
 
-def _waiting(sync: Result, single: Result) -> dict[str, str]:
-    """Return the readable row of a synchronous and an asynchronous run."""
-    whole, share = float(sync.history["time"].iloc[-1]), _share_of_time(sync, single)
-    scale = score_heading(sync.profile.metric)[1]
-    return {
-        "metric": sync.profile.metric,
-        "synchronous": both(scale * sync.score("test")),
-        "simulated s": f"{whole:,.0f}",
-        "asynchronous": both(scale * single.score("test")),
-        "in share of the time": both(float(single.history["time"].iloc[-1]) / whole),
-        "as good after": NOTHING if np.isinf(share) else f"{share:.2f} of the time",
-    }
-
-
-def _share_of_time(sync: Result, single: Result) -> float:
+def _share_of_time(seen: pd.DataFrame) -> float:
     """Return after which share of the synchronous time the other run is as good for good as that one is at its end."""
-    target, seen = evaluated(sync)["test"].iloc[-1], evaluated(single)
-    sign = 1 if sync.profile.metric == "accuracy" else -1
-    worse = np.flatnonzero(sign * seen["test"].to_numpy() < sign * target)
+    (_, single), (_, sync) = seen.groupby("mode")
+    target, end = sync[["test", "time"]].iloc[-1]
+    sign = 1 if sync["metric"].iloc[-1] == "accuracy" else -1
+    worse = np.flatnonzero(sign * single["test"].to_numpy() < sign * target)
     first = worse[-1] + 1 if worse.size else 0
-    return float(seen["time"].iloc[first] / sync.history["time"].iloc[-1]) if first < len(seen) else float("inf")
+    return float(single["time"].iloc[first] / end) if first < len(single) else float("inf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,9 +230,6 @@ class SolutionPaths(Experiment):
         return {}
 
     def findings(self, setup: PaperSetup) -> Findings:
-        from fedfuse.report.plots import plot_figure1
-        from fedfuse.studies.solution_path import figure_1
-
         paths = figure_1(points=self.points)
         lines, numbers = [], []
         for path in paths:

@@ -6,18 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from fedfuse import Result
-from fedfuse.paper.setup import PaperSetup
-from fedfuse.paper.trials import Trial
-from fedfuse.studies.comparison import NOTHING
+from fedfuse.paper.setup import PRINTED, PaperSetup
+from fedfuse.paper.trials import Trial, evaluated
+from fedfuse.protocol.local_work import value
+from fedfuse.studies.comparison import NOTHING, floats
 
 # Columns of a data set begin with this where the printed numbers of several stand in one table.
 PREFIXES = {"synthetic:S1": "syn_", "housing-bodyfat": "hbf_", "mnist": "mnist_", "fashion-mnist": "fmnist_"}
+EVALUATION_STAGES = ("tree", "check")  # In their rounds networks are scored, not trained.
 
 
 @dataclass
@@ -36,6 +38,8 @@ class Experiment(ABC):
 
     data: tuple[str, ...]  # names of data sets
     numbers: str = ""  # file of the numbers printed in the paper, with x where it has none
+
+    keys: ClassVar[tuple[str, ...]] = ("method",)  # what the parts of the keys of `runs` are
 
     @abstractmethod
     def runs(self, setup: PaperSetup, name: str) -> Mapping[Any, Trial]:
@@ -58,6 +62,18 @@ class Experiment(ABC):
         for name in self.datasets(setup):
             for key, trial in self.runs(setup, name).items():
                 yield name, key, trial, trial.result()
+
+    def tables(self, setup: PaperSetup, *columns: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the `measures` of every run, and these columns of its rounds in which test rows were scored."""
+        rows, courses = [], []
+        for name, key, trial, result in self.results(setup):
+            parts = dict(zip(self.keys, key if isinstance(key, tuple) else (key,), strict=True))
+            run = {"name": name, "data": setup.words(name), **parts, "metric": result.profile.metric}
+            rows.append(run | measures(trial, result))
+            if columns:
+                history = evaluated(result).assign(device_epochs=_device_epochs(trial, result.history))
+                courses.append(history[list(columns)].assign(**run))
+        return pd.DataFrame(rows), pd.concat(courses, ignore_index=True) if courses else pd.DataFrame()
 
     def printed(self, name: str | None = None) -> pd.DataFrame:
         """Return the paper's numbers; with a name, the columns of that data set without their prefix."""
@@ -83,9 +99,44 @@ class Item:
         return bool(self.experiment.datasets(setup)) or not self.experiment.data
 
 
+def measures(trial: Trial, result: Result) -> dict[str, float]:
+    """Return the numbers of a run that tables show."""
+    groups = trial.method.finds_groups
+    return {
+        "test": result.score("test"),
+        "num": float(result.n_clusters) if groups else np.nan,
+        "ari": result.ari if groups and result.ari is not None else np.nan,
+        "cost": float(result.cost_floats),
+        "rounds": float(result.rounds),
+        "seconds": result.seconds,
+        "time": float(result.history["time"].iloc[-1]),
+    }
+
+
+def _device_epochs(trial: Trial, history: pd.DataFrame) -> pd.Series[int]:
+    """Return the passes of devices over their rows so far; rounds that only evaluate count none."""
+    active = history["active"]
+    if "stage" in history:  # Runs of old versions with one stage have no such column.
+        active = active.where(~history["stage"].isin(EVALUATION_STAGES), 0)
+    spent: pd.Series[int] = active.cumsum() * int(value(trial.method.work.steps, 0))
+    return spent
+
+
 def score_heading(metric: str) -> tuple[str, int]:
     """Return the heading of a column of scores, and by what they are multiplied in it."""
     return ("accuracy %", 100) if metric == "accuracy" else ("RMSE", 1)
+
+
+def readable(some: pd.DataFrame, first: str, *names: str) -> pd.DataFrame:
+    """Return the table of a data set in words: the column that tells runs apart, the score, and these measures."""
+    heading, scale = score_heading(some["metric"].iloc[0])
+    told = [PRINTED.get(key, key) if isinstance(key, str) else f"{key:g}" for key in some[first]]
+    cells = {first: told, heading: [both(scale * test) for test in some["test"]]}
+    for name in names:
+        heading, write = WRITERS[name]
+        cells[heading] = [write(number) for number in some[name]]
+    table: pd.DataFrame = pd.DataFrame(cells)
+    return table
 
 
 def both(mean: float, sd: float | None = None, places: int = 2) -> str:
@@ -110,15 +161,7 @@ def count(mean: float, sd: float | None = None) -> str:
     return both(mean, places=0 if mean == round(mean) else 2)
 
 
-def floats(number: float) -> str:
-    """Write a number of floats as the paper does.
-
-    >>> floats(12120), floats(73261000), floats(float("nan"))
-    ('12,120', '7.33e7', '—')
-    """
-    if not np.isfinite(number):
-        return NOTHING
-    if number < 1e6:
-        return f"{number:,.0f}"
-    digits, _, power = f"{number:.2e}".partition("e")
-    return f"{digits}e{int(power)}"
+# Headings of measures, and how they are written.
+WRITERS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "num": ("clusters", count), "ari": ("ARI", both), "cost": ("floats sent", floats), "rounds": ("rounds", count),
+}  # fmt: skip

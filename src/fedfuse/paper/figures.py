@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from fedfuse.grouping.lambda_path import Strategy
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED
 from fedfuse.report.palette import COLOURS
 from fedfuse.report.plots import _plain, _pyplot, plot_tuning
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.results.snapshots import DistanceSnapshot
 
 # Nine methods and ours: colours twice, the second time dashed; ours is thick and black.
 _STYLES: dict[str, dict[str, Any]] = {
@@ -132,33 +132,13 @@ def cost(table: pd.DataFrame) -> Any:
     return axes
 
 
-def distances(gaps: Mapping[int, Floats]) -> Any:
-    """Draw the distances between all pairs of devices' models, one panel per round."""
-    axes = _grid(len(gaps), width=3.6, height=3.4)
-    most = max(float(gap.max()) for gap in gaps.values()) or 1.0
-    for ax, (k, gap) in zip(axes[0], gaps.items(), strict=True):
-        picture = ax.imshow(gap, cmap="viridis", vmin=0, vmax=most)
-        ax.set(title=f"round {k}", xlabel="device")
-    axes[0, 0].set_ylabel("device")
-    axes[0, 0].figure.colorbar(picture, ax=list(axes[0]), label="distance between models", shrink=0.85)
+def snapshots(seen: Sequence[DistanceSnapshot], plot: Callable[..., Any]) -> Any:
+    """Draw one panel per round, by `plot_distances` or `plot_map`; distances have the colours of the largest of all."""
+    axes = _grid(len(seen))
+    for ax, snapshot in zip(axes[0], seen, strict=True):
+        for image in plot(snapshot, ax=ax).images:
+            image.set_clim(0, max(each.largest for each in seen))
     return axes
-
-
-def tsne(models: Mapping[int, Floats], truth: Ints) -> Any:
-    """Draw a t-SNE of the devices' models, coloured by the true groups, one panel per round."""
-    from sklearn.manifold import TSNE
-
-    axes = _grid(len(models), width=3.4, height=3.4)
-    for ax, (k, w) in zip(axes[0], models.items(), strict=True):
-        # Noise separates equal models, which t-SNE cannot place.
-        shaken = w + 1e-6 * np.random.default_rng(0).normal(size=w.shape)
-        near = min(20.0, (len(w) - 1) / 3)
-        flat = TSNE(perplexity=near, init="pca", random_state=0).fit_transform(shaken)
-        for group in np.unique(truth):
-            colour = COLOURS[group % len(COLOURS)]
-            ax.scatter(*flat[truth == group].T, s=18, color=colour, label=f"group {group}", lw=0)
-        ax.set(title=f"round {k}", xticks=[], yticks=[])
-    return _legend(axes)
 
 
 def score_lines(course: pd.DataFrame, x: str, by: str, xlabel: str) -> Any:

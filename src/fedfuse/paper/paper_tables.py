@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -13,9 +13,10 @@ from fedfuse import FPFC, Result, Tuning
 from fedfuse.grouping.lambda_path import LambdaPath, Strategy
 from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.paper import figures
-from fedfuse.paper.experiment import Experiment, Findings, both, count, floats, score_heading
-from fedfuse.paper.setup import CLUSTERING, DEFAULT, OURS, PAPER, PRINTED, PaperSetup
+from fedfuse.paper.experiment import Experiment, Findings, both, count, score_heading
+from fedfuse.paper.setup import DEFAULT, OURS, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trials import Trial, true_groups
+from fedfuse.studies.comparison import floats, mean_and_sd
 
 MEASURES = ("test", "num", "ari", "cost", "rounds", "seconds")
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -23,24 +24,13 @@ UNIT_SECONDS = {"s": 1.0, "h": 3600.0}
 MIN_GAP = 0.005  # Smaller differences vanish when scores are rounded to two places.
 
 
-def measures(label: str, result: Result) -> dict[str, Any]:
-    """Return the numbers of a run that tables show."""
-    groups = label in CLUSTERING
-    return {
-        "test": result.score("test"),
-        "num": float(result.n_clusters) if groups else np.nan,
-        "ari": result.ari if groups and result.ari is not None else np.nan,
-        "cost": float(result.cost_floats),
-        "rounds": float(result.rounds),
-        "seconds": result.seconds,
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class MethodsTable(Experiment):
     """All methods: test score, clusters, ARI and cost, as means and population standard deviations over seeds."""
 
     lam: Mapping[str, float] = field(default_factory=dict)  # of the paper's loop, where it is not that of Table 1
+
+    keys: ClassVar[tuple[str, ...]] = ("method", "seed")
 
     def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
         found = {}
@@ -53,13 +43,10 @@ class MethodsTable(Experiment):
         return found
 
     def findings(self, setup: PaperSetup) -> Findings:
-        found, rows = Findings(), list(self.results(setup))
-        for name in self.datasets(setup):
-            own = [(label, result) for where, (label, _), _, result in rows if where == name]
-            groups = pd.DataFrame([{"method": label, **measures(label, result)} for label, result in own])
-            groups = groups.groupby("method", sort=False)[list(MEASURES)]
-            table = pd.concat([groups.mean(), groups.std(ddof=0).add_suffix("_sd")], axis=1)
-            theirs, metric, data = self.printed_measures(name), own[0][1].profile.metric, setup.words(name)
+        found = Findings()
+        for _, runs in self.tables(setup)[0].groupby("data", sort=False):
+            name, data, metric = runs[["name", "data", "metric"]].iloc[0]
+            table, theirs = mean_and_sd(runs, ["method"], MEASURES), self.printed_measures(name)
             found.tables[data] = _readable(table, theirs, metric, many=len(setup.scale.seeds) > 1)
             found.numbers[f"{name.replace(':', '-')}.csv"] = table.join(theirs, how="left").reset_index()
             notes = [standing(table, theirs, metric)]

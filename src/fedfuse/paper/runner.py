@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from fedfuse import IFCA, FusionTree
-from fedfuse.data.synthetic import SCENARIOS
 from fedfuse.grouping.lambda_path import LambdaPath
 from fedfuse.paper.experiment import Item
 from fedfuse.paper.setup import PaperSetup
-from fedfuse.paper.trials import IMAGE_DEVICES, Data, Trial
+from fedfuse.paper.trials import Trial
 from fedfuse.protocol.local_work import value
 from fedfuse.studies.jobs import Watcher, directory_lock, run_jobs
 from fedfuse.utils.threads import usable_cores
 
 SECONDS_PER_ROUND = 0.004
 SECONDS_PER_ROW = {"synthetic": 8e-8, "housing-bodyfat": 1e-7, "images": 5e-5}  # Of a gradient step, or of one pass.
-ROWS_PER_DEVICE = {"synthetic": 1650, "housing-bodyfat": 80}
 
 
 def cache(out: Path) -> Path:
@@ -68,45 +66,22 @@ def run(items: Sequence[Item], setup: PaperSetup, watcher: Watcher, jobs: int | 
 
 def effort(trial: Trial) -> float:
     """Return about how many seconds of one core a run takes."""
-    data, method, settings = trial.recipe, trial.method, trial.settings
-    inner, m, rows = getattr(method, "inner", method), _devices(data), _rows(data)
+    data, settings, whole = trial.recipe, trial.settings, trial.method
+    method: Any = getattr(whole, "inner", whole)
+    (m, rows), rounds = data.size, settings.get("rounds", 60)
     if isinstance(method, FusionTree) and data.kind != "images":
         return 1.5 + 0.003 * rows
-    rounds = settings.get("rounds", 60)
-    if isinstance(method, LambdaPath):
-        rounds = method.limit * (len(method.grid) if method.strategy == "separate" else 1)
-    passes = _passes(inner, rows)
-    if settings.get("budget"):
-        rounds, passes = 1, settings["budget"] * (inner.work.batch or rows) / rows
-    active = 1 if settings.get("mode") == "async" else _active(inner.name, settings.get("participation", 1.0), m)
-    return float(rounds * (SECONDS_PER_ROUND + active * passes * rows * SECONDS_PER_ROW[data.kind]))
-
-
-def _devices(data: Data) -> int:
-    if data.kind == "synthetic":
-        sizes = data.name.partition(":")[2]
-        return sum(SCENARIOS[sizes] if sizes in SCENARIOS else map(int, sizes.split(",")))
-    return IMAGE_DEVICES if data.kind == "images" else 8
-
-
-def _rows(data: Data) -> int:
-    """Return about how many training rows a device has."""
-    if data.kind == "images":
-        return 70 if data.name == "digits" else (data.images or 60_000) // IMAGE_DEVICES
-    return min(ROWS_PER_DEVICE[data.kind], int(0.8 * data.rows) if data.rows else 10**9)
-
-
-def _passes(method: Any, rows: int) -> float:
-    """Return the passes over its rows that a device makes in a round."""
-    steps = value(method.work.steps, 100)
-    passes = steps * (method.work.batch or rows) / rows if method.work.unit == "batches" else steps
+    if isinstance(whole, LambdaPath):
+        rounds = whole.limit * (len(whole.grid) if whole.strategy == "separate" else 1)
+    share = settings.get("participation", 1.0)
+    active = max(1, int((share if isinstance(share, (int, float)) else 0.3) * m)) if method.name != "local" else m
+    if settings.get("mode") == "async":
+        active = 1
+    passes = value(method.work.steps, rounds // 2)
+    if method.work.unit == "batches":
+        passes *= (method.work.batch or rows) / rows
     if getattr(method, "average", "model") == "gradient":
         passes = 1.0
     if isinstance(method, IFCA) and method.n_models != "auto":
         passes += 0.5 * method.n_models  # To choose among the models takes half a gradient each.
-    return passes
-
-
-def _active(name: str, participation: Any, m: int) -> int:
-    share = participation if isinstance(participation, (int, float)) else 0.3
-    return m if name == "local" else max(1, int(share * m))
+    return float(rounds * (SECONDS_PER_ROUND + active * passes * rows * SECONDS_PER_ROW[data.kind]))

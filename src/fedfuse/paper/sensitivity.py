@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 
-from fedfuse import Result, Uneven
+from fedfuse import Uneven
 from fedfuse.engines.attacks import draw_liars
 from fedfuse.methods.method import Method
 from fedfuse.paper import figures
-from fedfuse.paper.experiment import Experiment, Findings, both, score_heading
+from fedfuse.paper.experiment import Experiment, Findings, both, readable
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trials import Trial
 from fedfuse.results.result import mean_score
+from fedfuse.studies.comparison import mean_and_sd
 
 ATTACKS = ("same-value", "sign-flip", "gaussian")
 SOME_METHODS = (DEFAULT, "fpfc", "local", "fedavg", "ifca")
@@ -34,6 +35,8 @@ class SettingSweep(Experiment):
     values: Mapping[str, tuple[float, ...]]
     quick: Mapping[str, tuple[float, ...]]
 
+    keys: ClassVar[tuple[str, ...]] = ("setting",)
+
     def runs(self, setup: PaperSetup, name: str) -> dict[float, Trial]:
         method, settings = setup.entry(name, "fpfc", figure=True)
         values = (self.quick if setup.scale.few else self.values)[setup.recipe(name).kind]
@@ -46,28 +49,16 @@ class SettingSweep(Experiment):
         return replace(method, **changed)
 
     def findings(self, setup: PaperSetup) -> Findings:
-        table = pd.DataFrame([
-            {"data": setup.words(name), self.key: value, "metric": result.profile.metric, **_outcome(result)}
-            for name, value, _, result in self.results(setup)
-        ])  # fmt: skip
+        table = self.tables(setup)[0].rename(columns={"setting": self.key})
         found = Findings(numbers={f"{self.key}.csv": table}, draw=lambda: figures.sweep(table, self.key))
         for data, some in table.groupby("data", sort=False):
-            heading, scale = score_heading(some["metric"].iloc[0])
-            best = some.loc[some["test"].idxmax() if scale == 100 else some["test"].idxmin()]
-            spread = f"{scale * np.ptp(some['test']):.2f} {'points' if scale == 100 else 'RMSE'}"
+            accuracy = some["metric"].iloc[0] == "accuracy"
+            best = some.loc[some["test"].idxmax() if accuracy else some["test"].idxmin()]
+            spread = f"{(100 if accuracy else 1) * np.ptp(some['test']):.2f} {'points' if accuracy else 'RMSE'}"
             words = f"{data}: best at {self.key} {best[self.key]:g} ({best['test']:.4f}); from worst to best {spread}"
             found.notes.append(words)
-            found.tables[str(data)] = pd.DataFrame({
-                self.key: [f"{value:g}" for value in some[self.key]],
-                heading: [both(scale * test) for test in some["test"]],
-                "clusters": [str(number) for number in some["clusters"]],
-                "ARI": [both(ari) for ari in some["ari"]],
-            })  # fmt: skip
+            found.tables[str(data)] = readable(some, self.key, "num", "ari")
         return found
-
-
-def _outcome(result: Result) -> dict[str, Any]:
-    return {"test": result.score("test"), "clusters": result.n_clusters, "ari": result.ari}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +66,8 @@ class Starts(Experiment):
     """FPFC and IFCA from many random initial values on the same data."""
 
     methods: tuple[str, ...] = ("fpfc", "ifca")
+
+    keys: ClassVar[tuple[str, ...]] = ("method", "start")
 
     def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
         found = {}
@@ -86,15 +79,11 @@ class Starts(Experiment):
         return found
 
     def findings(self, setup: PaperSetup) -> Findings:
-        table = pd.DataFrame([
-            {"data": setup.words(name), "method": label, "start": start, **_outcome(result)}
-            for name, (label, start), _, result in self.results(setup)
-        ])  # fmt: skip
+        table, _ = self.tables(setup)
         lines = [
-            {"data": data, "method": label.upper(), "accuracy %": both(100 * s.mean(), 100 * s.std(ddof=0)),
-             "ARI": both(a.mean(), a.std(ddof=0)), "starts": str(len(s))}
-            for (data, label), some in table.groupby(["data", "method"], sort=False)
-            for s, a in [(some["test"], some["ari"])]
+            {"data": row["data"], "method": PRINTED[row["method"]], "ARI": both(row["ari"], row["ari_sd"]),
+             "accuracy %": both(100 * row["test"], 100 * row["test_sd"]), "starts": str(setup.scale.starts)}
+            for _, row in mean_and_sd(table, ["data", "method"], ("test", "ari")).reset_index().iterrows()
         ]  # fmt: skip
         title = "mean and population standard deviation over random initial values"
         return Findings({title: pd.DataFrame(lines)}, {"starts.csv": table}, lambda: figures.starts(table))

@@ -24,7 +24,6 @@ DEFAULT = "fusion-tree"
 # Methods in the order of the paper's rows; then ours, and the oracle, which knows the groups.
 PAPER = ("local", "fedavg", "lg-fedavg", "per-fedavg", "ifca", "cfl", "pacfl", "fpfc-l1", "fpfc")
 OURS = (DEFAULT, "oracle")
-CLUSTERING = frozenset({"ifca", "cfl", "pacfl", "fpfc-l1", "fpfc", *OURS})
 PRINTED = {
     "local": "LOCAL", "fedavg": "FedAvg", "lg-fedavg": "LG", "per-fedavg": "Per-FedAvg", "ifca": "IFCA", "cfl": "CFL",
     "pacfl": "PACFL", "fpfc-l1": "FPFC-l1", "fpfc": "FPFC", DEFAULT: "fusion-tree", "oracle": "oracle",

@@ -16,6 +16,7 @@ import pandas as pd
 from fedfuse import Callback, Federation, Result, __version__
 from fedfuse.data.catalog import load
 from fedfuse.data.images import image_federation, read_images
+from fedfuse.data.synthetic import SCENARIOS
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.jobs import Job
 from fedfuse.training.loop import Row, Run
@@ -49,6 +50,17 @@ class Data:
         if self.images:
             return f"{self.name}, {self.images:,} images"
         return f"{self.name}, at most {self.rows} rows" if self.rows else self.name
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """About how many devices there are, and how many training rows each has."""
+        if self.kind == "images":
+            return IMAGE_DEVICES, 70 if self.name == "digits" else (self.images or 60_000) // IMAGE_DEVICES
+        if self.kind == "housing-bodyfat":
+            return 8, 80
+        sizes = self.name.partition(":")[2]
+        devices = SCENARIOS[sizes] if sizes in SCENARIOS else map(int, sizes.split(","))
+        return sum(devices), min(1650, int(0.8 * (self.rows or 10**6)))
 
     def load(self, seed: int, data_dir: str | None = None) -> Federation:
         """Return the federation of a seed."""

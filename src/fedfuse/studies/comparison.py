@@ -303,7 +303,7 @@ def _row(found: Comparison, method: str, row: pd.Series[float], marked: bool, sp
     many = len(found.seeds) > 1
     scale, places = (100.0, 2) if found.metric == "accuracy" else (1.0, _places(row["test"]))
     score = _spread(scale * row["test"], scale * row["test_sd"], places, many)
-    cost = _floats(row["cost_floats"], row["cost_floats_sd"] if spreads and many else None)
+    cost = floats(row["cost_floats"], row["cost_floats_sd"] if spreads and many else None)
     return [
         method,
         f"{NOT_DIFFERENT} {score}" if marked else score,  # In front of it, so that the numbers are aligned.
@@ -369,11 +369,13 @@ def _spread(mean: float, sd: float, places: int, many: bool) -> str:
     return f"{mean:,.{places}f}" + (f" ± {sd:,.{places}f}" if many else "")
 
 
-def _floats(mean: float, sd: float | None = None) -> str:
+def floats(mean: float, sd: float | None = None) -> str:
     """Write a number of floats as the paper does.
 
-    >>> _floats(12120), _floats(73261000.0), _floats(1.8324e9, 2.7e5)
+    >>> floats(12120), floats(73261000.0), floats(1.8324e9, 2.7e5)
     ('12,120', '7.33e7', '1.83e9 ± 2.70e5')
     """
+    if not np.isfinite(mean):
+        return NOTHING
     numbers = [f"{x:,.0f}" if mean < 1e6 or not x else f"{x:.2e}" for x in ([mean] if sd is None else [mean, sd])]
     return re.sub(r"e\+0*", "e", " ± ".join(numbers))
