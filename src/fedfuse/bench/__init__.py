@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedfuse.bench import cnn_round, local_training, server_step, startup
+from fedfuse.bench import local_training, server_step, startup
 from fedfuse.bench.benchmarks_page import write_page
 from fedfuse.bench.measurement import FULL, QUICK, BenchSizes, Curve, Figure, cells, describe_machine, versions
 from fedfuse.errors import FedfuseError, guess
@@ -24,7 +24,7 @@ SECTIONS: dict[str, Callable[[BenchSizes], Iterable[Figure | Curve]]] = {
     "formed": server_step.formed_figures,
     "local": local_training.figures,
     "run": local_training.whole_run_figures,
-    "cnn": cnn_round.figures,
+    "cnn": local_training.network_figures,
     "startup": startup.figures,
     "growth": lambda sizes: chain(server_step.growth_curves(sizes), local_training.growth_curves(sizes)),
 }

@@ -1,10 +1,11 @@
-"""Local training, rounds and whole runs on synthetic:S1, against textbook loops and NumPy; growth with rows."""
+"""Local training, rounds and whole runs on synthetic:S1, against textbook loops and NumPy; the CNN, against PyTorch."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from fedfuse.bench.measurement import BenchSizes, Curve, Figure, once, race, spe
 from fedfuse.core.partitions import components
 from fedfuse.data.federation import Part, Rows
 from fedfuse.data.synthetic import synthetic
-from fedfuse.engines import InProcess
+from fedfuse.engines import Engine, InProcess, Workers
+from fedfuse.models import model_called
+from fedfuse.protocol.tasks import Order, Train
 from fedfuse.training.loop import Run
 from fedfuse.utils.typing import Floats, Ints
 
@@ -28,6 +31,7 @@ SETTINGS = Settings(rounds=10**9, participation=0.3, tol=0.0, evaluate_every=10*
 # Of the whole run: rounds between evaluations, threshold of groups, turns, and repetitions of which the best counts.
 EVALUATE_EVERY, NU, TURNS, REPEATS = 10, 0.5, 4, 3
 GROWTH_DEVICES, GROWTH_FEATURES, GROWTH_CLASSES = 10, 60, 10
+NETWORK_DEVICES, BATCH, NETWORK_LR = 4, 100, 0.01
 
 
 def textbook() -> Any:
@@ -132,13 +136,63 @@ def whole_run_figures(sizes: BenchSizes) -> Iterator[Figure]:
 
 def growth_curves(sizes: BenchSizes) -> Iterator[Curve]:
     """Measure growth of local steps with the rows of a device."""
-    seconds, rng = [], np.random.default_rng(0)
     model, everyone = SoftmaxRegression().sized(GROWTH_FEATURES, GROWTH_CLASSES), np.arange(GROWTH_DEVICES)
-    w = np.zeros((GROWTH_DEVICES, model.d), np.float32)
-    for n in sizes.over_rows:
+    w, rng = np.zeros((GROWTH_DEVICES, model.d), np.float32), np.random.default_rng(0)
+
+    def steps(n: int) -> Callable[[], object]:
         X = rng.normal(size=(GROWTH_DEVICES * n, GROWTH_FEATURES)).astype(np.float32)
         rows = Rows(X, rng.integers(0, GROWTH_CLASSES, len(X)), n * everyone, n * everyone + n)
         data = model.load(rows, np.float32)
-        seconds += race(lambda: model.train(data, everyone, w, w, 1.0, WORK), seconds=sizes.seconds / 4)  # noqa: B023
+        return lambda: model.train(data, everyone, w, w, 1.0, WORK)
+
     size = f"{GROWTH_DEVICES} devices, {GROWTH_FEATURES} features, {GROWTH_CLASSES} classes"
-    yield Curve(f"{STEPS} softmax steps of {size}", "rows of a device", sizes.over_rows, tuple(seconds))
+    what = f"{STEPS} softmax steps of {size}"
+    yield Curve.measured(what, "rows of a device", sizes.over_rows, steps, sizes.seconds / 4)
+
+
+def network_figures(sizes: BenchSizes) -> Iterator[Figure]:
+    """Measure a round of the paper's CNN, in process and on two workers; nothing where there is no PyTorch.
+
+    Images are random: how long a step takes does not depend on them.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return
+    rng = np.random.default_rng(0)
+    X = rng.random((NETWORK_DEVICES, sizes.images, 1, 28, 28), dtype=np.float32)
+    parts = list(zip(X, rng.integers(0, 10, X.shape[:2]), strict=True))
+    federation = Federation.from_arrays(parts, test=0.0, validation=0.0)
+    model = model_called("cnn").sized(784, 10, (1, 28, 28))
+    w = model.initial("auto", rng).astype(np.float32)
+    task = Train(Work(steps=1, lr=NETWORK_LR, batch=BATCH), w, w[model.fused], rho=1.0)
+
+    def round_on(engine: Engine) -> None:
+        engine.submit([Order(i, 1, task) for i in range(NETWORK_DEVICES)])
+        replies = 0
+        while replies < NETWORK_DEVICES:
+            replies += len(engine.collect())
+
+    def torch_round() -> None:
+        for own in parts:
+            torch_epoch(model.module_with(w), *own)
+
+    what = f"the paper's CNN, {NETWORK_DEVICES} devices, {sizes.images} rows each, one epoch of batches of {BATCH}"
+    for name, engine in (
+        ("CNN round", InProcess(federation, model)),
+        ("CNN round, two workers", Workers(federation, model, workers=2)),
+    ):
+        fast, slow = race(partial(round_on, engine), torch_round, seconds=2 * sizes.seconds, burst=1)
+        engine.close()
+        yield speedup(name, what, "a plain PyTorch loop, all cores", fast, slow)
+
+
+def torch_epoch(module: Any, X: Floats, y: Ints) -> None:
+    """Train a module on batches for an epoch by `torch.optim.SGD`, without a proximal term."""
+    import torch
+    from torch.nn import functional
+
+    optimiser = torch.optim.SGD(module.train().parameters(), lr=NETWORK_LR)
+    x, classes = torch.from_numpy(X), torch.from_numpy(y)
+    for rows in torch.split(torch.from_numpy(np.random.default_rng(1).permutation(len(x))), BATCH):
+        optimiser.zero_grad()
+        torch.autograd.backward(functional.cross_entropy(module(x[rows]), classes[rows]))
+        optimiser.step()

@@ -87,13 +87,19 @@ def speedup(name: str, what: str, against: str, fast: float, slow: float, goal: 
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds of ``what`` for some values of ``over``, and the bytes of pairs where there are any."""
+    """Seconds of ``what`` for some values of ``over``."""
 
     what: str
     over: str
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
-    nbytes: tuple[int, ...] = ()
+
+    @classmethod
+    def measured(
+        cls, what: str, over: str, sizes: Sequence[int], case: Callable[[int], Callable[[], object]], seconds: float
+    ) -> Curve:
+        """Measure what ``case`` returns for each size."""
+        return cls(what, over, tuple(sizes), tuple(race(case(n), seconds=seconds, burst=8)[0] for n in sizes))
 
     @property
     def exponent(self) -> float:

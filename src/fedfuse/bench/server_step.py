@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import Any
 
@@ -120,18 +120,18 @@ def form(state: FusionState, optima: Floats, share: float, rounds: int = FORMING
 
 def growth_curves(sizes: BenchSizes) -> Iterator[Curve]:
     """Measure growth with devices and with parameters."""
-    devices = ("devices", f"d = {sizes.d}", [(m, sizes.d) for m in sizes.over_m])
-    parameters = ("parameters", f"m = {sizes.m}", [(sizes.m, d) for d in sizes.over_d])
-    for over, kept, shapes in (devices, parameters):
-        seconds, nbytes = [], []
-        for shape in shapes:
-            start = grouped(*shape, APART)
-            state, rounds = FusionState(start, PENALTY, warm=True), cycle(some_rounds(start, sizes.share))
-            seconds += race(lambda: state.update(*next(rounds)), seconds=sizes.seconds / 4, burst=8)  # noqa: B023
-            nbytes.append(state.nbytes)
-        what = f"server step, {kept}, 4 groups, {sizes.share:.0%} active"
-        values = sizes.over_m if over == "devices" else sizes.over_d
-        yield Curve(what, over, values, tuple(seconds), tuple(nbytes))
+
+    def step(m: int, d: int) -> Callable[[], object]:
+        start = grouped(m, d, APART)
+        state, rounds = FusionState(start, PENALTY, warm=True), cycle(some_rounds(start, sizes.share))
+        return lambda: state.update(*next(rounds))
+
+    what, seconds = f"4 groups, {sizes.share:.0%} active", sizes.seconds / 4
+    for over, kept, values, case in (
+        ("devices", f"d = {sizes.d}", sizes.over_m, lambda m: step(m, sizes.d)),
+        ("parameters", f"m = {sizes.m}", sizes.over_d, lambda d: step(sizes.m, d)),
+    ):
+        yield Curve.measured(f"server step, {kept}, {what}", over, values, case, seconds)
 
 
 def grouped(m: int, d: int, distance: float, width: float = 0.5) -> Floats:
