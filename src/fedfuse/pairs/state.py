@@ -50,7 +50,7 @@ from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.utils import alignment
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.lazy import load
-from fedfuse.utils.threads import spread
+from fedfuse.utils.threads import own, spread
 from fedfuse.utils.typing import Bools, Bytes, Floats, Ints
 
 Backend = Literal["threads", "ray"]
@@ -124,8 +124,6 @@ class FusionState:
     [[9.0, 9.0]]
     """
 
-    _kept_round: tuple[Any, ...] | None = None
-    _kept_scratch: Scratch | None = None
     _adjacency: Bytes | None = None
     _sums: Floats
 
@@ -267,7 +265,7 @@ class FusionState:
         touched = _touched_pairs(self.m, active.size)
         chunks = min(max(self.m // 25, 2), 8) if touched * self.d > MIN_THREADED_NUMBERS else 1
         rank, bounds = _cut(self.m, active, chunks)
-        turn = Round(rank, bounds, *self._round_arrays(active.size))
+        turn = Round(rank, bounds, *own(_round_arrays, active.size, self.d, self.omega.dtype))
         rest = self._pool.live < self.s.size  # pairs that are far
         together, found = np.empty(self.d), np.empty(3)
         _pairs.set_parameters(self.omega, active, new, turn, self._squares, together, found)
@@ -437,24 +435,6 @@ class FusionState:
         """Distance from which on a pair needs no vector."""
         return float(self.penalty.reach)
 
-    def _round_arrays(self, k: int) -> tuple[Any, ...]:
-        """Return arrays for a round of k active devices (see `Round`): the last ones if they fit."""
-        if self._kept_round is None or self._kept_round[0].size != k:
-            rows = alignment.rows((3, k), self.d, self.omega.dtype)
-            self._kept_round = np.empty(k, np.int64), np.empty(k), *rows
-        return self._kept_round
-
-    def _scratch(self, k: int, chunks: int) -> Scratch:
-        """Return space for the chunks of such a round: the last one if it fits."""
-        tile = self._tile(k)
-        shapes = (chunks, k + 5), (chunks, 3, tile * RUN_PARTNERS + 1), (chunks, 2, RUN_PARTNERS + tile + 2)
-        last = self._kept_scratch
-        if last is None or (last.rows.shape[:2], last.todo.shape, last.order.shape) != shapes:
-            rows = alignment.rows(shapes[0], self.d, self.omega.dtype)
-            todo, order = (np.empty(shape, np.int64) for shape in shapes[1:])
-            self._kept_scratch = last = Scratch(rows, todo, order, np.empty((chunks, 2)), np.empty(chunks, np.int64))
-        return last
-
     def _tile(self, k: int) -> int:
         """Return how many of k active devices are processed together: each partner is near about `TILE_DEVICES`."""
         tile, near = TILE_DEVICES, self._pool.live
@@ -467,7 +447,8 @@ class FusionState:
         chunks = turn.bounds.size - 1
         if rest:
             self._enter(turn, touched)
-        scratch = self._scratch(turn.active.size, chunks)
+        k = turn.active.size
+        scratch = own(_scratch, k, chunks, self._tile(k), self.d, self.omega.dtype)
         state = self._all, self._adjacent, self.omega, turn, self._pieces, rest, scratch
 
         def run(jobs: Ints) -> None:
@@ -597,6 +578,18 @@ def _run_chunks(run: Callable[[Ints], None], chunks: int, work: float) -> None:
         run(ONLY_CHUNK)
     else:
         spread(run, np.full(chunks, WORK_PER_NUMBER * work / chunks))
+
+
+def _round_arrays(k: int, d: int, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    """Return arrays for a round of k active devices (see `Round`)."""
+    return np.empty(k, np.int64), np.empty(k), *alignment.rows((3, k), d, dtype)
+
+
+def _scratch(k: int, chunks: int, tile: int, d: int, dtype: np.dtype[Any]) -> Scratch:
+    """Return space for the chunks of such a round."""
+    todo, order = np.empty((chunks, 3, tile * RUN_PARTNERS + 1), np.int64), (chunks, 2, RUN_PARTNERS + tile + 2)
+    results = np.empty((chunks, 2)), np.empty(chunks, np.int64)
+    return Scratch(alignment.rows((chunks, k + 5), d, dtype), todo, np.empty(order, np.int64), *results)
 
 
 def _touched_pairs(m: int, k: int) -> int:

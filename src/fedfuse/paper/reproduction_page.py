@@ -66,12 +66,12 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def section(item: Item, setup: PaperSetup, found: Findings, level: int = 1, picture: str | None = None) -> str:
+def section(item: Item, setup: PaperSetup, found: Findings, picture: str, level: int = 1) -> str:
     """Return an item in Markdown: tables, picture, notes, reasons, the command and its time."""
     lines = [f"{'#' * level} {item.where}: {item.title}", ""]
     for title, table in found.tables.items():
         lines += [f"{title}:", "", markdown(table), ""]
-    if picture:
+    if found.draw:
         lines += [f"![{item.title}]({picture})", ""]
     if found.notes:
         lines += [*(f"- {note}" for note in found.notes), ""]
@@ -86,7 +86,7 @@ def save(item: Item, setup: PaperSetup, found: Findings, directory: Path) -> lis
     """Write all files of an item; return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     files = {name: table.to_csv(index=False, lineterminator="\n") for name, table in found.numbers.items()}
-    files[f"{item.name}.md"] = section(item, setup, found, picture=PICTURES[0] if found.draw else None)
+    files[f"{item.name}.md"] = section(item, setup, found, PICTURES[0])
     for name, text in files.items():
         _write(directory / name, text)
     runs = {trial.key: trial.description for trial in runner.wanted([item], setup)}
@@ -97,10 +97,10 @@ def save(item: Item, setup: PaperSetup, found: Findings, directory: Path) -> lis
 def write_page(path: Path, out: Path, data_dir: str | None = None) -> list[str]:
     """Write the page, and pictures into a folder of its name; return the items that are neither run nor on it."""
     parts, absent, used, contents = [], [], set[Size](), []
-    before = dict(_sections(path))
+    before, rank = dict(_sections(path)), get_args(Size).index
     for item in items().values():
         setup, there = _best_size(item, out, data_dir), before.get(_heading(item))
-        if there is not None and (setup is None or _rank(setup.size) > _rank(there[0])):
+        if there is not None and (setup is None or rank(setup.size) > rank(there[0])):
             size, words = there[0], _with_todays_reasons(item, there[1])
         elif setup is not None:
             size, words = setup.size, _new_section(item, setup, path)
@@ -126,10 +126,9 @@ def _best_size(item: Item, out: Path, data_dir: str | None) -> PaperSetup | None
 
 def _new_section(item: Item, setup: PaperSetup, path: Path) -> str:
     """Return the section of an item that was run here, and draw its picture."""
-    found = item.experiment.findings(setup)
-    picture = f"{path.stem}/{item.name}.svg" if found.draw else None
-    _draw(found, path.parent, (f"{path.stem}/{item.name}.svg",))
-    return section(item, setup, found, level=2, picture=picture).rstrip() + f" Size: {setup.size}.\n"
+    found, picture = item.experiment.findings(setup), f"{path.stem}/{item.name}.svg"
+    _draw(found, path.parent, (picture,))
+    return section(item, setup, found, picture, level=2).rstrip() + f" Size: {setup.size}.\n"
 
 
 def _sections(path: Path) -> Iterator[tuple[str, tuple[Size, str]]]:
@@ -137,9 +136,8 @@ def _sections(path: Path) -> Iterator[tuple[str, tuple[Size, str]]]:
     if not path.exists():
         return
     for part in re.split(r"^(?=## )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-        said = re.search(r"Size: (\w+)\.\s*$", part)
         for size in get_args(Size):
-            if said is not None and said[1] == size:
+            if part.rstrip().endswith(f"Size: {size}."):
                 yield part.splitlines()[0], (size, part.rstrip() + "\n")
 
 
@@ -150,10 +148,11 @@ def _with_todays_reasons(item: Item, words: str) -> str:
 
 def _draw(found: Findings, directory: Path, names: tuple[str, ...]) -> list[Path]:
     """Write the picture; each file is drawn anew, as saving closes the figure."""
-    paths = [directory / name for name in names] if found.draw else []
-    for path in paths:
-        save_picture(found.draw() if found.draw else None, path)
-    return paths
+    if found.draw is None:
+        return []
+    for name in names:
+        save_picture(found.draw(), directory / name)
+    return [directory / name for name in names]
 
 
 def _write(path: Path, text: str) -> None:
@@ -177,7 +176,3 @@ def _anchor(item: Item) -> str:
 
 def _heading(item: Item) -> str:
     return f"## {item.where}: {item.title}"
-
-
-def _rank(size: Size) -> int:
-    return get_args(Size).index(size)

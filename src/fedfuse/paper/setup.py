@@ -152,35 +152,27 @@ class PaperSetup:
         Settings that the method leaves open are chosen by a run of their own, without an attack. That run is returned
         as long as it is not done.
         """
-        if isinstance(method, Searchable) and method.has_open_settings:
-            search = self._search(name, label, method, settings, seed, **extra)
-            if not search.done:
-                return search
-            method = replace(method, **search.result().chosen)
-        return self._trial(name, label, method, settings, seed, **extra)
-
-    def _search(
-        self, name: str, label: str, method: Method[Any], settings: Mapping[str, Any], seed: int, **extra: Any
-    ) -> Trial:
-        trial = self.scale.trial
-        kept = {key: setting for key, setting in settings.items() if key not in ATTACK_SETTINGS}
-        kept |= {
-            "rounds": MAX_CANDIDATES * (trial + 1) + 1,
-            "evaluate_every": NEVER_EVALUATE,
-            "checkpoint_every": trial,
-        }
-        late = {key: share for key, share in extra.items() if key in ("newcomers", "data_seed")}
-        return self._trial(name, label, GridSearch(inner=method, trial=trial), kept, seed, **late)
-
-    def _trial(
-        self, name: str, label: str, method: Method[Any], settings: Mapping[str, Any], seed: int, **extra: Any
-    ) -> Trial:
         data = self.recipe(name)
-        blank = Trial(
+        trial = Trial(
             label=f"{PRINTED.get(label, label)} on {data.name}", seed=seed, method=method, settings=dict(settings),
             dataset=data.words, source={"data_dir": self.data_dir}, recipe=data, **extra,
         )  # fmt: skip
-        return replace(blank, directory=self.home / blank.key)
+        if isinstance(method, Searchable) and method.has_open_settings:
+            search = self._search(trial)
+            if not search.done:
+                return search
+            trial = replace(trial, method=replace(method, **search.result().chosen))
+        return replace(trial, directory=self.home / trial.key)
+
+    def _search(self, trial: Trial) -> Trial:
+        """Return the run that chooses a trial's open settings."""
+        rounds = self.scale.trial
+        settings = {key: setting for key, setting in trial.settings.items() if key not in ATTACK_SETTINGS}
+        settings |= {"rounds": MAX_CANDIDATES * (rounds + 1) + 1, "checkpoint_every": rounds}
+        settings |= {"evaluate_every": NEVER_EVALUATE}
+        method = GridSearch(inner=trial.method, trial=rounds)
+        search = replace(trial, method=method, settings=settings, at=(), curve=False)
+        return replace(search, directory=self.home / search.key)
 
 
 def _usual_rounds(data: Data, label: str, style: Style) -> int:
