@@ -484,10 +484,10 @@ def test_order_by_group():
 
 def test_a_chart_draws_what_is_finite():
     chart = Chart("", Axis(0, 10), Axis(0, 1))
-    chart.line([0, 5, 10], [0, np.nan, 1], "g0", "one")
-    chart.dots([5], [0.5], "g1", "two")
-    assert chart.layers[0].d == "M0 1000L1000 0"
-    assert chart.layers[1].d == "M500.0 500.0h0"
+    chart.add("line", [0, 5, 10], [0, np.nan, 1], "g0", "one")
+    chart.add("dots", [5], [0.5], "g1", "two")
+    assert chart.path(chart.layers[0]) == "M0 1000L1000 0"
+    assert chart.path(chart.layers[1]) == "M500.0 500.0h0"
     assert [layer.name for layer in chart.key] == ["one", "two"]
 
 

@@ -33,10 +33,10 @@ def data_fetch(
 ) -> None:
     """Download and verify the files of a data set; files already there are kept, partial downloads resumed."""
     from fedfuse.data.download import fetch
-    from fedfuse.report.terminal import Downloads
+    from fedfuse.report.terminal import download_bars
 
-    with Downloads(console) as downloads:
-        done = fetch(name, data_dir, progress=downloads)
+    with download_bars(console) as progress:
+        done = fetch(name, data_dir, progress=progress)
     if not done.new and not done.present:
         words = f"{name} needs no files"
     else:

@@ -46,6 +46,7 @@ def train_and_show(
     report: bool | None,
 ) -> None:
     """Train, show the outcome and write the page; where a federation is given, local and pooled models are fitted."""
+    from fedfuse.report import fitted_baselines
     from fedfuse.report.terminal import show
 
     result = train_with_progress(train, directory)
@@ -55,16 +56,10 @@ def train_and_show(
             write_page(directory, baselines)
         print_json(result.summary())
         return
-    scores = {}
-    if federation is not None and result.model.convex:
-        from fedfuse.training.evaluation import Baselines
-
-        with console.status("fitting local and pooled models to compare with …"):
-            found = Baselines.of(federation, result.model)
-        found.save(directory)
-        scores = found.scores
     answers = Answers()
-    show(result, scores, answers)
+    with console.status("fitting local and pooled models to compare with …"):
+        found = None if federation is None else fitted_baselines(directory, federation)[0]
+    show(result, found.scores if found else {}, answers)
     answers.say(f"\nfiles: {directory}")
     if report is not False:
         answers.say(f"report: {write_page(directory, baselines)}")
@@ -81,7 +76,6 @@ def compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_
     try:
         comparison = work(bars)
     except KeyboardInterrupt:
-        bars.close()
         if not is_comparison(directory):
             raise
         _fail_resumable(directory)

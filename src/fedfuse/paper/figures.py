@@ -12,7 +12,7 @@ from fedfuse import Tuning
 from fedfuse.grouping.lambda_path import Strategy
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED
 from fedfuse.report.palette import COLOURS
-from fedfuse.report.plots import _plain, _pyplot, plot_tuning
+from fedfuse.report.plots import _plain, _pyplot, box_of_points, plot_tuning
 from fedfuse.results.snapshots import DistanceSnapshot
 
 # Nine methods and ours: colours twice, the second time dashed; ours is thick and black.
@@ -94,9 +94,7 @@ def starts(table: pd.DataFrame) -> Any:
         for ax, data, some in _panels(row, table):
             for place, label in enumerate(methods):
                 points = scale * some.loc[some["method"] == label, what].to_numpy(float)
-                jitter = np.random.default_rng(place).uniform(-0.18, 0.18, len(points))
-                ax.scatter(place + jitter, points, s=16, color=COLOURS[place], alpha=0.7, lw=0)
-                ax.boxplot([points], positions=[place], widths=0.5, showfliers=False, medianprops={"color": "black"})
+                box_of_points(ax, place, points, COLOURS[place])
             ax.set_xticks(range(len(methods)), [PRINTED[label] for label in methods])
             ax.set(ylabel=words, title=data if what == "test" else "")
     return axes

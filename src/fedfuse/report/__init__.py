@@ -61,8 +61,7 @@ def render(directory: Path, *, federation: Federation | None = None, baselines: 
     from fedfuse.report.run_page import run_page
 
     _check_method(directory)
-    note = _fit_baselines(directory, federation, baselines)
-    return page_of("run.html.j2", run_page(directory, note))
+    return page_of("run.html.j2", run_page(directory, *fitted_baselines(directory, federation, wanted=baselines)))
 
 
 def _check_method(directory: Path) -> None:
@@ -77,21 +76,23 @@ def _check_method(directory: Path) -> None:
             raise FedfuseError(f"{directory / 'profile.json'} is not as fedfuse writes it: {problem}") from None
 
 
-def _fit_baselines(directory: Path, federation: Federation | None, wanted: bool) -> str:
-    """Fit local and pooled models where they are missing; return why not, where that is not possible."""
-    if Baselines.load(directory) is not None:
-        return ""
+def fitted_baselines(
+    directory: Path, federation: Federation | None = None, *, wanted: bool = True
+) -> tuple[Baselines | None, str]:
+    """Return local and pooled models beside a run, fitted where they are missing; or why there are none."""
+    if (known := Baselines.load(directory)) is not None:
+        return known, ""
     result = Result.load(directory)
     if not result.model.convex:
-        return "Local and pooled models to compare with are fitted for linear and softmax models only."
+        return None, "Local and pooled models to compare with are fitted for linear and softmax models only."
     if not wanted:
-        return "Local and pooled models to compare with were not fitted."
+        return None, "Local and pooled models to compare with were not fitted."
     try:
-        data = federation or _load_data(directory)
+        fitted = Baselines.of(federation or _load_data(directory), result.model)
     except (FedfuseError, OSError) as problem:
-        return f"Local and pooled models to compare with are missing: {problem}."
-    Baselines.of(data, result.model).save(directory)
-    return ""
+        return None, f"Local and pooled models to compare with are missing: {problem}."
+    fitted.save(directory)
+    return fitted, ""
 
 
 def _load_data(directory: Path) -> Federation:

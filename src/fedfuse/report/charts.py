@@ -75,17 +75,22 @@ class Axis:
 
 @dataclass(frozen=True)
 class Layer:
-    """Lines, thin lines, dots or an area of one colour."""
+    """Points of one colour: a ``line`` through them, ``thin`` or ``step``, ``dots``, or ``bars`` from ``low`` on."""
 
     kind: str
     tone: str
-    d: str
+    x: Floats
+    y: Floats
     name: str = ""
+    low: Floats | None = None
 
 
 @dataclass
 class Chart:
-    """A picture with two axes, a description in words, and what a pointer or the arrow keys read off it."""
+    """A picture with two axes, a description in words, and what a pointer or the arrow keys read off it.
+
+    It is drawn by the page, or by matplotlib (`report.plots.plot_chart`).
+    """
 
     words: str
     x: Axis
@@ -99,21 +104,12 @@ class Chart:
         """The layers that have a name, each once."""
         return list({layer.name: layer for layer in self.layers if layer.name}.values())
 
-    def line(self, x: npt.ArrayLike, y: npt.ArrayLike, tone: str, name: str = "", kind: str = "line") -> None:
-        """Add a line through the points; ``kind`` may be ``"thin"``."""
-        self.layers.append(Layer(kind, tone, line_path(*self._places(x, y)), name))
-
-    def step(self, x: npt.ArrayLike, y: npt.ArrayLike, tone: str, name: str = "") -> None:
-        """Add a line that stays until the next point."""
-        self.line(np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1], tone, name)
-
-    def area(self, x: npt.ArrayLike, y: npt.ArrayLike, tone: str, name: str = "") -> None:
-        """Add a line and the area below it."""
-        px, py = self._places(x, y)
-        if len(px):
-            closed = f"{line_path(px, py)}L{px[-1]} {SIDE}L{px[0]} {SIDE}Z"
-            self.layers.append(Layer("area", tone, closed))
-        self.line(x, y, tone, name)
+    def add(
+        self, kind: str, x: npt.ArrayLike, y: npt.ArrayLike, tone: str, name: str = "", low: npt.ArrayLike | None = None
+    ) -> None:
+        """Add a layer."""
+        columns = [None if values is None else np.asarray(values, float) for values in (x, y, low)]
+        self.layers.append(Layer(kind, tone, columns[0], columns[1], name, columns[2]))  # type: ignore[arg-type]
 
     def read_off(self, x: npt.ArrayLike, series: Mapping[str, npt.ArrayLike], **more: Any) -> None:
         """Let a pointer or the arrow keys read off these values at every x."""
@@ -121,23 +117,19 @@ class Chart:
         self.readout = {"x": np.asarray(x).tolist(), "low": self.x.low, "high": self.x.high, "series": columns}
         self.readout |= {"percent": self.y.percent, **more}
 
-    def dots(self, x: npt.ArrayLike, y: npt.ArrayLike, tone: str, name: str = "") -> None:
-        """Add dots."""
-        px, py = self._places(x, y)
-        self.layers.append(Layer("dots", tone, "".join(f"M{a} {b}h0" for a, b in zip(px, py, strict=True)), name))
-
-    def bars(self, x: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike, tone: str) -> None:
-        """Add upright lines from low to high."""
-        known = np.isfinite(low) & np.isfinite(high)
-        px, bottom = self._places(np.asarray(x)[known], np.asarray(low)[known])
-        top = self._places(np.asarray(x)[known], np.asarray(high)[known])[1]
-        d = "".join(f"M{a} {b}V{c}" for a, b, c in zip(px, bottom, top, strict=True))
-        self.layers.append(Layer("thin", tone, d))
-
-    def _places(self, x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[list[float], list[float]]:
-        px, py = SIDE * self.x.share(x), SIDE * (1 - self.y.share(y))
-        good = np.isfinite(px) & np.isfinite(py)
-        return px[good].round(1).tolist(), py[good].round(1).tolist()
+    def path(self, layer: Layer) -> str:
+        """Return a layer as an SVG path; points without a place are left out."""
+        x, y = layer.x, layer.y
+        if layer.kind == "step":
+            x, y = np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
+        low = [] if layer.low is None else [1 - self.y.share(layer.low)]
+        places = SIDE * np.array([self.x.share(x), 1 - self.y.share(y), *low])
+        px, py, *bottom = places[:, np.isfinite(places).all(axis=0)].round(1).tolist()
+        if layer.kind == "dots":
+            return "".join(f"M{a} {b}h0" for a, b in zip(px, py, strict=True))
+        if bottom:
+            return "".join(f"M{a} {c}V{b}" for a, b, c in zip(px, py, bottom[0], strict=True))
+        return line_path(px, py)
 
 
 def line_path(x: Sequence[float], y: Sequence[float]) -> str:

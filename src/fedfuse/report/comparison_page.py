@@ -150,8 +150,8 @@ def _cost(found: Comparison) -> Chart | None:
     chart = Chart(f"Mean {metric} of each method against numbers sent; the table has the numbers.", x, y, height=360)
     for place, (method, history) in enumerate(histories.items()):
         colour = tone(place + 1) + (" second" if place >= len(COLOURS) else "")
-        chart.line(history["cost_floats"], history["test"], colour, kind="thin")
-        chart.dots(table.loc[[method], "cost_floats"], table.loc[[method], "test"], colour, str(method))
+        chart.add("thin", history["cost_floats"], history["test"], colour)
+        chart.add("dots", table.loc[[method], "cost_floats"], table.loc[[method], "test"], colour, str(method))
     return chart
 
 

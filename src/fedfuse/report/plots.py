@@ -6,6 +6,7 @@ and have the colours of the report (`fedfuse.report.palette`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from fedfuse.errors import FedfuseError
+from fedfuse.report.charts import Chart
 from fedfuse.report.distance_charts import (
     MERGE_AXIS,
     average_linkage,
@@ -24,9 +26,9 @@ from fedfuse.report.distance_charts import (
     plane,
     snapshot_of,
 )
-from fedfuse.report.explanations import POOLED, group_name
+from fedfuse.report.explanations import group_name
 from fedfuse.report.palette import COLOURS, GREY, colour
-from fedfuse.report.run_page import device_order
+from fedfuse.report.run_page import device_chart, device_scores, training_charts
 from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
@@ -142,23 +144,36 @@ def _outline(bars: Any, chosen: Any) -> None:
             bar.set(edgecolor="black", linewidth=2)
 
 
-def plot_history(result: Result, ax: Any = None) -> Any:
-    """Draw validation and test metric and the number of groups by round."""
+def plot_chart(chart: Chart, ax: Any = None) -> Any:
+    """Draw a chart of the report."""
     ax = _axes(ax)
-    seen = _evaluated(result, "n_clusters")
-    for number, part in enumerate(("validation", "test"), 1):
-        if seen[part].notna().any():
-            ax.plot(seen["round"], seen[part], color=colour(number), lw=1.8, label=f"{part} {result.profile.metric}")
-    other = ax.twinx()
-    other.step(seen["round"], seen["n_clusters"], color="black", lw=1, ls=":", where="post", label="groups")
-    other.set_ylim(bottom=0)
-    other.set_ylabel("groups")
-    ax.set(xlabel="round", ylabel=result.profile.metric, title=f"{result.dataset}, {result.method['method']}")
-    lines = [*ax.get_lines(), *other.get_lines()]
-    ax.legend(lines, [line.get_label() for line in lines], frameon=False, loc="center right")
-    ax.grid(alpha=0.25)
-    ax.spines[["top"]].set_visible(False)
-    return ax
+    for layer in chart.layers:
+        named = re.fullmatch(r"g(\d+)", layer.tone)  # All other tones are shades of grey.
+        style: dict[str, Any] = {"color": COLOURS[int(named[1])] if named else GREY, "label": layer.name or None}
+        if layer.kind == "dots":
+            marker = "x" if layer.tone == "pooled" else "o"
+            ax.scatter(layer.x, layer.y, s=16 if named else 10, marker=marker, lw=0.8, **style)
+        elif layer.low is not None:
+            ax.vlines(layer.x, layer.low, layer.y, lw=0.6, **style)
+        else:
+            ax.plot(layer.x, layer.y, lw=1.8, drawstyle="steps-post" if layer.kind == "step" else None, **style)
+    for side, axis in (("x", chart.x), ("y", chart.y)):
+        ax.set(**{f"{side}label": axis.words, f"{side}scale": "log" if axis.log else "linear"})
+        ax.set(**{f"{side}lim": (axis.low, axis.high)})
+        if axis.whole:
+            ax.locator_params(side, integer=True)
+    ax.legend(frameon=False, fontsize=8, loc="best")
+    return _plain(ax)
+
+
+def plot_history(result: Result, axes: Any = None) -> Any:
+    """Draw the report's charts of training, one below the other: scores, groups, and how far models moved."""
+    _evaluated(result, least=2)
+    charts = training_charts(result)
+    axes = _axes(axes, len(charts), 1, size=(7, 2.4 * len(charts)), sharex=True, squeeze=False)
+    for chart, ax in zip(charts, np.ravel(axes), strict=True):
+        plot_chart(chart, ax).label_outer()
+    return axes
 
 
 def plot_scores(
@@ -174,7 +189,7 @@ def plot_scores(
     """
     ax = _axes(ax)
     for number, (name, result) in enumerate(results.items(), 1):
-        seen = _evaluated(result, "test", name)
+        seen = _evaluated(result, name)
         ax.plot(seen[against], seen["test"], color=colour(number), lw=1.8, label=name)
         right = seen[seen["ari"].astype(float) >= 1.0]
         if marks and len(right):
@@ -187,13 +202,13 @@ def plot_scores(
     return _plain(ax)
 
 
-def _evaluated(result: Result, column: str, name: str = "the run") -> pd.DataFrame:
-    """Return the rounds with a value in this column."""
-    if column not in result.history or not result.history[column].notna().any():
-        raise FedfuseError(
-            f"the history of {name} has no evaluated round: use a smaller evaluate_every, or more rounds"
-        )
-    seen: pd.DataFrame = result.history[result.history[column].notna()]
+def _evaluated(result: Result, name: str = "the run", least: int = 1) -> pd.DataFrame:
+    """Return the rounds with a test score; raise where there are fewer than ``least``."""
+    history = result.history
+    seen: pd.DataFrame = history[history["test"].notna()] if "test" in history else history[:0]
+    if len(seen) < least:
+        problem = f"the history of {name} has no evaluated round" if not len(seen) else f"{name} was evaluated once"
+        raise FedfuseError(f"{problem}: use a smaller evaluate_every, or more rounds")
     return seen
 
 
@@ -231,11 +246,16 @@ def _draw_starts(sweep: Sweep, name: str, ax: Any) -> None:
     """Draw one point per random start, and a box around the middle half."""
     for place, method in enumerate(sweep.methods):
         points = sweep.table.loc[sweep.table["method"] == method, name].dropna().to_numpy(float)
-        jitter = np.random.default_rng(place).uniform(-0.18, 0.18, len(points))
-        ax.scatter(place + jitter, points, s=14, color=colour(place + 1), alpha=0.6, lw=0)
-        ax.boxplot([points], positions=[place], widths=0.5, showfliers=False, medianprops={"color": "black"})
+        box_of_points(ax, place, points, colour(place + 1))
     ax.set_xticks(range(len(sweep.methods)), sweep.methods)
     ax.set_xlabel(f"{sweep.over.starts} random starts")
+
+
+def box_of_points(ax: Any, place: float, points: Floats, shade: str) -> None:
+    """Draw points beside each other at a place of the horizontal axis, and a box around their middle half."""
+    jitter = np.random.default_rng(int(place)).uniform(-0.18, 0.18, len(points))
+    ax.scatter(place + jitter, points, s=14, color=shade, alpha=0.6, lw=0)
+    ax.boxplot([points], positions=[place], widths=0.5, showfliers=False, medianprops={"color": "black"})
 
 
 def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
@@ -311,19 +331,9 @@ def plot_devices(result: Result, baselines: Mapping[str, Floats] | None = None, 
 
     ``baselines`` are the scores of `fedfuse.training.evaluation.Baselines`.
     """
-    ax, known, order = _axes(ax), baselines or {}, device_order(result)
-    x, scores, groups = np.arange(len(order)), result.scores["test"][order], result.group_numbers[order]
-    if "local" in known:
-        ax.vlines(x, known["local"][order], scores, color=GREY, lw=0.6, zorder=1)
-    for name, label, marker in (("pooled", POOLED, "x"), ("local", "every device alone", "o")):
-        if name in known:
-            ax.scatter(x, known[name][order], s=10, marker=marker, color=GREY, lw=0.8, label=label, zorder=2)
-    for group in np.unique(groups):
-        label, inside = group_name(group) if groups.max() <= MAX_NAMED_GROUPS else "", groups == group
-        ax.scatter(x[inside], scores[inside], s=16, color=colour(group), label=label, zorder=3)
-    ax.set(xlabel="devices by group", ylabel=f"test {result.profile.metric}", xticks=[])
-    ax.legend(frameon=False, fontsize=8, loc="best")
-    return _plain(ax)
+    ax = plot_chart(device_chart(result, device_scores(result, baselines or {})), ax)
+    ax.set_xticks([])
+    return ax
 
 
 def plot_dendrogram(alone: DistanceSnapshot, labels: Ints, ax: Any = None) -> Any:

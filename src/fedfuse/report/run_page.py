@@ -34,10 +34,11 @@ LIBRARIES = ("numpy", "scipy", "numba", "scikit-learn", "pandas", "torch", "flwr
 HIDDEN_SETTINGS, ATTACK_SETTINGS = {"version", "fingerprint"}, {"attack", "liars", "lies", "scope"}
 
 
-def run_page(directory: Path, note: str = "") -> dict[str, Any]:
+def run_page(directory: Path, baselines: Baselines | None = None, note: str = "") -> dict[str, Any]:
     """Return what the template of a run needs; ``note`` says why there are no baselines, where there are none."""
-    result, baselines = Result.load(directory), Baselines.load(directory)
-    noun, scores = words.noun_of(result.profile), _scores(result, baselines)
+    result = Result.load(directory)
+    known = baselines.scores if baselines else {}
+    noun, scores = words.noun_of(result.profile), device_scores(result, known)
     frames = SnapshotFile(directory).load() or [snapshot_of(result)]
     pairs = PairFrame.of(frames, result.labels)
     tree = DendrogramChart.of(baselines.alone if baselines else most_apart(frames), result.group_numbers)
@@ -45,13 +46,13 @@ def run_page(directory: Path, note: str = "") -> dict[str, Any]:
     return {
         "title": f"{result.dataset}: {title}",
         "overline": f"{result.dataset} · {title} · seed {result.seed}",
-        "supporting": words.supporting(result, baselines.scores if baselines else {}),
+        "supporting": words.supporting(result, known),
         "noun": noun,
         "grouped": words.finds_groups(result),
         "metric": result.profile.metric,
         **_groups(result, scores),
         "missing": note,
-        "devices": device_chart(result, scores, noun),
+        "devices": device_chart(result, scores),
         "order": device_order(result).tolist(),
         "columns": _device_columns(result, scores),
         "pairs": pairs,
@@ -60,7 +61,7 @@ def run_page(directory: Path, note: str = "") -> dict[str, Any]:
         "tree_of": f"the models that each {noun.one} fits alone" if baselines else "models before they were merged",
         "contrasts": words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS),
         "tuning": _tuning(directory, result.profile.metric),
-        "curves": [chart for chart in _curves(result) if chart],
+        "curves": training_charts(result),
         "communication": _cost_curve(result.history),
         "refusals": refusals(result),
         "doubts": _doubts(result),
@@ -73,9 +74,8 @@ def run_page(directory: Path, note: str = "") -> dict[str, Any]:
     }
 
 
-def _scores(result: Result, baselines: Baselines | None) -> dict[str, Floats]:
+def device_scores(result: Result, known: Mapping[str, Floats]) -> dict[str, Floats]:
     """Return the test scores of all devices: with the model of the run, alone, and with one model for all."""
-    known = baselines.scores if baselines else {}
     scores = {"together": result.scores["test"]}
     return scores | {name: known[key] for key, name in (("local", "alone"), ("pooled", "one for all")) if key in known}
 
@@ -144,9 +144,9 @@ def device_order(result: Result) -> Ints:
     return np.lexsort((np.nan_to_num(result.scores["test"]), numbers, numbers == 0))
 
 
-def device_chart(result: Result, scores: Mapping[str, Floats], noun: words.Noun) -> Chart:
+def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
     """Return the chart of every device's score, with its group's model, alone, and with one model for all."""
-    metric, order = words.metric_name(result.profile.metric), device_order(result)
+    noun, metric, order = words.noun_of(result.profile), words.metric_name(result.profile.metric), device_order(result)
     group = "its group's model" if words.finds_groups(result) else "its model"
     names = {"together": group, "alone": words.alone_name(noun), "one for all": words.POOLED}
     shown = {names[key]: values[order] for key, values in scores.items()}
@@ -155,13 +155,13 @@ def device_chart(result: Result, scores: Mapping[str, Floats], noun: words.Noun)
     text = f"Test {metric} of every {noun.one}: {', '.join(shown)}. The table has the numbers."
     chart = Chart(text, Axis(-0.7, len(x) - 0.3, words=f"{noun.many} by group"), y, height=340)
     if words.POOLED in shown:
-        chart.dots(x, shown[words.POOLED], "pooled", words.POOLED)
+        chart.add("dots", x, shown[words.POOLED], "pooled", words.POOLED)
     if names["alone"] in shown:
-        chart.bars(x, shown[names["alone"]], ours, "link")
-        chart.dots(x, shown[names["alone"]], "alone", names["alone"])
+        chart.add("bars", x, ours, "link", low=shown[names["alone"]])
+        chart.add("dots", x, shown[names["alone"]], "alone", names["alone"])
     for g in [*range(1, len(result.groups) + 1), *([0] if result.apart.size else [])]:
         name = "" if len(result.groups) > MAX_KEYS else words.group_name(g)
-        chart.dots(x[numbers == g], ours[numbers == g], tone(g), name)
+        chart.add("dots", x[numbers == g], ours[numbers == g], tone(g), name)
     chart.read_off(x, shown, devices=order.tolist())
     return chart
 
@@ -191,7 +191,7 @@ def _tuning(directory: Path, metric: str) -> dict[str, Any] | None:
     return {"heads": heads, "rows": zip(rows, table["chosen"], strict=True)}
 
 
-def _curves(result: Result) -> list[Chart | None]:
+def training_charts(result: Result) -> list[Chart]:
     """Return the charts of training: scores, groups, and how far models still move."""
     history, metric = result.history, words.metric_name(result.profile.metric)
     seen = history[history["n_clusters"].notna()] if "n_clusters" in history else history[:0]
@@ -200,16 +200,17 @@ def _curves(result: Result) -> list[Chart | None]:
     scores = Axis.around(seen[parts].to_numpy(float), percent=metric == "accuracy", words=metric)
     groups = Axis.around([0, *(seen["n_clusters"] if len(seen) else ())], whole=True, words="groups")
     change = "how far models moved in a round, relative to their length (log scale)"
-    return [
+    charts = [
         _round_chart(history, seen, {f"{part} {metric}": part for part in parts}, scores, height=240),
         _round_chart(history, seen, {"number of groups": "n_clusters"}, groups, "step", 2),
         _round_chart(history, moving, {change: "moved"}, Axis.around(moving["moved"], log=True), tone=3),
     ]
+    return [chart for chart in charts if chart]
 
 
 def _cost_curve(history: pd.DataFrame) -> Chart | None:
     y = Axis(0, 1.05 * float(history["cost_floats"].iloc[-1]) or 1.0)
-    return _round_chart(history, history, {"numbers sent so far": "cost_floats"}, y, "area", height=200)
+    return _round_chart(history, history, {"numbers sent so far": "cost_floats"}, y, height=200)
 
 
 def _round_chart(
@@ -227,12 +228,10 @@ def _round_chart(
     seen = seen.iloc[thinned(len(seen), MAX_POINTS)]
     rounds = (seen["round"] + 1).astype(int)
     last = ", ".join(f"{name} {y.say(seen[column].dropna().iloc[-1])}" for name, column in columns.items())
-    chart = Chart(
-        f"By round; at the end: {last}.", Axis(0, float(history["round"].max()) + 1, whole=True, words="round"), y
-    )
-    chart.height = height
+    x = Axis(0, float(history["round"].max()) + 1, whole=True, words="round")
+    chart = Chart(f"By round; at the end: {last}.", x, y, height=height)
     for place, (name, column) in enumerate(columns.items(), tone):
-        getattr(chart, kind)(rounds, seen[column], f"g{place}", name)
+        chart.add(kind, rounds, seen[column], f"g{place}", name)
     chart.read_off(rounds, {name: seen[column] for name, column in columns.items()})
     return chart
 

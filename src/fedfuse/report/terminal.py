@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,9 +57,6 @@ class ProgressBar(Callback):
         self._known |= row
         self._progress.update(self._task, completed=run.k, total=run.settings.rounds, note=self._note(run))
 
-    def on_end(self, run: Run, result: Result) -> None:
-        self.close()
-
     def close(self) -> None:
         """Give the terminal back, also after an error."""
         self._progress.stop()
@@ -71,27 +69,20 @@ class ProgressBar(Callback):
         return " · ".join(f"{name} {value}" for name, value in facts.items())
 
 
-class Downloads:
-    """One line for each file being downloaded: bytes so far, speed, time left."""
+@contextmanager
+def download_bars(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Give a function that notes how much of a file has come: one line for each, with speed and time left."""
+    name, speed = bars.TextColumn("{task.description}"), (bars.DownloadColumn(), bars.TransferSpeedColumn())
+    progress = _bars(console, name, bars.BarColumn(20), *speed, bars.TimeRemainingColumn(), transient=False)
+    tasks: dict[str, bars.TaskID] = {}
 
-    def __init__(self, console: Console) -> None:
-        name, speed = bars.TextColumn("{task.description}"), (bars.DownloadColumn(), bars.TransferSpeedColumn())
-        columns = (name, bars.BarColumn(20), *speed, bars.TimeRemainingColumn())
-        self._progress = _bars(console, *columns, transient=False)
-        self._tasks: dict[str, bars.TaskID] = {}
+    def note(file: str, done: int, total: int | None) -> None:
+        if file not in tasks:
+            tasks[file] = progress.add_task(file)
+        progress.update(tasks[file], completed=done, total=total)
 
-    def __enter__(self) -> Downloads:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, file: str, done: int, total: int | None) -> None:
-        """Note how much of a file has come."""
-        if file not in self._tasks:
-            self._tasks[file] = self._progress.add_task(file)
-        self._progress.update(self._tasks[file], completed=done, total=total)
+    with progress:
+        yield note
 
 
 class ComparisonBars(Watcher):

@@ -67,16 +67,17 @@ class Progress:
     @classmethod
     def of(cls, directory: Path) -> Progress:
         """Read the progress of a run."""
-        run_directory = RunDirectory(directory)
-        if not run_directory.started:
+        run, rounds = RunDirectory(directory), directory / ROUNDS
+        if not run.started:
             return cls(directory.name, "waiting")
-        config = run_directory.config() if (directory / "config.json").exists() else {}
+        config = run.config() if (directory / "config.json").exists() else {}
         method = config.get("method", {})
         name = f"{config.get('dataset', directory.name)} · {words.title(method.get('method', 'run'))}"
-        if run_directory.finished:
+        if run.finished:
             return cls(name, "finished", *_finished(directory))
         limit = (config.get("settings") or {}).get("rounds")
-        return cls(name, "running", "score", read_rounds(directory), limit, _silence(directory))
+        silent = max(0.0, time.time() - rounds.stat().st_mtime) if rounds.exists() else 0.0
+        return cls(name, "running", "score", read_rounds(directory), limit, silent)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -111,20 +112,10 @@ class Progress:
 def _finished(directory: Path) -> tuple[str, list[dict[str, Any]]]:
     """Return the metric and the rows of a finished run, without loading its model."""
     try:
-        history = pd.read_csv(directory / "history.csv")
-        metric = str(read_json(directory / "summary.json")["metric"])
-    except FedfuseError:
-        raise
+        history = pd.read_csv(directory / "history.csv").astype(object)
+        return str(read_json(directory / "summary.json")["metric"]), without_nan(history.to_dict("records"))
     except (KeyError, TypeError, OSError, ValueError) as problem:
         raise FedfuseError(f"{directory} holds no whole run of fedfuse: {problem}") from None
-    return metric, without_nan(history.astype(object).to_dict("records"))
-
-
-def _silence(directory: Path) -> float:
-    try:
-        return max(0.0, time.time() - (directory / ROUNDS).stat().st_mtime)
-    except OSError:
-        return 0.0
 
 
 def read_progress(directory: Path) -> list[Progress]:
@@ -162,14 +153,20 @@ def watch(directory: Path, console: Console, every: float = 1.0, pause: Callable
 
 
 def picture(runs: Sequence[Progress]) -> RenderableType:
-    """Return what the terminal shows."""
-    return _one_run(runs[0]) if len(runs) == 1 else _many_runs(runs)
+    """Return what the terminal shows: everything of one run, a line for each of many."""
+    if len(runs) == 1:
+        return _one_run(runs[0])
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for run in runs:
+        style = {"waiting": "dim", "running": "bold"}.get(run.state, "")
+        table.add_row(escape(run.name), sparkline(run.curve(run.held_out)[1]), escape(run.line()), style=style)
+    ended = sum(run.state == "finished" for run in runs)
+    return Group(table, Text(f"{ended} of {len(runs)} runs finished", style="dim"))
 
 
 def _one_run(run: Progress) -> RenderableType:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="dim")
-    table.add_column()
+    table = Table("", "", box=None, pad_edge=False, show_header=False)
+    table.columns[0].style = "dim"
     for name, value in run.facts():
         table.add_row(name, escape(value))
     for column, name in ((run.held_out, run.held_out), ("n_clusters", "groups")):
@@ -182,15 +179,6 @@ def _one_run(run: Progress) -> RenderableType:
     if run.state == "running" and run.silent > MAX_SILENCE_SECONDS:
         parts.append(Text(f"nothing was written for {run.silent:.0f} s: has it stopped?", style="yellow"))
     return Group(*parts)
-
-
-def _many_runs(runs: Sequence[Progress]) -> RenderableType:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for run in runs:
-        style = {"waiting": "dim", "running": "bold"}.get(run.state, "")
-        table.add_row(escape(run.name), sparkline(run.curve(run.held_out)[1]), escape(run.line()), style=style)
-    ended = sum(run.state == "finished" for run in runs)
-    return Group(table, Text(f"{ended} of {len(runs)} runs finished", style="dim"))
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:

@@ -47,6 +47,11 @@ PROFILE: dict[str, Kinds] = {
     "model": (dict, str), "method": dict, "names": list, "goal": str, "classes": list, "features": list,
     "counts": list, "truth": (list, NOTHING), "encoder": (dict, NOTHING),
 }  # fmt: skip
+# Fields of a result that a summary has as they are.
+AS_SUMMARISED = (
+    "dataset", "seed", "converged", "orders", "cost_floats", "refused", "seconds", "stability", "chosen", "trouble",
+    "privacy",
+)  # fmt: skip
 _META = "meta"
 
 
@@ -196,9 +201,7 @@ def _fields(
         raise FedfuseError("profile.json is not as fedfuse writes it: features are not those of its encoder")
     who = {name: [known.names.index(device) for device in summary.get(name, [])] for name in ("who", "suspects")}
     return {
-        **{name: summary[name] for name in ("dataset", "seed", "converged", "orders", "cost_floats", "refused")},
-        **{name: summary[name] for name in ("seconds", "stability", "chosen")},
-        **{name: summary[name] for name in ("trouble", "privacy") if name in summary},
+        **{name: summary[name] for name in AS_SUMMARISED if name in summary},
         "profile": known, "model": used, "method": method, "models": models,
         "labels": np.array(summary["labels"], dtype=np.int64),
         "confidence": arrays.pop("confidence", None),
