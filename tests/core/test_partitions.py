@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
-from fedfuse.core.partitions import adjusted_rand, canonical, components, group_means, joined
+from fedfuse.core.partitions import (
+    adjusted_rand,
+    canonical,
+    components,
+    group_means,
+    joined,
+    linkage_heights,
+    widest_gap,
+)
 
 labelings = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
@@ -74,3 +82,20 @@ def test_long_chains_are_joined(order):
 def test_adjusted_rand_is_that_of_scikit_learn(both):
     truth, labels = ([each[k] for each in both] for k in (0, 1))
     assert adjusted_rand(truth, labels) == pytest.approx(adjusted_rand_score(truth, labels), abs=1e-12)
+
+
+@given(st.integers(1, 12), st.integers(0, 10**6))
+def test_linkage_heights_are_those_of_single_linkage(m, seed):
+    distances = scipy.spatial.distance.pdist(np.random.default_rng(seed).normal(size=(m, 2)))
+    heights = linkage_heights(scipy.spatial.distance.squareform(distances) if m > 1 else np.zeros((1, 1)))
+    expected = scipy.cluster.hierarchy.linkage(distances, "single")[:, 2] if m > 1 else np.empty(0)
+    np.testing.assert_allclose(heights, expected)
+
+
+@given(st.lists(st.floats(1e-3, 1e3), max_size=12), st.floats(0.05, 5), st.floats(3, 50))
+def test_the_gap_keeps_fused_links_and_cuts_those_beyond_reach(heights, fused, factor):
+    heights, reach = np.sort(heights), factor * fused
+    gap = widest_gap(heights, fused, reach)
+    assert (heights[heights <= fused] <= gap.nu).all()
+    assert (heights[heights > reach] > gap.nu).all()
+    assert not ((heights > gap.below * (1 + 1e-12)) & (heights < gap.above * (1 - 1e-12))).any()

@@ -152,10 +152,14 @@ def test_final_models_are_means_by_rows():
     assert result.labels.tolist() == federation.truth.tolist()
 
 
-@pytest.mark.parametrize(("lam", "threshold"), [(2.0, 0.5), (0.4, 0.3), (0.0, 0.0)])
-def test_threshold_follows_lambda_unless_given(lam, threshold):
-    assert ff.FPFC(lam=lam, refit=True).threshold == pytest.approx(threshold)
-    assert ff.FPFC(lam=lam, nu=0.07, refit=True).threshold == 0.07
+def test_groups_part_at_nu_or_in_the_widest_gap():
+    omega = np.array([[0.0], [0.1], [0.3], [2.0], [2.1]])
+    pairs = FusionState(omega, SmoothedSCAD(1.0), warm=True)
+    assert ff.FPFC(lam=1.0).gap(pairs) == pytest.approx((0.2, 1.7))
+    assert ff.FPFC(lam=0.2).gap(pairs).nu == pytest.approx(np.sqrt(0.2 * 1.7))  # Reach 0.74: cut all the same.
+    assert ff.FPFC(lam=3.0).gap(pairs).nu == pytest.approx(0.75 * 3)  # All are fused.
+    assert ff.FPFC(lam=0.0).gap(pairs).nu == 0
+    assert ff.FPFC(lam=1.0, nu=0.07).gap(pairs).nu == 0.07
 
 
 @pytest.mark.parametrize("start", ["zero", "normal"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
+from fedfuse.core.partitions import Gap
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.fpfc import MAX_ADMISSION_ROUNDS_SGD
@@ -171,7 +172,7 @@ def test_fpfc_lets_a_newcomer_meet_the_others_by_the_book(both):
             book.omega[8] = descended(new, i, book.omega[8], WORK, book.anchor(8), 1.0)
         for j in range(8):
             book.update_pair(j, 8)
-        joined = np.linalg.norm(book.theta[8, :8], axis=1) <= method.threshold
+        joined = np.linalg.norm(book.theta[8, :8], axis=1) <= Gap(*result.kept["gap"]).nu
         assert (result.labels[joined] == came.clusters[i]).all()
         assert joined.any()
     assert came.clusters == (0, 1)

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fedfuse.core.partitions import group_means
+from fedfuse.core.partitions import Gap, group_means, linkage_heights, widest_gap
 from fedfuse.core.penalties import L1, Penalty, SmoothedSCAD
 from fedfuse.core.robust_mean import Robust
 from fedfuse.errors import FedfuseError, check_choice
@@ -41,6 +41,10 @@ Lambda: TypeAlias = Literal["auto", "warmup", "separate"]
 MAX_ADMISSION_ROUNDS, MAX_ADMISSION_ROUNDS_SGD = 100, 20
 # A newcomer whose parameters move less, relative to their size, has come to rest.
 ADMISSION_TOLERANCE = 1e-4
+# Length of theta, in units of lambda, up to which a pair counts as fused: there the penalty pulls with its full slope.
+FUSED_RATIO = 0.75
+# Devices from which on groups part at `FUSED_RATIO`: the lengths of all theta would not fit into memory.
+MAX_GAP_DEVICES = 5000
 # A mean over fewer devices, as where each reply is taken in by itself, only moves the shared part towards it.
 MIN_DEVICES_FOR_A_MEAN = 5
 # A device that stands alone and moves this many times further than others usually do is a suspect, ...
@@ -127,8 +131,8 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     rho
         Weight of the proximal term.
     nu
-        Devices with ``||theta_ij|| <= nu`` are joined. Default: 0.5, the upper end of the paper's range, or
-        three quarters of a smaller lambda, where the penalty still pulls with its full slope.
+        Devices with ``||theta_ij|| <= nu`` are joined. Default: the middle of the widest gap in the single-linkage
+        heights of ||theta||, and at least three quarters of lambda, up to where the penalty pulls with its full slope.
     robust
         Whom to believe where groups are refitted, and how to pool them: see `grouping.refit`.
     memory, spill
@@ -188,10 +192,14 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
         """Where and how the server keeps its pairs."""
         return {name: getattr(self, name) for name in ("memory", "spill", "backend", "blocks")}
 
-    @property
-    def threshold(self) -> float:
-        """Devices whose theta is at most this long are joined."""
-        return min(0.5, 0.75 * self.strength) if self.nu is None else self.nu
+    def gap(self, pairs: FusionState) -> Gap:
+        """Return where groups part: at nu, or where the lengths of theta have their widest gap."""
+        if self.nu is not None:
+            return Gap(self.nu, self.nu)
+        fused = FUSED_RATIO * self.strength
+        if pairs.m > MAX_GAP_DEVICES or not fused:
+            return Gap(fused, fused)
+        return widest_gap(linkage_heights(pairs.norms()), fused, self.penalty.reach)
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> FPFCState:
         models = np.tile(info.initial(self.start), (info.m, 1)) if previous is None else previous.models
@@ -217,12 +225,14 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
         return state.update(devices, np.stack(values)) if values else None
 
     def current(self, state: FPFCState) -> Outcome:
-        return Outcome(state.models, state.pairs.labels(self.threshold))
+        return Outcome(state.models, state.pairs.labels(self.gap(state.pairs).nu))
 
     def outcome(self, state: FPFCState) -> Outcome:
-        labels = state.pairs.labels(self.threshold)
+        gap = self.gap(state.pairs)
+        labels = state.pairs.labels(gap.nu)
         models = group_means(state.models, labels, state.weights)[labels]
-        return Outcome(models, labels, self.strength, suspects=restless_devices(state, labels))
+        suspects, kept = restless_devices(state, labels), {"gap": np.array(gap)}
+        return Outcome(models, labels, self.strength, kept=kept, suspects=suspects)
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Let a newcomer meet all old devices, whose parameters stay as they are (the paper's section 6.4.2).
@@ -240,7 +250,8 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
                 break
         near = guest.norms()
         nearest = int(near.argmin())
-        if near[nearest] > self.threshold:
+        fused = FUSED_RATIO * self.strength
+        if near[nearest] > Gap(*known.kept.get("gap", (fused, fused))).nu:
             return AdmissionResult(w)
         return AdmissionResult(known.models[nearest], int(known.labels[nearest]))
 
