@@ -193,7 +193,7 @@ def test_without_a_registered_name_nobody_takes_part_where_it_is_asked_for():
 
 def test_bad_settings():
     grid = grid_of(planted(m=2))
-    with pytest.raises(FedfuseError, match="declared or registered, got 'any'"):
+    with pytest.raises(FedfuseError, match="'declared' or 'registered', got 'any'"):
         NodeRegistry(grid, "any")
     with pytest.raises(FedfuseError, match="ttl must be a positive number of seconds, got 0"):
         fleet_on(grid, planted(m=2), ttl=0)

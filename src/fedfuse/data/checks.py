@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
@@ -29,6 +30,17 @@ def position_of(device: str | int, positions: Mapping[str, int], what: str = "de
     if not 0 <= device < len(positions):
         raise FedfuseError(f"{what} {device} is outside 0 … {len(positions) - 1}")
     return int(device)
+
+
+def natural_key(name: str) -> tuple[list[Any], str]:
+    """Return a sort key that puts site2 before site10.
+
+    >>> sorted(["site10", "site2", "7"], key=natural_key)
+    ['7', 'site2', 'site10']
+    """
+    parts: list[Any] = re.split(r"(\d+)", name)
+    parts[1::2] = map(int, parts[1::2])
+    return parts, name
 
 
 def named_devices(data: Any, what: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fedfuse.data.checks import natural_key
 from fedfuse.data.federation import Goal
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.utils.files import Kinds, check_fields
@@ -154,17 +155,6 @@ def as_text(value: Any) -> str:
     return str(int(value) if whole else value)
 
 
-def natural_key(name: str) -> tuple[list[Any], str]:
-    """Return a sort key that puts site2 before site10.
-
-    >>> sorted(["site10", "site2", "7"], key=natural_key)
-    ['7', 'site2', 'site10']
-    """
-    parts: list[Any] = re.split(r"(\d+)", name)
-    parts[1::2] = map(int, parts[1::2])
-    return parts, name
-
-
 @dataclass(frozen=True)
 class ScaledColumn:
     """Standardised numbers or dates (as days): ``(x - mean) / sd``, and a 0/1 feature for missing values.
@@ -180,14 +170,11 @@ class ScaledColumn:
     flag_missing: bool
 
     @property
-    def features(self) -> tuple[str, ...]:
+    def features(self) -> dict[str, tuple[float, float]]:
+        """Offset and scale of each feature, by its name."""
         title = self.name if self.kind == "number" else f"{self.name} (days)"
-        return (title,) * (self.sd > 0) + (f"{self.name} {MISSING}",) * self.flag_missing
-
-    @property
-    def scaling(self) -> list[tuple[float, float]]:
-        """Offset and scale of each feature."""
-        return [(self.mean, self.sd)] * (self.sd > 0) + [(0.0, 1.0)] * self.flag_missing
+        scaled = {title: (self.mean, self.sd)} if self.sd > 0 else {}
+        return scaled | ({f"{self.name} {MISSING}": (0.0, 1.0)} if self.flag_missing else {})
 
     def write(self, table: Table, out: Floats) -> None:
         """Write the features of each row into an array of zeros."""
@@ -216,13 +203,9 @@ class LevelColumn:
         return self.levels[1:] if len(self.levels) <= 2 else self.levels
 
     @property
-    def features(self) -> tuple[str, ...]:
-        return tuple(f"{self.name}={level}" for level in self._shown)
-
-    @property
-    def scaling(self) -> list[tuple[float, float]]:
-        """Offset and scale of each feature."""
-        return [(0.0, 1.0)] * len(self._shown)
+    def features(self) -> dict[str, tuple[float, float]]:
+        """Offset and scale of each feature, by its name."""
+        return {f"{self.name}={level}": (0.0, 1.0) for level in self._shown}
 
     def write(self, table: Table, out: Floats) -> None:
         """Write the features of each row into an array of zeros."""
@@ -363,7 +346,7 @@ class Encoder:
 
     def unscale(self, coef: Floats) -> Floats:
         """Return coefficients (outputs x features and intercept) in the table's own units, for the same predictions."""
-        offsets, scales = map(np.array, zip(*(pair for column in self.columns for pair in column.scaling), strict=True))
+        offsets, scales = np.array([pair for column in self.columns for pair in column.features.values()]).T
         slopes = np.asarray(coef)[..., :-1] / scales
         intercept = np.asarray(coef)[..., -1:] - slopes @ offsets[:, None]
         return np.concatenate([slopes, intercept], axis=-1)

@@ -283,7 +283,7 @@ class RemoteFederation(Federation):
         >>> RemoteFederation.from_facts({"b": said, "a": said})
         Federation(2 devices, 20 rows (10 to 10 each), 2 features, regression)
         """
-        names = tuple(sorted(facts, key=_numbers_first))
+        names = tuple(sorted(facts, key=checks.natural_key))
         said = [check_facts(name, facts[name]) for name in names]
         for key, words in _AGREEMENT.items():
             checks.check_same({name: facts[name].get(key) for name in names}, words)
@@ -298,7 +298,8 @@ class RemoteFederation(Federation):
 
 def check_facts(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a remote device says of itself; raise an error where it is impossible."""
-    goal, rows, columns, classes, shape = (said.get(key) for key in ("goal", "rows", "columns", "classes", "shape"))
+    keys = ("goal", "rows", "columns", "classes", "shape", "features")
+    goal, rows, columns, classes, shape, names = map(said.get, keys)
     good = (
         goal in get_args(Goal)
         and _are_counts(rows, 0)
@@ -311,7 +312,7 @@ def check_facts(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
         and bool(classes) == (goal == "classification")
         and isinstance(said.get("digest"), str)
         and (shape is None or (_are_counts(shape, 1) and prod(shape) == columns))
-        and (said.get("features") is None or _are_names(said["features"], columns))
+        and (names is None or (isinstance(names, list) and len(names) == columns == sum(type(v) is str for v in names)))
     )
     if not good:
         raise FedfuseError(f"device {name!r} says impossible things of its rows")
@@ -322,20 +323,11 @@ def _are_counts(values: Any, least: int) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(v) is int and least <= v <= MAX_REMOTE_ROWS for v in values)
 
 
-def _are_names(values: Any, n: Any) -> bool:
-    return isinstance(values, list) and len(values) == n and all(isinstance(v, str) for v in values)
-
-
 def _union(classes: list[list[Any]]) -> tuple[Any, ...]:
     found = {label for labels in classes for label in labels}
     if len({isinstance(label, str) for label in found}) > 1:
         raise FedfuseError("some devices have text for classes and others numbers: make them alike")
     return tuple(sorted(found))
-
-
-def _numbers_first(name: str) -> tuple[int, int, str]:
-    """Sort numbers by size, and before words."""
-    return (0, int(name), name) if name.isdecimal() else (1, 0, name)
 
 
 def cut_points(counts: Ints, test: float, validation: float) -> Ints:

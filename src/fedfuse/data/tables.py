@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedfuse.data.checks import check_counts, check_splits
-from fedfuse.data.encoders import Column, Encoder, Table, fit_column, natural_key
+from fedfuse.data.checks import check_counts, check_splits, natural_key
+from fedfuse.data.encoders import Column, Encoder, Table, fit_column
 from fedfuse.data.federation import Federation, Goal, cut_points, shuffled_rows
 from fedfuse.data.targets import MAX_INTEGER_CLASSES, encode_target
 from fedfuse.errors import FedfuseError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,8 @@ class InProcess(Engine):
         return self._loaded[part, raw]
 
     def _rows(self, part: Part) -> Rows:
-        a, b = self._federation.rows(part), self._scaled
-        return a if b is None else Rows(b.X, b.y, a.start, a.stop)
+        rows, scaled = self._federation.rows(part), self._scaled
+        return rows if scaled is None else replace(rows, X=scaled.X, y=scaled.y)
 
     def _perform(self, orders: list[Order]) -> list[Reply]:
         devices = np.array([o.device for o in orders], dtype=np.int64)
@@ -128,7 +129,9 @@ class InProcess(Engine):
         """Use rows with columns on this scale, or as they are."""
         self._loaded, self._scaled = {}, None  # let go of the old ones first
         if task is not None:
-            self._scaled = _rescaled(self._federation.rows("all"), task.shift, task.scale)
+            rows, p, shift, scale = self._federation.rows("all"), self._federation.n_features, task.shift, task.scale
+            y = (rows.y - shift[p]) / scale[p] if len(shift) > p else rows.y
+            self._scaled = replace(rows, X=(rows.X - shift[:p]) / scale[:p], y=y)
 
     def _fit_locally(self, ridges: tuple[float, ...], devices: Ints) -> Sequence[Floats]:
         zero, work = np.zeros((len(devices), self._model.d), self._dtype), Work(solver="exact")
@@ -176,41 +179,36 @@ class InProcess(Engine):
     def _train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         asked = [o.task for o in orders if isinstance(o.task, tasks.Train)]
         first = asked[0]
-        start = self._starts(asked, devices)
-        anchor = None if first.anchor is None else _stack(t.anchor for t in asked)
+        start: Floats = self._own[devices]
+        part = self._part(first.into)
+        if first.start is not None:  # the part that was sent, in its place
+            start[:, part] = np.stack([t.start for t in asked if t.start is not None])
+        anchor = None if first.anchor is None else np.stack([t.anchor for t in asked if t.anchor is not None])
         if anchor is None and first.rho:
             anchor = np.zeros_like(start[:, self._model.fused])
         rngs = self._training_generators(orders, first.work)
         new = self._model.train(self.load(first.rows), devices, start, anchor, first.rho, first.work, rngs)
-        if self._noise is not None:  # what the device goes on with is what it has sent
-            new = start + self._protected(orders, new - start)
+        new = self._protected(orders, start, new)  # what the device goes on with is what it has sent
         if first.send != "update":
             # a device whose training diverged goes on from the last model that the server could use
             usable = np.abs(new).max(axis=1) <= largest_value(self._model.d, self._dtype)
             self._own[devices[usable]] = new[usable]
-        part = self._part(first.into)
         sent = {"model": new, "part": new[:, part], "update": new - start, "nothing": new[:, :0]}[first.send]
         if first.score is None:
             return list(sent)
         scores = np.nan_to_num(self._model.metric(self.load(first.score), devices, new))
         return list(np.column_stack([sent, scores]))
 
-    def _protected(self, orders: list[Order], changes: Floats) -> Floats:
-        """Return changes as they may be sent."""
+    def _protected(self, orders: list[Order], start: Floats, new: Floats) -> Floats:
+        """Return new models with their changes as these may be sent."""
         if self._noise is None:
-            return changes
-        return _stack(self._noise.protect(c, self._noise_source(o)) for c, o in zip(changes, orders, strict=True))
+            return new
+        noisy = [self._noise.protect(c, self._noise_source(o)) for c, o in zip(new - start, orders, strict=True)]
+        return np.asarray(start + np.stack(noisy))
 
     def _noise_source(self, order: Order) -> np.random.Generator:
         # for experiments: the seed gives the noise away, so devices of real federations have another source
         return generator(self._seed, "noise", order.round + 2, order.device)
-
-    def _starts(self, asked: list[tasks.Train], devices: Ints) -> Floats:
-        """Return the devices' own models, with the part that was sent in its place."""
-        own: Floats = self._own[devices]
-        if asked[0].start is not None:
-            own[:, self._part(asked[0].into)] = _stack(t.start for t in asked)
-        return own
 
     def _part(self, into: tasks.Into) -> slice:
         fused = self._model.fused
@@ -224,7 +222,8 @@ class InProcess(Engine):
 
     def _meta_train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         asked = [o.task for o in orders if isinstance(o.task, tasks.MetaTrain)]
-        first, start, rngs = asked[0], _stack(t.start for t in asked).astype(self._dtype), self._generators(orders)
+        first, rngs = asked[0], self._generators(orders)
+        start = np.stack([t.start for t in asked]).astype(self._dtype)
         steps = np.full(len(devices), plain(first.work)[0])
         if first.work.batch is not None and first.work.unit == "epochs":  # passes over a device's own rows
             steps *= -(-self._rows(first.rows).counts[devices] // first.work.batch)
@@ -234,7 +233,7 @@ class InProcess(Engine):
             slope = self._meta_gradient(w[still], devices[still], first, [rngs[i] for i in still])
             speed[still] = first.work.momentum * speed[still] + slope + first.work.decay * w[still]
             w[still] -= plain(first.work)[1] * speed[still]
-        return list(start + self._protected(orders, w - start) if self._noise is not None else w)
+        return list(self._protected(orders, start, w))
 
     def _meta_gradient(
         self, w: Floats, devices: Ints, task: tasks.MetaTrain, rngs: list[np.random.Generator]
@@ -263,7 +262,7 @@ class InProcess(Engine):
     def _choose(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         asked = [o.task for o in orders if isinstance(o.task, tasks.Choose)]
         first, data, heads = asked[0], self.load(asked[0].rows), len(asked[0].heads)
-        models = _stack(np.hstack([np.tile(t.shared, (heads, 1)), t.heads]) for t in asked).astype(self._dtype)
+        models = np.stack([np.hstack([np.tile(t.shared, (heads, 1)), t.heads]) for t in asked]).astype(self._dtype)
         each = np.repeat(devices, heads)
         losses = self._model.losses(data, each, models.reshape(len(each), -1)).reshape(-1, heads)
         if first.temperature:
@@ -296,10 +295,6 @@ def _check_protected(task: Any) -> None:
         )
 
 
-def _stack(vectors: Any) -> Floats:
-    return np.stack(list(vectors))
-
-
 def group_orders(orders: Sequence[Order]) -> list[list[Order]]:
     """Put orders together that differ only in their vectors, so that each lot is one compiled call."""
     lots: dict[Any, list[Order]] = {}
@@ -307,12 +302,6 @@ def group_orders(orders: Sequence[Order]) -> list[list[Order]]:
         settings = (v.shape if isinstance(v, np.ndarray) else v for v in vars(order.task).values())
         lots.setdefault((type(order.task), *settings), []).append(order)
     return list(lots.values())
-
-
-def _rescaled(rows: Rows, shift: Floats, scale: Floats) -> Rows:
-    p = rows.X.shape[1]
-    y = (rows.y - shift[p]) / scale[p] if len(shift) > p else rows.y
-    return Rows((rows.X - shift[:p]) / scale[:p], y, rows.start, rows.stop)
 
 
 def _subspace(rows: Rows, device: int, task: tasks.Subspace) -> Floats:

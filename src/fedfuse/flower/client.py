@@ -182,11 +182,8 @@ class Device(InProcess):
             words = f"the server's model has {state.own.size} parameters, this device's {self._own[0].size}"
             raise FedfuseError(f"{words}: both sides must build the same")
         self._own[0] = state.own
-        if state.same_scale(self._state):
-            return
-        self._scaled, self._loaded = None, {}
-        if state.scale is not None and state.shift is not None:
-            self._perform([Order(0, -1, Rescale(state.shift, state.scale))])
+        if not state.same_scale(self._state):
+            self._rescale(None if state.shift is None or state.scale is None else Rescale(state.shift, state.scale))
 
     def _noise_source(self, order: Order) -> np.random.Generator:
         return np.random.default_rng()  # From the machine's entropy: nobody else may be able to compute the noise.

@@ -129,15 +129,11 @@ class FlowerEngine(Engine):
             left = np.inf if end is None else end - time.monotonic()
             if left <= 0:
                 break
-            time.sleep(min(self._pause(), left))
+            waited = time.monotonic() - max(p.since for p in self._pending.values())
+            time.sleep(min(float(np.clip(_POLL_RATIO * waited, *_POLL_SECONDS)), left))
             self._look()
         replies, self._ready = self._ready, []
         return replies
-
-    def _pause(self) -> float:
-        """Return the seconds until the next poll."""
-        waited = time.monotonic() - max(p.since for p in self._pending.values())
-        return float(np.clip(_POLL_RATIO * waited, *_POLL_SECONDS))
 
     def close(self) -> None:
         """Forget the orders under way; their messages expire."""

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 Identities: TypeAlias = Literal["declared", "registered"]
 RESCAN_SECONDS = 3.0  # between two requests for the list of nodes
+HELLO_SECONDS = 120.0  # that a node has to identify itself
 
 
 class NodeRegistry:
@@ -34,18 +35,16 @@ class NodeRegistry:
         Flower's, of the run.
     identities
         ``"declared"``: nodes without a registered name are trusted. ``"registered"``: they are refused.
-    ttl
-        Seconds that a node has to identify itself.
     """
 
-    def __init__(self, grid: Grid, identities: Identities = "declared", ttl: float = 120.0) -> None:
+    def __init__(self, grid: Grid, identities: Identities = "declared") -> None:
         check_choice("identities", identities, Identities)
         self.node_of: dict[str, int] = {}  # of devices that are online
         self.facts: dict[str, dict[str, Any]] = {}  # what devices declare about themselves
         self.left: dict[str, float] = {}  # when a device that is away was lost
         self.trouble: Counter[str] = Counter()
         self.moved: Callable[[str], None] = lambda name: None  # called when a device has a node
-        self._grid, self._identities, self._ttl = grid, identities, ttl
+        self._grid, self._identities = grid, identities
         self._asked: dict[str, int] = {}  # pending hello messages and their nodes
         self._name_of: dict[int, str | None] = {}  # None: refused
         self._registered: dict[int, str] = {}
@@ -53,11 +52,13 @@ class NodeRegistry:
 
     def look(self, *, now: bool = False) -> None:
         """Update the registry: take in replies, and every few seconds (or ``now``) look for new and lost nodes."""
-        self._hear()
+        if self._asked:
+            self._hear()
         if not now and time.monotonic() - self._last < RESCAN_SECONDS:
             return
         self._last = time.monotonic()
-        online = self._online()
+        nodes = list(self._grid.get_nodes())
+        online, self._registered = {n.node_id for n in nodes}, {n.node_id: n.name for n in nodes if n.name}
         for name, node in list(self.node_of.items()):
             if node not in online:
                 self.lose(name, node)
@@ -65,7 +66,8 @@ class NodeRegistry:
             if (known := self._name_of.get(node)) is not None and known not in self.node_of:
                 self._set(known, node)
         asked = set(self._asked.values())
-        self._ask([node for node in online if node not in self._name_of and node not in asked])
+        if new := [node for node in online if node not in self._name_of and node not in asked]:
+            self._ask(new)
 
     @property
     def waiting(self) -> bool:
@@ -88,23 +90,12 @@ class NodeRegistry:
         if node is not None:
             self._name_of[node] = None
 
-    def _online(self) -> set[int]:
-        nodes = list(self._grid.get_nodes())
-        self._registered = {n.node_id: n.name for n in nodes if n.name}
-        return {n.node_id for n in nodes}
-
     def _ask(self, nodes: list[int]) -> None:
-        if not nodes:
-            return
-        messages = [hello(node, self._ttl) for node in nodes]
-        self._grid.push_messages(messages)  # A list, as Flower iterates over it twice.
-        for node, message in zip(nodes, messages, strict=True):
-            if message.metadata.message_id:
-                self._asked[message.metadata.message_id] = node
+        messages = {node: hello(node, HELLO_SECONDS) for node in nodes}
+        self._grid.push_messages(list(messages.values()))  # A list, as Flower iterates over it twice.
+        self._asked |= {m.metadata.message_id: node for node, m in messages.items() if m.metadata.message_id}
 
     def _hear(self) -> None:
-        if not self._asked:
-            return
         for answer in self._grid.pull_messages(list(self._asked)):
             node = self._asked.pop(answer.metadata.reply_to_message_id, None)
             if node is not None:

@@ -64,6 +64,7 @@ class Decay(_Written):
 class DrawnPerDevice(_Written):
     """A whole number from 1 to ``most``, drawn for each device."""
 
+    per_round: ClassVar[bool] = False
     most: float
 
     def __post_init__(self) -> None:
@@ -72,19 +73,15 @@ class DrawnPerDevice(_Written):
 
     def drawn(self, seed: int, k: int, device: int) -> int:
         """Return the number of a device in round k."""
-        return int(generator(seed, self.word, *self._key(k), device).integers(1, int(self.most) + 1))
-
-    def _key(self, k: int) -> tuple[int, ...]:
-        return ()
+        key = (k, device) if self.per_round else (device,)
+        return int(generator(seed, self.word, *key).integers(1, int(self.most) + 1))
 
 
 class Uneven(DrawnPerDevice):
     """A whole number from 1 to ``most``, drawn for every device and round: not all can do the same (paper, E.2)."""
 
     word: ClassVar[str] = "uneven"
-
-    def _key(self, k: int) -> tuple[int, ...]:
-        return (k,)
+    per_round: ClassVar[bool] = True
 
 
 class Paced(DrawnPerDevice):

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedfuse.data import checks
-from fedfuse.data.encoders import Encoder, natural_key
+from fedfuse.data.checks import natural_key
+from fedfuse.data.encoders import Encoder
 from fedfuse.data.federation import Federation, cut_points, shuffled_rows
 from fedfuse.data.targets import target_array
 from fedfuse.engines import Engine, InProcess
