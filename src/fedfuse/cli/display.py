@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -59,6 +60,9 @@ def train_and_show(
     answers = Answers()
     with console.status("fitting local and pooled models to compare with …"):
         found = None if federation is None else fitted_baselines(directory, federation)[0]
+        if federation is not None and result.lam and result.model.convex and result.method["method"] != "fpfc-l1":
+            result = replace(result, certificate=result.certify(federation))
+            result.save(directory)
     show(result, found.scores if found else {}, answers)
     answers.say(f"\nfiles: {directory}")
     if report is not False:

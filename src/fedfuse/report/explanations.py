@@ -151,6 +151,8 @@ def supporting(result: Result, baselines: Mapping[str, Floats]) -> list[str]:
     if result.ari is not None and finds_groups(result):
         right = "exactly the true ones" if result.ari == 1 else "not exactly the true ones"
         lines.append(f"The groups are {right} (adjusted Rand index {result.ari:.2f}).")
+    if result.certificate is not None:
+        lines.append(result.certificate.sentence(result.lam))
     return lines + [f"{warning}." for warning in warnings(result)]
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedfuse._version import __version__
+from fedfuse.core.certificate import Certificate
 from fedfuse.core.partitions import adjusted_rand, group_means
 from fedfuse.data.checks import as_numpy, position_of
 from fedfuse.data.federation import Federation, Part
@@ -64,6 +65,9 @@ class Result:
         Confidence in the grouping as a whole (0 to 1), where the method can tell.
     confidence
         Probability for every device that no other group's model fits it better, where the method can tell.
+    certificate
+        The lambdas for which the grouping is a stationary point of FPFC's objective, where they were asked for
+        (`certify`; ``fedfuse run`` asks with a lambda and a convex model).
     kept
         What else the method needs to admit newcomers.
     chosen
@@ -98,6 +102,7 @@ class Result:
     lam: float | None = None
     stability: float | None = None
     confidence: Floats | None = None
+    certificate: Certificate | None = None
     kept: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     chosen: dict[str, Any] = field(default_factory=dict)
     attack: dict[str, Any] | None = None
@@ -217,8 +222,7 @@ class Result:
         """
         if self.profile.goal != "classification":
             raise FedfuseError("a confusion table needs classes, and this run predicts numbers")
-        if federation.names != self.profile.names:
-            raise FedfuseError("this is not the federation of the run: its devices have other names")
+        self._check_names(federation)
         n, rows = len(self.profile.classes), federation.rows(part)
         counts = np.zeros((n, n), np.int64)
         for i in np.arange(len(self.labels)) if cluster is None else self._members(cluster):
@@ -228,6 +232,20 @@ class Result:
         index, columns = (pd.Index(self.profile.classes, name=name) for name in ("true", "predicted"))
         table: pd.DataFrame = pd.DataFrame(counts, index=index, columns=columns)
         return table
+
+    def certify(self, federation: Federation) -> Certificate:
+        """Return the lambdas for which the grouping is a stationary point of FPFC's objective, whatever found it.
+
+        Computed from the rows of the federation that the run was trained on (`training.evaluation.certify`); nothing is
+        sent. ``dataclasses.replace(result, certificate=…)`` keeps it in the summary and the report.
+        """
+        self._check_names(federation)
+        certificate: Certificate = load("fedfuse.training.evaluation:certify")(self, federation)
+        return certificate
+
+    def _check_names(self, federation: Federation) -> None:
+        if federation.names != self.profile.names:
+            raise FedfuseError("this is not the federation of the run: its devices have other names")
 
     def module(self, device: str | int | None = None, *, cluster: int | None = None) -> Any:
         """Return a copy of the torch module with the weights of a device, or of a group, ready for use."""
@@ -325,6 +343,7 @@ class Result:
             "suspects": [self.profile.names[i] for i in self.suspects],
             **({"trouble": self.trouble} if self.trouble else {}),
             **({"privacy": self.privacy} if self.privacy else {}),
+            **({"certificate": self.certificate.to_json()} if self.certificate else {}),
             **self._exposed(),
         }
 

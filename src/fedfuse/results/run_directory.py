@@ -43,6 +43,7 @@ SUMMARY: dict[str, Kinds] = {
 }  # fmt: skip
 # Not in every summary.
 SOMETIMES: dict[str, Kinds] = {"stages": list, "refit_rounds": int, "trouble": dict, "privacy": dict}
+SOMETIMES |= {"certificate": dict}
 PROFILE: dict[str, Kinds] = {
     "model": (dict, str), "method": dict, "names": list, "goal": str, "classes": list, "features": list,
     "counts": list, "truth": (list, NOTHING), "encoder": (dict, NOTHING),
@@ -187,6 +188,7 @@ def _fields(
 ) -> dict[str, Any]:
     import pandas as pd
 
+    from fedfuse.core.certificate import Certificate
     from fedfuse.models import from_config
     from fedfuse.results.profile import Profile
 
@@ -202,6 +204,7 @@ def _fields(
     who = {name: [known.names.index(device) for device in summary.get(name, [])] for name in ("who", "suspects")}
     return {
         **{name: summary[name] for name in AS_SUMMARISED if name in summary},
+        "certificate": Certificate.from_json(summary["certificate"]) if "certificate" in summary else None,
         "profile": known, "model": used, "method": method, "models": models,
         "labels": np.array(summary["labels"], dtype=np.int64),
         "confidence": arrays.pop("confidence", None),

@@ -1,6 +1,7 @@
-"""Scores on held-out rows, and baselines to compare groups with: local models, and one pooled model.
+"""Scores on held-out rows, baselines to compare groups with (local models, and one pooled model), and certificates.
 
-Baselines are fitted directly to the training rows (no federation, no communication) with a small ridge penalty.
+Baselines and certificates are computed directly from the training rows (no federation, no communication). Baselines
+have a small ridge penalty.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from fedfuse.core.certificate import Certificate, interval
+from fedfuse.core.lbfgs import LBFGS
+from fedfuse.core.partitions import group_means
 from fedfuse.data.federation import Federation, Part, Rows
 from fedfuse.errors import FedfuseError
 from fedfuse.models import Model
 from fedfuse.protocol.local_work import Work
+from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.files import read_arrays, write_arrays
 from fedfuse.utils.typing import Floats
@@ -23,6 +28,8 @@ from fedfuse.utils.typing import Floats
 RIDGE = 1e-3
 FILE = "yardsticks.npz"
 NAMES = ("local", "pooled")
+# Of the losses of all groups at once, for a certificate.
+MAX_EVALUATIONS = 100
 
 
 def local_models(federation: Federation, model: Model[Any], rows: Part = "train+validation") -> Floats:
@@ -81,6 +88,31 @@ class Baselines:
         except (KeyError, TypeError) as gap:
             raise FedfuseError(f"{path} holds no baselines of fedfuse: {gap} is missing; remove it") from None
         return cls(scores, alone)
+
+
+def certify(result: Result, federation: Federation) -> Certificate:
+    """Return the certificate of a grouping (`core.certificate`), at the minimisers of the groups' summed losses.
+
+    FPFC's own models are biased by other groups or not yet at rest, and a refit weighs rows and not devices, so L-BFGS
+    goes on from there. A weight decay of the run's devices is part of their losses.
+    """
+    model, labels, devices = result.model, result.labels, np.arange(federation.m)
+    if not model.convex:
+        raise FedfuseError("a certificate needs a convex model: a network's groups have no minimum to look at")
+    rows, config = model.load(federation.rows("train+validation"), np.float64), result.method
+    config = config.get("inner", config)
+    decay, alike = float(config.get("work", {}).get("decay", 0.0)), np.ones(federation.m)
+    search = LBFGS.start(result.cluster_models)
+    for _ in range(MAX_EVALUATIONS):
+        w = search.trial[labels]
+        losses = model.losses(rows, devices, w) + decay / 2 * np.square(w).sum(axis=1)
+        gradients = model.gradients(rows, devices, w) + decay * w
+        means = group_means(np.column_stack([losses, gradients]), labels, alike)
+        search.tell(means[:, 0], means[:, 1:])
+        if search.done.all():
+            break
+    w = search.x[labels]
+    return interval(search.x, labels, model.gradients(rows, devices, w) + decay * w, config.get("a", 3.7))
 
 
 def _fitted(rows: Rows, model: Model[Any]) -> Floats:

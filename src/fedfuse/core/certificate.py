@@ -1,0 +1,150 @@
+"""Certificate of a grouping: the lambdas for which it is a stationary point of the paper's objective.
+
+The objective (equation 1 of the paper; g is the SCAD penalty with strength lambda) is
+
+    F(omega) = sum_i f_i(omega_i) + 1/(2m) sum_i sum_j g(||omega_i - omega_j||)
+
+Let every device of a group G with n devices have the same model alpha, and write g_i for the gradient of f_i there. The
+double sum has each pair twice, so the pair i, j adds u_ij / m to the condition of device i, with u_ij = -u_ji. Within a
+group g has a kink of slope lambda at 0: u_ij is any vector of length lambda at most. From ``a lambda`` on, g is flat,
+and devices of other groups add nothing. F is stationary at the grouping if, for all i of all groups,
+
+    g_i + (1/m) sum_{j in G} u_ij = 0,    ||u_ij|| <= lambda,    and groups are at least a lambda apart.
+
+The sum over a group says sum_i g_i = 0: alpha minimises the sum of the f_i, in which devices count alike. Then
+u_ij = (m/n) (g_j - g_i) solves the equations, which gives both ends of the interval:
+
+    low  = max over pairs i, j of a group of ||g_i - g_j|| m / n
+    high = smallest distance of the models of two groups / a
+
+The paper's constants come in here: the factor m and the n pairs of a device from 1/(2m) and the double sum, a from
+where SCAD turns flat; rho, step sizes and rounds belong to the algorithm and do not appear. In Theorem 3 the same two
+ends are ``lambda >> m ... sqrt(log n / n_min)``, a bound on the noise of g_i, and ``b > a lambda``.
+
+Low is sufficient; other u may do with less, but never with less than max_i ||g_i|| m / (n - 1). For the smoothed
+penalty the choice of u is forced: on [0, xi] it pulls with lambda (omega_i - omega_j) / xi, so devices rest at
+omega_i - alpha = -(xi m / (lambda n)) g_i, and all pairs of the group are within xi exactly if lambda >= low. Models
+are then xi from alpha at the most, which changes g_i by L_f xi and distances by 2 xi.
+
+With convex f_i a lambda inside the interval makes the grouping a local minimum: the sum of <g_i, omega_i - alpha> over
+a group is that of <g_i - g_j, omega_i - omega_j> / n over its pairs, so nearby
+F(omega) - F(alpha) >= sum over pairs of ||omega_i - omega_j|| (lambda/m - ||g_i - g_j|| / n).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedfuse.core.partitions import group_means
+from fedfuse.utils.typing import Floats, Ints
+
+# Devices whose distances to the rest of their group are taken at once.
+DISTANCE_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The interval of lambdas for which a grouping is a stationary point of the paper's objective.
+
+    Attributes
+    ----------
+    low, high
+        From ``low`` on devices of a group hold together; up to ``high`` groups leave each other alone.
+    residual
+        The largest norm of a group's mean gradient: how far the models themselves are from stationary.
+    """
+
+    low: float
+    high: float
+    residual: float = 0.0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no such lambda."""
+        return self.low > self.high
+
+    def contains(self, lam: float) -> bool:
+        """Whether this lambda is one of them."""
+        return self.low <= lam <= self.high
+
+    def sentence(self, lam: float | None = None) -> str:
+        """Say for which lambdas the grouping is a stationary point, and whether ``lam``, which was used, is one.
+
+        >>> Certificate(0.4, 2.5).sentence(0.6)
+        "The grouping is a stationary point of FPFC's objective for lambda from 0.4 to 2.5; 0.6 was used."
+        """
+        if self.empty:
+            return (
+                "The grouping is a stationary point of FPFC's objective for no lambda: its groups hold together from "
+                f"{self.low:.3g} on, and leave each other alone up to {self.high:.3g} only."
+            )
+        upper = f"to {self.high:.3g}" if np.isfinite(self.high) else "on"
+        text = f"The grouping is a stationary point of FPFC's objective for lambda from {self.low:.3g} {upper}"
+        if lam is None:
+            return f"{text}."
+        return f"{text}; {lam:.3g} was used{'' if self.contains(lam) else ', which is outside'}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the interval as JSON-ready data; ``high`` is None where there is one group only."""
+        return {**self.__dict__, "high": self.high if np.isfinite(self.high) else None}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Certificate:
+        """Build what `to_json` described."""
+        return cls(**{**data, "high": np.inf if data["high"] is None else data["high"]})
+
+
+def interval(models: Floats, labels: Ints, gradients: Floats, a: float = 3.7) -> Certificate:
+    """Return the certificate of a grouping.
+
+    Parameters
+    ----------
+    models
+        One for each group.
+    labels
+        The group of every device.
+    gradients
+        Of every device's loss at the model of its group.
+    a
+        Reach of the penalty in units of lambda.
+
+    Examples
+    --------
+    Three devices with f_i(w) = (w - c_i)^2 / 2, c = -1, 1 and 9, the first two in a group:
+
+    >>> interval(np.array([[0.0], [9.0]]), np.array([0, 0, 1]), np.array([[1.0], [-1.0], [0.0]]), a=3.0)
+    Certificate(low=3.0, high=3.0, residual=0.0)
+    """
+    gradients = np.asarray(gradients, dtype=np.float64)
+    sizes = np.bincount(labels)
+    low = max(_diameter(gradients[labels == group]) * len(labels) / int(n) for group, n in enumerate(sizes))
+    means = group_means(gradients, labels, np.ones(len(labels)))
+    return Certificate(low, _nearest(models) / a, float(np.linalg.norm(means, axis=1).max()))
+
+
+def _diameter(points: Floats) -> float:
+    """Return the largest distance between two points."""
+    return max(float(_distances(points, first).max()) for first in range(0, len(points), DISTANCE_ROWS))
+
+
+def _nearest(points: Floats) -> float:
+    """Return the smallest distance between two points, inf for a single one."""
+    nearest = np.inf
+    for first in range(0, len(points), DISTANCE_ROWS):
+        distances = _distances(points, first)
+        np.fill_diagonal(distances[:, first:], np.inf)
+        nearest = min(nearest, float(distances.min()))
+    return nearest
+
+
+def _distances(points: Floats, first: int) -> Floats:
+    """Return the distances of some points, from ``first`` on, to all."""
+    centred = np.asarray(points, dtype=np.float64) - np.mean(points, axis=0, dtype=np.float64)
+    some = centred[first : first + DISTANCE_ROWS]
+    squares = np.square(centred).sum(axis=1)
+    # Rounding may leave a little less than 0 between equal points.
+    between = np.maximum(np.square(some).sum(axis=1)[:, None] + squares - 2 * some @ centred.T, 0.0)
+    return np.asarray(np.sqrt(between))
