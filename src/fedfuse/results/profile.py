@@ -47,19 +47,14 @@ class Profile:
         """Build the profile that `to_json` described."""
         from fedfuse.data.encoders import Encoder
 
-        def optional(name: str, kind: Any) -> Any:
-            return None if data.get(name) is None else kind(data[name])
+        kinds: dict[str, Any] = {"goal": str, "counts": _whole_numbers, "truth": _whole_numbers}
+        kinds["encoder"] = Encoder.from_json
+        known = {f.name: data.get(f.name) for f in fields(cls)}
+        return cls(**{name: kinds.get(name, tuple)(value) for name, value in known.items() if value is not None})
 
-        return cls(
-            names=tuple(data["names"]),
-            goal=data["goal"],
-            classes=tuple(data["classes"]),
-            features=tuple(data["features"]),
-            counts=np.array(data["counts"], dtype=np.int64),
-            truth=optional("truth", lambda groups: np.array(groups, dtype=np.int64)),
-            encoder=optional("encoder", Encoder.from_json),
-            shape=optional("shape", tuple),
-        )
+
+def _whole_numbers(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
 
 
 def _plain(value: Any) -> Any:

@@ -207,13 +207,21 @@ class Result:
         if encoder is None:
             raise FedfuseError("this run was not trained on a table, so the columns to use are not known")
         devices, X = encoder.devices(frame), encoder.transform(frame)
-        position = np.array([self._positions.get(name, -1) for name in devices], dtype=np.int64)
         outputs = np.full((len(frame), len(self._output_names)), np.nan)
-        order = np.argsort(position, kind="stable")
-        for rows in np.split(order, np.flatnonzero(np.diff(position[order])) + 1):
-            if position[rows[0]] >= 0:
-                outputs[rows] = self.outputs(int(position[rows[0]]), X[rows]).reshape(len(rows), -1)
-        return self._answer(frame.index, devices, position, outputs)
+        for name, rows in pd.Series(devices).groupby(devices).indices.items():
+            if name in self._positions:
+                outputs[rows] = self.outputs(name, X[rows]).reshape(len(rows), -1)
+        group = dict(zip(self.profile.names, self.labels.tolist(), strict=True))
+        clusters = pd.array([group.get(name) for name in devices], dtype="Int64")
+        answer: pd.DataFrame = pd.DataFrame({"device": devices, "cluster": clusters}, index=frame.index)
+        if self.profile.goal == "regression":
+            answer["prediction"] = outputs[:, 0]
+            return answer
+        best = np.where(clusters.isna(), len(self.profile.classes), outputs.argmax(axis=1))
+        answer["prediction"] = np.array([*self.profile.classes, None], dtype=object)[best]
+        for c, name in enumerate(self._output_names):
+            answer[f"p({name})"] = outputs[:, c]
+        return answer
 
     def confusion(self, federation: Federation, cluster: int | None = None, part: Part = "test") -> pd.DataFrame:
         """Count the rows of one group (or of all) by true class and, in the columns, by predicted class.
@@ -435,21 +443,6 @@ class Result:
         if self.profile.truth is not None:
             table["truth"] = self.profile.truth
         return table
-
-    def _answer(self, index: pd.Index[Any], devices: npt.NDArray[Any], position: Ints, outputs: Floats) -> pd.DataFrame:
-        """Put predictions in a table; where a device has no position, leave the row empty."""
-        known = position >= 0
-        cluster = pd.array(np.where(known, self.labels[position], 0), dtype="Int64")
-        cluster[~known] = pd.NA
-        answer: pd.DataFrame = pd.DataFrame({"device": devices, "cluster": cluster}, index=index)
-        if self.profile.goal == "regression":
-            answer["prediction"] = outputs[:, 0]
-            return answer
-        best = np.where(known, outputs.argmax(axis=1), len(self.profile.classes))
-        answer["prediction"] = np.array([*self.profile.classes, None], dtype=object)[best]
-        for c, name in enumerate(self._output_names):
-            answer[f"p({name})"] = outputs[:, c]
-        return answer
 
 
 def mean_score(scores: Floats) -> float:

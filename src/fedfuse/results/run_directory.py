@@ -22,7 +22,6 @@ from fedfuse.utils.files import (
     NUMBER,
     Kinds,
     check_fields,
-    check_list,
     read_arrays,
     read_json,
     write_arrays,
@@ -38,15 +37,15 @@ CONFIG: dict[str, Kinds] = {
 }  # fmt: skip
 SUMMARY: dict[str, Kinds] = {
     "dataset": str, "method": str, "seed": int, "lam": (*NUMBER, NOTHING), "rounds": int, "metric": str,
-    "cost_floats": int, "seconds": NUMBER, "labels": list, "version": str, "converged": bool, "chosen": dict,
-    "refused": dict, "orders": dict, "stability": (*NUMBER, NOTHING), "suspects": list,
+    "cost_floats": int, "seconds": NUMBER, "labels": list[int], "version": str, "converged": bool, "chosen": dict,
+    "refused": dict[str, int], "orders": dict[str, int], "stability": (*NUMBER, NOTHING), "suspects": list,
 }  # fmt: skip
 # Not in every summary.
 SOMETIMES: dict[str, Kinds] = {"stages": list, "refit_rounds": int, "trouble": dict, "privacy": dict}
 SOMETIMES |= {"certificate": dict}
 PROFILE: dict[str, Kinds] = {
-    "model": (dict, str), "method": dict, "names": list, "goal": str, "classes": list, "features": list,
-    "counts": list, "truth": (list, NOTHING), "encoder": (dict, NOTHING),
+    "model": (dict, str), "method": dict, "names": list[str], "goal": str, "classes": list, "features": list[str],
+    "counts": list[int], "truth": (list[int], NOTHING), "encoder": (dict, NOTHING),
 }  # fmt: skip
 # Fields of a result that a summary has as they are.
 AS_SUMMARISED = (
@@ -222,16 +221,11 @@ def _fields(
 def _check_lists(summary: dict[str, Any], profile: dict[str, Any], path: Path) -> None:
     check_fields(profile["method"], {"method": str}, f"the method in {path / 'profile.json'}")
     wrong, m = "is not as fedfuse writes it", len(profile["names"])
-    for name, kind, n in (("names", str, None), ("features", str, None), ("counts", int, m), ("truth", int, m)):
-        if profile[name] is not None:
-            check_list(profile[name], kind, n, name, "profile.json")
     if profile["goal"] not in ("classification", "regression"):
         raise FedfuseError(f"profile.json {wrong}: 'goal' is {profile['goal']!r}")
-    check_list(summary["labels"], int, m, "labels", "summary.json")
-    if min(summary["labels"], default=-1) < 0:
-        raise FedfuseError(f"summary.json {wrong}: 'labels' must be numbers from 0 on")
-    for name in ("refused", "orders"):
-        check_list(list(summary[name].values()), int, None, name, "summary.json")
+    for name, values in (("counts", profile["counts"]), ("truth", profile["truth"]), ("labels", summary["labels"])):
+        if values is not None and (len(values) != m or min(values, default=0) < 0):
+            raise FedfuseError(f"{path} {wrong}: {name!r} must be {m} numbers from 0 on")
 
 
 def _check_arrays(arrays: dict[str, npt.NDArray[Any]], m: int) -> None:

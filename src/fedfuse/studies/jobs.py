@@ -122,10 +122,6 @@ class Board:
         """Whether jobs are asked to stop."""
         return bool(self.cells[0])
 
-    def ask_to_stop(self) -> None:
-        """Ask all jobs to stop after their current round."""
-        self.cells[0] = 1
-
     def put(self, job: int, *numbers: int) -> None:
         """Write a job's status and, where they are given, its rounds and maximum of rounds."""
         for place, number in enumerate(numbers, 1 + 3 * job):
@@ -226,7 +222,7 @@ def _run_in_workers(jobs: Sequence[Job], processes: int, watcher: Watcher) -> li
         _wait(futures, board, watcher)
         reports = [future.result() for future in futures]
     except BaseException:
-        board.ask_to_stop()
+        board.cells[0] = 1
         watcher.stopping()
         try:
             pool.shutdown(cancel_futures=True)

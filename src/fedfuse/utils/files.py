@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, TypeAlias, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,10 @@ import numpy.typing as npt
 from fedfuse.errors import FedfuseError
 
 NUMBER, NOTHING = (int, float), type(None)
-Kinds: TypeAlias = type | tuple[type, ...]
+Kinds: TypeAlias = Any  # A type, list[int] or dict[str, int], or a tuple of these.
 _HALF = ".half"
-_WORDS = {dict: "an object", list: "a list", str: "text", int: "a whole number", float: "a number"}
-_WORDS[bool] = "true or false"
+_WORDS: dict[Any, str] = {dict: "an object", list: "a list", str: "text", int: "a whole number", float: "a number"}
+_WORDS |= {bool: "true or false", NOTHING: "null", list[int]: "a list of whole numbers", list[str]: "a list of text"}
 
 
 @contextmanager
@@ -70,20 +70,19 @@ def check_fields(data: Any, kinds: Mapping[str, Kinds], where: object, *, whole:
         if name not in data:
             if whole:
                 raise FedfuseError(f"{wrong}{name!r} is missing")
-        elif not isinstance(data[name], kind):
-            allowed = [_WORDS.get(k, "null") for k in (kind if isinstance(kind, tuple) else (kind,))]
+        elif not _fits(data[name], kind):
+            allowed = [_WORDS.get(k) or str(k) for k in (kind if isinstance(kind, tuple) else (kind,))]
             raise FedfuseError(f"{wrong}{name!r} must be {' or '.join(allowed)}, got {_short(data[name])}")
     return data
 
 
-def check_list(data: Sequence[Any], kinds: Kinds, n: int | None, name: str, where: object) -> None:
-    """Refuse a list of a JSON file with values of another kind, or with other than n of them."""
-    wrong = f"{where} is not as fedfuse writes it: {name!r}"
-    if n is not None and len(data) != n:
-        raise FedfuseError(f"{wrong} must have {n} values, got {len(data)}")
-    odd = [value for value in data if not isinstance(value, kinds)]
-    if odd:
-        raise FedfuseError(f"{wrong} holds {_short(odd[0])}")
+def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, tuple):
+        return any(_fits(value, each) for each in kind)
+    inside = value.values() if isinstance(value, dict) else value
+    return isinstance(value, get_origin(kind) or kind) and all(
+        isinstance(each, of) for of in get_args(kind)[-1:] for each in inside
+    )
 
 
 def _short(value: Any) -> str:
