@@ -59,6 +59,8 @@ def test_a_regression_table(fedfuse, tables):
     assert out[told:].splitlines()[2].split()[0] == "age"
     assert "files: run\n" in out
     assert "fedfuse predict run new.csv" in out
+    assert "The grouping is a stationary point of FPFC's objective" in " ".join(out.split())
+    assert set(json.loads(Path("run/summary.json").read_text())["certificate"]) == {"low", "high", "residual"}
 
 
 def test_a_classification_table(fedfuse, tables):

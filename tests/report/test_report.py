@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
+from fedfuse.core.certificate import Certificate
 from fedfuse.report import FILE, write_report
 from fedfuse.report.charts import Axis, Chart
 from fedfuse.report.distance_charts import (
@@ -250,6 +251,13 @@ def test_lambda_is_shown_where_the_method_has_one(tmp_path):
     tile = "<dt>lambda</dt><dd><b>0.5</b><small>strength of the penalty</small>"
     assert "<dt>lambda</dt>" not in pages["tree"]
     assert tile in pages["given"]
+
+
+def test_the_certificate_of_the_grouping_is_shown_where_there_is_one():
+    result = ff.fit(planted(), ff.FPFC(lam=0.5), rounds=3)
+    for certificate, told in ((Certificate(0.1, 2.0), "0.5 was used."), (Certificate(2.0, 0.1), "for no lambda")):
+        assert any(told in line for line in supporting(replace(result, certificate=certificate), {}))
+    assert not any("stationary" in line for line in supporting(result, {}))
 
 
 @pytest.mark.parametrize("rounds", [5, None])
