@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from multiprocessing import get_context, parent_process, resource_tracker
@@ -86,9 +86,8 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """An order raised an error; nothing of its lot counts."""
+    """An order raised an error, and nothing of its lot counts; or the setup did."""
 
-    device: int | None
     error: str
     trace: str
 
@@ -120,12 +119,12 @@ class Workers(Engine):
         if os.name != "posix":
             raise FedfuseError("engine 'workers' needs Linux or macOS; use engine='inprocess'")
         self._size = min(check_workers(workers), federation.m)
-        _check_pickles(model)
         # truth and encoder are not for devices, and rows are shared: one copy for all workers, without a name
         self._rows = _CONTEXT.RawArray("b", max(federation.X.nbytes, 1))
         _mapped(self._rows, federation)[:] = federation.X
         devices = replace(federation, truth=None, encoder=None, X=federation.X[:0])
-        self._names, self._setup = federation.names, (devices, model, {"seed": seed, "dtype": dtype, "noise": noise})
+        self._setup = _pickled(devices, model, {"seed": seed, "dtype": dtype, "noise": noise})
+        self._names = federation.names
         self._cost = federation.rows("all").counts
         self._own: Floats = np.zeros((federation.m, model.d), dtype)  # the devices' own last models
         self._edition = Edition(0, None)
@@ -245,15 +244,18 @@ class Workers(Engine):
                 self._send(worker, self._setup)
 
     def _fail(self, worker: _Worker, failed: Failed) -> None:
+        """Put the orders of a lot that failed back into the queue, one by one; raise the error of an order alone."""
+        jobs, worker.jobs = worker.jobs, []
+        if len(jobs) > 1:
+            for job in jobs:
+                job.alone = True
+                heappush(self._queue, job)
+            return
         log.error("in a worker process:\n%s", failed.trace.rstrip())
-        if failed.device is None:
+        if not jobs:
             raise FedfuseError(f"worker processes cannot use this model: {failed.error}")
-        jobs, worker.jobs = {job.device: job for job in worker.jobs}, []
-        culprit = jobs.pop(failed.device)
-        self._asked.discard(failed.device)
-        for job in jobs.values():
-            heappush(self._queue, job)
-        raise FedfuseError(f"{self._text(culprit.order)}: {failed.error}")
+        self._asked.discard(jobs[0].device)
+        raise FedfuseError(f"{self._text(jobs[0].order)}: {failed.error}")
 
     def _replace(self, worker: _Worker) -> None:
         """Put the orders of a worker that died back into the queue, unless they are what kills."""
@@ -266,7 +268,7 @@ class Workers(Engine):
         if worker.jobs:
             log.warning("a worker ended: %s; its orders (%d) are done again", _ending(code), len(worker.jobs))
         for job in worker.jobs:
-            job.deaths += 1
+            job.deaths, job.alone = job.deaths + 1, True
             if job.deaths == MAX_DEATHS:
                 self._asked.discard(job.device)
                 which, last = self._text(job.order), _ending(code)
@@ -287,14 +289,15 @@ class _Job:
     order: Order = field(compare=False)
     edition: Edition = field(compare=False)
     deaths: int = field(default=0, compare=False)
+    alone: bool = field(default=False, compare=False)  # its lot has failed, or its worker died: to see which it was
 
     @property
     def cost(self) -> int:
         return -self.minus_cost
 
     def goes_with(self, other: _Job) -> bool:
-        """Whether both may be in one lot; orders that were in one when a worker died go alone, to see which it was."""
-        return self.edition is other.edition and not self.deaths and not other.deaths
+        """Whether both may be in one lot."""
+        return self.edition is other.edition and not self.alone and not other.alone
 
 
 @dataclass(eq=False)
@@ -321,21 +324,14 @@ class _Worker:
 def _started(rows: Any) -> _Worker:
     here, there = _CONTEXT.Pipe()
     process = _CONTEXT.Process(target=main, args=(there, rows), name="fedfuse-worker", daemon=True)
-    with _interrupts_held_back():
-        process.start()
-    there.close()  # so that the pipe ends when the worker does
-    return _Worker(process, here)
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Delay Ctrl-C, so that a process started here ignores it from its first moment on."""
-    resource_tracker.ensure_running()  # starting it inside would let them through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    resource_tracker.ensure_running()  # starting it with the process would let interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # a worker ignores Ctrl-C from the first moment
     try:
-        yield
+        process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    there.close()  # so that the pipe ends when the worker does
+    return _Worker(process, here)
 
 
 def _mapped(rows: Any, federation: Federation) -> Floats:
@@ -344,9 +340,9 @@ def _mapped(rows: Any, federation: Federation) -> Floats:
     return np.frombuffer(rows, federation.X.dtype, count=shape[0] * shape[1]).reshape(shape)
 
 
-def _check_pickles(model: Model[Any]) -> None:
+def _pickled(*setup: Any) -> bytes:
     try:
-        pickle.dumps(model)
+        return pickle.dumps(setup, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, TypeError, AttributeError) as problem:
         raise FedfuseError(
             f"worker processes need a model that can be pickled, and {problem}; define its classes and functions at "
@@ -367,12 +363,11 @@ def main(connection: Connection, rows: Any) -> None:
     _prepare()
     with suppress(EOFError, ConnectionError):  # the parent has gone, or wants nothing more
         connection.send(None)
+        setup: bytes = connection.recv()
         try:
-            federation, model, options = connection.recv()
-        except (EOFError, ConnectionError):
-            raise
+            federation, model, options = pickle.loads(setup)
         except Exception as problem:  # a user's class may raise anything when it is imported here
-            connection.send(Failed(None, _one_line(problem), traceback.format_exc()))
+            connection.send(_failed(problem))
             return
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
@@ -388,28 +383,18 @@ class _Devices(InProcess):
     _edition = 0
 
     def perform(self, lot: Lot) -> Done | Failed:
-        """Perform a lot; after an error one order at a time, to see whose it is."""
-        if lot.edition.number != self._edition:
-            self._edition = lot.edition.number
-            self._rescale(lot.edition.scale)
+        """Perform a lot."""
+        devices = [o.device for o in lot.orders]
         try:
-            return self._performed(lot.orders, lot.own)
-        except Exception:
-            log.debug("a lot of %d orders failed; now one by one", len(lot.orders), exc_info=True)
-        done: list[Done] = []
-        try:
-            for k, order in enumerate(lot.orders):
-                done.append(self._performed([order], lot.own[k : k + 1]))
-        except Exception as problem:
-            return Failed(lot.orders[len(done)].device, _one_line(problem), traceback.format_exc())
-        return Done([reply for one in done for reply in one.replies], np.concatenate([one.own for one in done]))
-
-    def _performed(self, orders: list[Order], own: Floats) -> Done:
-        devices = [o.device for o in orders]
-        self._own = np.zeros(self._own.shape, self._dtype)  # untouched rows take no room
-        self._own[devices] = own
-        self._waiting, self._done = list(orders), []
-        return Done(self.collect(), self._own[devices])
+            if lot.edition.number != self._edition:
+                self._edition = lot.edition.number
+                self._rescale(lot.edition.scale)
+            self._own = np.zeros(self._own.shape, self._dtype)  # untouched rows take no room
+            self._own[devices] = lot.own
+            self._waiting, self._done = list(lot.orders), []
+            return Done(self.collect(), self._own[devices])
+        except Exception as problem:  # a user's model may raise anything
+            return _failed(problem)
 
 
 def _prepare() -> None:
@@ -429,6 +414,7 @@ def _end_with_parent() -> None:
         os._exit(1)  # in the middle of a computation: nothing waits for it
 
 
-def _one_line(problem: Exception) -> str:
+def _failed(problem: Exception) -> Failed:
     words = " ".join(str(problem).split())
-    return words if isinstance(problem, FedfuseError) else f"{type(problem).__name__}: {words}"
+    known = isinstance(problem, FedfuseError)
+    return Failed(words if known else f"{type(problem).__name__}: {words}", traceback.format_exc())
