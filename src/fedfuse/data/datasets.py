@@ -77,12 +77,11 @@ def federation_from_datasets(
 def _train_and_test(name: str, value: Any) -> tuple[Any, Any]:
     """Return a device's data set, or its training and its test set; the second is empty where there is none."""
     parts = value if isinstance(value, tuple) else (value, ())
-    odd = [
-        f"a {type(part).__name__}" for part in parts if not (hasattr(part, "__len__") and hasattr(part, "__getitem__"))
-    ]
-    if odd or len(parts) != 2:
-        got = odd[0] if len(parts) == 2 else f"a tuple of {len(parts)}"
-        raise FedfuseError(f"device {name!r}: expected {_WANTED}, got {got}")
+    if len(parts) != 2:
+        raise FedfuseError(f"device {name!r}: expected {_WANTED}, got a tuple of {len(parts)}")
+    for part in parts:
+        if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
+            raise FedfuseError(f"device {name!r}: expected {_WANTED}, got a {type(part).__name__}")
     train, test = parts
     if isinstance(value, tuple) and not len(test):
         raise FedfuseError(f"device {name!r}: its test set is empty; leave it out to cut test rows off")
