@@ -30,8 +30,7 @@ def measured(tmp_path_factory):
         patch.setattr(local_training, "TURNS", 1)
         patch.setattr(local_training, "REPEATS", 1)
         figures = run_all(
-            directory / "bench.json", quick=True, console=console, sizes=TINY, only=only,
-            history=directory / "history.jsonl",
+            directory / "bench.json", TINY, console=console, only=only, history=directory / "history.jsonl",
         )  # fmt: skip
     return directory, figures, console.file.getvalue()
 
@@ -59,7 +58,7 @@ def test_history_has_a_line_for_each_time_and_the_page_all_figures(measured, tmp
     pytest.importorskip("matplotlib").use("Agg")
     history, console = tmp_path / "history.jsonl", Console(file=io.StringIO())
     history.write_text((directory / "history.jsonl").read_text())
-    run_all(tmp_path / "b.json", quick=True, console=console, sizes=TINY, only=["server"], history=history)
+    run_all(tmp_path / "b.json", TINY, console=console, only=["server"], history=history)
     lines = [json.loads(line) for line in history.read_text().splitlines()]
     assert [line["parts"][-1] for line in lines] == ["growth", "server"]
     (tmp_path / "page.md").write_text(f"old{SCALE_HEADING}\nkept\n")
@@ -115,7 +114,7 @@ def test_goals_are_judged_in_the_right_sense():
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path):
     for out in (tmp_path, tmp_path / "missing" / "bench.json"):
         with pytest.raises(FedfuseError, match="cannot write"):
-            run_all(out, quick=True, console=Console(file=io.StringIO()))
+            run_all(out, console=Console(file=io.StringIO()))
 
 
 def test_without_the_textbook_there_is_a_clear_error(monkeypatch, tmp_path):

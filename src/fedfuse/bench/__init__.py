@@ -17,7 +17,7 @@ from fedfuse.bench.benchmarks_page import write_page
 from fedfuse.bench.measurement import FULL, QUICK, BenchSizes, Curve, Figure, cells, describe_machine, versions
 from fedfuse.errors import FedfuseError, guess
 
-__all__ = ["SECTIONS", "BenchSizes", "Curve", "Figure", "chosen", "run_all"]
+__all__ = ["FULL", "QUICK", "SECTIONS", "BenchSizes", "Curve", "Figure", "chosen", "run_all"]
 
 SECTIONS: dict[str, Callable[[BenchSizes], Iterable[Figure | Curve]]] = {
     "server": server_step.figures,
@@ -44,29 +44,23 @@ def chosen(only: str) -> list[str]:
 
 
 def run_all(
-    out: Path,
-    *,
-    quick: bool,
-    console: Console,
-    sizes: BenchSizes | None = None,
-    only: Sequence[str] = tuple(SECTIONS),
-    history: Path | None = None,
-    page: Path | None = None,
-) -> list[Figure]:
+    out: Path, sizes: BenchSizes = FULL, *, console: Console, only: Sequence[str] = tuple(SECTIONS),
+    history: Path | None = None, page: Path | None = None,
+) -> list[Figure]:  # fmt: skip
     """Measure these sections, show one table, and write what was measured to a JSON file.
 
-    With ``quick`` (or other ``sizes``) problems are small and no goals are judged. The same is appended as one line to
-    the file ``history``, and ``page`` is written in Markdown, where they are given.
+    Goals are judged at full size only. The same is appended as one line to the file ``history``, and ``page`` is
+    written in Markdown, where they are given.
     """
     paths = [path for path in (out, history, page) if path]
     for path in paths:
         if not path.absolute().parent.is_dir() or path.is_dir():
             raise FedfuseError(f"cannot write figures to {path}: give a file in a directory that exists")
-    judged, info = not quick and sizes is None, describe_machine()
+    judged, info = sizes == FULL, describe_machine()
     seen: list[Figure | Curve] = []
     for name in only:
         with console.status(f"measuring {name} …"):
-            seen += SECTIONS[name](sizes or (QUICK if quick else FULL))
+            seen += SECTIONS[name](sizes)
     figures = [item for item in seen if isinstance(item, Figure)]
     curves = [item for item in seen if isinstance(item, Curve)]
     content: dict[str, Any] = {

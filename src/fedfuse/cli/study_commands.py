@@ -119,9 +119,9 @@ def bench(
     page: Annotated[Path | None, Opt(help="Write a page in Markdown, with a picture beside it.")] = None,
 ) -> None:
     """Measure fedfuse against textbook loops, plain NumPy, plain PyTorch and this machine's limits, in one process."""
-    from fedfuse.bench import chosen, run_all
+    from fedfuse.bench import FULL, QUICK, chosen, run_all
 
-    run_all(out, quick=quick, console=Answers(), only=chosen(only), history=history, page=page)
+    run_all(out, QUICK if quick else FULL, console=Answers(), only=chosen(only), history=history, page=page)
 
 
 def paper(

@@ -157,15 +157,9 @@ class TorchModel(Model[TorchData]):
         return TorchData(X.to(self._place), y.to(self._place), rows.start, rows.stop, dtype)
 
     def train(
-        self,
-        data: TorchData,
-        devices: Ints,
-        start: Floats,
-        anchor: Floats | None,
-        rho: float,
-        work: Work,
+        self, data: TorchData, devices: Ints, start: Floats, anchor: Floats | None, rho: float, work: Work,
         rngs: Rngs = None,
-    ) -> Floats:
+    ) -> Floats:  # fmt: skip
         if work.solver == "exact":
             raise FedfuseError("a network has no exact solver: give Work(steps=…, lr=…, batch=…)")
         if work.batch is not None or self._draws:
