@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
@@ -15,6 +15,9 @@ from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.compare import is_comparison
 from fedfuse.training.evaluation import Baselines
 from fedfuse.utils.files import atomic_write
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 FILE = "report.html"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -108,16 +111,23 @@ def _load_data(directory: Path) -> Federation:
     return federation
 
 
-def page_of(template: str, content: dict[str, Any]) -> str:
-    """Fill a template; all text is escaped."""
+def templates() -> Environment:
+    """Return the templates of pages; all text is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     from fedfuse.report import explanations
 
     loader = FileSystemLoader(TEMPLATES)
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     pages.globals |= {"tone": tone, "words": explanations}
+    return pages
+
+
+def page_of(template: str, content: dict[str, Any]) -> str:
+    """Fill a template."""
+    from markupsafe import Markup
+
+    pages = templates()
     style = Markup(pages.get_template("style.css").render(colours=COLOURS, colours_on_dark=COLOURS_ON_DARK))
     script = Markup((TEMPLATES / "page.js").read_text(encoding="utf-8"))
     content["data"]["colours"] = len(COLOURS)

@@ -169,7 +169,7 @@ def plot_chart(chart: Chart, ax: Any = None) -> Any:
 def plot_history(result: Result, axes: Any = None) -> Any:
     """Draw the report's charts of training, one below the other: scores, groups, and how far models moved."""
     _evaluated(result, least=2)
-    charts = training_charts(result)
+    charts = training_charts(result.history, result.profile.metric)
     axes = _axes(axes, len(charts), 1, size=(7, 2.4 * len(charts)), sharex=True, squeeze=False)
     for chart, ax in zip(charts, np.ravel(axes), strict=True):
         plot_chart(chart, ax).label_outer()

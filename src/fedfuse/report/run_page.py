@@ -61,8 +61,8 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         "tree_of": f"the models that each {noun.one} fits alone" if baselines else "models before they were merged",
         "contrasts": words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS),
         "tuning": _tuning(directory, result.profile.metric),
-        "curves": training_charts(result),
-        "communication": _cost_curve(result.history),
+        "curves": training_charts(result.history, result.profile.metric),
+        "communication": cost_chart(result.history),
         "refusals": refusals(result),
         "doubts": _doubts(result),
         "result": result,
@@ -191,9 +191,9 @@ def _tuning(directory: Path, metric: str) -> dict[str, Any] | None:
     return {"heads": heads, "rows": zip(rows, table["chosen"], strict=True)}
 
 
-def training_charts(result: Result) -> list[Chart]:
+def training_charts(history: pd.DataFrame, metric: str) -> list[Chart]:
     """Return the charts of training: scores, groups, and how far models still move."""
-    history, metric = result.history, words.metric_name(result.profile.metric)
+    metric = words.metric_name(metric)
     seen = history[history["n_clusters"].notna()] if "n_clusters" in history else history[:0]
     parts = [part for part in ("validation", "test") if part in seen and seen[part].notna().any()]
     moving = history[history["moved"].astype(float).gt(0)]
@@ -208,7 +208,8 @@ def training_charts(result: Result) -> list[Chart]:
     return [chart for chart in charts if chart]
 
 
-def _cost_curve(history: pd.DataFrame) -> Chart | None:
+def cost_chart(history: pd.DataFrame) -> Chart | None:
+    """Return the chart of the numbers sent so far."""
     y = Axis(0, 1.05 * float(history["cost_floats"].iloc[-1]) or 1.0)
     return _round_chart(history, history, {"numbers sent so far": "cost_floats"}, y, height=200)
 

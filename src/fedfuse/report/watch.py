@@ -27,9 +27,10 @@ from rich.text import Text
 
 from fedfuse.errors import FedfuseError
 from fedfuse.report import explanations as words
-from fedfuse.report import page_of, render
+from fedfuse.report import page_of, render, templates
 from fedfuse.report.charts import thinned
 from fedfuse.report.distance_charts import PairFrame
+from fedfuse.report.run_page import cost_chart, training_charts
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.compare import Request, is_comparison
@@ -39,8 +40,7 @@ from fedfuse.utils.files import read_json, without_nan
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_SILENCE_SECONDS = 60
 HOST = "127.0.0.1"
-MAX_POINTS = 400
-CURVES = ("validation", "test", "n_clusters", "cost_floats")
+CURVES = ["round", "validation", "test", "n_clusters", "moved", "cost_floats"]
 
 
 @dataclass(frozen=True)
@@ -250,24 +250,24 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def state(directory: Path) -> dict[str, Any]:
-    """Return what the live page shows now, as JSON-ready data."""
+    """Return what the live page shows now, as JSON-ready data; of a single run also its charts, as HTML."""
     runs = read_progress(directory)
+    one = None if is_comparison(directory) else runs[0]
     return {
         "finished": all_finished(runs),
-        "runs": [_run_state(run) for run in runs],
-        "heat": None if is_comparison(directory) else _heat(directory),
+        "runs": [{"name": r.name, "state": r.state, "facts": r.facts(), "silent": round(r.silent)} for r in runs],
+        "charts": _charts(one) if one else "",
+        "heat": _heat(directory) if one else None,
     }
 
 
-def _run_state(run: Progress) -> dict[str, Any]:
-    curves = {}
-    for name in CURVES:
-        x, y = run.curve(name)
-        keep = thinned(len(x), MAX_POINTS)
-        if len(x) > 1:
-            curves[name] = {"x": [x[i] for i in keep], "y": [float(f"{y[i]:.5g}") for i in keep]}
-    known = {"name": run.name, "state": run.state, "facts": run.facts()}
-    return {**known, "curves": curves, "silent": round(run.silent)}
+def _charts(run: Progress) -> str:
+    """Draw the charts of training, as in the report."""
+    history = pd.DataFrame(run.rows).reindex(columns=CURVES).astype(float)
+    found = [*training_charts(history, run.metric), cost_chart(history)] if len(history) else []
+    draw = templates().get_template("parts.html.j2").module.chart  # type: ignore[attr-defined]
+    # No values are read off: the page asks for new charts all the time.
+    return "".join(draw(replace(chart, readout={})) for chart in found if chart)
 
 
 def _heat(directory: Path) -> dict[str, Any] | None:

@@ -2,26 +2,8 @@
 (() => {
   const $ = (id) => document.getElementById(id);
   const make = (tag, text, name) => { const e = document.createElement(tag); if (text != null) e.textContent = text; if (name) e.className = name; return e; };
-  const words = { validation: "validation score", test: "test score", n_clusters: "groups", cost_floats: "numbers sent" };
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const short = (v) => Math.abs(v) >= 1e6 ? (v / 1e6).toPrecision(3) + " M" : String(+v.toPrecision(3));
-
-  function chart(name, curve, place) {
-    const box = make("div", null, "chart"), plot = make("div", null, "plot");
-    plot.style.height = "110px"; plot.setAttribute("role", "img");
-    const low = Math.min(...curve.y), high = Math.max(...curve.y), span = high - low || 1, last = curve.x[curve.x.length - 1];
-    plot.setAttribute("aria-label", words[name] + " by round, now " + short(curve.y[curve.y.length - 1]));
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-    svg.setAttribute("viewBox", "0 0 1000 1000"); svg.setAttribute("preserveAspectRatio", "none"); svg.setAttribute("aria-hidden", "true");
-    path.setAttribute("class", "g" + place);
-    path.setAttribute("d", "M" + curve.x.map((x, i) => (1000 * x / last).toFixed(1) + " " + (950 - 900 * (curve.y[i] - low) / span).toFixed(1)).join("L"));
-    svg.append(path); plot.append(svg);
-    [[95, low], [5, high]].forEach(([top, value]) => { const t = make("span", short(value), "tick y"); t.style.top = top + "%"; plot.append(t); });
-    const end = make("span", "round " + last, "tick x"); end.style.left = "95%"; plot.append(end);
-    box.append(plot);
-    const key = make("p", null, "what"), item = make("span", words[name], "g" + place); item.prepend(make("i")); key.append(item);
-    return [key, box];
-  }
 
   function heat(h) {
     $("heat-card").hidden = !h;
@@ -46,7 +28,7 @@
     else if (one && run.silent > 60) $("note").textContent = "Nothing was written for " + run.silent + " seconds: has it stopped?";
     $("facts").replaceChildren(...(one ? run.facts : []).map(([name, value]) => { const d = make("div"), dd = make("dd"); dd.append(make("b", value)); d.append(make("dt", name), dd); return d; }));
     $("live").hidden = !one; $("runs").hidden = one;
-    if (one) { $("curves").replaceChildren(...Object.entries(run.curves).flatMap(([name, curve], place) => chart(name, curve, place))); heat(state.heat); }
+    if (one) { if ($("curves").innerHTML !== state.charts) $("curves").innerHTML = state.charts; heat(state.heat); }
     else $("runs").querySelector("tbody").replaceChildren(...state.runs.map((r) => { const row = make("tr"), head = make("th", r.name); head.scope = "row"; row.append(head, make("td", r.state), make("td", r.facts.map(([n, v]) => n + " " + v).join(", "))); return row; }));
   }
 
