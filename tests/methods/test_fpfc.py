@@ -7,6 +7,8 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fedfuse as ff
 from fedfuse.core.partitions import group_means
@@ -98,6 +100,96 @@ def test_shared_weights_are_averaged_and_the_rest_is_fused():
     np.testing.assert_allclose(run.state.pairs.norms(), np.linalg.norm(book.theta, axis=2), atol=1e-10)
     np.testing.assert_allclose(run.rule.current(run.state).models[:, :cut], np.tile(shared, (6, 1)))
     assert run.ledger.floats == 6 * 4 + 2 * 4 * sum(map(len, turns))
+
+
+def with_shared_part(m: int, rng: np.random.Generator) -> FPFCState:
+    """The state of m devices with three shared and two fused parameters."""
+    pairs = FusionState(np.tile(rng.normal(size=2), (m, 1)), SmoothedSCAD(0.5), dtype="float64")
+    rows, moves, heard = rng.integers(10, 20, m), np.zeros(m), np.zeros(m, int)
+    return FPFCState(None, pairs, rng.normal(size=3), rows, moves, heard, np.zeros((m, 2)), {})
+
+
+def trained(state: FPFCState, devices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Honest replies: either part moves by 0.1 to 0.2."""
+    parts = [rng.normal(size=(len(devices), size)) for size in (3, 2)]
+    lengths = rng.uniform(0.1, 0.2, (2, len(devices), 1))
+    moves = [by * part / np.linalg.norm(part, axis=1, keepdims=True) for by, part in zip(lengths, parts, strict=True)]
+    return state.models[devices] + np.hstack(moves)
+
+
+def lies_about(models: np.ndarray, attack: str, scope: str, rng: np.random.Generator) -> np.ndarray:
+    """What liars send in place of these models; their shared part explodes or stands still if it is not a lie."""
+    forged = {
+        "gaussian": lambda: rng.normal(0, 100, models.shape),
+        "sign-flip": lambda: -np.abs(rng.normal(0, 10, (len(models), 1))) * models,
+        "same-value": lambda: np.tile(rng.normal(0, 100, (len(models), 1)), models.shape[1]),
+    }[attack]()
+    if scope == "fused":
+        forged[:, :3] = models[:, :3] + (rng.normal(0, 10, (len(models), 3)) if attack != "same-value" else 0.0)
+    return forged
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 12))
+def test_without_liars_the_shared_part_is_the_weighted_mean(seed, m, active):
+    """To the bit, however many answer at a time; a mean over fewer than five moves it part of the way."""
+    rng = np.random.default_rng(seed)
+    state = with_shared_part(m, rng)
+    for _ in range(6):
+        devices = rng.choice(m, min(m, active), replace=False)
+        models, before = trained(state, devices, rng), state.shared
+        weight = min(1.0, len(devices) / min(5, m))
+        mean = np.average(models[:, :3], axis=0, weights=state.weights[devices])
+        state.update(devices, models)
+        np.testing.assert_array_equal(state.shared, (1 - weight) * before + weight * mean)
+
+
+@pytest.mark.parametrize("scope", ["fused", "all"])
+@pytest.mark.parametrize("attack", ["same-value", "sign-flip", "gaussian"])
+@pytest.mark.parametrize("active", [10, 1])
+def test_liars_do_not_move_the_shared_part(attack, scope, active):
+    """60 % lie: in no round is the shared part further from where it was than ten honest moves of who has most rows."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        state = with_shared_part(20, rng)
+        for _ in range(300 // active):
+            devices = rng.choice(20, active, replace=False)
+            models, before, liars = trained(state, devices, rng), state.shared, devices < 12
+            models[liars] = lies_about(models[liars], attack, scope, rng)
+            state.update(devices, models)
+            assert np.linalg.norm(state.shared - before) < 20 * 0.2
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.lists(st.floats(0, 1e6), min_size=12, max_size=12))
+def test_no_lie_moves_the_shared_part_far(seed, lengths):
+    """Whatever 60 % send: the shared part moves no further than ten honest moves of who has most rows."""
+    rng = np.random.default_rng(seed)
+    state = with_shared_part(20, rng)
+    models, before = trained(state, np.arange(20), rng), state.shared
+    models[:12, :3] += np.array(lengths)[:, None] * rng.normal(size=(12, 3))
+    models[:12, 3:] += rng.permutation(lengths)[:, None] * rng.normal(size=(12, 2))
+    state.update(np.arange(20), models)
+    bound = max(20 * 0.2, 0.1 * np.linalg.norm(before))
+    assert np.linalg.norm(state.shared - before) <= bound
+
+
+def test_a_device_with_many_rows_may_move_further():
+    """An epoch of a hundred times the rows has a hundred times the steps: no reason to leave the device out."""
+    rng = np.random.default_rng(0)
+    state, devices = with_shared_part(10, rng), np.arange(10)
+    state.weights[:9], state.weights[9] = 10, 1000
+    models = trained(state, devices, rng)
+    models[9] = state.models[9] + 40 * (models[9] - state.models[9])
+    state.update(devices, models)
+    np.testing.assert_array_equal(state.shared, np.average(models[:, :3], axis=0, weights=state.weights))
+
+
+def test_a_state_without_the_longest_moves_is_read():
+    """Those of older versions have none."""
+    state = with_shared_part(4, np.random.default_rng(0))
+    arrays = {name: array for name, array in state.pack().items() if name != "furthest"}
+    assert not state.filled(arrays).furthest.any()
 
 
 @pytest.mark.parametrize("goal", ["regression", "classification"])
@@ -307,6 +399,6 @@ def test_pairs_may_go_to_a_file(tmp_path):
 )
 def test_to_be_slow_is_not_to_lie(heard, accused):
     pairs, rows = FusionState(np.ones((4, 2)), SmoothedSCAD(0.5), dtype="float64"), np.ones(4, int)
-    state = FPFCState(None, pairs, np.empty(0), rows, np.zeros(4), np.zeros(4, int), {})
+    state = FPFCState(None, pairs, np.empty(0), rows, np.zeros(4), np.zeros(4, int), np.zeros((4, 2)), {})
     state.heard[:], state.moves[:] = heard, [0.01, 0.01, 0.01, 5.0]
     assert restless_devices(state, np.array([0, 0, 0, 1])).tolist() == accused

@@ -13,6 +13,12 @@ Robust: TypeAlias = Literal["none", "screen", "median", "trimmed", "krum"]
 MAX_MEAN_RATIO = 10.0
 # Share of the values that a trimmed mean leaves out on either side.
 TRIMMED_RATIO = 0.2
+# Quantile of lengths that says what is usual: honest devices decide it even if most others send longer vectors.
+USUAL_LENGTH_QUANTILE = 0.1
+# A move is too long if it is this many times as long as usual, which is ...
+MAX_MOVE_RATIO = 10.0
+# ... at least this, relative to the parameters: not every move of devices that have all but come to rest is too long.
+MIN_USUAL_MOVE_RATIO = 0.01
 
 
 def pooled_moments(answers: Floats, weights: Ints) -> tuple[Floats, Floats]:
@@ -45,6 +51,29 @@ def robust_mean(values: Floats, weights: Floats, how: Robust) -> Floats:
         keep = central(values)
         return np.asarray(np.average(values[keep], axis=0, weights=weights[keep]))
     return np.asarray(np.average(values, axis=0, weights=weights))
+
+
+def usual_length(lengths: Floats) -> Floats:
+    """Return a low quantile of lengths, an honest device's even where most vectors are far too long; of none, infinity.
+
+    >>> float(usual_length(np.array([0.3, 0.5, 70.0, 80.0, 1e9])))
+    0.3
+    """
+    if not lengths.shape[-1]:
+        return np.full(lengths.shape[:-1], np.inf)
+    return np.asarray(np.quantile(lengths, USUAL_LENGTH_QUANTILE, axis=-1, method="lower"))
+
+
+def longest_moves(rows: Ints, moves: Floats, rows_moved: Ints, size: float) -> Floats:
+    """Return how far devices with these rows may move parameters of this size, by how far others have moved them.
+
+    Who has more rows takes more steps in an epoch, and may move as much further.
+
+    >>> longest_moves(np.array([50, 500]), np.array([0.3, 0.5, 70.0, 1e9]), np.array([50, 50, 9, 9]), size=2.0).tolist()
+    [3.0, 30.0]
+    """
+    steps = np.maximum(1.0, rows[:, None] / np.maximum(rows_moved, 1))
+    return MAX_MOVE_RATIO * np.maximum(usual_length(moves * steps), MIN_USUAL_MOVE_RATIO * size)
 
 
 def central(values: Floats) -> Ints:

@@ -12,7 +12,9 @@ Algorithm 2 says "or", we follow the latter. Devices start at zero instead of at
 otherwise: on convex models far fewer rounds are needed.
 
 Of a model with shared weights only the last part is fused. The rest goes along with zeta_i and omega_i, and becomes the
-mean over the active devices, weighted by their rows; a device that is active next gets it.
+mean over the active devices, weighted by their rows; a device that is active next gets it. The penalty keeps liars away
+from the fused part of others, but not from this mean, so devices that move much further than is usual are not in it: a
+device that lies about its fused part gets a false anchor, and its shared part explodes there.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import numpy as np
 
 from fedfuse.core.partitions import Gap, group_means, linkage_heights, widest_gap
 from fedfuse.core.penalties import L1, Penalty, SmoothedSCAD
-from fedfuse.core.robust_mean import Robust
+from fedfuse.core.robust_mean import MIN_USUAL_MOVE_RATIO, Robust, longest_moves, usual_length
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.method import FederationInfo, Method, Outcome
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, TakesSingleReplies
@@ -47,12 +49,15 @@ FUSED_RATIO = 0.75
 MAX_GAP_DEVICES = 5000
 # A mean over fewer devices, as where each reply is taken in by itself, only moves the shared part towards it.
 MIN_DEVICES_FOR_A_MEAN = 5
+# Which moves are usual is known when so many devices, or half of them, have been heard; until then moves are too long
+# if they are this many times as long as the parameters.
+MIN_DEVICES_FOR_USUAL, MAX_FIRST_MOVE_RATIO = 20, 2.0
 # A device that stands alone and moves this many times further than others usually do is a suspect, ...
 SUSPECT_MOVE_RATIO = 20.0
-# ... if it was heard at least this often, as a share of the median, ...
+# ... if it was heard at least this often, as a share of the median.
 MIN_HEARD_RATIO = 0.5
-# ... where the usual move is at least this, relative to the parameters.
-MIN_USUAL_MOVE_RATIO = 0.01
+# What a saved state holds besides its pairs; furthest is not in those of older versions.
+OWN_ARRAYS = ("shared", "moves", "heard", "furthest")
 
 
 @dataclass
@@ -66,6 +71,7 @@ class FPFCState:
     weights: Ints  # rows of every device
     moves: Floats  # how far each moved when it was last heard
     heard: Ints  # how often each was heard
+    furthest: Floats  # longest move of each, of the shared and the fused part (m x 2; zero where nothing is shared)
     room: dict[str, Any]  # where and how the pairs are kept
 
     @property
@@ -75,23 +81,48 @@ class FPFCState:
         return np.hstack([np.tile(self.shared, (len(omega), 1)), omega]) if self.shared.size else omega
 
     def update(self, devices: Ints, models: Floats) -> Residuals:
-        """Take in new models: pairs for what is fused, the weighted mean for what is shared."""
-        cut = self.shared.size
-        if cut:
-            mean = np.average(models[:, :cut], axis=0, weights=self.weights[devices])
-            weight = min(1.0, len(devices) / min(MIN_DEVICES_FOR_A_MEAN, len(self.weights)))
-            self.shared = ((1 - weight) * self.shared + weight * mean).astype(self.shared.dtype)
-        self.moves[devices] = np.linalg.norm(models[:, cut:] - self.pairs.omega[devices], axis=1)
+        """Take in new models: pairs for what is fused, a robust weighted mean for what is shared."""
+        shared, fused = np.split(models, [self.shared.size], axis=1)
+        self.moves[devices] = np.linalg.norm(fused - self.pairs.omega[devices], axis=1)
         self.heard[devices] += 1
-        return self.pairs.update(devices, models[:, cut:])
+        if shared.size:
+            self._update_shared(devices, shared)
+        return self.pairs.update(devices, fused)
+
+    def _update_shared(self, devices: Ints, values: Floats) -> None:
+        """Move the shared part to the weighted mean over devices that move neither part further than is usual."""
+        lengths = np.column_stack([np.linalg.norm(values - self.shared, axis=1), self.moves[devices]])
+        self.furthest[devices] = np.maximum(self.furthest[devices], lengths)
+        held = (lengths <= self._longest_moves()[devices]).all(axis=1)
+        if held.any():
+            mean = np.average(values[held], axis=0, weights=self.weights[devices[held]])
+            weight = min(1.0, int(held.sum()) / min(MIN_DEVICES_FOR_A_MEAN, len(self.weights)))
+            self.shared = ((1 - weight) * self.shared + weight * mean).astype(self.shared.dtype)
+
+    def _longest_moves(self) -> Floats:
+        """Return how far every device may move the shared and the fused part (m x 2) if it is honest.
+
+        A liar is pulled to where its false parameters put its anchor, and what becomes of its shared part there is no
+        measure for others, whether it explodes or stands still. As long as few devices have been heard, all of them
+        may lie: then the parameters themselves say what is long.
+        """
+        (shared, fused), rows, few = self.furthest.T, self.weights, min(MIN_DEVICES_FOR_USUAL, len(self.weights) / 2)
+        sizes = np.array([np.linalg.norm(self.shared), usual_length(np.linalg.norm(self.pairs.omega, axis=1))])
+        known = fused > 0
+        fused_limits = longest_moves(rows, fused[known], rows[known], sizes[1])
+        held = known & (fused <= fused_limits)
+        limits = np.column_stack([longest_moves(rows, shared[held], rows[held], sizes[0]), fused_limits])
+        if known.sum() < few:
+            limits = np.minimum(limits, np.where(sizes > 0, MAX_FIRST_MOVE_RATIO * sizes, np.inf))
+        return limits
 
     def pack(self) -> Arrays:
         """Return the state as arrays: the pairs have a compact form of their own."""
-        return {**self.pairs.pack(), "shared": self.shared, "moves": self.moves, "heard": self.heard}
+        return {**self.pairs.pack(), **{name: getattr(self, name) for name in OWN_ARRAYS}}
 
     def filled(self, arrays: Arrays) -> FPFCState:
         """Return the state that `pack` took apart, with the penalty of this one."""
-        own: dict[str, Any] = {name: arrays[name] for name in ("shared", "moves", "heard")}
+        own: dict[str, Any] = {name: arrays[name] for name in OWN_ARRAYS if name in arrays}
         rest = {name: array for name, array in arrays.items() if name not in own}
         return replace(self, pairs=FusionState.unpack(rest, self.pairs.penalty, **self.room), **own)
 
@@ -208,8 +239,8 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
         # Models that differ are not pulled to their mean.
         how: dict[str, Any] = {"warm": previous is not None, "dtype": info.dtype, **self.room}
         pairs = FusionState(models[:, cut:], self.penalty, self.rho, **how)
-        moves, heard = np.zeros(info.m), np.zeros(info.m, np.int64)
-        return FPFCState(info, pairs, shared.astype(info.dtype), weights, moves, heard, self.room)
+        moves, heard, furthest = np.zeros(info.m), np.zeros(info.m, np.int64), np.zeros((info.m, 2))
+        return FPFCState(info, pairs, shared.astype(info.dtype), weights, moves, heard, furthest, self.room)
 
     def opening(self, state: FPFCState) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.models)}
