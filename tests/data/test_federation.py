@@ -252,7 +252,7 @@ BAD = {
     "no columns": ({"a": (X[:, :0], Y)}, {}, "device 'a': X has no columns"),
     "1-D": ({"a": (Y, Y)}, {}, r"device 'a': X has shape \(10,\).*reshape\(-1, 1\)"),
     "3-D": ({"a": (X[None], Y)}, {}, r"device 'a': X has 1 rows but y has 10 values"),
-    "0-D": ({"a": (1.0, Y)}, {}, r"device 'a': X is a single value, but must be a table"),
+    "0-D": ({"a": (1.0, Y)}, {}, r"device 'a': X has shape \(\), but must be rows x features"),
     "row shapes": (
         {"a": (np.zeros((10, 2, 2)), Y), "b": (np.zeros((10, 2, 3)), Y)},
         {},

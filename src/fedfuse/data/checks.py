@@ -123,13 +123,11 @@ def _row_shape(shapes: Mapping[str, tuple[int, ...]], shape: Sequence[int] | Non
 
 def feature_array(array: npt.NDArray[Any], device: str, keep_dtype: bool = False) -> Floats:
     """Return the features as an array of rows x features, of float64 unless numbers are to keep their type."""
-    if array.ndim == 1:
+    if array.ndim < 2:
         raise FedfuseError(
             f"device {device!r}: X has shape {array.shape}, but must be rows x features; "
             "use X.reshape(-1, 1) for one feature"
         )
-    if array.ndim == 0:
-        raise FedfuseError(f"device {device!r}: X is a single value, but must be a table of rows x features")
     if array.shape[0] == 0:
         raise FedfuseError(f"device {device!r} has no rows: give it rows or leave it out")
     if array.size == 0:

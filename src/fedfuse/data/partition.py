@@ -37,14 +37,6 @@ class Partition:
         return np.split(np.argsort(self.owner, kind="stable"), np.cumsum(self.counts)[:-1])
 
     @classmethod
-    def from_owner(cls, labels: Ints, owner: Ints, devices: int) -> Partition:
-        """Return the partition with this owner of every row; a class without rows counts as evenly shared."""
-        n_classes = _n_classes(labels)
-        counts = np.bincount(labels * devices + owner, minlength=n_classes * devices).reshape(n_classes, devices)
-        total = counts.sum(axis=1, keepdims=True)
-        return cls(owner, np.where(total > 0, counts / np.maximum(total, 1), 1 / devices))
-
-    @classmethod
     def by_shares(cls, labels: Ints, shares: Floats, rng: np.random.Generator) -> Partition:
         """Permute the rows, and cut those of each class at floor(cumulative share x rows of the class).
 
@@ -79,19 +71,14 @@ def deal(labels: Ints, devices: int, alpha: float | None, rng: np.random.Generat
     if alpha is None:
         order, owner = rng.permutation(rows), np.empty(rows, dtype=np.int64)
         owner[order[np.argsort(labels[order], kind="stable")]] = np.arange(rows) % devices
-        return Partition.from_owner(labels, owner, devices)
+        return Partition(owner, np.full((_n_classes(labels), devices), 1 / devices))
     if not 0 < alpha < np.inf:
         raise FedfuseError(f"alpha must be a number above 0, got {alpha!r}; for even shares leave it None")
     return Partition.by_shares(labels, rng.dirichlet(np.full(devices, alpha), size=_n_classes(labels)), rng)
 
 
 def draw(
-    labels: Ints,
-    devices: int,
-    alpha: float | None,
-    rng: np.random.Generator,
-    min_rows: int = 1,
-    what: str = "rows",
+    labels: Ints, devices: int, alpha: float | None, rng: np.random.Generator, min_rows: int = 1, what: str = "rows"
 ) -> Partition:
     """Draw partitions until every device has at least so many rows, at most `MAX_DRAWS`; ``what`` is for the error."""
     best = deal(labels, devices, alpha, rng)

@@ -180,7 +180,7 @@ class InProcess(Engine):
         asked = [o.task for o in orders if isinstance(o.task, tasks.Train)]
         first = asked[0]
         start: Floats = self._own[devices]
-        part = self._part(first.into)
+        part = tasks.part_of(first.into, self._model.d, self._model.fused)
         if first.start is not None:  # the part that was sent, in its place
             start[:, part] = np.stack([t.start for t in asked if t.start is not None])
         anchor = None if first.anchor is None else np.stack([t.anchor for t in asked if t.anchor is not None])
@@ -209,10 +209,6 @@ class InProcess(Engine):
     def _noise_source(self, order: Order) -> np.random.Generator:
         # for experiments: the seed gives the noise away, so devices of real federations have another source
         return generator(self._seed, "noise", order.round + 2, order.device)
-
-    def _part(self, into: tasks.Into) -> slice:
-        fused = self._model.fused
-        return {"all": slice(0, self._model.d), "shared": slice(0, fused.start), "fused": fused}[into]
 
     def _training_generators(self, orders: list[Order], work: Work) -> list[np.random.Generator] | None:
         return self._generators(orders) if work.batch is not None or not self._model.convex else None

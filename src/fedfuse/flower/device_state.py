@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedfuse.models.model import Model
 from fedfuse.protocol.reply_checks import largest_value
-from fedfuse.protocol.tasks import Add, Install, Rescale, Task, Train
+from fedfuse.protocol.tasks import Add, Install, Rescale, Task, Train, part_of
 from fedfuse.utils.typing import Floats
 
 
@@ -74,22 +74,17 @@ class DeviceShadow:
         self.in_sync = version == self.version
 
     def _trained(self, task: Train, values: npt.NDArray[Any]) -> None:
-        part = self._part(task)
+        d = self._model.d
+        part = part_of(task.into, d, self._model.fused) if task.send == "part" else slice(0, d)
         size = part.stop - part.start
         if task.send in ("model", "part") and values.size >= size:
             new = values[:size]
             # A device keeps its old model where training has diverged.
-            if np.abs(new).max(initial=0) <= largest_value(self._model.d, self._dtype):
+            if np.abs(new).max(initial=0) <= largest_value(d, self._dtype):
                 own = self.state.own.copy()
                 own[part] = new
                 self.state = replace(self.state, own=own)
-        self.whole = task.send == "model" or (task.send == "part" and size == self._model.d)
-
-    def _part(self, task: Train) -> slice:
-        d, fused = self._model.d, self._model.fused
-        if task.send != "part":
-            return slice(0, d)
-        return {"all": slice(0, d), "shared": slice(0, fused.start), "fused": slice(fused.start, d)}[task.into]
+        self.whole = task.send == "model" or (task.send == "part" and size == d)
 
     def _set(self, own: Floats, *, whole: bool) -> None:
         self.state, self.whole, self.in_sync = replace(self.state, own=own), whole, False

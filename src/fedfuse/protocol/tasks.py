@@ -24,6 +24,11 @@ SUMMARISED: tuple[Part, ...] = ("train", "validation")
 EVALUATION_ROUND = -2
 
 
+def part_of(into: Into, d: int, fused: slice) -> slice:
+    """Return the place of a part among d parameters."""
+    return {"all": slice(0, d), "shared": slice(0, fused.start), "fused": slice(fused.start, d)}[into]
+
+
 class _Message:
     """Cost of a task: its arrays are sent down, and ``floats_up`` numbers of a model with d parameters come back."""
 
