@@ -68,7 +68,7 @@ def test_tuning(strategy, tmp_path):
 
 def test_history():
     result = ff.fit(planted(), ff.FPFC(lam=0.4, rows="train", refit=False), rounds=20, evaluate_every=5)
-    scores, groups, _ = plots.plot_history(result).ravel()
+    scores, groups, *_ = plots.plot_history(result).ravel()
     assert [line.get_label() for line in scores.lines] == ["validation RMSE", "test RMSE"]
     np.testing.assert_array_equal(groups.lines[0].get_ydata(), result.history["n_clusters"].dropna())
     short = ff.fit(planted(), ff.FPFC(lam=0.4, refit=False), rounds=3)

@@ -28,7 +28,7 @@ from fedfuse.report.distance_charts import (
 )
 from fedfuse.report.explanations import group_name
 from fedfuse.report.palette import COLOURS, GREY, colour
-from fedfuse.report.run_page import device_chart, device_scores, training_charts
+from fedfuse.report.run_page import cost_chart, device_chart, device_scores, training_charts
 from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
@@ -167,9 +167,12 @@ def plot_chart(chart: Chart, ax: Any = None) -> Any:
 
 
 def plot_history(result: Result, axes: Any = None) -> Any:
-    """Draw the report's charts of training, one below the other: scores, groups, and how far models moved."""
-    _evaluated(result, least=2)
-    charts = training_charts(result.history, result.profile.metric)
+    """Draw the report's charts of training, one below the other: scores, groups, models' moves, and numbers sent."""
+    _evaluated(result)
+    if len(result.history) == 1:
+        raise FedfuseError("a curve needs two rounds, and the run has one: use more rounds")
+    found = [*training_charts(result.history, result.profile.metric), cost_chart(result.history)]
+    charts = [chart for chart in found if chart]
     axes = _axes(axes, len(charts), 1, size=(7, 2.4 * len(charts)), sharex=True, squeeze=False)
     for chart, ax in zip(charts, np.ravel(axes), strict=True):
         plot_chart(chart, ax).label_outer()
@@ -202,13 +205,13 @@ def plot_scores(
     return _plain(ax)
 
 
-def _evaluated(result: Result, name: str = "the run", least: int = 1) -> pd.DataFrame:
-    """Return the rounds with a test score; raise where there are fewer than ``least``."""
+def _evaluated(result: Result, name: str = "the run") -> pd.DataFrame:
+    """Return the rounds with a test score."""
     history = result.history
     seen: pd.DataFrame = history[history["test"].notna()] if "test" in history else history[:0]
-    if len(seen) < least:
-        problem = f"the history of {name} has no evaluated round" if not len(seen) else f"{name} was evaluated once"
-        raise FedfuseError(f"{problem}: use a smaller evaluate_every, or more rounds")
+    if not len(seen):
+        advice = "use a smaller evaluate_every, or more rounds"
+        raise FedfuseError(f"the history of {name} has no evaluated round: {advice}")
     return seen
 
 
