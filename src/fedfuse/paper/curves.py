@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +17,7 @@ from fedfuse.paper.experiment import Experiment, Findings, both, readable, score
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trials import Trial, true_groups
 from fedfuse.protocol.local_work import Schedule
-from fedfuse.report.plots import plot_distances, plot_figure1, plot_map
+from fedfuse.report.plots import plot_figure1
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.studies.comparison import NOTHING
 from fedfuse.studies.solution_path import figure_1
@@ -79,10 +78,10 @@ class Snapshots(Experiment):
             for k, gaps in ((k, pdist(w)) for k, w in models.items())
         ])  # fmt: skip
         seen = [DistanceSnapshot.of(k, w, truth) for k, w in models.items()]
-        plot: Any = {"distances": plot_distances, "tsne": partial(plot_map, method="tsne")}[self.show_as]
+        draw = {"distances": lambda: figures.distances(seen), "tsne": lambda: figures.tsne(models, truth)}
         title = f"{trial.recipe.words}: distances between devices' models"
         shown = {title: table.map(lambda number: f"{number:.4g}")}
-        return Findings(shown, {"distances.csv": table}, lambda: figures.snapshots(seen, plot))
+        return Findings(shown, {"distances.csv": table}, draw[self.show_as])
 
 
 @dataclass(frozen=True)

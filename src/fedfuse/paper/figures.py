@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from fedfuse import Tuning
 from fedfuse.grouping.lambda_path import Strategy
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED
 from fedfuse.report.palette import COLOURS
-from fedfuse.report.plots import _plain, _pyplot, box_of_points, plot_tuning
+from fedfuse.report.plots import _plain, _pyplot, box_of_points, plot_distances, plot_tuning
 from fedfuse.results.snapshots import DistanceSnapshot
+from fedfuse.utils.typing import Floats, Ints
 
 # Nine methods and ours: colours twice, the second time dashed; ours is thick and black.
 _STYLES: dict[str, dict[str, Any]] = {
@@ -130,13 +131,29 @@ def cost(table: pd.DataFrame) -> Any:
     return axes
 
 
-def snapshots(seen: Sequence[DistanceSnapshot], plot: Callable[..., Any]) -> Any:
-    """Draw one panel per round, by `plot_distances` or `plot_map`; distances have the colours of the largest of all."""
-    axes = _grid(len(seen))
+def distances(seen: Sequence[DistanceSnapshot]) -> Any:
+    """Draw the distances between all pairs of devices' models, one panel per round, on one scale of colours."""
+    axes, largest = _grid(len(seen)), max(snapshot.largest for snapshot in seen)
     for ax, snapshot in zip(axes[0], seen, strict=True):
-        for image in plot(snapshot, ax=ax).images:
-            image.set_clim(0, max(each.largest for each in seen))
+        plot_distances(snapshot, ax=ax).images[0].set_clim(0, largest)
     return axes
+
+
+def tsne(models: Mapping[int, Floats], truth: Ints) -> Any:
+    """Draw a t-SNE of the devices' models, coloured by the true groups, one panel per round."""
+    from sklearn.manifold import TSNE
+
+    axes = _grid(len(models), width=3.4, height=3.4)
+    for ax, (k, w) in zip(axes[0], models.items(), strict=True):
+        # Noise separates equal models, which t-SNE cannot place.
+        shaken = w + 1e-6 * np.random.default_rng(0).normal(size=w.shape)
+        near = min(20.0, (len(w) - 1) / 3)
+        flat = TSNE(perplexity=near, init="pca", random_state=0).fit_transform(shaken)
+        for group in np.unique(truth):
+            colour = COLOURS[group % len(COLOURS)]
+            ax.scatter(*flat[truth == group].T, s=18, color=colour, label=f"group {group}", lw=0)
+        ax.set(title=f"round {k}", xticks=[], yticks=[])
+    return _legend(axes)
 
 
 def score_lines(course: pd.DataFrame, x: str, by: str, xlabel: str) -> Any:

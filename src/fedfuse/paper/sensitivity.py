@@ -81,8 +81,9 @@ class Starts(Experiment):
     def findings(self, setup: PaperSetup) -> Findings:
         table, _ = self.tables(setup)
         lines = [
-            {"data": row["data"], "method": PRINTED[row["method"]], "ARI": both(row["ari"], row["ari_sd"]),
-             "accuracy %": both(100 * row["test"], 100 * row["test_sd"]), "starts": str(setup.scale.starts)}
+            {"data": row["data"], "method": PRINTED[row["method"]],
+             "accuracy %": both(100 * row["test"], 100 * row["test_sd"]), "ARI": both(row["ari"], row["ari_sd"]),
+             "starts": str(setup.scale.starts)}
             for _, row in mean_and_sd(table, ["data", "method"], ("test", "ari")).reset_index().iterrows()
         ]  # fmt: skip
         title = "mean and population standard deviation over random initial values"
