@@ -708,6 +708,7 @@ def test_defaults_of_a_method():
 # keys of methods other than FPFC
 OTHERS = {
     "n_models": ("ifca", "3", 3), "average": ("ifca", "gradient", "gradient"), "temperature": ("ifca", "0.5", 0.5),
+    "restarts": ("ifca", "10", 10), "first_draw": ("ifca", "2", 2), "weights": ("lg-fedavg", "equal", "equal"),
     "eps1": ("cfl", "0.2", 0.2), "eps2": ("cfl", "auto", "auto"), "linkage": ("cfl", "single", "single"),
     "threshold": ("pacfl", "4.5", 4.5), "p": ("pacfl", "3", 3), "angle": ("pacfl", "principal", "principal"),
     "evaluate": ("pacfl", "cluster", "cluster"), "adapt_lr": ("per-fedavg", "0.05", 0.05),
@@ -734,7 +735,7 @@ def test_every_key_reaches_its_place():
         "delay": "uniform(0,20)", "compute": "2", "lossy": "lost:0.1", "deadline": "9.5", "minimum": "2",
         "overselect": "0.5", "late": "use", "budget": "100", "robust": "median", "attack": "gaussian", "liars": "0.2",
         "lies": "models", "scope": "fused", "screen": "yes", "clip": "3", "epsilon": "8", "delta": "1e-6",
-        "memory": "4GB", "spill": "pairs", "backend": "threads", "blocks": "3",
+        "memory": "4GB", "spill": "pairs", "backend": "threads", "blocks": "3", "grid": "0,0.5,1",
     }  # fmt: skip
     assert set(texts) | set(OTHERS) == set(keys())
     options = parse_options([f" {key} = {text} " for key, text in texts.items()])
@@ -744,7 +745,7 @@ def test_every_key_reaches_its_place():
     method = build_method("fpfc", Work(), options)
     assert method == ff.FPFC(
         lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train", robust="median",
-        memory=4_000_000_000, spill="pairs", backend="threads", blocks=3,
+        memory=4_000_000_000, spill="pairs", backend="threads", blocks=3, grid=(0.0, 0.5, 1.0),
         work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd", 0.9, 0.01, "batches"),
     )  # fmt: skip
     assert options.engine == {"workers": 3}

@@ -7,10 +7,16 @@
 
 Where we depart from the paper: it lets a single small change between two rounds end a lambda. With 30 % of the devices
 in a round such a change is an accident (on S1 it ended lambda = 0.5 after 6 rounds, and tuning with 51 groups), so
-warm-up looks at the mean change per round over ten rounds. A lambda is "worse" when it ends worse than the best so far
-by more than tol; what is gone back to is that best one. Separate tuning has converged when no residual exceeds tol, as
-everywhere in fedfuse; a flat validation curve says little there (on S1 that of lambda = 2 is flat from round 30 to 70
-and rises from 0.66 to 0.75 afterwards).
+warm-up looks at the mean change per round over ten rounds. A lambda is "worse" when its omega_i end worse than the best
+so far by more than tol, and by more than a standard error (of the differences between devices' scores). Separate tuning
+has converged when no residual exceeds tol, as everywhere in fedfuse; a flat validation curve says little there (on S1
+that of lambda = 2 is flat from round 30 to 70 and rises from 0.66 to 0.75 afterwards).
+
+Of the lambdas tried, what they come to decides: in the last of its rounds every device scores its group's model on its
+validation rows. FPFC's own omega_i would favour a lambda that is too small wherever the loop rests before devices are
+fused, as on housing and body fat. Scores of few rows are noisy, so that of lambdas that are not worse than the best by
+more than a standard error the one with the fewest groups is chosen: the one-standard-error rule of Breiman, Friedman,
+Olshen and Stone (1984).
 
 Devices train on their training rows and send, with each upload, one number more: their accuracy or RMSE on their
 validation rows. After a fresh start or a step back the server sends a device its model again before its next turn. All
@@ -30,7 +36,7 @@ from fedfuse.methods.fpfc import FPFC, FPFCL1, BaseFPFC, FPFCState
 from fedfuse.methods.method import FederationInfo, Method, Outcome
 from fedfuse.methods.state_arrays import Arrays
 from fedfuse.pairs.state import FusionState, Residuals
-from fedfuse.protocol.tasks import Install, Task, Train
+from fedfuse.protocol.tasks import Install, Score, Task, Train
 from fedfuse.results.result import mean_score
 from fedfuse.utils.typing import Bools, Floats, Ints
 
@@ -56,10 +62,16 @@ class LambdaPathState:
     turns: int = 0  # uploads with this lambda
     calm: int = 0  # of these, the last ones that moved nothing
     choosing: bool = True
+    judging: bool = False  # whether this lambda is done, and its groups' models are to be scored
     goal: int = 0  # rounds that shall lead to the final models
     ended: bool = False
     watched: list[float] = field(default_factory=list)  # validation metric, round by round, with this lambda
-    outcome: list[float] = field(default_factory=list)  # with which each lambda ended
+    groups: list[int] = field(default_factory=list)  # that each lambda ended with
+    ends: Floats = field(
+        default_factory=lambda: np.empty((0, 0))
+    )  # lambdas x devices: scores of omega_i, more is better
+    judged: Floats = field(default_factory=lambda: np.empty((0, 0)))  # the same of the groups' models
+    best: int = 0  # place of the lambda that is kept
     row: dict[str, Any] = field(default_factory=dict)  # what the last round was
     scores: Floats = field(default_factory=lambda: np.empty(0))  # of every device; nan if not known
     stale: Bools = field(default_factory=lambda: np.empty(0, np.bool_))  # who has another model than the server thinks
@@ -84,7 +96,8 @@ class LambdaPath(Method[LambdaPathState]):
         Increasing lambdas; none: from the distances between the models of lambda = 0.
     limit
         Rounds of one training at the most: of each lambda with ``separate``, of the way from the start to the final
-        models with ``warmup`` (but `cap` rounds of training on there always may be).
+        models with ``warmup`` (but `cap` rounds of training on there always may be). Each lambda has a round more, in
+        which it is judged.
     cap
         At most so many rounds for one lambda with ``warmup``; default: a quarter of the limit.
     precision
@@ -124,6 +137,7 @@ class LambdaPath(Method[LambdaPathState]):
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> LambdaPathState:
         state = LambdaPathState(info, self._fresh(info, previous), list(self.grid) or [0.0])
         state.scores, state.stale = np.full(info.m, np.nan), np.zeros(info.m, np.bool_)
+        state.ends = state.judged = np.empty((0, info.m))
         return state
 
     def _fresh(self, info: FederationInfo, previous: Outcome | None = None) -> FPFCState:
@@ -132,7 +146,12 @@ class LambdaPath(Method[LambdaPathState]):
     def opening(self, state: LambdaPathState) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.fusion.models)}
 
+    def devices(self, state: LambdaPathState, drawn: Ints) -> Ints:
+        return np.flatnonzero(state.info.counts["validation"] > 0) if state.judging else drawn
+
     def tasks(self, state: LambdaPathState, devices: Ints, k: int) -> list[Task]:
+        if state.judging:
+            return [Score(w) for w in self.outcome(state).models[devices]]
         work, fusion = self.inner.work.at(state.lineage), state.fusion
         fusion.pairs.penalty = self.at(state.lam).penalty
         anchors, models = fusion.pairs.anchors(devices), fusion.models
@@ -145,6 +164,10 @@ class LambdaPath(Method[LambdaPathState]):
         ]
 
     def update(self, state: LambdaPathState, devices: Ints, values: list[Floats]) -> Residuals | None:
+        if state.judging:
+            if values:
+                self._judge(state, devices, np.array([float(v[0]) for v in values]))
+            return None
         replies = np.array(values).reshape(len(devices), state.info.d + 1)
         residuals = state.fusion.update(devices, replies[:, :-1])
         judge = state.info.counts["validation"][devices] > 0
@@ -157,8 +180,7 @@ class LambdaPath(Method[LambdaPathState]):
         if not state.choosing:
             state.ended = state.lineage >= state.goal
             return residuals
-        if self._done(state):
-            self._next(state)
+        state.judging = self._done(state)
         return None  # one lambda may have converged, but not the method
 
     def _stage(self, state: LambdaPathState) -> str:
@@ -178,18 +200,29 @@ class LambdaPath(Method[LambdaPathState]):
     def _cap(self) -> int:
         return self.cap or -(-self.limit // 4)
 
+    def _judge(self, state: LambdaPathState, devices: Ints, scores: Floats) -> None:
+        judged = np.full(state.info.m, np.nan)
+        judged[devices] = np.where(np.isnan(scores), np.inf, scores)  # what diverged is the worst
+        sign = 1 if state.info.model.goal == "classification" else -1
+        state.judged = np.vstack([state.judged, sign * judged])
+        state.ends = np.vstack([state.ends, sign * state.scores])
+        state.groups.append(int(self.current(state).labels.max()) + 1)
+        state.row |= {"watched": float(np.mean(scores)), "groups": state.groups[-1]}
+        state.judging = False
+        self._next(state)
+
     def _next(self, state: LambdaPathState) -> None:
-        state.row["groups"] = int(self.current(state).labels.max()) + 1
-        state.outcome.append(state.watched[-1])
         if not self.grid and len(state.grid) == 1:
             state.grid += self._grid_from(state.fusion.pairs)
-        scores = self._ranked(state)
-        best, here = int(np.argmax(scores)), state.place
-        if best == here:
+        here, good = state.place, no_worse(state.judged, self.precision)
+        means = np.nanmean(state.judged, axis=1)
+        # The best one is good, and it is either this one or what kept its place beside it.
+        state.best = min((k for k in {state.best, here} if good[k]), key=lambda k: (state.groups[k], -means[k], k))
+        if state.best == here:
             self._keep(state)
-        worse = scores[here] < scores[best] - self.precision
+        worse = not no_worse(state.ends, self.precision)[here]
         if here + 1 == len(state.grid) or (worse and self.strategy == "warmup"):
-            self._go_back(state, best)
+            self._go_back(state)
             return
         state.place += 1
         if self.strategy == "separate":
@@ -197,19 +230,14 @@ class LambdaPath(Method[LambdaPathState]):
             state.scores[:], state.stale[:], state.lineage = np.nan, True, 0
         self._restart(state)
 
-    def _ranked(self, state: LambdaPathState) -> Floats:
-        """Return with what each lambda ended, the more the better."""
-        sign = 1 if state.info.model.goal == "classification" else -1
-        return np.asarray(sign * np.nan_to_num(np.array(state.outcome), nan=-sign * np.inf))
-
     def _keep(self, state: LambdaPathState) -> None:
         packed = {name: array.copy() for name, array in state.fusion.pack().items()}
         state.kept = {**packed, "scores": state.scores.copy(), "lineage": np.array([state.lineage])}
 
-    def _go_back(self, state: LambdaPathState, best: int) -> None:
-        if best != state.place:
+    def _go_back(self, state: LambdaPathState) -> None:
+        if state.best != state.place:
             kept = state.kept
-            state.place, state.lineage, state.scores = best, int(kept["lineage"][0]), kept["scores"]
+            state.place, state.lineage, state.scores = state.best, int(kept["lineage"][0]), kept["scores"]
             arrays = {name: array for name, array in kept.items() if name not in ("scores", "lineage")}
             state.fusion = state.fusion.filled(arrays)
             state.stale[:] = True
@@ -255,6 +283,39 @@ class LambdaPath(Method[LambdaPathState]):
 
     def describe(self, state: LambdaPathState) -> dict[str, Any]:
         return state.row
+
+
+def path_rounds(strategy: Strategy, n_lambdas: int, limit: int, cap: int | None = None) -> int:
+    """Return how many rounds a path can take: those of each lambda, with the one in which it is judged, and the rest.
+
+    >>> path_rounds("separate", 11, 200), path_rounds("warmup", 11, 200)
+    (2211, 811)
+    """
+    cap = cap or -(-limit // 4)
+    return n_lambdas * (limit + 1) if strategy == "separate" else n_lambdas * (cap + 1) + limit + cap
+
+
+def path_limit(strategy: Strategy, n_lambdas: int, rounds: int) -> int:
+    """Return the limit of a path that takes at most so many rounds.
+
+    >>> path_limit("separate", 11, 2211), path_limit("warmup", 11, 811)
+    (200, 200)
+    """
+    return max(1, rounds // n_lambdas - 1 if strategy == "separate" else 4 * (rounds - n_lambdas) // (n_lambdas + 5))
+
+
+def no_worse(scores: Floats, precision: float = 0.0) -> Bools:
+    """Return which rows are not worse than the best by more than the standard error of the difference between them.
+
+    Columns are devices, more is better, and nan is not known.
+
+    >>> no_worse(np.array([[0.9, 0.8, 0.7], [0.8, 0.8, 0.7], [0.5, 0.4, 0.3]])).tolist()
+    [True, True, False]
+    """
+    with np.errstate(invalid="ignore"):  # of rows that are infinitely bad
+        behind = scores[int(np.nanmean(scores, axis=1).argmax())] - scores
+        error = np.nanstd(behind, axis=1) / np.sqrt(np.maximum(np.sum(~np.isnan(behind), axis=1) - 1, 1))
+        return np.asarray(np.nanmean(behind, axis=1) <= np.fmax(error, precision))
 
 
 def _change(values: list[float], window: int) -> float:

@@ -156,6 +156,8 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     lam
         Strength of the penalty; 0 is local training. ``"warmup"`` and ``"separate"`` choose it on validation rows as
         the paper does (`grouping.lambda_path`).
+    grid
+        Lambdas to choose from, in increasing order; none: from the distances between devices' own models.
     refit
         Train each group's model anew once the groups are found (`grouping.refit`), instead of keeping FPFC's own
         estimates, which are biased by the penalty.
@@ -174,6 +176,7 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     """
 
     lam: float | Lambda = "auto"
+    grid: tuple[float, ...] = ()
     refit: bool = False
     rho: float = 1.0
     nu: float | None = None
@@ -185,6 +188,7 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "grid", tuple(float(lam) for lam in self.grid))
         if self.has_lambda:
             self.penalty.check(self.rho)
         elif self.lam not in get_args(Lambda):

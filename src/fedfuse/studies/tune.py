@@ -19,7 +19,7 @@ import pandas as pd
 
 from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.lambda_path import FINAL_STAGE, N_LAMBDAS, LambdaPath, Strategy
+from fedfuse.grouping.lambda_path import FINAL_STAGE, N_LAMBDAS, LambdaPath, Strategy, path_rounds
 from fedfuse.methods.method import Method
 from fedfuse.methods.mixins import Searchable
 from fedfuse.methods.registry import from_config
@@ -27,6 +27,7 @@ from fedfuse.models import Model
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training.fit import check_federation, fit, fitting_method, fitting_model
+from fedfuse.training.presets import PAPER_WARMUP_GRIDS
 from fedfuse.training.settings import Settings
 from fedfuse.training.stages import REFIT_RATIO
 from fedfuse.tuning.grid_search import JUDGING, TRYING, GridSearch
@@ -34,10 +35,6 @@ from fedfuse.utils.files import write_csv, write_json
 from fedfuse.utils.lazy import load
 
 Grid: TypeAlias = Sequence[float] | Sequence[Mapping[str, Any]]
-PAPER_GRIDS = {
-    "synthetic": tuple(k / 2 for k in range(8)),  # 0, 0.5, … 3.5
-    "housing-bodyfat": tuple(k / 2 for k in range(11)),  # 0, 0.5, … 5
-}
 
 
 @dataclass(frozen=True)
@@ -221,11 +218,9 @@ def max_rounds(path: LambdaPath) -> int:
     """Return how many rounds the run of a lambda path can take: those of all lambdas, of training on, and of a refit.
 
     >>> max_rounds(LambdaPath(strategy="separate", grid=(0, 1), limit=7))
-    14
+    16
     """
-    lambdas = len(path.grid) or N_LAMBDAS + 1
-    cap = path.cap or -(-path.limit // 4)
-    rounds = lambdas * path.limit if path.strategy == "separate" else lambdas * cap + path.limit + cap
+    rounds = path_rounds(path.strategy, len(path.grid) or N_LAMBDAS + 1, path.limit, path.cap)
     return rounds if not path.inner.refit else math.ceil(rounds / (1 - REFIT_RATIO)) + 1
 
 
@@ -246,7 +241,7 @@ def paper_grid(dataset: str) -> tuple[float, ...]:
     >>> paper_grid("synthetic:S3")[:3], paper_grid("visits.csv")
     ((0.0, 0.5, 1.0), ())
     """
-    return PAPER_GRIDS.get(dataset.partition(":")[0], ())
+    return PAPER_WARMUP_GRIDS.get(dataset.partition(":")[0], ())
 
 
 def in_words(settings: Mapping[str, Any]) -> str:

@@ -67,11 +67,15 @@ def _yes_or_no(text: str) -> bool:
     return {"yes": True, "true": True, "no": False, "false": False}[text.lower()]
 
 
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in text.split(","))
+
+
 def _participation(text: str) -> float | str | list[float]:
     """Read a share, ``sizes(share)``, or one probability per device, separated by commas."""
     if text.startswith("sizes"):
         return text
-    numbers = [float(word) for word in text.split(",")]
+    numbers = list(_numbers(text))
     return numbers[0] if len(numbers) == 1 else numbers
 
 
@@ -86,6 +90,7 @@ READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
 WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "batch": (_rows_per_batch, "a whole number or 'all'"),
     "rows": (str, "'train' or 'train+validation'"),
+    "grid": (_numbers, "numbers separated by commas"),
     "memory": (_bytes, "a number of bytes, e.g. 4GB"),
     "spill": (str, "a directory"),
     "backend": (str, "'threads' or 'ray'"),
@@ -258,7 +263,8 @@ def build(
     dataset: str, name: str, options: Options, settings: Mapping[str, Any] | None = None, *, network: bool = False
 ) -> tuple[Method[Any], dict[str, Any]]:
     """Return a method and the settings of its run: the preset's, then ``settings``, then the options override."""
-    defaults = preset(dataset, name, options.preset.get("preset", "usual"), network=network)
+    style, lam = options.preset.get("preset", "usual"), options.method.get("lam")
+    defaults = preset(dataset, name, style, network=network, lam=lam)
     having = {key: value for key, value in defaults.method.items() if key in setting_names(name)}
     method = build_method(name, defaults.work, replace(options, method=having | options.method))
     return method, {**defaults.settings, **(settings or {}), **options.settings}

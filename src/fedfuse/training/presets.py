@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from fedfuse.errors import FedfuseError
+from fedfuse.grouping.lambda_path import path_rounds
 from fedfuse.protocol.local_work import Decay, Work
 
 Style: TypeAlias = Literal["usual", "paper"]
@@ -41,18 +42,25 @@ ROUNDS |= {("mnist", "local"): 20, ("fashion-mnist", "local"): 20}
 GROUPS = {"synthetic:S1": 4, "synthetic:S2": 4, "synthetic:S3": 2, "synthetic:S4": 1, "synthetic:S5": 50}
 GROUPS |= {"housing-bodyfat": 2, "digits": 4, "mnist": 4, "fashion-mnist": 4}
 # In the paper's tables all devices start at one N(0, 1) draw, every round is run, and no group is refitted.
-PAPER = Preset(Work(), {"tol": 0.0}, {"start": "normal", "refit": False, "nu": 0.1})
+PAPER = Preset(Work(), {"tol": 0.0}, {"start": "normal", "refit": False})
 # IFCA averages gradients, one step per round: its rounds are those of the other methods times their steps.
 PAPER_ROUNDS = {("synthetic", "ifca"): 20_000, ("housing-bodyfat", "ifca"): 3000, ("housing-bodyfat", "cfl"): 1000}
 # The paper tunes lambda and does not print what it used for FPFC-l1 on housing and body fat.
 PAPER_LAMBDAS = {("synthetic", "fpfc"): 0.6, ("synthetic", "fpfc-l1"): 0.2, ("housing-bodyfat", "fpfc"): 4.0}
 PAPER_LAMBDAS |= {(data, method): 0.4 for data in ("mnist", "fashion-mnist") for method in ("fpfc", "fpfc-l1")}
+# Lambdas that the paper chooses from: its ranges are [0, 1], on housing and body fat [0, 5] (section 6.1). On synthetic
+# data warm-up goes further (section 6.3), as it comes from lambda = 0, where devices are far apart.
+TENTHS, HALVES = tuple(k / 10 for k in range(11)), tuple(k / 2 for k in range(11))
+PAPER_GRIDS = dict.fromkeys(PRESETS, TENTHS) | {"housing-bodyfat": HALVES}
+PAPER_WARMUP_GRIDS = PAPER_GRIDS | {"synthetic": HALVES[:8]}
 
 
-def preset(dataset: str, method: str = "fpfc", style: Style = "usual", *, network: bool = False) -> Preset:
+def preset(
+    dataset: str, method: str = "fpfc", style: Style = "usual", *, network: bool = False, lam: object = None
+) -> Preset:
     """Return the defaults for a method on a data set; with style ``"paper"``, those of the paper's tables.
 
-    ``network`` says that devices train one, for data without a preset of their own.
+    ``network`` says that devices train one, for data without a preset of their own; ``lam`` how lambda is chosen.
 
     >>> preset("synthetic:S1", "ifca", "paper").settings
     {'participation': 0.3, 'rounds': 20000, 'tol': 0.0}
@@ -67,13 +75,13 @@ def preset(dataset: str, method: str = "fpfc", style: Style = "usual", *, networ
     if method == "ifca" and groups:
         usual = replace(usual, method=usual.method | {"n_models": groups})
     if style == "paper":
-        return _of_the_paper(dataset, method, usual)
+        return _of_the_paper(dataset, method, usual, lam)
     if method == "per-fedavg" and usual.work.solver == "exact":  # it adapts by gradient steps
         return replace(usual, work=Work())
     return usual
 
 
-def _of_the_paper(dataset: str, method: str, usual: Preset) -> Preset:
+def _of_the_paper(dataset: str, method: str, usual: Preset, lam: object) -> Preset:
     data = dataset.partition(":")[0]
     if data not in PRESETS:
         raise FedfuseError(f"preset=paper is for the paper's data sets ({', '.join(PRESETS)}), not for {dataset!r}")
@@ -88,4 +96,7 @@ def _of_the_paper(dataset: str, method: str, usual: Preset) -> Preset:
         settings["rounds"] = PAPER_ROUNDS[data, method]
     if (data, method) in PAPER_LAMBDAS:
         given["lam"] = PAPER_LAMBDAS[data, method]
+    if lam == "warmup" or lam == "separate":  # the paper's rounds are those of one training
+        given["grid"] = (PAPER_WARMUP_GRIDS if lam == "warmup" else PAPER_GRIDS)[data]
+        settings["rounds"] = path_rounds(lam, len(given["grid"]), settings["rounds"])
     return Preset(usual.work, settings, given)

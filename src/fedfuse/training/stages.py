@@ -13,7 +13,7 @@ from typing import Any
 
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.fusion_tree import FusionTree
-from fedfuse.grouping.lambda_path import N_LAMBDAS, LambdaPath
+from fedfuse.grouping.lambda_path import N_LAMBDAS, LambdaPath, path_limit
 from fedfuse.grouping.network_tree import NetworkFusionTree, NetworkRefit
 from fedfuse.grouping.refit import Oracle, Refit
 from fedfuse.methods.fpfc import BaseFPFC
@@ -71,8 +71,9 @@ def _fpfc_stages(method: BaseFPFC, model: Model[Any], rounds: int) -> tuple[Stag
             "'warmup' or 'separate', or use the method fusion-tree, which needs no lambda"
         )
     if not method.has_lambda:
-        limit = rounds if method.lam == "warmup" else max(1, rounds // (N_LAMBDAS + 1))
-        path = LambdaPath(inner=replace(method, lam=0.0), strategy=method.lam, limit=limit)  # type: ignore[arg-type]
+        limit = path_limit(method.lam, len(method.grid) or N_LAMBDAS + 1, rounds)  # type: ignore[arg-type]
+        how: dict[str, Any] = {"strategy": method.lam, "grid": method.grid, "limit": limit}
+        path = LambdaPath(inner=replace(method, lam=0.0), **how)
         return _with_refit(Stage("lambda path", path), method, model, rounds)
     return _with_refit(Stage(method.name, replace(method, refit=False)), method, model, rounds)
 
