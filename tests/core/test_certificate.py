@@ -146,7 +146,7 @@ def test_outside_the_interval_fpfc_leaves_the_grouping():
 @pytest.mark.slow
 def test_on_s3_fpfc_stays_at_the_grouping():
     federation, lam = load("synthetic:S3"), 1.2
-    result, found = grouped(federation, lam, rounds=90)
+    result, found = grouped(federation, lam, rounds=90, nu=0.1)
     assert found.contains(lam)
     assert stays(federation, result, lam)
 

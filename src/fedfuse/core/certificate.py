@@ -33,6 +33,7 @@ F(omega) - F(alpha) >= sum over pairs of ||omega_i - omega_j|| (lambda/m - ||g_i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ import numpy as np
 from fedfuse.core.partitions import group_means
 from fedfuse.utils.typing import Floats, Ints
 
-# Devices whose distances to the rest of their group are taken at once.
+# Devices whose distances to all others are taken at once.
 DISTANCE_ROWS = 512
 
 
@@ -118,33 +119,21 @@ def interval(models: Floats, labels: Ints, gradients: Floats, a: float = 3.7) ->
     >>> interval(np.array([[0.0], [9.0]]), np.array([0, 0, 1]), np.array([[1.0], [-1.0], [0.0]]), a=3.0)
     Certificate(low=3.0, high=3.0, residual=0.0)
     """
-    gradients = np.asarray(gradients, dtype=np.float64)
-    sizes = np.bincount(labels)
-    low = max(_diameter(gradients[labels == group]) * len(labels) / int(n) for group, n in enumerate(sizes))
-    means = group_means(gradients, labels, np.ones(len(labels)))
-    return Certificate(low, _nearest(models) / a, float(np.linalg.norm(means, axis=1).max()))
-
-
-def _diameter(points: Floats) -> float:
-    """Return the largest distance between two points."""
-    return max(float(_distances(points, first).max()) for first in range(0, len(points), DISTANCE_ROWS))
-
-
-def _nearest(points: Floats) -> float:
-    """Return the smallest distance between two points, inf for a single one."""
+    gradients, m = np.asarray(gradients, dtype=np.float64), len(labels)
+    inside = [gradients[labels == group] for group in range(len(models))]
+    low = max(float(some.max()) * m / len(group) for group in inside for some in _distances(group))
     nearest = np.inf
-    for first in range(0, len(points), DISTANCE_ROWS):
-        distances = _distances(points, first)
-        np.fill_diagonal(distances[:, first:], np.inf)
-        nearest = min(nearest, float(distances.min()))
-    return nearest
+    if len(models) > 1:  # The first in every row is the model itself.
+        nearest = min(float(np.partition(some, 1)[:, 1].min()) for some in _distances(models))
+    means = group_means(gradients, labels, np.ones(m))
+    return Certificate(low, nearest / a, float(np.linalg.norm(means, axis=1).max()))
 
 
-def _distances(points: Floats, first: int) -> Floats:
-    """Return the distances of some points, from ``first`` on, to all."""
+def _distances(points: Floats) -> Iterator[Floats]:
+    """Yield the distances of points to all points, some rows at a time."""
     centred = np.asarray(points, dtype=np.float64) - np.mean(points, axis=0, dtype=np.float64)
-    some = centred[first : first + DISTANCE_ROWS]
     squares = np.square(centred).sum(axis=1)
-    # Rounding may leave a little less than 0 between equal points.
-    between = np.maximum(np.square(some).sum(axis=1)[:, None] + squares - 2 * some @ centred.T, 0.0)
-    return np.asarray(np.sqrt(between))
+    for first in range(0, len(centred), DISTANCE_ROWS):
+        rows = slice(first, first + DISTANCE_ROWS)
+        # Rounding may leave a little less than 0 between equal points.
+        yield np.sqrt(np.maximum(squares[rows, None] + squares - 2 * centred[rows] @ centred.T, 0.0))

@@ -28,8 +28,8 @@ from fedfuse.utils.typing import Floats
 RIDGE = 1e-3
 FILE = "yardsticks.npz"
 NAMES = ("local", "pooled")
-# Of the losses of all groups at once, for a certificate.
-MAX_EVALUATIONS = 100
+# For a certificate: evaluations of all groups at once, and what is left of their mean gradients, by those of devices.
+MAX_EVALUATIONS, RESIDUAL_RATIO = 100, 0.01
 
 
 def local_models(federation: Federation, model: Model[Any], rows: Part = "train+validation") -> Floats:
@@ -99,20 +99,23 @@ def certify(result: Result, federation: Federation) -> Certificate:
     model, labels, devices = result.model, result.labels, np.arange(federation.m)
     if not model.convex:
         raise FedfuseError("a certificate needs a convex model: a network's groups have no minimum to look at")
-    rows, config = model.load(federation.rows("train+validation"), np.float64), result.method
-    config = config.get("inner", config)
-    decay, alike = float(config.get("work", {}).get("decay", 0.0)), np.ones(federation.m)
+    config, dtype = result.method.get("inner", result.method), result.models.dtype
+    decay = float(config.get("work", {}).get("decay", 0.0))
+    rows = model.load(federation.rows("train+validation"), dtype)
+
+    def gradients_at(models: Floats) -> tuple[Floats, Floats]:
+        w = models[labels].astype(dtype)
+        return model.gradients(rows, devices, w) + decay * w, w
+
     search = LBFGS.start(result.cluster_models)
     for _ in range(MAX_EVALUATIONS):
-        w = search.trial[labels]
+        gradients, w = gradients_at(search.trial)
         losses = model.losses(rows, devices, w) + decay / 2 * np.square(w).sum(axis=1)
-        gradients = model.gradients(rows, devices, w) + decay * w
-        means = group_means(np.column_stack([losses, gradients]), labels, alike)
-        search.tell(means[:, 0], means[:, 1:])
+        means = group_means(np.column_stack([losses, gradients]), labels, np.ones(federation.m))
+        search.tell(means[:, 0], means[:, 1:], tol=max(1e-4, RESIDUAL_RATIO * float(np.abs(gradients).max())))
         if search.done.all():
             break
-    w = search.x[labels]
-    return interval(search.x, labels, model.gradients(rows, devices, w) + decay * w, config.get("a", 3.7))
+    return interval(search.x, labels, gradients_at(search.x)[0], config.get("a", 3.7))
 
 
 def _fitted(rows: Rows, model: Model[Any]) -> Floats:
