@@ -350,7 +350,8 @@ def test_the_method_may_be_chosen(estimator):
     assert estimator().fit(X, y, groups=groups).result_.method["method"] == "fusion-tree"
 
 
-def test_fpfc_without_a_lambda_says_what_to_do():
+def test_fpfc_without_a_lambda_goes_along_its_path():
     X, y, groups = data(GroupedRegressor)
-    with pytest.raises(FedfuseError, match="comes with the next version"):
-        FPFCRegressor().fit(X, y, groups=groups)
+    model = FPFCRegressor().fit(X, y, groups=groups)
+    assert model.result_.method["method"] == "fpfc"
+    assert model.result_.lam > 0

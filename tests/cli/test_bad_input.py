@@ -343,7 +343,7 @@ def test_a_comparison_names_the_closest_setting(fed):
 
 @pytest.mark.parametrize("lam", [None, "x", [1.0]])
 def test_lambda_is_a_number_or_a_strategy(lam):
-    with pytest.raises(ff.FedfuseError, match="lam must be a number, 'warmup' or 'separate', got "):
+    with pytest.raises(ff.FedfuseError, match="lam must be a number, 'auto', 'warmup' or 'separate', got "):
         ff.FPFC(lam=lam)
 
 

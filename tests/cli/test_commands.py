@@ -714,7 +714,6 @@ OTHERS = {
     "evaluate": ("pacfl", "cluster", "cluster"), "adapt_lr": ("per-fedavg", "0.05", 0.05),
     "variant": ("per-fedavg", "hessian-free", "hessian-free"),
     "alpha": ("fedasync", "0.5", 0.5), "power": ("fedasync", "1", 1.0),
-    "restarts": ("ifca", "10", 10), "first_draw": ("ifca", "2", 2), "weights": ("lg-fedavg", "equal", "equal"),
 }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from support.planted import permuted, planted
 VARIANTS = {
     "fusion-tree": ff.FusionTree,
     "fpfc": partial(ff.FPFC, lam=0.6),
+    "fpfc-auto": ff.FPFC,
     "fpfc-refit": partial(ff.FPFC, lam=0.6, refit=True),
     "fpfc-l1": ff.FPFCL1,
     "fpfc-l1-refit": partial(ff.FPFCL1, refit=True),
@@ -61,7 +62,7 @@ VARIANTS = {
 # One exchange of models per round, and nothing else.
 PLAIN = ("fpfc", "fpfc-l1", "fedavg", "fedasync", "lg-fedavg", "per-fedavg")
 # Every device is asked in turn, and answers without chance.
-DRAWS_NOTHING = ("fusion-tree", "oracle")
+DRAWS_NOTHING = ("fusion-tree", "fpfc-auto", "oracle")
 # Many rounds: not in every check.
 SEARCHED = ("ifca-searched", "ifca-restarts", "cfl-searched", "pacfl-searched")
 # As others in all but one step.

@@ -39,13 +39,19 @@ class Tree:
     @classmethod
     def of(cls, points: Floats, leaves: Ints | None = None) -> Tree:
         """Build the tree of these points (one row per leaf) by average linkage; of none, the empty tree."""
-        if leaves is None:
-            leaves = np.arange(len(points))
         if len(points) <= 1:
+            return cls.linked(np.zeros((len(points), len(points))), leaves)
+        distances = scipy.spatial.distance.pdist(np.asarray(points, dtype=np.float64))
+        return cls.linked(scipy.spatial.distance.squareform(distances, checks=False), leaves)
+
+    @classmethod
+    def linked(cls, distances: Floats, leaves: Ints | None = None) -> Tree:
+        """Build the tree of leaves with these distances (n x n) by average linkage."""
+        n = len(distances)
+        leaves = np.arange(n) if leaves is None else leaves
+        if n <= 1:
             return cls(np.empty((0, 2), np.int64), leaves)
-        merges = scipy.cluster.hierarchy.linkage(
-            scipy.spatial.distance.pdist(np.asarray(points, dtype=np.float64)), "average"
-        )
+        merges = scipy.cluster.hierarchy.linkage(distances[np.triu_indices(n, 1)], "average")
         return cls(merges[:, :2].astype(np.int64), leaves)
 
     @property

@@ -41,7 +41,7 @@ from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping import selection
 from fedfuse.grouping.marginal_likelihood import LOOSE_MARGIN, STRICT_MARGIN, Evidence
-from fedfuse.grouping.refit import RefitState, begin_final_fit, begin_fit, refit_steps
+from fedfuse.grouping.refit import RefitState, Transition, begin_final_fit, begin_fit, refit_steps
 from fedfuse.grouping.selection import UNKNOWN_CONFIDENCE, GroupCheck
 from fedfuse.grouping.simulated_replies import sends_statistics
 from fedfuse.grouping.steps import EvaluationStep, Step, StepMethod, by_name
@@ -70,7 +70,7 @@ class FusionTreeState(RefitState):
     halves: Floats = field(init=False)  # models of either half of every device's rows
     ridge: int = field(init=False, default=0)  # ridges that are done
     estimates: Floats = field(init=False)  # devices' models for every ridge
-    groupings: Ints = field(init=False)  # and their groups
+    groupings: Ints = field(init=False)  # that were proposed
     tree: Tree = field(init=False)
     checks: int = field(init=False, default=0)
     splits: int = field(init=False, default=0)
@@ -81,7 +81,7 @@ class FusionTreeState(RefitState):
         super().__post_init__(previous)
         m, d = self.info.m, self.info.d
         self.halves, self.estimates = np.zeros((2, m, d)), np.zeros((len(RIDGES), m, d))
-        self.groupings, self.already_split = np.zeros((len(RIDGES), m), np.int64), np.empty((0, m), np.int64)
+        self.groupings, self.already_split = np.empty((2, 0, m), np.int64)
         self.tree, self.confidence = Tree.of(np.empty((0, d))), np.ones(m)
 
     def certain_splits(self, leaves: Ints) -> Bools:
@@ -89,9 +89,18 @@ class FusionTreeState(RefitState):
         who, rows = self.trusted, self.info.counts["train"]
         return selection.certain_splits(self.tree, leaves[who], self.halves[:, who], rows[who])
 
+    def propose(self, labels: Ints) -> None:
+        """Add a grouping to those that are compared."""
+        self.groupings = np.vstack([self.groupings, apart(labels, self.suspects)])
+
     def candidates(self) -> Ints:
-        """Return the different groupings that were found."""
+        """Return the different groupings that were proposed."""
         return np.unique([apart(labels, self.suspects) for labels in self.groupings], axis=0)
+
+    def select(self) -> str:
+        """Compare the groupings that were proposed, or fit the only one."""
+        candidates = self.candidates()
+        return CompareCandidates.name if len(candidates) > 1 else self.group_by_estimates(candidates[0])
 
     def group(self, labels: Ints, models: Floats) -> str:
         """Fit these groups, from the means of their members' models."""
@@ -107,13 +116,19 @@ class FusionTreeState(RefitState):
         """Fit other groups, from the means of what their members had."""
         return self.group(labels, self.models[self.labels])
 
+    def proposals(self) -> Ints:
+        """Return the groupings that the final one is compared with: those of all ridges, or odds."""
+        return self.groupings
+
     def stability(self) -> float:
-        """Return how well the groupings of all ridges, or odds, and the final one agree (1: all the same).
+        """Return how well the proposals and the final grouping agree (1: all the same).
 
         Structure that is left inside the groups counts against it, and so do too few validation rows.
         """
         who = self.trusted
-        same = selection.agreement([labels[who] for labels in (*self.groupings, self.labels)])
+        if not len(self.groupings):
+            return 0.0
+        same = selection.agreement([labels[who] for labels in (*self.proposals(), self.labels)])
         left = max(0.0, self.residual_z - selection.STRUCTURE_ZSCORE)
         judges = "validation" if self.simulable is None else "train+validation"
         enough = min(1.0, self.info.counts[judges][who].sum() / (MIN_ROWS_PER_PARAMETER * self.info.d))
@@ -130,7 +145,7 @@ class FusionTreeState(RefitState):
 
 def after_rescale(state: FusionTreeState) -> str:
     """Return the first step that looks for groups."""
-    return FitHalf.name if state.simulable is None else _group_by_evidence(state, state.simulable)
+    return FitHalf.name if state.simulable is None else group_by_evidence(state, state.simulable)
 
 
 def after_fit(state: FusionTreeState) -> str:
@@ -143,8 +158,8 @@ def after_fit(state: FusionTreeState) -> str:
     return CheckGroups.name
 
 
-def _group_by_evidence(state: FusionTreeState, simulable: Bools) -> str:
-    """Cut the trees of all ridges where that is most probable, improve on it, and take the best.
+def group_by_evidence(state: FusionTreeState, simulable: Bools, distances: Floats | None = None) -> str:
+    """Cut the trees of all ridges, or that of these distances, where that is most probable, and improve on it.
 
     In place of what other ridges come to, the stability then compares what other odds do.
     """
@@ -156,14 +171,17 @@ def _group_by_evidence(state: FusionTreeState, simulable: Bools) -> str:
     evidence, moments = Evidence.learned(known, simulated.uneven[who])
     for k, ridge in enumerate(RIDGES):
         state.estimates[k, who] = simulated.part("train", who).fit(ridge)
-    trees = [Tree.of(each[who]) for each in state.estimates]
+    if distances is None:
+        trees = [Tree.of(each[who]) for each in state.estimates]
+    else:
+        trees = [Tree.linked(distances[np.ix_(who, who)])]
     found = [evidence.grouped(tree, moments) for tree in trees]
     best = max(range(len(found)), key=lambda k: evidence.total(found[k], moments))
     odds = (LOOSE_MARGIN, STRICT_MARGIN)
     others = [replace(evidence, margin=margin).grouped(trees[best], moments) for margin in odds]
-    for k, grouping in enumerate((found[best], *others)):
+    for grouping in (found[best], *others):
         labels[who] = state.info.m + grouping  # A device that was not heard is alone.
-        state.groupings[k] = apart(labels, suspects)
+        state.propose(labels)
     state.confidence = np.where(suspects, 1.0, UNKNOWN_CONFIDENCE)  # Nobody is to be put with suspects.
     state.confidence[who] = evidence.confidence(found[best], moments)
     return state.group_by_estimates(state.groupings[0])
@@ -206,25 +224,28 @@ class FitRidge(Step[FusionTreeState]):
         return CutTree.name
 
 
+@dataclass(frozen=True, repr=False)
 class CutTree(EvaluationStep[FusionTreeState]):
     """Devices evaluate the models of the groups above them; the tree is cut where that is best."""
 
     name = "cut tree"
+    then: Transition = FusionTreeState.select
 
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
         above = state.tree.merged_models(state.estimates[state.ridge], state.info.counts["train"], devices)
         return [EvaluateModels(models.astype(state.info.dtype), own=True) for models in above]
 
-    def take(self, state: FusionTreeState) -> str:
+    def cut(self, state: FusionTreeState) -> None:
+        """Propose the grouping at the best cut."""
         leaves = np.zeros(state.info.m, np.int64)
         leaves[state.tree.leaves] = np.arange(len(state.tree.leaves))
-        labels = state.tree.cut_by_answers(state.answers, state.info.counts["validation"], state.certain_splits(leaves))
-        state.groupings[state.ridge] = apart(labels, state.suspects)
+        certain = state.certain_splits(leaves)
+        state.propose(state.tree.cut_by_answers(state.answers, state.info.counts["validation"], certain))
+
+    def take(self, state: FusionTreeState) -> str:
+        self.cut(state)
         state.ridge += 1
-        if state.ridge < len(RIDGES):
-            return FitRidge.name
-        candidates = state.candidates()
-        return CompareCandidates.name if len(candidates) > 1 else state.group_by_estimates(candidates[0])
+        return FitRidge.name if state.ridge < len(RIDGES) else self.then(state)
 
 
 class CompareCandidates(EvaluationStep[FusionTreeState]):
@@ -308,9 +329,15 @@ class FusionTree(StepMethod[FusionTreeState]):
         return by_name(*refit[:3], *proposing, refit[3], *checking, *refit[4:])
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> FusionTreeState:
-        if not sends_statistics(info) and not info.counts["validation"].any():
-            raise FedfuseError(
-                "groups without a lambda are told by validation rows, and no device has any: build the federation with "
-                "validation > 0, or give a lambda"
-            )
+        if not sends_statistics(info):
+            require_validation(info)
         return FusionTreeState(info, np.arange(info.m), previous)
+
+
+def require_validation(info: FederationInfo) -> None:
+    """Raise unless some device has validation rows."""
+    if not info.counts["validation"].any():
+        raise FedfuseError(
+            "groups without a lambda are told by validation rows, and no device has any: build the federation with "
+            "validation > 0, or give a lambda"
+        )

@@ -18,6 +18,7 @@ impossible (`protocol.reply_checks`): it is alone from then on, and no mean has 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -139,6 +140,12 @@ class NetworkTreeState(NetworkState):
     def stability(self) -> float:
         return self.agreement
 
+    def cut_own_tree(self) -> str:
+        """Cut the tree of what devices have trained by themselves."""
+        who = self.trusted
+        self.tree = Tree.of(self.own[who][:, self.info.model.fused], who)
+        return CutNetworkTree.name
+
     def nearest_groups(self) -> Ints:
         """Return for every group those whose fused parts are nearest."""
         return nearest(self.models[: self.n_trusted_groups, self.info.model.fused])
@@ -202,10 +209,12 @@ class TrainTogether(_Training[NetworkTreeState]):
         return self.name if together else TrainApart.name
 
 
+@dataclass(frozen=True, repr=False)
 class TrainApart(_Training[NetworkTreeState]):
     """Devices train on by themselves, and upload once."""
 
     name = "train apart"
+    then: Callable[[Any], str] = NetworkTreeState.cut_own_tree
 
     def take(self, state: NetworkTreeState) -> str:
         state.expel_overlong(self.robust)
@@ -215,8 +224,7 @@ class TrainApart(_Training[NetworkTreeState]):
         if len(who) < 2:
             state.group(state.own, np.arange(state.info.m))
             return TrainGroups.name
-        state.tree = Tree.of(state.own[who][:, state.info.model.fused], who)
-        return CutNetworkTree.name
+        return self.then(state)
 
 
 class CutNetworkTree(EvaluationStep[NetworkTreeState]):

@@ -86,10 +86,14 @@ class RefitState(StepState):
         return np.stack(unscaled)[self.labels]
 
     def recovery(self) -> list[dict[int, Task]]:
-        if self.step == ColumnMoments.name or self.simulable is not None:
+        return [] if self.simulable is not None else self.rescaled()
+
+    def rescaled(self) -> list[dict[int, Task]]:
+        """Return what devices were told of the scales of columns."""
+        if self.step in (SendStatistics.name, ColumnMoments.name):
             return []
-        rescaled = self.answers if self.step == RescaleColumns.name else range(self.info.m)
-        return [dict.fromkeys(rescaled, Rescale(self.shift, self.scale))]
+        told = self.answers if self.step == RescaleColumns.name else range(self.info.m)
+        return [dict.fromkeys(told, Rescale(self.shift, self.scale))]
 
     def in_line(self, device: int, at: Floats, gradient: Floats, loss: float) -> bool:
         """Whether a gradient (and loss, if known) goes with the device's last one, and keep it for the next time."""

@@ -143,6 +143,10 @@ class Step(ABC, Generic[S]):
     def ask(self, state: S, devices: Ints) -> list[Task]:
         """Return a task for each of these devices."""
 
+    def hear(self, state: S, answers: dict[int, Floats]) -> Residuals | None:
+        """Take in the answers of one round, where that need not wait for all; say how far it moved things."""
+        return None
+
     @abstractmethod
     def take(self, state: S) -> str:
         """Draw conclusions from ``state.answers`` when all have answered; return the name of the next step."""
@@ -217,19 +221,19 @@ class StepMethod(Method[S], GathersReplies, AdmitsNewcomers):
         return step.ask(state, devices)
 
     def update(self, state: S, devices: Ints, values: list[Floats]) -> Residuals | None:
-        self._take_in(state, devices, values)
+        residuals = self._take_in(state, devices, values)
         if self._simulates(state):
             simulated = state.simulated()
             while self._simulates(state):
                 devices = np.flatnonzero(state.waiting)
                 self._take_in(state, devices, simulated.answers(self.tasks(state, devices, 0), devices))
-        return None
+        return residuals
 
     def _simulates(self, state: S) -> bool:
         step = self.step(state)
         return step is not None and not step.on_devices and state.simulable is not None
 
-    def _take_in(self, state: S, devices: Ints, values: list[Floats]) -> None:
+    def _take_in(self, state: S, devices: Ints, values: list[Floats]) -> Residuals | None:
         """Take in the answers that honest devices can give, and go on if they are complete."""
         step, answers = self.step(state), {int(i): v for i, v in zip(devices, values, strict=True)}
         if step is not None and not step.for_all and self.robust != "none":
@@ -237,7 +241,9 @@ class StepMethod(Method[S], GathersReplies, AdmitsNewcomers):
             answers = {i: answer for i, answer in answers.items() if not state.suspects[i]}
         state.answers |= answers
         state.silent[list(answers)] = 0
+        residuals = step.hear(state, answers) if step is not None and answers else None
         self._advance(state)
+        return residuals
 
     def _advance(self, state: S) -> None:
         while (step := self.step(state)) is not None and not state.waiting.any():

@@ -154,8 +154,9 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     Parameters
     ----------
     lam
-        Strength of the penalty; 0 is local training. ``"warmup"`` and ``"separate"`` choose it on validation rows as
-        the paper does (`grouping.lambda_path`).
+        Strength of the penalty; 0 is local training. ``"auto"`` goes along a path of lambdas, and refits the groups
+        found on it (`grouping.fusion_path`). ``"warmup"`` and ``"separate"`` choose lambda on validation rows as the
+        paper does (`grouping.lambda_path`).
     grid
         Lambdas to choose from, in increasing order; none: from the distances between devices' own models.
     refit
@@ -192,7 +193,7 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
         if self.has_lambda:
             self.penalty.check(self.rho)
         elif self.lam not in get_args(Lambda):
-            raise FedfuseError(f"lam must be a number, 'warmup' or 'separate', got {self.lam!r}")
+            raise FedfuseError(f"lam must be a number, 'auto', 'warmup' or 'separate', got {self.lam!r}")
         if self.nu is not None and not 0 < self.nu < np.inf:
             raise FedfuseError(f"nu must be a positive number, got {self.nu:g}")
         if self.memory is not None and self.memory <= 0:

@@ -45,7 +45,10 @@ METHODS = Registry(
 )
 # What only other methods are made of.
 _PARTS = Registry(
-    {"tuned": "fedfuse.grouping.lambda_path:LambdaPath", "searched": "fedfuse.tuning.grid_search:GridSearch"}
+    {
+        "tuned": "fedfuse.grouping.lambda_path:LambdaPath",
+        "searched": "fedfuse.tuning.grid_search:GridSearch",
+    }
 )
 # What runs where no method is named.
 DEFAULT_METHOD = "fusion-tree"

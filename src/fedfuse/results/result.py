@@ -136,8 +136,9 @@ class Result:
 
     @property
     def cut_short(self) -> bool:
-        """Whether rounds were over before the fusion tree had found its groups."""
-        return self.method["method"] == "fusion-tree" and not self.converged
+        """Whether rounds were over before groups were found without a lambda."""
+        without_lambda = self.method["method"] == "fusion-tree" or self.method.get("lam") == "auto"
+        return without_lambda and not self.converged
 
     @property
     def ari(self) -> float | None:

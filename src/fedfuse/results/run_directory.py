@@ -147,12 +147,12 @@ class RunDirectory:
 def modern_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return a method's configuration as it is written today.
 
-    Version 0.1.0 called the fusion tree FPFC with ``lam="auto"``, and FPFC had an option ``collapse``.
+    In version 0.1.0 FPFC had an option ``collapse``, and with ``lam="auto"`` it was the fusion tree.
     """
-    config = {name: value for name, value in config.items() if name != "collapse"}
+    old, config = "collapse" in config, {name: value for name, value in config.items() if name != "collapse"}
     if isinstance(config.get("inner"), dict):
         config["inner"] = modern_config(config["inner"])
-    if config.get("method") != "fpfc" or config.get("lam") != "auto":
+    if not old or config.get("method") != "fpfc" or config.get("lam") != "auto":
         return config
     common = ("start", "work", "rows", "robust")
     return {"method": "fusion-tree", **{name: config[name] for name in common if name in config}}

@@ -286,7 +286,12 @@ class Run:
 
     @property
     def converged(self) -> bool:
-        """Whether the last rounds, enough for two turns of most devices, moved nothing by more than tol."""
+        """Whether the last rounds, enough for two turns of most devices, moved nothing by more than tol.
+
+        A method that gathers replies says itself when it has come to its end.
+        """
+        if isinstance(self.rule, GathersReplies):
+            return False
         turns = 0
         for row in reversed(self.history[self.stage_start :]):
             if not (self.settings.tol and all(row[r] <= self.settings.tol for r in RESIDUALS)):

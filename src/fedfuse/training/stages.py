@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedfuse.errors import FedfuseError
+from fedfuse.grouping.fusion_path import FusionPath
 from fedfuse.grouping.fusion_tree import FusionTree
 from fedfuse.grouping.lambda_path import N_LAMBDAS, LambdaPath, path_limit
+from fedfuse.grouping.network_path import NetworkFusionPath
 from fedfuse.grouping.network_tree import NetworkFusionTree, NetworkRefit
 from fedfuse.grouping.refit import Oracle, Refit
-from fedfuse.methods.fpfc import BaseFPFC
+from fedfuse.methods.fpfc import FPFC, BaseFPFC
 from fedfuse.methods.method import Method, Outcome
 from fedfuse.methods.mixins import Searchable, TakesSingleReplies
 from fedfuse.models.model import Model
@@ -66,10 +67,9 @@ def stages_of(method: Method[Any], model: Model[Any], rounds: int) -> tuple[Stag
 
 def _fpfc_stages(method: BaseFPFC, model: Model[Any], rounds: int) -> tuple[Stage, ...]:
     if method.lam == "auto":
-        raise FedfuseError(
-            "fpfc with lam='auto' (the fusion path) comes with the next version: give a number such as lam=0.6, "
-            "'warmup' or 'separate', or use the method fusion-tree, which needs no lambda"
-        )
+        assert isinstance(method, FPFC)
+        kind = FusionPath if model.convex else NetworkFusionPath
+        return (Stage("fusion path", kind(inner=method, **_common(method))),)
     if not method.has_lambda:
         limit = path_limit(method.lam, len(method.grid) or N_LAMBDAS + 1, rounds)  # type: ignore[arg-type]
         how: dict[str, Any] = {"strategy": method.lam, "grid": method.grid, "limit": limit}
