@@ -7,9 +7,12 @@ import pandas as pd
 import pytest
 
 from fedfuse.paper import reasons as reasons_
+from fedfuse.paper import runner
 from fedfuse.paper.items import items
 from fedfuse.paper.paper_tables import group_differences, ranks, score_differences, standing
 from fedfuse.paper.setup import PAPER, PRINTED, SCALES, PaperSetup
+from fedfuse.studies.comparison import NOTHING
+from fedfuse.studies.jobs import Watcher
 
 # sums over the columns of each table: a digit that was mistyped shows
 SUMS: dict[str, dict[str, float]] = {
@@ -113,3 +116,19 @@ def test_notes_say_who_is_best_and_what_is_better_than_printed():
     assert score_differences(ours, paper, "accuracy") == ["better here than printed, in points: FedAvg (10.00)"]
     ours.loc["fusion-tree", "test"] = 0.91
     assert "0.64 points behind PACFL" in standing(ours, paper, "accuracy")
+
+
+def test_variants_stand_beside_the_printed_row_of_their_method(quick):
+    """Fields that differ from the tables', printed scores of LG and FPFC on S4, and the lambda that was chosen."""
+    item, titles = (
+        items()["tableE3-variants"],
+        ("LG, own last models, 200 rounds", "FPFC, lambda on validation (separate)"),
+    )
+    runs = item.experiment.runs(quick, "synthetic:S4")
+    lg, fpfc = (runs[title, 0].method for title in titles)
+    assert (lg.evaluate, fpfc.lam, fpfc.nu) == ("local", "separate", None)
+    assert runner.run([item], quick, Watcher(), jobs=1) == {}
+    table = item.experiment.findings(quick).tables[quick.words("synthetic:S4")].set_index("method")
+    assert table.loc[list(titles), "printed"].tolist() == ["87.90 ± 4.00", "90.99 ± 2.00"]
+    assert table.loc[titles[0], ["lambda", "gap in theta"]].tolist() == [NOTHING, NOTHING]
+    assert float(table.loc[titles[1], "lambda"]) == runs[titles[1], 0].result().lam

@@ -65,6 +65,23 @@ def test_warm_up_stops_when_validation_falls_and_goes_back():
     assert keep.run.state.fusion.pairs.penalty.lam == 0.4
 
 
+def test_training_on_that_ends_worse_is_taken_back(monkeypatch):
+    """What was chosen is kept, should the rounds after the choice spoil it; here they are judged so."""
+    federation, keep = planted(m=8, n=80, noise=0.5), Keep()
+    judge = LambdaPath._judge
+
+    def spoil(path, state, devices, scores):
+        judge(path, state, devices, scores if state.choosing else 2 * scores)
+
+    good = tune(federation, BARE, "warmup", [0, 0.4], rounds=24, tol=0).result
+    monkeypatch.setattr(LambdaPath, "_judge", spoil)
+    spoilt = tune(federation, BARE, "warmup", [0, 0.4], rounds=24, tol=0, callbacks=[keep]).result
+    state = keep.run.state
+    np.testing.assert_array_equal(state.fusion.pairs.omega, state.kept["omega"])
+    assert good.rounds == spoilt.rounds
+    assert not np.array_equal(good.models, spoilt.models)
+
+
 def test_warm_up_starts_each_lambda_where_the_last_ended_and_separate_does_not():
     federation = planted(m=6, n=60, noise=0.5)
     warm = tune(federation, BARE, "warmup", [0, 0.05], rounds=60).curve
@@ -157,7 +174,7 @@ def test_step_back_sends_the_models_again():
     m, d = 4, 4
     tuning = tune(federation, BARE, "warmup", [0.4, 20.0], rounds=50)
     assert tuning.lam == 0.4
-    judged = len(tuning.table)
+    judged = int(tuning.result.history["groups"].notna().sum())
     trained = len(tuning.curve) - judged
     assert tuning.result.cost_floats == m * d + trained * m * (2 * d + 1) + judged * m * (d + 1) + m * d
 

@@ -3,7 +3,8 @@
     separate: for each lambda a fresh start, trained until nothing changes any more; the best on validation rows is kept
     warm-up:  lambda_1 < lambda_2 < …, each from where the last one ended (omega, theta and v); a lambda is done when
               the validation metric changes by less than tol from one round to the next; as soon as a lambda ends
-              worse than the one before it, go back to that one and train on with it
+              worse than the one before it, go back to that one and train on with it; keep what that comes to unless it
+              is worse than what was gone back to
 
 Where we depart from the paper: it lets a single small change between two rounds end a lambda. With 30 % of the devices
 in a round such a change is an accident (on S1 it ended lambda = 0.5 after 6 rounds, and tuning with 51 groups), so
@@ -178,7 +179,7 @@ class LambdaPath(Method[LambdaPathState]):
         state.watched.append(mean_score(state.scores))
         state.row = {"lam": state.lam, "stage": self._stage(state), "watched": state.watched[-1], "groups": np.nan}
         if not state.choosing:
-            state.ended = state.lineage >= state.goal
+            state.judging = state.lineage >= state.goal
             return residuals
         state.judging = self._done(state)
         return None  # one lambda may have converged, but not the method
@@ -209,7 +210,7 @@ class LambdaPath(Method[LambdaPathState]):
         state.groups.append(int(self.current(state).labels.max()) + 1)
         state.row |= {"watched": float(np.mean(scores)), "groups": state.groups[-1]}
         state.judging = False
-        self._next(state)
+        self._next(state) if state.choosing else self._end(state)
 
     def _next(self, state: LambdaPathState) -> None:
         if not self.grid and len(state.grid) == 1:
@@ -236,15 +237,24 @@ class LambdaPath(Method[LambdaPathState]):
 
     def _go_back(self, state: LambdaPathState) -> None:
         if state.best != state.place:
-            kept = state.kept
-            state.place, state.lineage, state.scores = state.best, int(kept["lineage"][0]), kept["scores"]
-            arrays = {name: array for name, array in kept.items() if name not in ("scores", "lineage")}
-            state.fusion = state.fusion.filled(arrays)
-            state.stale[:] = True
-        state.kept, state.choosing = {}, False
+            self._restore(state)
+        state.choosing = False
         state.goal = max(self.limit, state.lineage + self._cap)
         state.ended = self.strategy == "separate"  # it has been trained to the end
         self._restart(state)
+
+    def _end(self, state: LambdaPathState) -> None:
+        """Keep what training on has come to, unless it is worse than what was chosen."""
+        if not no_worse(state.judged[[state.best, -1]], self.precision)[1]:
+            self._restore(state)
+        state.ended = True
+
+    def _restore(self, state: LambdaPathState) -> None:
+        own = ("scores", "lineage")
+        state.place, state.scores = state.best, state.kept["scores"].copy()
+        state.lineage = int(state.kept["lineage"][0])
+        state.fusion = state.fusion.filled({name: array for name, array in state.kept.items() if name not in own})
+        state.stale[:] = True
 
     def _restart(self, state: LambdaPathState) -> None:
         state.fusion.pairs.penalty = self.at(state.lam).penalty
@@ -289,19 +299,21 @@ def path_rounds(strategy: Strategy, n_lambdas: int, limit: int, cap: int | None 
     """Return how many rounds a path can take: those of each lambda, with the one in which it is judged, and the rest.
 
     >>> path_rounds("separate", 11, 200), path_rounds("warmup", 11, 200)
-    (2211, 811)
+    (2211, 812)
     """
     cap = cap or -(-limit // 4)
-    return n_lambdas * (limit + 1) if strategy == "separate" else n_lambdas * (cap + 1) + limit + cap
+    return n_lambdas * (limit + 1) if strategy == "separate" else n_lambdas * (cap + 1) + limit + cap + 1
 
 
 def path_limit(strategy: Strategy, n_lambdas: int, rounds: int) -> int:
     """Return the limit of a path that takes at most so many rounds.
 
-    >>> path_limit("separate", 11, 2211), path_limit("warmup", 11, 811)
+    >>> path_limit("separate", 11, 2211), path_limit("warmup", 11, 812)
     (200, 200)
     """
-    return max(1, rounds // n_lambdas - 1 if strategy == "separate" else 4 * (rounds - n_lambdas) // (n_lambdas + 5))
+    return max(
+        1, rounds // n_lambdas - 1 if strategy == "separate" else 4 * (rounds - n_lambdas - 1) // (n_lambdas + 5)
+    )
 
 
 def no_worse(scores: Floats, precision: float = 0.0) -> Bools:

@@ -9,7 +9,7 @@ from fedfuse.errors import guess
 from fedfuse.paper import reasons as why
 from fedfuse.paper.curves import Asynchronous, Curves, SlowNodes, Snapshots, SolutionPaths, StepBudget, Strategies
 from fedfuse.paper.experiment import Item
-from fedfuse.paper.paper_tables import MethodsTable, NewcomersTable, TuningTable
+from fedfuse.paper.paper_tables import MethodsTable, NewcomersTable, TuningTable, Variant, VariantsTable
 from fedfuse.paper.sensitivity import AttackExperiment, SettingSweep, Starts
 
 S1, HOUSING, MNIST, FASHION = "synthetic:S1", "housing-bodyfat", "mnist", "fashion-mnist"
@@ -27,11 +27,44 @@ TUNING = TuningTable(
     quick={S1: HALVES[:8], HOUSING: HALVES[::2], MNIST: FEW_LAMBDAS, FASHION: FEW_LAMBDAS},
 )
 
+# FPFC's lambda on validation rows with nu by the gap; LG by the models that devices trained last.
+SEPARATE, WARMUP = Variant("fpfc", {"lam": "separate", "nu": None}), Variant("fpfc", {"lam": "warmup", "nu": None})
+VARIANTS = {
+    "FPFC, lambda on validation (separate)": SEPARATE,
+    "LG, own last models, 200 rounds": Variant("lg-fedavg", {"evaluate": "local"}, rounds=200),
+}
+S1_VARIANTS = {
+    "FPFC, lambda of the table": Variant("fpfc", {"nu": None}),
+    "FPFC, lambda on validation (separate)": SEPARATE,
+    "FPFC, lambda on validation (warm-up)": WARMUP,
+    "LG, own last models": Variant("lg-fedavg", {"evaluate": "local"}),
+    "LG, own last models, 200 rounds": VARIANTS["LG, own last models, 200 rounds"],
+    "LOCAL, all rounds": Variant("local", rounds=2000),
+}
+HOUSING_VARIANTS = {
+    "FPFC, lambda of the table": Variant("fpfc", {"nu": None}),
+    "FPFC, lambda of the table, the authors' nu": Variant("fpfc", {"nu": 3.0}),
+    "FPFC, lambda on validation (separate)": SEPARATE,
+    "FPFC, lambda on validation (separate), the authors' nu": Variant("fpfc", {"lam": "separate", "nu": 3.0}),
+    "FPFC, lambda on validation (warm-up)": WARMUP,
+    "FPFC-l1, lambda on validation (separate)": Variant("fpfc-l1", {"lam": "separate", "nu": None}),
+    "FPFC-l1, lambda on validation (separate), the authors' nu": Variant("fpfc-l1", {"lam": "separate", "nu": 4.0}),
+    "FPFC-l1, lambda on validation (warm-up)": Variant("fpfc-l1", {"lam": "warmup", "nu": None}),
+    "LG, own last models": Variant("lg-fedavg", {"evaluate": "local"}),
+    "LG, own last models, equal weights": Variant("lg-fedavg", {"evaluate": "local", "weights": "equal"}),
+    "Per-FedAvg, equal weights": Variant("per-fedavg", {"weights": "equal"}),
+    "IFCA, best of 10 starts": Variant("ifca", {"restarts": 10}),
+    "LOCAL, all rounds": Variant("local", rounds=200),
+}
+
 # Name, title, place in the paper, experiment, reasons for differences; in the order of the paper.
 ITEMS = (
     Item("table1", "all methods on S1 and on housing and body fat", "Table 1",
          MethodsTable(data=(S1, HOUSING), numbers="table1.csv"),
          (why.SYNTHETIC, why.SEEDS, why.CLUSTERS, why.LG, why.IFCA, why.BASELINES, why.TABLES, why.COUNTS)),
+    Item("table1-variants", "lambda on validation rows, nu by the gap, LG by own last models", "Table 1, variants",
+         VariantsTable(data=(S1, HOUSING), numbers="table1.csv", variants={S1: S1_VARIANTS, HOUSING: HOUSING_VARIANTS}),
+         (why.VALIDATION, why.GAP, why.UNPUBLISHED, why.LG, why.WEIGHTS)),
     Item("table2", "lambda and time by warm-up and by separate tuning", "Table 2",
          TUNING, (why.MACHINE, why.WARMUP, why.LAMBDA)),
     Item("table3", "newcomers: a fifth of the devices joins after training", "Table 3",
@@ -40,15 +73,27 @@ ITEMS = (
     Item("tableE1", "all methods on S2: groups of 10, 40, 10 and 40 devices", "Table E.1",
          MethodsTable(data=("synthetic:S2",), numbers="tableE1.csv"),
          (why.BASELINES, why.CLUSTERS, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
+    Item("tableE1-variants", "lambda on validation rows, nu by the gap, LG by own last models", "Table E.1, variants",
+         VariantsTable(data=("synthetic:S2",), numbers="tableE1.csv", variants={"synthetic:S2": VARIANTS}),
+         (why.VALIDATION, why.GAP, why.LG)),
     Item("tableE2", "all methods on S3: two groups of 50 devices", "Table E.2",
          MethodsTable(data=("synthetic:S3",), numbers="tableE2.csv"),
          (why.BASELINES, why.CLUSTERS, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
+    Item("tableE2-variants", "lambda on validation rows, nu by the gap, LG by own last models", "Table E.2, variants",
+         VariantsTable(data=("synthetic:S3",), numbers="tableE2.csv", variants={"synthetic:S3": VARIANTS}),
+         (why.VALIDATION, why.GAP, why.LG)),
     Item("tableE3", "all methods on S4: 50 devices, all alike", "Table E.3",
          MethodsTable(data=("synthetic:S4",), numbers="tableE3.csv", lam={"synthetic:S4": 1.0}),
          (why.ALIKE, why.BASELINES, why.SEEDS, why.SYNTHETIC)),
+    Item("tableE3-variants", "lambda on validation rows, nu by the gap, LG by own last models", "Table E.3, variants",
+         VariantsTable(data=("synthetic:S4",), numbers="tableE3.csv", variants={"synthetic:S4": VARIANTS}),
+         (why.VALIDATION, why.GAP, why.LG)),
     Item("tableE4", "all methods on S5: 50 devices, all different", "Table E.4",
          MethodsTable(data=("synthetic:S5",), numbers="tableE4.csv", lam={"synthetic:S5": 0.0}),
          (why.BASELINES, why.DIFFERENT, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
+    Item("tableE4-variants", "lambda on validation rows, nu by the gap, LG by own last models", "Table E.4, variants",
+         VariantsTable(data=("synthetic:S5",), numbers="tableE4.csv", variants={"synthetic:S5": VARIANTS}),
+         (why.VALIDATION, why.GAP, why.LG)),
     Item("figure1", "solution paths of the toy example under four penalties", "Figure 1", SolutionPaths(), (why.TOY,)),
     Item("distances", "distances between devices' models after 0, 5, 50 and 600 rounds", "Figure of section 6.2, above",
          Snapshots(data=(S1,), show_as="distances"), (why.READ_OFF,)),

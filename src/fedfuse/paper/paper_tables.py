@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Findings, both, count, score_heading
 from fedfuse.paper.setup import DEFAULT, OURS, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trials import Trial, true_groups
-from fedfuse.studies.comparison import floats, mean_and_sd
+from fedfuse.studies.comparison import NOTHING, floats, mean_and_sd
 
 MEASURES = ("test", "num", "ari", "cost", "rounds", "seconds")
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -65,6 +66,63 @@ class MethodsTable(Experiment):
         return found
 
 
+class Variant(NamedTuple):
+    """A method of the tables with other fields or rounds."""
+
+    method: str
+    fields: Mapping[str, Any] = MappingProxyType({})
+    rounds: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantsTable(MethodsTable):
+    """Variants of a table's methods beside its printed rows: how lambda is chosen, by which nu devices are joined, …"""
+
+    variants: Mapping[str, Mapping[str, Variant]]  # by data set and title
+
+    def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
+        found = {}
+        for title, (label, fields, rounds) in self.variants[name].items():
+            method, settings = setup.entry(name, label, fields)
+            settings |= {"rounds": rounds} if rounds and setup.size == "full" else {}
+            for seed in setup.scale.seeds:
+                found[title, seed] = setup.trial(name, title, method, settings, seed)
+        return found
+
+    def findings(self, setup: PaperSetup) -> Findings:
+        found, choices = Findings(), self._choices(setup)
+        for _, runs in self.tables(setup)[0].groupby("data", sort=False):
+            name, data, metric = runs[["name", "data", "metric"]].iloc[0]
+            table, printed = mean_and_sd(runs, ["method"], MEASURES), self.printed_measures(name)
+            methods = [self.variants[name][title].method for title in table.index]
+            theirs = printed.loc[methods].set_axis(table.index)
+            shown = _readable(table, theirs, metric, many=len(setup.scale.seeds) > 1)
+            found.tables[data] = shown.merge(choices[name], on="method")
+            found.numbers[f"{name.replace(':', '-')}.csv"] = table.join(theirs).reset_index()
+        return found
+
+    def _choices(self, setup: PaperSetup) -> dict[str, pd.DataFrame]:
+        """Return by data set, for every variant, its lambda and the gap between groups, over all seeds."""
+        rows: dict[str, dict[str, list[Result]]] = {}
+        for name, (title, _), _, result in self.results(setup):
+            rows.setdefault(name, {}).setdefault(title, []).append(result)
+        return {
+            name: pd.DataFrame([{"method": title, **_choice(results)} for title, results in own.items()])
+            for name, own in rows.items()
+        }
+
+
+def _choice(results: list[Result]) -> dict[str, str]:
+    """Write the lambdas of runs, and between which lengths of theta their groups part in all of them."""
+    if any(result.lam is None for result in results):
+        return {"lambda": NOTHING, "gap in theta": NOTHING}
+    below, above = np.array([result.kept["gap"] for result in results]).T
+    lambdas = list(dict.fromkeys(f"{result.lam:g}" for result in results))
+    given = below.max() == above.min()
+    gap = f"nu {below.max():g}" if given else f"{below.max():.2g} to {above.min():.3g}"
+    return {"lambda": ", ".join(lambdas), "gap in theta": gap}
+
+
 def _readable(table: pd.DataFrame, theirs: pd.DataFrame, metric: str, *, many: bool) -> pd.DataFrame:
     heading, scale = score_heading(metric)
     table, rows = table.join(theirs), []
@@ -72,7 +130,7 @@ def _readable(table: pd.DataFrame, theirs: pd.DataFrame, metric: str, *, many: b
         table[["test_sd", "num_sd", "ari_sd"]] = np.nan
     for label, row in table.iterrows():
         cells = {
-            "method": PRINTED[str(label)],
+            "method": PRINTED.get(str(label), label),
             heading: both(scale * row["test"], scale * row["test_sd"]),
             "printed": both(scale * row["printed_test"], scale * row["printed_test_sd"]),
             "clusters": count(row["num"], row["num_sd"] if many else None),

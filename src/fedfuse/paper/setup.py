@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from fedfuse import FPFC, FPFCL1
@@ -15,7 +16,7 @@ from fedfuse.data.download import missing_files
 from fedfuse.methods.method import Method
 from fedfuse.methods.mixins import Searchable
 from fedfuse.paper.trials import Data, Trial
-from fedfuse.training.options import build, parse_options
+from fedfuse.training.options import Options, build
 from fedfuse.training.presets import PAPER_LAMBDAS, Style
 from fedfuse.tuning.grid_search import GridSearch
 
@@ -116,15 +117,18 @@ class PaperSetup:
                 self.recipe(name).load(0, self.data_dir)  # says what to do
         return words
 
-    def entry(self, name: str, label: str, *, figure: bool = False) -> tuple[Method[Any], dict[str, Any]]:
+    def entry(
+        self, name: str, label: str, given: Mapping[str, Any] = MappingProxyType({}), *, figure: bool = False
+    ) -> tuple[Method[Any], dict[str, Any]]:
         """Return a method of the tables on a data set, and the settings of its runs.
 
-        ``figure`` is for runs of which there are many: on images they are short at all sizes.
+        ``given`` are fields of the method that differ from those in the tables. ``figure`` is for runs of which there
+        are many: on images they are short at all sizes.
         """
         data = self.recipe(name)
         style: Style = "usual" if label in OURS or (figure and data.kind == "images") else self.scale.style
-        method, settings = build(data.name, label, parse_options([f"preset={style}"]))
-        method = self._settled(method, data, label)
+        method, settings = build(data.name, label, Options(method=dict(given), preset={"preset": style}))
+        method = self._settled(method, data, label, given)
         rounds = (self.scale.figure_rounds if figure else self.scale.rounds).get(data.kind)
         if rounds is not None and label not in OURS:
             settings["rounds"] = max(1, rounds * settings["rounds"] // _usual_rounds(data, label, style))
@@ -135,11 +139,11 @@ class PaperSetup:
         often = {"evaluate_every": NEVER_EVALUATE, "checkpoint_every": max(25, settings["rounds"] // 40)}
         return method, settings | often
 
-    def _settled(self, method: Method[Any], data: Data, label: str) -> Method[Any]:
+    def _settled(self, method: Method[Any], data: Data, label: str, given: Mapping[str, Any]) -> Method[Any]:
         """Return the method as the paper has it, whatever the style of the rest."""
         if isinstance(method, (FPFC, FPFCL1)):
             known = PAPER_LAMBDAS.get(("mnist" if data.kind == "images" else data.kind, label), method.lam)
-            return replace(method, lam=known, refit=False, nu=0.1)
+            return replace(method, **({"lam": known, "refit": False, "nu": 0.1} | dict(given)))
         if data.kind == "images" and label in IMAGE_SETTINGS:
             return replace(method, **IMAGE_SETTINGS[label])
         return method
@@ -181,4 +185,4 @@ def _usual_rounds(data: Data, label: str, style: Style) -> int:
     LOCAL has as many rounds as the others where it is about tables: it would look worse than it is in short runs.
     """
     usual = "local" if label == "local" and data.kind != "images" else "fedavg"
-    return int(build(data.name, usual, parse_options([f"preset={style}"]))[1]["rounds"])
+    return int(build(data.name, usual, Options(preset={"preset": style}))[1]["rounds"])
