@@ -13,8 +13,9 @@ from fedfuse.paper.items import chosen, items
 from fedfuse.paper.setup import PaperSetup
 
 NAMES = (
-    "table1 table1-variants table2 table3 tableE1 tableE1-variants tableE2 tableE2-variants tableE3 tableE3-variants "
-    "tableE4 tableE4-variants figure1 distances tsne mnist fmnist cost tuning "
+    "table1 table2 table3 tableE1 tableE2 tableE3 tableE4 "
+    "table1-variants tableE1-variants tableE2-variants tableE3-variants tableE4-variants "
+    "figure1 distances tsne mnist fmnist cost tuning "
     "attacks-synthetic attacks-mnist attacks-fmnist async strategies starts lambda epochs xi"
 )
 

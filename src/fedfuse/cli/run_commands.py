@@ -82,12 +82,13 @@ def tune(
     json_: args.Json = False,
 ) -> None:
     """Choose lambda, or the settings of another method, on validation rows, and train with them."""
+    from fedfuse.methods.mixins import Searchable
     from fedfuse.methods.registry import method_called
     from fedfuse.report.plots import check_picture
-    from fedfuse.studies.tune import check_tuning, is_searched, tune
+    from fedfuse.studies.tune import check_tuning, tune
 
     kind = method_called(method)
-    searched, lam = is_searched(kind), 0 if hasattr(kind, "lam") else None
+    searched, lam = issubclass(kind, Searchable), 0 if hasattr(kind, "lam") else None
     candidates: Any = None
     if grid is not None:
         candidates = args.read_candidates(grid, method) if searched else args.read_grid(grid)

@@ -7,11 +7,10 @@
               is worse than what was gone back to
 
 Where we depart from the paper: it lets a single small change between two rounds end a lambda. With 30 % of the devices
-in a round such a change is an accident (on S1 it ended lambda = 0.5 after 6 rounds, and tuning with 51 groups), so
-warm-up looks at the mean change per round over ten rounds. A lambda is "worse" when its omega_i end worse than the best
-so far by more than tol, and by more than a standard error (of the differences between devices' scores). Separate tuning
-has converged when no residual exceeds tol, as everywhere in fedfuse; a flat validation curve says little there (on S1
-that of lambda = 2 is flat from round 30 to 70 and rises from 0.66 to 0.75 afterwards).
+in a round such a change is an accident, so warm-up looks at the mean change per round over ten rounds. A lambda is
+"worse" when its omega_i end worse than the best so far by more than tol, and by more than a standard error (of the
+differences between devices' scores). Separate tuning has converged when no residual exceeds tol, as everywhere in
+fedfuse: a flat validation curve says little there.
 
 Of the lambdas tried, what they come to decides: in the last of its rounds every device scores its group's model on its
 validation rows. FPFC's own omega_i would favour a lambda that is too small wherever the loop rests before devices are
@@ -60,8 +59,7 @@ class LambdaPathState:
     place: int = 0  # in the grid
     age: int = 0  # rounds with this lambda
     lineage: int = 0  # rounds that have led to these models
-    turns: int = 0  # uploads with this lambda
-    calm: int = 0  # of these, the last ones that moved nothing
+    calm: int = 0  # uploads, the last ones with this lambda, that moved nothing
     choosing: bool = True
     judging: bool = False  # whether this lambda is done, and its groups' models are to be scored
     goal: int = 0  # rounds that shall lead to the final models
@@ -174,7 +172,7 @@ class LambdaPath(Method[LambdaPathState]):
         judge = state.info.counts["validation"][devices] > 0
         state.scores[devices[judge]] = replies[judge, -1]
         state.stale[devices] = False
-        state.age, state.lineage, state.turns = state.age + 1, state.lineage + 1, state.turns + len(devices)
+        state.age, state.lineage = state.age + 1, state.lineage + 1
         state.calm = state.calm + len(devices) if residuals.largest <= self.precision else 0
         state.watched.append(mean_score(state.scores))
         state.row = {"lam": state.lam, "stage": self._stage(state), "watched": state.watched[-1], "groups": np.nan}
@@ -258,7 +256,7 @@ class LambdaPath(Method[LambdaPathState]):
 
     def _restart(self, state: LambdaPathState) -> None:
         state.fusion.pairs.penalty = self.at(state.lam).penalty
-        state.age = state.turns = state.calm = 0
+        state.age = state.calm = 0
         state.watched = []
 
     def _grid_from(self, pairs: FusionState) -> list[float]:
@@ -311,9 +309,8 @@ def path_limit(strategy: Strategy, n_lambdas: int, rounds: int) -> int:
     >>> path_limit("separate", 11, 2211), path_limit("warmup", 11, 812)
     (200, 200)
     """
-    return max(
-        1, rounds // n_lambdas - 1 if strategy == "separate" else 4 * (rounds - n_lambdas - 1) // (n_lambdas + 5)
-    )
+    warm = 4 * (rounds - n_lambdas - 1) // (n_lambdas + 5)
+    return max(1, rounds // n_lambdas - 1 if strategy == "separate" else warm)
 
 
 def no_worse(scores: Floats, precision: float = 0.0) -> Bools:

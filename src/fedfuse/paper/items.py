@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fedfuse import FedfuseError, Grow
@@ -9,7 +10,7 @@ from fedfuse.errors import guess
 from fedfuse.paper import reasons as why
 from fedfuse.paper.curves import Asynchronous, Curves, SlowNodes, Snapshots, SolutionPaths, StepBudget, Strategies
 from fedfuse.paper.experiment import Item
-from fedfuse.paper.paper_tables import MethodsTable, NewcomersTable, TuningTable, Variant, VariantsTable
+from fedfuse.paper.paper_tables import MethodsTable, NewcomersTable, TuningTable, Variant
 from fedfuse.paper.sensitivity import AttackExperiment, SettingSweep, Starts
 
 S1, HOUSING, MNIST, FASHION = "synthetic:S1", "housing-bodyfat", "mnist", "fashion-mnist"
@@ -39,7 +40,6 @@ S1_VARIANTS = {
     "FPFC, lambda on validation (warm-up)": WARMUP,
     "LG, own last models": Variant("lg-fedavg", {"evaluate": "local"}),
     "LG, own last models, 200 rounds": VARIANTS["LG, own last models, 200 rounds"],
-    "LOCAL, all rounds": Variant("local", rounds=2000),
 }
 HOUSING_VARIANTS = {
     "FPFC, lambda of the table": Variant("fpfc", {"nu": None}),
@@ -57,14 +57,16 @@ HOUSING_VARIANTS = {
     "LOCAL, all rounds": Variant("local", rounds=200),
 }
 
+VARIANT_TABLES: tuple[tuple[str, str, Mapping[str, Mapping[str, Variant]], tuple[str, ...]], ...] = (
+    ("table1", "Table 1", {S1: S1_VARIANTS, HOUSING: HOUSING_VARIANTS}, (why.WEIGHTS, why.UNPUBLISHED)),
+    *((f"tableE{k}", f"Table E.{k}", {f"synthetic:S{k + 1}": VARIANTS}, ()) for k in range(1, 5)),
+)
+
 # Name, title, place in the paper, experiment, reasons for differences; in the order of the paper.
 ITEMS = (
     Item("table1", "all methods on S1 and on housing and body fat", "Table 1",
          MethodsTable(data=(S1, HOUSING), numbers="table1.csv"),
          (why.SYNTHETIC, why.SEEDS, why.CLUSTERS, why.LG, why.IFCA, why.BASELINES, why.TABLES, why.COUNTS)),
-    Item("table1-variants", "lambda on validation rows, nu by the gap, LG by own last models", "Table 1, variants",
-         VariantsTable(data=(S1, HOUSING), numbers="table1.csv", variants={S1: S1_VARIANTS, HOUSING: HOUSING_VARIANTS}),
-         (why.VALIDATION, why.GAP, why.UNPUBLISHED, why.LG, why.WEIGHTS)),
     Item("table2", "lambda and time by warm-up and by separate tuning", "Table 2",
          TUNING, (why.MACHINE, why.WARMUP, why.LAMBDA)),
     Item("table3", "newcomers: a fifth of the devices joins after training", "Table 3",
@@ -73,27 +75,18 @@ ITEMS = (
     Item("tableE1", "all methods on S2: groups of 10, 40, 10 and 40 devices", "Table E.1",
          MethodsTable(data=("synthetic:S2",), numbers="tableE1.csv"),
          (why.BASELINES, why.CLUSTERS, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
-    Item("tableE1-variants", "lambda on validation rows, nu by the gap, LG by own last models", "Table E.1, variants",
-         VariantsTable(data=("synthetic:S2",), numbers="tableE1.csv", variants={"synthetic:S2": VARIANTS}),
-         (why.VALIDATION, why.GAP, why.LG)),
     Item("tableE2", "all methods on S3: two groups of 50 devices", "Table E.2",
          MethodsTable(data=("synthetic:S3",), numbers="tableE2.csv"),
          (why.BASELINES, why.CLUSTERS, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
-    Item("tableE2-variants", "lambda on validation rows, nu by the gap, LG by own last models", "Table E.2, variants",
-         VariantsTable(data=("synthetic:S3",), numbers="tableE2.csv", variants={"synthetic:S3": VARIANTS}),
-         (why.VALIDATION, why.GAP, why.LG)),
     Item("tableE3", "all methods on S4: 50 devices, all alike", "Table E.3",
          MethodsTable(data=("synthetic:S4",), numbers="tableE3.csv", lam={"synthetic:S4": 1.0}),
          (why.ALIKE, why.BASELINES, why.SEEDS, why.SYNTHETIC)),
-    Item("tableE3-variants", "lambda on validation rows, nu by the gap, LG by own last models", "Table E.3, variants",
-         VariantsTable(data=("synthetic:S4",), numbers="tableE3.csv", variants={"synthetic:S4": VARIANTS}),
-         (why.VALIDATION, why.GAP, why.LG)),
     Item("tableE4", "all methods on S5: 50 devices, all different", "Table E.4",
          MethodsTable(data=("synthetic:S5",), numbers="tableE4.csv", lam={"synthetic:S5": 0.0}),
          (why.BASELINES, why.DIFFERENT, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
-    Item("tableE4-variants", "lambda on validation rows, nu by the gap, LG by own last models", "Table E.4, variants",
-         VariantsTable(data=("synthetic:S5",), numbers="tableE4.csv", variants={"synthetic:S5": VARIANTS}),
-         (why.VALIDATION, why.GAP, why.LG)),
+    *(Item(f"{table}-variants", "lambda on validation rows, nu by the gap, LG by own last models", f"{where}, variants",
+           MethodsTable(data=tuple(variants), numbers=f"{table}.csv", variants=variants),
+           (why.VALIDATION, why.GAP, why.LG, *more)) for table, where, variants, more in VARIANT_TABLES),
     Item("figure1", "solution paths of the toy example under four penalties", "Figure 1", SolutionPaths(), (why.TOY,)),
     Item("distances", "distances between devices' models after 0, 5, 50 and 600 rounds", "Figure of section 6.2, above",
          Snapshots(data=(S1,), show_as="distances"), (why.READ_OFF,)),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
 
-from fedfuse import FPFC, Result, Tuning
+from fedfuse import Result, Tuning
 from fedfuse.grouping.lambda_path import LambdaPath, Strategy
-from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Findings, both, count, score_heading
 from fedfuse.paper.setup import DEFAULT, OURS, PAPER, PRINTED, PaperSetup
@@ -25,31 +25,51 @@ UNIT_SECONDS = {"s": 1.0, "h": 3600.0}
 MIN_GAP = 0.005  # Smaller differences vanish when scores are rounded to two places.
 
 
+class Variant(NamedTuple):
+    """A method of the tables with other fields or rounds."""
+
+    method: str
+    fields: Mapping[str, Any] = MappingProxyType({})
+    rounds: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodsTable(Experiment):
-    """All methods: test score, clusters, ARI and cost, as means and population standard deviations over seeds."""
+    """All methods: test score, clusters, ARI and cost, as means and population standard deviations over seeds.
+
+    Where there are variants, by data set and title, these in place of all methods, beside the printed row of each.
+    """
 
     lam: Mapping[str, float] = field(default_factory=dict)  # of the paper's loop, where it is not that of Table 1
+    variants: Mapping[str, Mapping[str, Variant]] = field(default_factory=dict)
 
     keys: ClassVar[tuple[str, ...]] = ("method", "seed")
 
+    def rows(self, name: str) -> Mapping[str, Variant]:
+        """Return the rows on a data set by title."""
+        own = {"fpfc": {"lam": self.lam[name]}} if name in self.lam else {}
+        return self.variants.get(name) or {label: Variant(label, own.get(label, {})) for label in (*PAPER, *OURS)}
+
     def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
         found = {}
-        for label in (*PAPER, *OURS):
-            method, settings = setup.entry(name, label)
-            if label == "fpfc" and name in self.lam and isinstance(method, FPFC):
-                method = replace(method, lam=self.lam[name])
+        for title, (label, fields, rounds) in self.rows(name).items():
+            method, settings = setup.entry(name, label, fields)
+            settings |= {"rounds": rounds} if rounds and setup.size == "full" else {}
             for seed in setup.scale.seeds:
-                found[label, seed] = setup.trial(name, label, method, settings, seed)
+                found[title, seed] = setup.trial(name, title, method, settings, seed)
         return found
 
     def findings(self, setup: PaperSetup) -> Findings:
         found = Findings()
         for _, runs in self.tables(setup)[0].groupby("data", sort=False):
             name, data, metric = runs[["name", "data", "metric"]].iloc[0]
-            table, theirs = mean_and_sd(runs, ["method"], MEASURES), self.printed_measures(name)
+            table, printed = mean_and_sd(runs, ["method"], MEASURES), self.printed_measures(name)
+            theirs = printed.reindex([row.method for row in self.rows(name).values()]).set_axis(table.index)
             found.tables[data] = _readable(table, theirs, metric, many=len(setup.scale.seeds) > 1)
-            found.numbers[f"{name.replace(':', '-')}.csv"] = table.join(theirs, how="left").reset_index()
+            found.numbers[f"{name.replace(':', '-')}.csv"] = table.join(theirs).reset_index()
+            if self.variants:
+                found.tables[data] = found.tables[data].join(_choices(self.results(setup)).loc[name], on="method")
+                continue
             notes = [standing(table, theirs, metric)]
             if setup.size == "full":
                 notes += score_differences(table, theirs, metric) + group_differences(table, theirs)
@@ -66,61 +86,19 @@ class MethodsTable(Experiment):
         return found
 
 
-class Variant(NamedTuple):
-    """A method of the tables with other fields or rounds."""
-
-    method: str
-    fields: Mapping[str, Any] = MappingProxyType({})
-    rounds: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VariantsTable(MethodsTable):
-    """Variants of a table's methods beside its printed rows: how lambda is chosen, by which nu devices are joined, …"""
-
-    variants: Mapping[str, Mapping[str, Variant]]  # by data set and title
-
-    def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
-        found = {}
-        for title, (label, fields, rounds) in self.variants[name].items():
-            method, settings = setup.entry(name, label, fields)
-            settings |= {"rounds": rounds} if rounds and setup.size == "full" else {}
-            for seed in setup.scale.seeds:
-                found[title, seed] = setup.trial(name, title, method, settings, seed)
-        return found
-
-    def findings(self, setup: PaperSetup) -> Findings:
-        found, choices = Findings(), self._choices(setup)
-        for _, runs in self.tables(setup)[0].groupby("data", sort=False):
-            name, data, metric = runs[["name", "data", "metric"]].iloc[0]
-            table, printed = mean_and_sd(runs, ["method"], MEASURES), self.printed_measures(name)
-            methods = [self.variants[name][title].method for title in table.index]
-            theirs = printed.loc[methods].set_axis(table.index)
-            shown = _readable(table, theirs, metric, many=len(setup.scale.seeds) > 1)
-            found.tables[data] = shown.merge(choices[name], on="method")
-            found.numbers[f"{name.replace(':', '-')}.csv"] = table.join(theirs).reset_index()
-        return found
-
-    def _choices(self, setup: PaperSetup) -> dict[str, pd.DataFrame]:
-        """Return by data set, for every variant, its lambda and the gap between groups, over all seeds."""
-        rows: dict[str, dict[str, list[Result]]] = {}
-        for name, (title, _), _, result in self.results(setup):
-            rows.setdefault(name, {}).setdefault(title, []).append(result)
-        return {
-            name: pd.DataFrame([{"method": title, **_choice(results)} for title, results in own.items()])
-            for name, own in rows.items()
-        }
-
-
-def _choice(results: list[Result]) -> dict[str, str]:
-    """Write the lambdas of runs, and between which lengths of theta their groups part in all of them."""
-    if any(result.lam is None for result in results):
-        return {"lambda": NOTHING, "gap in theta": NOTHING}
-    below, above = np.array([result.kept["gap"] for result in results]).T
-    lambdas = list(dict.fromkeys(f"{result.lam:g}" for result in results))
-    given = below.max() == above.min()
-    gap = f"nu {below.max():g}" if given else f"{below.max():.2g} to {above.min():.3g}"
-    return {"lambda": ", ".join(lambdas), "gap in theta": gap}
+def _choices(results: Iterable[tuple[str, Any, Trial, Result]]) -> pd.DataFrame:
+    """Write, by data set and title, the lambdas of all seeds and between which lengths of theta their groups part."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for key, own in groupby(results, key=lambda row: (row[0], row[1][0])):
+        runs = [result for *_, result in own]
+        if any(run.lam is None for run in runs):
+            found[key] = {"lambda": NOTHING, "gap in theta": NOTHING}
+            continue
+        below, above = np.array([run.kept["gap"] for run in runs]).T
+        gap = f"{below.max():.2g} to {above.min():.3g}" if below.max() != above.min() else f"nu {below.max():g}"
+        found[key] = {"lambda": ", ".join(dict.fromkeys(f"{run.lam:g}" for run in runs)), "gap in theta": gap}
+    table: pd.DataFrame = pd.DataFrame(found).T
+    return table
 
 
 def _readable(table: pd.DataFrame, theirs: pd.DataFrame, metric: str, *, many: bool) -> pd.DataFrame:
@@ -199,14 +177,11 @@ class TuningTable(Experiment):
     show_as: Literal["table", "figure"] = "table"
 
     def runs(self, setup: PaperSetup, name: str) -> dict[Strategy, Trial]:
-        method, settings = setup.entry(name, "fpfc", figure=True)
-        if not isinstance(method, BaseFPFC):
-            raise AssertionError("lambda is FPFC's")
-        grid, inner = (self.quick if setup.scale.few else self.grids)[name], replace(method, lam=0.0)
-        found, limit = {}, settings["rounds"]
+        inner, settings = setup.entry(name, "fpfc", {"lam": 0.0, "nu": None}, figure=True)
+        grid, found, limit = (self.quick if setup.scale.few else self.grids)[name], {}, settings["rounds"]
         settings |= {"rounds": limit * (len(grid) + 1)}  # The strategy itself ends the run.
         for way in STRATEGIES:
-            path = LambdaPath(inner=inner, strategy=way, grid=grid, limit=limit)
+            path = LambdaPath(inner=inner, strategy=way, grid=grid, limit=limit)  # type: ignore[arg-type]
             found[way] = setup.trial(name, f"FPFC ({way})", path, settings)
         return found
 

@@ -51,8 +51,7 @@ UNPUBLISHED = (
 )
 WEIGHTS = (
     "The originals of LG, CFL and Per-FedAvg take means without weights (weights=equal), IFCA's own synthetic "
-    "experiments keep the best of ten starts (restarts=10), and LOCAL has 600 of 2,000 rounds in the table above, as "
-    "many steps on each device as the others."
+    "experiments keep the best of ten starts (restarts=10). In Table 1 LOCAL takes as many steps as the others do."
 )
 TABLES = (
     "There is no published code for housing and body fat: columns are standardised by training rows and the "
@@ -83,7 +82,7 @@ NEWCOMERS = (
 MACHINE = "Times are those of the machine this was run on, one core for each run; the paper's are of a Xeon Gold 5218."
 WARMUP = (
     "A lambda is done when validation changes by less than 1e-4 a round over ten rounds, not between two: with 30 "
-    "% of the devices in a round, a single small change is an accident."
+    "% of the devices in a round, a single small change is an accident. It is judged by its groups' models."
 )
 LAMBDA = (
     "Only lambda 0, 0.5, …, 3.5 on synthetic data is printed as a grid; the others span the paper's ranges. On images "

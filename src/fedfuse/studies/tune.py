@@ -182,7 +182,7 @@ def tune(
         raise FedfuseError("no device has validation rows, and settings are chosen by them; build with validation > 0")
     inner = fitting_method(method or "fpfc", fitting_model(federation, model))
     chosen = check_tuning(inner, strategy, grid, rounds=rounds, cap=cap, dataset=dataset)
-    total = max_rounds(chosen) if isinstance(chosen, LambdaPath) else rounds
+    total = _total_rounds(chosen) if isinstance(chosen, LambdaPath) else rounds
     tuning = Tuning.of(fit(federation, chosen, model, rounds=total, out=out, dataset=dataset, **settings))
     if out is not None:
         tuning.save(out)
@@ -200,7 +200,7 @@ def check_tuning(
 ) -> Method[Any]:
     """Return the method that tunes as `tune` is asked to; raise an error for what cannot be."""
     given: Any = None if grid is None else tuple(grid)
-    if is_searched(method):
+    if isinstance(method, Searchable):
         if strategy is not None:
             words = f"strategies are for lambda; {method.name} tries each candidate"
             raise FedfuseError(f"{words}, got strategy {strategy!r}")
@@ -209,39 +209,21 @@ def check_tuning(
         return GridSearch(inner=method, trial=cap, grid=given or ())
     if given == ():
         raise FedfuseError("the grid of lambdas is empty")
-    lambdas = paper_grid(dataset) if given is None else given
+    lambdas = PAPER_WARMUP_GRIDS.get(dataset.partition(":")[0], ()) if given is None else given
     limit = Settings().rounds if rounds is None else rounds
     return LambdaPath(inner=method, strategy=strategy or "warmup", grid=lambdas, limit=limit, cap=cap)  # type: ignore[arg-type]
 
 
-def max_rounds(path: LambdaPath) -> int:
-    """Return how many rounds the run of a lambda path can take: those of all lambdas, of training on, and of a refit.
-
-    >>> max_rounds(LambdaPath(strategy="separate", grid=(0, 1), limit=7))
-    16
-    """
+def _total_rounds(path: LambdaPath) -> int:
+    """Return how many rounds the run of a lambda path can take, with those of a refit."""
     rounds = path_rounds(path.strategy, len(path.grid) or N_LAMBDAS + 1, path.limit, path.cap)
     return rounds if not path.inner.refit else math.ceil(rounds / (1 - REFIT_RATIO)) + 1
-
-
-def is_searched(method: Method[Any] | type[Method[Any]]) -> bool:
-    """Whether a method's settings are chosen among candidates."""
-    return issubclass(method if isinstance(method, type) else type(method), Searchable)
 
 
 def is_tuning(directory: str | PathLike[str]) -> bool:
     """Whether the run in a directory is one of tuning."""
     method = RunDirectory(directory).config().get("method")
     return isinstance(method, dict) and method.get("method") in (LambdaPath.name, GridSearch.name)
-
-
-def paper_grid(dataset: str) -> tuple[float, ...]:
-    """Return the paper's lambdas for a data set, or none for others.
-
-    >>> paper_grid("synthetic:S3")[:3], paper_grid("visits.csv")
-    ((0.0, 0.5, 1.0), ())
-    """
-    return PAPER_WARMUP_GRIDS.get(dataset.partition(":")[0], ())
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
