@@ -106,16 +106,12 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
             raise FedfuseError("restarts draw models anew, and near says where they begin: give one of them")
 
     @property
-    def _has_open_start(self) -> bool:
-        return self.restarts > 1 and self.first_draw is None
-
-    @property
     def has_open_settings(self) -> bool:
-        return self.n_models == "auto" or self._has_open_start
+        return self.n_models == "auto" or (self.restarts > 1 and self.first_draw is None)
 
     def candidates(self, state: IFCAState) -> list[dict[str, Any]]:
         counts = [n for n in N_MODELS_CANDIDATES if n <= state.info.m] if self.n_models == "auto" else [self.n_models]
-        if not self._has_open_start:
+        if self.restarts == 1 or self.first_draw is not None:
             return [{"n_models": n} for n in counts]
         return [{"n_models": n, "first_draw": draw} for n in counts for draw in range(self.restarts)]
 

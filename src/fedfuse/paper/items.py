@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from fedfuse import FedfuseError, Grow
@@ -28,39 +27,31 @@ TUNING = TuningTable(
     quick={S1: HALVES[:8], HOUSING: HALVES[::2], MNIST: FEW_LAMBDAS, FASHION: FEW_LAMBDAS},
 )
 
-# FPFC's lambda on validation rows with nu by the gap; LG by the models that devices trained last.
-SEPARATE, WARMUP = Variant("fpfc", {"lam": "separate", "nu": None}), Variant("fpfc", {"lam": "warmup", "nu": None})
+# FPFC with nu by the gap and lambda fixed or on validation rows; LG by the models that devices trained last.
 VARIANTS = {
-    "FPFC, lambda on validation (separate)": SEPARATE,
-    "LG, own last models, 200 rounds": Variant("lg-fedavg", {"evaluate": "local"}, rounds=200),
-}
-S1_VARIANTS = {
     "FPFC, lambda of the table": Variant("fpfc", {"nu": None}),
-    "FPFC, lambda on validation (separate)": SEPARATE,
-    "FPFC, lambda on validation (warm-up)": WARMUP,
+    "FPFC, lambda on validation (separate)": Variant("fpfc", {"lam": "separate", "nu": None}),
+    "FPFC, lambda on validation (warm-up)": Variant("fpfc", {"lam": "warmup", "nu": None}),
     "LG, own last models": Variant("lg-fedavg", {"evaluate": "local"}),
-    "LG, own last models, 200 rounds": VARIANTS["LG, own last models, 200 rounds"],
 }
-HOUSING_VARIANTS = {
-    "FPFC, lambda of the table": Variant("fpfc", {"nu": None}),
+SYNTHETIC_VARIANTS = VARIANTS | {
+    "LG, own last models, 200 rounds": Variant("lg-fedavg", {"evaluate": "local"}, rounds=200),
+    "LOCAL, all rounds": Variant("local", rounds=2000),
+}
+HOUSING_VARIANTS = VARIANTS | {
     "FPFC, lambda of the table, the authors' nu": Variant("fpfc", {"nu": 3.0}),
-    "FPFC, lambda on validation (separate)": SEPARATE,
     "FPFC, lambda on validation (separate), the authors' nu": Variant("fpfc", {"lam": "separate", "nu": 3.0}),
-    "FPFC, lambda on validation (warm-up)": WARMUP,
     "FPFC-l1, lambda on validation (separate)": Variant("fpfc-l1", {"lam": "separate", "nu": None}),
     "FPFC-l1, lambda on validation (separate), the authors' nu": Variant("fpfc-l1", {"lam": "separate", "nu": 4.0}),
     "FPFC-l1, lambda on validation (warm-up)": Variant("fpfc-l1", {"lam": "warmup", "nu": None}),
-    "LG, own last models": Variant("lg-fedavg", {"evaluate": "local"}),
     "LG, own last models, equal weights": Variant("lg-fedavg", {"evaluate": "local", "weights": "equal"}),
     "Per-FedAvg, equal weights": Variant("per-fedavg", {"weights": "equal"}),
     "IFCA, best of 10 starts": Variant("ifca", {"restarts": 10}),
     "LOCAL, all rounds": Variant("local", rounds=200),
 }
-
-VARIANT_TABLES: tuple[tuple[str, str, Mapping[str, Mapping[str, Variant]], tuple[str, ...]], ...] = (
-    ("table1", "Table 1", {S1: S1_VARIANTS, HOUSING: HOUSING_VARIANTS}, (why.WEIGHTS, why.UNPUBLISHED)),
-    *((f"tableE{k}", f"Table E.{k}", {f"synthetic:S{k + 1}": VARIANTS}, ()) for k in range(1, 5)),
-)
+# The lambda of tables E.3 and E.4, where all devices are alike or all different.
+EXTREME_LAMBDAS = {"synthetic:S4": 1.0, "synthetic:S5": 0.0}
+VARIANTS_BY_DATA = {f"synthetic:S{k}": SYNTHETIC_VARIANTS for k in range(1, 6)} | {HOUSING: HOUSING_VARIANTS}
 
 # Name, title, place in the paper, experiment, reasons for differences; in the order of the paper.
 ITEMS = (
@@ -79,14 +70,17 @@ ITEMS = (
          MethodsTable(data=("synthetic:S3",), numbers="tableE2.csv"),
          (why.BASELINES, why.CLUSTERS, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
     Item("tableE3", "all methods on S4: 50 devices, all alike", "Table E.3",
-         MethodsTable(data=("synthetic:S4",), numbers="tableE3.csv", lam={"synthetic:S4": 1.0}),
+         MethodsTable(data=("synthetic:S4",), numbers="tableE3.csv", lam=EXTREME_LAMBDAS),
          (why.ALIKE, why.BASELINES, why.SEEDS, why.SYNTHETIC)),
     Item("tableE4", "all methods on S5: 50 devices, all different", "Table E.4",
-         MethodsTable(data=("synthetic:S5",), numbers="tableE4.csv", lam={"synthetic:S5": 0.0}),
+         MethodsTable(data=("synthetic:S5",), numbers="tableE4.csv", lam=EXTREME_LAMBDAS),
          (why.BASELINES, why.DIFFERENT, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
     *(Item(f"{table}-variants", "lambda on validation rows, nu by the gap, LG by own last models", f"{where}, variants",
-           MethodsTable(data=tuple(variants), numbers=f"{table}.csv", variants=variants),
-           (why.VALIDATION, why.GAP, why.LG, *more)) for table, where, variants, more in VARIANT_TABLES),
+           MethodsTable(data=data, numbers=f"{table}.csv", variants=VARIANTS_BY_DATA, lam=EXTREME_LAMBDAS),
+           (*more, why.VALIDATION, why.GAP))
+      for table, where, data, more in (
+          ("table1", "Table 1", (S1, HOUSING), (why.UNPUBLISHED, why.WEIGHTS)),
+          *((f"tableE{k}", f"Table E.{k}", (f"synthetic:S{k + 1}",), ()) for k in range(1, 5)))),
     Item("figure1", "solution paths of the toy example under four penalties", "Figure 1", SolutionPaths(), (why.TOY,)),
     Item("distances", "distances between devices' models after 0, 5, 50 and 600 rounds", "Figure of section 6.2, above",
          Snapshots(data=(S1,), show_as="distances"), (why.READ_OFF,)),

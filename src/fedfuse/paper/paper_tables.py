@@ -47,13 +47,12 @@ class MethodsTable(Experiment):
 
     def rows(self, name: str) -> Mapping[str, Variant]:
         """Return the rows on a data set by title."""
-        own = {"fpfc": {"lam": self.lam[name]}} if name in self.lam else {}
-        return self.variants.get(name) or {label: Variant(label, own.get(label, {})) for label in (*PAPER, *OURS)}
+        return self.variants.get(name) or {label: Variant(label) for label in (*PAPER, *OURS)}
 
     def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
-        found = {}
+        found, own = {}, {"lam": self.lam[name]} if name in self.lam else {}
         for title, (label, fields, rounds) in self.rows(name).items():
-            method, settings = setup.entry(name, label, fields)
+            method, settings = setup.entry(name, label, {**own, **fields} if label == "fpfc" else fields)
             settings |= {"rounds": rounds} if rounds and setup.size == "full" else {}
             for seed in setup.scale.seeds:
                 found[title, seed] = setup.trial(name, title, method, settings, seed)
