@@ -708,6 +708,7 @@ def test_defaults_of_a_method():
 # keys of methods other than FPFC
 OTHERS = {
     "n_models": ("ifca", "3", 3), "average": ("ifca", "gradient", "gradient"), "temperature": ("ifca", "0.5", 0.5),
+    "restarts": ("ifca", "10", 10), "first_draw": ("ifca", "2", 2), "weights": ("lg-fedavg", "equal", "equal"),
     "eps1": ("cfl", "0.2", 0.2), "eps2": ("cfl", "auto", "auto"), "linkage": ("cfl", "single", "single"),
     "threshold": ("pacfl", "4.5", 4.5), "p": ("pacfl", "3", 3), "angle": ("pacfl", "principal", "principal"),
     "evaluate": ("pacfl", "cluster", "cluster"), "adapt_lr": ("per-fedavg", "0.05", 0.05),
