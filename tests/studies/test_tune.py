@@ -12,6 +12,8 @@ from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.registry import from_config
 from fedfuse.studies.tune import Tuning, is_tuning, tune
 from fedfuse.training import loop
+from fedfuse.training.options import build, parse_options
+from fedfuse.training.stages import stages_of
 from support.planted import Keep, planted
 
 EXACT = ff.Work(solver="exact")
@@ -117,6 +119,25 @@ def test_the_papers_grids():
     assert tuning.table["lam"].tolist() == [k / 2 for k in range(11)]
     tuning = tune(federation, BARE, "separate", dataset="synthetic:S1", rounds=2)
     assert tuning.table["lam"].tolist() == [k / 2 for k in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "strategy", "last", "rounds"),
+    [
+        ("synthetic:S3", "separate", 1.0, 2000),
+        ("synthetic:S3", "warmup", 3.5, 2000),
+        ("housing-bodyfat", "separate", 5.0, 200),
+        ("housing-bodyfat", "warmup", 5.0, 200),
+    ],
+)
+def test_with_the_papers_preset_every_training_has_its_rounds(dataset, strategy, last, rounds):
+    """Section 6.1 and 6.3: ranges of lambda, and as many rounds for a lambda as a run with it alone has."""
+    method, settings = build(dataset, "fpfc", parse_options([f"lam={strategy}", "preset=paper"]))
+    (stage,) = stages_of(method, ff.LinearRegression(), settings["rounds"])
+    assert (stage.method.strategy, stage.method.grid[0], stage.method.grid[-1]) == (strategy, 0.0, last)
+    assert stage.method.limit == rounds
+    assert stage.method.inner.start == "normal"
+    assert stage.method.inner.nu is None
 
 
 def test_l1_can_be_tuned():
