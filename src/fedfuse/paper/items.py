@@ -98,9 +98,9 @@ ITEMS = (
     Item("attacks-synthetic", "three attacks on S1, up to 80 % liars", "Figure of appendix E (synthetic)",
          AttackExperiment(data=(S1,)), (why.ATTACKS,)),
     Item("attacks-mnist", "three attacks on MNIST, up to 80 % liars", "Figure of appendix E (MNIST)",
-         AttackExperiment(data=(MNIST,)), (why.ATTACKS, why.IMAGES)),
+         AttackExperiment(data=(MNIST,)), (why.ATTACKS, why.SHARED_LAYERS, why.IMAGES)),
     Item("attacks-fmnist", "three attacks on Fashion-MNIST, up to 80 % liars", "Figure of section 6.4.1",
-         AttackExperiment(data=(FASHION,)), (why.ATTACKS, why.IMAGES)),
+         AttackExperiment(data=(FASHION,)), (why.ATTACKS, why.SHARED_LAYERS, why.IMAGES)),
     Item("async", "synchronous against asynchronous FPFC with random delays", "Figure of section 6.4.3",
          Asynchronous(data=("synthetic:5,5,5,5", HOUSING, MNIST, FASHION), nodes={
              "synthetic:5,5,5,5": SlowNodes(20, 5, "uniform(0,20)", rounds=400, quick=100),

@@ -92,6 +92,11 @@ ATTACKS = (
     "The paper prints no numbers here. Of a network the last layer is lied about, as the paper speaks of its "
     "personalisation layers. Runs on images have 800 device-epochs."
 )
+SHARED_LAYERS = (
+    "Devices that move much further than is usual are left out of FPFC's mean of the shared layers. With the plain "
+    "mean sign flips and Gaussian lies lead to chance level: a liar's false last layer gives it a false anchor, where "
+    "its shared layers explode."
+)
 DELAYS = (
     "Delays are drawn for every update on a simulated clock; work takes no time of its own. The asynchronous run "
     "has half of the time of the synchronous one."
