@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedfuse.bench import local_training, server_step, startup
+from fedfuse.bench import local_training, rounds_to_groups, server_step, startup
 from fedfuse.bench.benchmarks_page import write_page
 from fedfuse.bench.measurement import FULL, QUICK, BenchSizes, Curve, Figure, cells, describe_machine, versions
 from fedfuse.errors import FedfuseError, guess
@@ -25,6 +25,7 @@ SECTIONS: dict[str, Callable[[BenchSizes], Iterable[Figure | Curve]]] = {
     "local": local_training.figures,
     "run": local_training.whole_run_figures,
     "cnn": local_training.network_figures,
+    "groups": rounds_to_groups.figures,
     "startup": startup.figures,
     "growth": lambda sizes: chain(server_step.growth_curves(sizes), local_training.growth_curves(sizes)),
 }

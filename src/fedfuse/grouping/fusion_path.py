@@ -48,8 +48,7 @@ from fedfuse.methods.fpfc import FPFC, FUSED_RATIO, FPFCState
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import Work
-from fedfuse.protocol.reply_checks import apart
-from fedfuse.protocol.tasks import EvaluateModels, Install, Task, Train
+from fedfuse.protocol.tasks import EvaluateModels, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
 # Passes over all devices at the most.
@@ -146,13 +145,16 @@ class FusionPathState(FusionTreeState):
 
     def __post_init__(self, previous: Outcome | None, inner: FPFC) -> None:
         super().__post_init__(previous)
-        self.ridge = COMMON_RIDGE
-        self.begin_path(inner)
+        self._set_out(inner)
 
-    def begin_path(self, inner: FPFC) -> None:
-        """Start from the devices' own models."""
+    def _set_out(self, inner: FPFC) -> None:
         start = Outcome(self.estimates[COMMON_RIDGE], np.arange(self.info.m))
         self.path = Path(replace(inner, lam=1.0).init(self.info, start), inner.reach)
+
+    def begin_path(self, inner: FPFC) -> str:
+        """Start from the devices' own models."""
+        self._set_out(inner)
+        return FusePairs.name if self.path.raise_lambda(self.trusted) else end_path(self)
 
     def proposals(self) -> Ints:
         """Return the cut of the path's tree and the reading most like the final groups, or the most probable cuts."""
@@ -161,13 +163,10 @@ class FusionPathState(FusionTreeState):
         return np.array([self.groupings[-1], self.path.readings[self.path.most_alike(self.labels)]])
 
     def recovery(self) -> list[dict[int, Task]]:
-        last = np.array([np.zeros_like(self.halves[0]), *self.halves])[self.half]
-        if self.step in (FitHalf.name, FitOwn.name):
-            last = self.filled(last)
-        elif self.step == FusePairs.name:
-            last = self.path.fusion.models
-        known: dict[int, Task] = {i: Install(w.astype(self.info.dtype)) for i, w in enumerate(last)}
-        return [*self.rescaled(), known]
+        return [*self.rescaled(), self.installed()]
+
+    def last_fits(self) -> Floats:
+        return self.path.fusion.models if self.step == FusePairs.name else super().last_fits()
 
 
 class RescaleForPath(RescaleColumns):
@@ -183,10 +182,12 @@ class FitOwn(FitRidge):
     on_devices = True
     inner: FPFC
 
+    def place(self, state: FusionTreeState) -> int:
+        return COMMON_RIDGE
+
     def take(self, state: FusionPathState) -> str:  # type: ignore[override]
-        state.estimates[state.ridge] = state.filled(state.estimates[state.ridge])
-        state.begin_path(self.inner)
-        return FusePairs.name if state.path.raise_lambda(state.trusted) else end_path(state)
+        self.keep(state)
+        return state.begin_path(self.inner)
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,13 +219,16 @@ def end_path(state: FusionPathState) -> str:
     who, path = state.trusted, state.path
     if state.simulable is not None:
         return group_by_evidence(state, state.simulable, path.lengths)
-    state.groupings = np.array([apart(labels, state.suspects) for labels in path.best_readings()])
+    for labels in path.best_readings():
+        state.propose(labels)
     state.tree = Tree.linked(path.lengths[np.ix_(who, who)], who)
     return CutPath.name
 
 
 class CutPath(CutTree):
     """Devices evaluate their own model and those of the groups above; the path's tree is cut where that is best."""
+
+    name = "cut path"
 
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
         own, weights = state.estimates[COMMON_RIDGE], state.info.counts["train"]
@@ -239,7 +243,7 @@ class CutPath(CutTree):
 
 def begin_fits(state: FusionPathState) -> str:
     """Return the first step that fits models: halves tell signal from noise where sufficient statistics do not."""
-    return FitHalf.name if state.simulable is None else FitOwn.name
+    return FitHalf.name if state.simulable is None else FitRidge.name
 
 
 def at_lambda(inner: FPFC, lam: float) -> FPFC:
@@ -249,7 +253,7 @@ def at_lambda(inner: FPFC, lam: float) -> FPFC:
 
 @dataclass(frozen=True)
 class FusionPath(StepMethod[FusionPathState]):
-    """Find the groups by FPFC along a path of lambdas, and train one model for each."""
+    """Find the groups by FPFC (``inner``) along a path of lambdas, and train one model for each."""
 
     name: ClassVar[str] = "fusion-path"
     inner: FPFC = field(default_factory=FPFC)
@@ -259,6 +263,17 @@ class FusionPath(StepMethod[FusionPathState]):
         proposing = (FitHalf(), FitOwn(self.inner), FusePairs(self.inner), CutPath(), CompareCandidates())
         checking = (CheckGroups(), CheckGradients())
         return by_name(*refit[:2], RescaleForPath(begin_fits), *proposing, refit[3], *checking, *refit[4:])
+
+    def current(self, state: FusionPathState) -> Outcome:
+        if state.step != FusePairs.name:
+            return super().current(state)
+        unscaled = [state.info.model.unscaled(w, state.shift, state.scale) for w in state.path.fusion.models]
+        return Outcome(
+            np.stack(unscaled), state.path.readings[-1], state.path.lam, suspects=np.flatnonzero(state.suspects)
+        )
+
+    def describe(self, state: FusionPathState) -> dict[str, Any]:
+        return {"lam": state.path.lam} if state.step == FusePairs.name else {}
 
     def outcome(self, state: FusionPathState) -> Outcome:
         found, path = super().outcome(state), state.path

@@ -136,11 +136,17 @@ class FusionTreeState(RefitState):
 
     def recovery(self) -> list[dict[int, Task]]:
         scales = super().recovery()
+        return scales and [*scales, self.installed()]
+
+    def installed(self) -> dict[int, Task]:
+        """Return what gives devices back the models that they had last."""
+        return {i: Install(w.astype(self.info.dtype)) for i, w in enumerate(self.last_fits())}
+
+    def last_fits(self) -> Floats:
+        """Return the models that devices had last."""
         trained = [np.zeros((self.info.m, self.info.d)), *self.halves, *self.estimates]
         last = trained[self.half + self.ridge + (self.step == CutTree.name)]
-        if self.step in (FitHalf.name, FitRidge.name):
-            last = self.filled(last)
-        return scales and [*scales, {i: Install(w.astype(self.info.dtype)) for i, w in enumerate(last)}]
+        return self.filled(last) if self.step in (FitHalf.name, FitRidge.name) else last
 
 
 def after_rescale(state: FusionTreeState) -> str:
@@ -159,7 +165,7 @@ def after_fit(state: FusionTreeState) -> str:
 
 
 def group_by_evidence(state: FusionTreeState, simulable: Bools, distances: Floats | None = None) -> str:
-    """Cut the trees of all ridges, or that of these distances, where that is most probable, and improve on it.
+    """Cut the trees of all ridges, and that of these distances, where that is most probable, and improve on the best.
 
     In place of what other ridges come to, the stability then compares what other odds do.
     """
@@ -171,10 +177,9 @@ def group_by_evidence(state: FusionTreeState, simulable: Bools, distances: Float
     evidence, moments = Evidence.learned(known, simulated.uneven[who])
     for k, ridge in enumerate(RIDGES):
         state.estimates[k, who] = simulated.part("train", who).fit(ridge)
-    if distances is None:
-        trees = [Tree.of(each[who]) for each in state.estimates]
-    else:
-        trees = [Tree.linked(distances[np.ix_(who, who)])]
+    trees = [Tree.of(each[who]) for each in state.estimates]
+    if distances is not None:
+        trees.append(Tree.linked(distances[np.ix_(who, who)]))
     found = [evidence.grouped(tree, moments) for tree in trees]
     best = max(range(len(found)), key=lambda k: evidence.total(found[k], moments))
     odds = (LOOSE_MARGIN, STRICT_MARGIN)
@@ -207,16 +212,24 @@ class FitRidge(Step[FusionTreeState]):
 
     name = "local fits"
 
+    def place(self, state: FusionTreeState) -> int:
+        """Return which of the ridges it is."""
+        return state.ridge
+
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
-        return [Train(Work(solver="exact"), rho=RIDGES[state.ridge], rows="train")] * len(devices)
+        return [Train(Work(solver="exact"), rho=RIDGES[self.place(state)], rows="train")] * len(devices)
 
     def possible(self, state: FusionTreeState, device: int, answer: Floats) -> bool:
         # Where f + ridge/2 |w|^2 is least, the gradient of f is -ridge w.
-        return state.in_line(device, answer, -RIDGES[state.ridge] * answer, np.nan)
+        return state.in_line(device, answer, -RIDGES[self.place(state)] * answer, np.nan)
+
+    def keep(self, state: FusionTreeState) -> None:
+        """Keep the answers."""
+        place = self.place(state)
+        state.models = state.estimates[place] = state.filled(state.estimates[place])
 
     def take(self, state: FusionTreeState) -> str:
-        state.models = state.filled(state.estimates[state.ridge])
-        state.estimates[state.ridge] = state.models
+        self.keep(state)
         who = state.trusted
         if not who.size:
             return state.group_by_estimates(np.arange(state.info.m))
