@@ -9,10 +9,13 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.core.certificate import Certificate, interval
+from fedfuse.core.partitions import group_means
 from fedfuse.core.penalties import SCAD
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
+from fedfuse.grouping.fusion_tree import COMMON_RIDGE, RIDGES
 from fedfuse.methods.method import Outcome
+from fedfuse.training.evaluation import standardised
 from support.planted import begun, gradient, line, planted, written_out
 
 EXACT = ff.Work(solver="exact")
@@ -39,9 +42,9 @@ def grouped(federation, lam, rounds=40, **more):
     return result, result.certify(federation)
 
 
-def labels_from(federation, result, lam, rounds=50, nu=0.1):
+def labels_from(federation, result, lam, rounds=50, nu=0.1, work=EXACT):
     """The groups after every round of FPFC from the group models, warm, all devices active, exact local solves."""
-    run = begun(federation, ff.FPFC(lam=lam, work=EXACT, nu=nu), result.model, rounds=rounds)
+    run = begun(federation, ff.FPFC(lam=lam, work=work, nu=nu), result.model, rounds=rounds)
     run.previous = Outcome(result.cluster_models[result.labels], result.labels)
     run.begin()
     seen = []
@@ -151,6 +154,19 @@ def test_on_s3_fpfc_stays_at_the_grouping():
     assert stays(federation, result, lam)
 
 
+@pytest.mark.slow
+def test_on_s3_the_lambda_that_the_fusion_path_finds_is_inside():
+    """In the path's columns and with its ridge; there FPFC, from the groups' means of local models, stays as well."""
+    federation = load("synthetic:S3")
+    result = ff.fit(federation, ff.FPFC(lam="auto"))
+    np.testing.assert_array_equal(result.labels, federation.truth)
+    assert result.certify(federation).contains(result.lam)
+    rescaled, work = standardised(federation), ff.Work(solver="exact", decay=RIDGES[COMMON_RIDGE])
+    alone = ff.fit(rescaled, ff.Local(work=work), rounds=1).models
+    start = replace(result, models=group_means(alone, result.labels, np.ones(federation.m))[result.labels])
+    assert (labels_from(rescaled, start, result.lam, work=work)[0] == result.labels).all()
+
+
 def test_an_empty_interval_is_said():
     """Groups as far apart as the devices of one group: no lambda does both."""
     federation = written_out(*(line(slope) for slope in (-1.0, 1.0, 3.0)))
@@ -158,7 +174,7 @@ def test_an_empty_interval_is_said():
     found = split.certify(federation)
     assert found.empty
     assert not found.contains(1.0)
-    assert "for no lambda" in found.sentence(1.0)
+    assert "No lambda is sure" in found.sentence(1.0)
 
 
 def test_one_group_has_no_upper_end_and_lone_devices_no_lower_one():

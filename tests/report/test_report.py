@@ -255,7 +255,7 @@ def test_lambda_is_shown_where_the_method_has_one(tmp_path):
 
 def test_the_certificate_of_the_grouping_is_shown_where_there_is_one():
     result = ff.fit(planted(), ff.FPFC(lam=0.5), rounds=3)
-    for certificate, told in ((Certificate(0.1, 2.0), "0.5 was used."), (Certificate(2.0, 0.1), "for no lambda")):
+    for certificate, told in ((Certificate(0.1, 2.0), "0.5 was used."), (Certificate(2.0, 0.1), "No lambda is sure")):
         assert any(told in line for line in supporting(replace(result, certificate=certificate), {}))
     assert not any("stationary" in line for line in supporting(result, {}))
 

@@ -53,7 +53,7 @@ class Certificate:
     Attributes
     ----------
     low, high
-        From ``low`` on devices of a group hold together; up to ``high`` groups leave each other alone.
+        From ``low`` on devices of a group are sure to hold together; up to ``high`` groups leave each other alone.
     residual
         The largest norm of a group's mean gradient: how far the models themselves are from stationary.
     """
@@ -64,7 +64,7 @@ class Certificate:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no such lambda."""
+        """Whether no lambda is sure to be one of them."""
         return self.low > self.high
 
     def contains(self, lam: float) -> bool:
@@ -79,8 +79,8 @@ class Certificate:
         """
         if self.empty:
             return (
-                "The grouping is a stationary point of FPFC's objective for no lambda: its groups hold together from "
-                f"{self.low:.3g} on, and leave each other alone up to {self.high:.3g} only."
+                "No lambda is sure to make the grouping a stationary point of FPFC's objective: its groups hold "
+                f"together from {self.low:.3g} on, and leave each other alone up to {self.high:.3g} only."
             )
         upper = f"to {self.high:.3g}" if np.isfinite(self.high) else "on"
         text = f"The grouping is a stationary point of FPFC's objective for lambda from {self.low:.3g} {upper}"

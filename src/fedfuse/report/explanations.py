@@ -151,17 +151,9 @@ def supporting(result: Result, baselines: Mapping[str, Floats]) -> list[str]:
     if result.ari is not None and finds_groups(result):
         right = "exactly the true ones" if result.ari == 1 else "not exactly the true ones"
         lines.append(f"The groups are {right} (adjusted Rand index {result.ari:.2f}).")
-    if told := certified(result):
-        lines.append(told)
+    if result.certificate is not None:
+        lines.append(result.certificate.sentence(result.lam))
     return lines + [f"{warning}." for warning in warnings(result)]
-
-
-def certified(result: Result) -> str:
-    """Say for which lambdas the grouping is a stationary point; empty where nobody asked."""
-    if result.certificate is None:
-        return ""
-    # Along a fusion path columns are rescaled: its lambda is in other units.
-    return result.certificate.sentence(None if result.method.get("lam") == "auto" else result.lam)
 
 
 def warnings(result: Result, names_width: int = 0) -> list[str]:

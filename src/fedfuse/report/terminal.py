@@ -188,8 +188,8 @@ def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> N
         _say(console, "(local and pooled models to compare with are fitted for linear and softmax models only)")
     _show_contrasts(result, console)
     _say(console, f"\n{_effort(result)}")
-    if told := words.certified(result):
-        _say(console, escape(told))
+    if result.certificate is not None:
+        _say(console, escape(result.certificate.sentence(result.lam)))
     for warning in _warnings(result):
         _say(console, f"\n[yellow]{escape(warning)}[/yellow]")
 

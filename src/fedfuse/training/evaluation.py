@@ -6,7 +6,7 @@ have a small ridge penalty.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fedfuse.core.lbfgs import LBFGS
 from fedfuse.core.partitions import group_means
 from fedfuse.data.federation import Federation, Part, Rows
 from fedfuse.errors import FedfuseError
+from fedfuse.grouping.fusion_tree import COMMON_RIDGE, RIDGES
 from fedfuse.models import Model
 from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import Result
@@ -94,20 +95,23 @@ def certify(result: Result, federation: Federation) -> Certificate:
     """Return the certificate of a grouping (`core.certificate`), at the minimisers of the groups' summed losses.
 
     FPFC's own models are biased by other groups or not yet at rest, and a refit weighs rows and not devices, so L-BFGS
-    goes on from there. A weight decay of the run's devices is part of their losses.
+    goes on from there. A weight decay of the run's devices is part of their losses. Where lambda was found along a
+    fusion path, columns and losses are as there: rescaled over the federation, with a ridge.
     """
     model, labels, devices = result.model, result.labels, np.arange(federation.m)
     if not model.convex:
         raise FedfuseError("a certificate needs a convex model: a network's groups have no minimum to look at")
     config, dtype = result.method.get("inner", result.method), result.models.dtype
-    decay = float(config.get("work", {}).get("decay", 0.0))
+    decay, start = float(config.get("work", {}).get("decay", 0.0)), result.cluster_models
+    if config.get("lam") == "auto":
+        federation, decay, start = standardised(federation), RIDGES[COMMON_RIDGE], np.zeros_like(start)
     rows = model.load(federation.rows("train+validation"), dtype)
 
     def gradients_at(models: Floats) -> tuple[Floats, Floats]:
         w = models[labels].astype(dtype)
         return model.gradients(rows, devices, w) + decay * w, w
 
-    search = LBFGS.start(result.cluster_models)
+    search = LBFGS.start(start)
     for _ in range(MAX_EVALUATIONS):
         gradients, w = gradients_at(search.trial)
         losses = model.losses(rows, devices, w) + decay / 2 * np.square(w).sum(axis=1)
@@ -116,6 +120,19 @@ def certify(result: Result, federation: Federation) -> Certificate:
         if search.done.all():
             break
     return interval(search.x, labels, gradients_at(search.x)[0], config.get("a", 3.7))
+
+
+def standardised(federation: Federation) -> Federation:
+    """Return a federation whose columns, and target if a value, have mean 0 and deviation 1 over all training rows."""
+    rows = federation.rows("train")
+    used = np.concatenate([np.arange(a, b) for a, b in zip(rows.start, rows.stop, strict=True)])
+
+    def scaled(columns: Floats) -> Floats:
+        deviation = columns[used].std(axis=0)
+        return np.asarray((columns - columns[used].mean(axis=0)) / np.where(deviation > 0, deviation, 1.0))
+
+    y = scaled(federation.y) if federation.goal == "regression" else federation.y
+    return replace(federation, X=scaled(federation.X), y=y)
 
 
 def _fitted(rows: Rows, model: Model[Any]) -> Floats:
