@@ -94,7 +94,9 @@ def _choices(results: Iterable[tuple[str, Any, Trial, Result]]) -> pd.DataFrame:
             found[key] = {"lambda": NOTHING, "gap in theta": NOTHING}
             continue
         below, above = np.array([run.kept["gap"] for run in runs]).T
-        gap = f"{below.max():.2g} to {above.min():.3g}" if below.max() != above.min() else f"nu {below.max():g}"
+        gap = f"{below.max():.2g} to {above.min():.3g}" if below.max() < above.min() else "none in common"
+        if (below == above).all():  # nu is given
+            gap = f"nu {below[0]:g}"
         found[key] = {"lambda": ", ".join(dict.fromkeys(f"{run.lam:g}" for run in runs)), "gap in theta": gap}
     table: pd.DataFrame = pd.DataFrame(found).T
     return table
