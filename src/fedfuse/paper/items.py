@@ -116,7 +116,7 @@ ITEMS = (
          }),
          (why.STEPS, why.IMAGES)),
     Item("starts", "50 random initial values, FPFC against IFCA, S1 and S3", "Figure of appendix E.2",
-         Starts(data=(S1, "synthetic:S3")), (why.IFCA, why.READ_OFF)),
+         Starts(data=(S1, "synthetic:S3")), (why.STARTS, why.READ_OFF)),
     Item("lambda", "test score against lambda", "Figure of appendix E.2",
          SettingSweep(
              data=ALL_DATA, key="lam", values={"synthetic": TENTHS, HOUSING: HALVES, "images": TENTHS},
