@@ -60,6 +60,10 @@ MAX_CHECKS = 3
 MAX_SPLITS = 4
 # Validation rows of all devices for each parameter of one model; with fewer, groups that differ may look alike.
 MIN_ROWS_PER_PARAMETER = 3
+# Rows of a device for each parameter; where devices have fewer, and are one group, they may differ all the same.
+MIN_ROWS_OF_ONE_GROUP = 2
+# Squared differences of devices inside a group, relative to their models, that need not be excluded.
+MAX_HETEROGENEITY = 0.04
 
 
 @dataclass
@@ -123,16 +127,29 @@ class FusionTreeState(RefitState):
     def stability(self) -> float:
         """Return how well the proposals and the final grouping agree (1: all the same).
 
-        Structure that is left inside the groups counts against it, and so do too few validation rows.
+        Structure that is left inside the groups counts against it, and so do too few rows to tell groups apart.
         """
-        who = self.trusted
         if not len(self.groupings):
             return 0.0
-        same = selection.agreement([labels[who] for labels in (*self.proposals(), self.labels)])
         left = max(0.0, self.residual_z - selection.STRUCTURE_ZSCORE)
-        judges = "validation" if self.simulable is None else "train+validation"
-        enough = min(1.0, self.info.counts[judges][who].sum() / (MIN_ROWS_PER_PARAMETER * self.info.d))
-        return float(enough * same / (1 + left))
+        return float(self._agreement() * self._power() / (1 + left))
+
+    def _agreement(self) -> float:
+        who = self.trusted
+        final, others = self.labels[who], [labels[who] for labels in self.proposals()]
+        if self.simulable is None:
+            return selection.agreement([*others, final])
+        return min(selection.agreement([other, final]) for other in others)
+
+    def _power(self) -> float:
+        """Return 1 where there are rows enough to see that devices differ, and less with fewer."""
+        who, d, rows = self.trusted, self.info.d, self.info.counts
+        if self.simulable is not None:  # Of several groups each proves that rows are enough.
+            most = np.median(rows["train+validation"][who]) if self.n_trusted_groups == 1 else np.inf
+            return min(1.0, float(most) / (MIN_ROWS_OF_ONE_GROUP * d))
+        bound = selection.heterogeneity_bound(self.halves[:, who], self.labels[who], rows["train"][who])
+        judged = float(rows["validation"][who].sum()) / (MIN_ROWS_PER_PARAMETER * d)
+        return min(1.0, judged) * min(1.0, MAX_HETEROGENEITY / max(bound, 1e-300))
 
     def recovery(self) -> list[dict[int, Task]]:
         scales = super().recovery()

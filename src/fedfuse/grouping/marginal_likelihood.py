@@ -26,9 +26,9 @@ from fedfuse.core.dendrogram import Tree
 from fedfuse.grouping.selection import nearest
 from fedfuse.utils.typing import Floats, Ints
 
-# Log odds by which more groups must be more probable than fewer (1000 : 1). What is found with LOOSE_MARGIN (20 : 1)
+# Log odds by which more groups must be more probable than fewer (1000 : 1). What is found with LOOSE_MARGIN (even odds)
 # and STRICT_MARGIN (a million : 1) shows how sure that is.
-MARGIN, LOOSE_MARGIN, STRICT_MARGIN = 7.0, 3.0, 14.0
+MARGIN, LOOSE_MARGIN, STRICT_MARGIN = 7.0, 0.0, 14.0
 # Groups that a device, or another group, is tried with.
 MAX_NEIGHBOURS = 10
 # Sweeps over all devices in a search for a better grouping.

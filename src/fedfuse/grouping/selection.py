@@ -16,7 +16,7 @@ import numpy as np
 import scipy
 
 from fedfuse.core.dendrogram import WORSE_ZSCORE, PairedLosses, Tree, alike, sharing
-from fedfuse.core.partitions import adjusted_rand
+from fedfuse.core.partitions import adjusted_rand, group_means
 from fedfuse.protocol.reply_checks import apart
 from fedfuse.utils.typing import Bools, Floats, Ints
 
@@ -132,6 +132,25 @@ def split_in_two(labels: Ints, groups: Iterable[int], estimates: Floats) -> Ints
             halves = scipy.cluster.hierarchy.fcluster(linkage, 2, "maxclust")
             new[inside[halves == 2]] = new.max() + 1
     return new
+
+
+def heterogeneity_bound(halves: Floats, labels: Ints, weights: Ints) -> float:
+    """Return an upper bound (95 %) on how much devices may still differ inside groups, squared, relative to models.
+
+    The two halves of a device's rows give estimates with independent noise (2 x m x d). So the inner product of what
+    either has beyond its group's mean is, on average, the squared difference itself, and that of the estimates is the
+    squared length of a model.
+    """
+    inside = np.bincount(labels)[labels] > 1 if labels.size else np.zeros(0, np.bool_)
+    if not inside.any():
+        return 0.0
+    first, second = (half - group_means(half, labels, weights)[labels] for half in halves)
+    weight = np.where(inside, weights, 0) / weights[inside].sum()
+    products = np.einsum("kd,kd->k", first, second)
+    mean = float(weight @ products)
+    error = float(np.sqrt(np.square(weight) @ np.square(products - mean)))
+    length = float(weight @ np.einsum("kd,kd->k", *halves))
+    return (mean + WORSE_ZSCORE * error) / length if length > 0 else np.inf
 
 
 def agreement(groupings: Sequence[Ints]) -> float:

@@ -185,6 +185,8 @@ def _plain(value: Any) -> Any:
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Method):
         return value.to_config()
+    if isinstance(value, tuple):
+        return list(value)
     return str(value) if isinstance(value, SCHEDULES) else value
 
 
