@@ -96,7 +96,7 @@ ITEMS = (
     Item("tuning", "how warm-up goes through its lambdas, and seconds for each", "Figure of section 6.3",
          replace(TUNING, show_as="figure"), (why.MACHINE, why.WARMUP)),
     Item("attacks-synthetic", "three attacks on S1, up to 80 % liars", "Figure of appendix E (synthetic)",
-         AttackExperiment(data=(S1,)), (why.ATTACKS,)),
+         AttackExperiment(data=(S1,)), (why.ATTACKS, why.LONG_LIES)),
     Item("attacks-mnist", "three attacks on MNIST, up to 80 % liars", "Figure of appendix E (MNIST)",
          AttackExperiment(data=(MNIST,)), (why.ATTACKS, why.SHARED_LAYERS, why.IMAGES)),
     Item("attacks-fmnist", "three attacks on Fashion-MNIST, up to 80 % liars", "Figure of section 6.4.1",
