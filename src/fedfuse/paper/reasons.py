@@ -94,8 +94,8 @@ ATTACKS = (
     "personalisation layers. Runs on images have 800 device-epochs."
 )
 LONG_LIES = (
-    "FPFC-l1 falls under sign flips in single precision only: liars flip what they trained at a false anchor, up to 7e12, "
-    "and its penalty has no reach beyond which they are left alone. In double precision it has 75.5 % at 0.4."
+    "FPFC-l1 falls under sign flips in single precision only: liars flip what they trained at a false anchor, up to "
+    "7e12, and its penalty has no reach beyond which they are left alone. In double precision it has 75.5 % at 0.4."
 )
 SHARED_LAYERS = (
     "Devices that move much further than is usual are left out of FPFC's mean of the shared layers. With the plain "
