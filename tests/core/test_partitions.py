@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from fedfuse.core.partitions import (
+    ALWAYS_FUSED,
     adjusted_rand,
     canonical,
     components,
@@ -96,6 +97,12 @@ def test_linkage_heights_are_those_of_single_linkage(m, seed):
 def test_the_gap_keeps_fused_links_and_cuts_those_beyond_reach(heights, fused, factor):
     heights, reach = np.sort(heights), factor * fused
     gap = widest_gap(heights, fused, reach)
-    assert (heights[heights <= fused] <= gap.nu).all()
+    assert (heights[heights <= ALWAYS_FUSED * fused] <= gap.nu).all()
     assert (heights[heights > reach] > gap.nu).all()
     assert not ((heights > gap.below * (1 + 1e-12)) & (heights < gap.above * (1 - 1e-12))).any()
+
+
+def test_groups_held_close_by_the_penalty_are_told_once_the_loop_is_at_rest():
+    """Lengths of theta on S3 with lambda 1.2: exact zeros within, half a lambda between."""
+    assert widest_gap(np.array([1e-4, 2e-4, 3e-3, 0.53]), fused=0.75, reach=3.7).nu < 0.1
+    assert widest_gap(np.array([1e-4, 0.1, 0.2, 0.5, 0.6]), fused=0.75, reach=3.7).nu == pytest.approx(0.75)

@@ -60,7 +60,7 @@ def test_lambda_rises_until_all_are_within_reach(seed, m):
     assert path.reach * path.lam == pytest.approx(max(heights.max(), reaches[-1]))
     assert path.readings[0].tolist() == list(range(m))
     assert path.readings[-1].tolist() == [0] * m
-    assert len(path.lambdas) == len(path.readings) == len(path.widths) == len(reaches) + 2
+    assert len(path.lambdas) == len(path.readings) == len(path.gaps) == len(reaches) + 2
 
 
 def test_lambda_waits_just_below_a_gap():

@@ -105,10 +105,11 @@ def test_shared_weights_are_averaged_and_the_rest_is_fused():
 
 
 def with_shared_part(m: int, rng: np.random.Generator) -> FPFCState:
-    """The state of m devices with three shared and two fused parameters."""
-    pairs = FusionState(np.tile(rng.normal(size=2), (m, 1)), SmoothedSCAD(0.5), dtype="float64")
+    """The state of m devices with three shared and two fused parameters, each part of length 1."""
+    shared, fused = (part / np.linalg.norm(part) for part in (rng.normal(size=3), rng.normal(size=2)))
+    pairs = FusionState(np.tile(fused, (m, 1)), SmoothedSCAD(0.5), dtype="float64")
     rows, moves, heard = rng.integers(10, 20, m), np.zeros(m), np.zeros(m, int)
-    return FPFCState(None, pairs, rng.normal(size=3), rows, moves, heard, np.zeros((m, 2)), {})
+    return FPFCState(None, pairs, shared, rows, moves, heard, np.zeros((m, 2)), {})
 
 
 def trained(state: FPFCState, devices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -263,7 +264,7 @@ def test_groups_part_at_nu_or_in_the_widest_gap():
     pairs = FusionState(omega, SmoothedSCAD(1.0), warm=True)
     assert ff.FPFC(lam=1.0).gap(pairs) == pytest.approx((0.2, 1.7))
     assert ff.FPFC(lam=0.2).gap(pairs).nu == pytest.approx(np.sqrt(0.2 * 1.7))  # Reach 0.74: cut all the same.
-    assert ff.FPFC(lam=3.0).gap(pairs).nu == pytest.approx(0.75 * 3)  # All are fused.
+    assert ff.FPFC(lam=5.0).gap(pairs).nu == pytest.approx(0.75 * 5)  # All are fused.
     assert ff.FPFC(lam=0.0).gap(pairs).nu == 0
     assert ff.FPFC(lam=1.0, nu=0.07).gap(pairs).nu == 0.07
 

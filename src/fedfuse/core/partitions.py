@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from fedfuse.utils.typing import Floats, Ints
 
-# Ratio of two neighbouring linkage heights from which on there is a gap between them.
-MIN_GAP_RATIO = 1.5
-# Lengths of fused links below this share of the longest possible say nothing.
-FUSED_SCATTER = 0.1
+# Ratio of two neighbouring linkage heights from which on there is a gap between them; below the length up to which
+# links count as fused, the loop must have come to rest for one.
+MIN_GAP_RATIO, MIN_GAP_RATIO_AT_REST = 1.5, 8.0
+# Shares of that length: below the first lengths say nothing, up to the second links are never cut.
+FUSED_SCATTER, ALWAYS_FUSED = 0.05, 0.5
 
 # Edges that are joined together.
 EDGES_PER_BATCH = 1 << 17
@@ -92,17 +93,19 @@ def linkage_heights(norms: Floats) -> Floats:
 def widest_gap(heights: Floats, fused: float, reach: float = np.inf) -> Gap:
     """Return the widest gap in increasing linkage heights, on a ratio scale.
 
-    Links up to ``fused`` are never cut, links beyond the reach always are. Where no gap is wide, groups part at
-    ``fused``.
+    Links up to ``fused`` are cut at a very wide gap only, and those up to half of it never; links beyond the reach
+    always are. Where no gap is wide, groups part at ``fused``.
 
     >>> widest_gap(np.array([0.2, 1.1, 1.3, 5.8]), fused=0.5)
     Gap(below=1.3, above=5.8)
     """
     known = np.clip(heights, FUSED_SCATTER * fused, reach)
-    ratios = np.where(known[1:] > fused, known[1:] / known[:-1], 0.0)
-    if not ratios.size or ratios.max() < MIN_GAP_RATIO:
+    above, ratios = known[1:], known[1:] / known[:-1]
+    needed = np.where(above > fused, MIN_GAP_RATIO, MIN_GAP_RATIO_AT_REST)
+    wide = (ratios >= needed) & (above > ALWAYS_FUSED * fused)
+    if not wide.any():
         return Gap(fused, float(min((h for h in heights if h > fused), default=np.inf)))
-    widest = int(np.argmax(ratios))
+    widest = int(np.argmax(np.where(wide, ratios, 0.0)))
     return Gap(float(heights[widest]), float(heights[widest + 1]))
 
 

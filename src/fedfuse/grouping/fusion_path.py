@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedfuse.core.dendrogram import Tree
-from fedfuse.core.partitions import adjusted_rand, linkage_heights, widest_gap
+from fedfuse.core.partitions import adjusted_rand, canonical, linkage_heights, widest_gap
 from fedfuse.grouping.fusion_tree import (
     COMMON_RIDGE,
     RIDGES,
@@ -71,8 +71,8 @@ class Path:
 
     Attributes
     ----------
-    lambdas, readings, widths
-        The lambda of each pass, the grouping after it, and the ratio of the gap that it was read off.
+    lambdas, readings, gaps
+        The lambda of each pass, the grouping after it, and the gap that it was read off (nan: none).
     lengths
         Of theta in units of the reach (m x m), summed over passes.
     """
@@ -83,16 +83,16 @@ class Path:
     waited: int = 0
     lambdas: Floats = field(default_factory=lambda: np.empty(0))
     readings: Ints = field(init=False)
-    widths: Floats = field(default_factory=lambda: np.empty(0))
+    gaps: Floats = field(default_factory=lambda: np.empty((0, 2)))
     lengths: Floats = field(init=False)
 
     def __post_init__(self) -> None:
         m = self.fusion.pairs.m
         self.lengths, self.readings = np.zeros((m, m)), np.empty((0, m), np.int64)
-        self._add(np.arange(m), 1.0)
+        self._add(np.arange(m))
 
-    def _add(self, labels: Ints, width: float) -> None:
-        self.lambdas, self.widths = np.append(self.lambdas, self.lam), np.append(self.widths, width)
+    def _add(self, labels: Ints, gap: tuple[float, float] = (np.nan, np.nan)) -> None:
+        self.lambdas, self.gaps = np.append(self.lambdas, self.lam), np.vstack([self.gaps, gap])
         self.readings = np.vstack([self.readings, labels])
 
     def read(self, who: Ints) -> None:
@@ -101,7 +101,7 @@ class Path:
         norms = pairs.norms()
         self.lengths += norms / (self.reach * self.lam)
         gap = widest_gap(linkage_heights(norms[np.ix_(who, who)]), FUSED_RATIO * self.lam, self.reach * self.lam)
-        self._add(pairs.labels(gap.nu), gap.above / gap.below if np.isfinite(gap.above) else 1.0)
+        self._add(pairs.labels(gap.nu), gap)
 
     def raise_lambda(self, who: Ints, max_passes: int = MAX_PASSES) -> bool:
         """Set the lambda of the next pass; False when all devices are within reach, or passes are over.
@@ -112,7 +112,7 @@ class Path:
         covered, left = np.split(heights, [np.searchsorted(heights, self.reach * self.lam, "right")])
         if len(self.lambdas) > max_passes or not left.size:
             self.lam = max(self.lam, float(heights.max(initial=0.0) / self.reach))
-            self._add(np.zeros(len(self.lengths), np.int64), 1.0)
+            self._add(np.zeros(len(self.lengths), np.int64))
             return False
         links, goal = np.concatenate([covered[-1:], left]), left[(left.size - 1) // 2]
         below = len(heights) - len(links) + 1 + np.arange(len(links) - 1)  # Links below each gap.
@@ -129,11 +129,19 @@ class Path:
         alike = [adjusted_rand(labels, reading) or 0.0 for reading in self.readings]
         return len(alike) - 1 - int(np.argmax(alike[::-1]))
 
+    def describe(self, found: Outcome) -> Outcome:
+        """Add the lambda of the reading most like what was found, and where both are the same its gap."""
+        k = self.most_alike(found.labels)
+        same = (canonical(self.readings[k]) == canonical(found.labels)).all() and np.isfinite(self.gaps[k]).all()
+        return found._replace(lam=float(self.lambdas[k]), kept={"gap": self.gaps[k]} if same else {})
+
     def best_readings(self) -> Ints:
-        """Return the different groupings with the widest gaps, and all devices alone and together."""
-        inner = 1 + np.argsort(-self.widths[1:-1], kind="stable")
-        _, first = np.unique(self.readings[inner], axis=0, return_index=True)
-        return np.asarray(self.readings[[0, *inner[np.sort(first)[:MAX_READINGS]], -1]])
+        """Return the different groupings with the widest gaps; all devices alone or together are on every tree."""
+        order = np.argsort(self.gaps[:, 0] / self.gaps[:, 1], kind="stable")
+        groups = self.readings.max(axis=1)[order]
+        order = order[(groups > 0) & (groups < self.readings.shape[1] - 1)]
+        _, first = np.unique(self.readings[order], axis=0, return_index=True)
+        return np.asarray(self.readings[order[np.sort(first)[:MAX_READINGS]]])
 
 
 @dataclass
@@ -276,8 +284,7 @@ class FusionPath(StepMethod[FusionPathState]):
         return {"lam": state.path.lam} if state.step == FusePairs.name else {}
 
     def outcome(self, state: FusionPathState) -> Outcome:
-        found, path = super().outcome(state), state.path
-        return found._replace(lam=float(path.lambdas[path.most_alike(found.labels)]))
+        return state.path.describe(super().outcome(state))
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> FusionPathState:
         if not sends_statistics(info):

@@ -112,8 +112,7 @@ class NetworkFusionPath(StepMethod[NetworkPathState]):
         return FuseNetworks.name if state.go_on() else state.cut_path_tree()
 
     def outcome(self, state: NetworkPathState) -> Outcome:
-        found, path = super().outcome(state), state.path
-        return found._replace(lam=float(path.lambdas[path.most_alike(found.labels)]))
+        return state.path.describe(super().outcome(state))
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> NetworkPathState:
         return NetworkPathState(info, np.zeros(info.m, np.int64), previous, start=self.start)

@@ -166,7 +166,8 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
         Weight of the proximal term.
     nu
         Devices with ``||theta_ij|| <= nu`` are joined. Default: the middle of the widest gap in the single-linkage
-        heights of ||theta||, and at least three quarters of lambda, up to where the penalty pulls with its full slope.
+        heights of ||theta||, which must be very wide below three quarters of lambda, where the penalty pulls with its
+        full slope.
     robust
         Whom to believe where groups are refitted, and how to pool them: see `grouping.refit`.
     memory, spill
@@ -210,6 +211,11 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     def has_lambda(self) -> bool:
         """Whether lambda is a number."""
         return isinstance(self.lam, Real)
+
+    @property
+    def refits(self) -> bool:
+        """Whether groups are refitted in the end."""
+        return self.refit or self.lam == "auto"
 
     @property
     def reach(self) -> float:

@@ -151,9 +151,21 @@ def supporting(result: Result, baselines: Mapping[str, Floats]) -> list[str]:
     if result.ari is not None and finds_groups(result):
         right = "exactly the true ones" if result.ari == 1 else "not exactly the true ones"
         lines.append(f"The groups are {right} (adjusted Rand index {result.ari:.2f}).")
+    if "gap" in result.kept:
+        lines += gap_sentence(*result.kept["gap"].tolist())
     if result.certificate is not None:
         lines.append(result.certificate.sentence(result.lam))
     return lines + [f"{warning}." for warning in warnings(result)]
+
+
+def gap_sentence(below: float, above: float) -> list[str]:
+    """Say where the lengths of theta told groups apart; nothing if nu was given, or all are fused."""
+    if not below < above < np.inf:
+        return []
+    within, between, ratio = f"{below:.2g}", f"{above:.2g}", f"{above / below:.3g}" if below else "many"
+    return [
+        f"Links of theta are at most {within} long within groups and at least {between} between them ({ratio} times)."
+    ]
 
 
 def warnings(result: Result, names_width: int = 0) -> list[str]:

@@ -27,6 +27,7 @@ from fedfuse.engines import Engine, InProcess
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.admission import admit_by_losses
 from fedfuse.grouping.lambda_path import LambdaPath
+from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.methods.method import FederationInfo, Method
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
 from fedfuse.methods.registry import from_config
@@ -208,12 +209,14 @@ def _rule(result: Result) -> Method[Any]:
         method = method.at(result.lam or 0.0)
     elif isinstance(method, GridSearch):
         method = method.inner
+    elif isinstance(method, BaseFPFC) and not method.refits:
+        method = replace(method, lam=result.lam or 0.0)
     return replace(method, **result.chosen)
 
 
 def admission(method: Method[Any], known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
     """Begin the dialogue with a newcomer: by its losses where groups were refitted, else by the method's own rule."""
-    if getattr(method, "refit", False):
+    if isinstance(method, BaseFPFC) and method.refits:
         return admit_by_losses(known, info, method.work, method.rows, device)
     if not isinstance(method, AdmitsNewcomers):
         raise FedfuseError(f"{method.name} has no way to take in newcomers")
