@@ -512,7 +512,7 @@ def test_rounds_of_the_paper(dataset, method, rounds):
 
 def test_the_papers_preset_and_what_overrides_it():
     method, settings = build("synthetic:S1", "fpfc", parse_options(["preset=paper"]))
-    assert method == ff.FPFC(lam=0.6, refit=False, nu=0.1, start="normal", work=Work(steps=10, lr=0.1))
+    assert method == ff.FPFC(lam=0.6, refit=False, start="normal", work=Work(steps=10, lr=0.1))
     assert settings["tol"] == 0
     method, settings = build("synthetic:S1", "fpfc", parse_options(["preset=paper", "nu=0.2", "rounds=9", "lam=0.5"]))
     assert (method.nu, method.lam, settings["rounds"]) == (0.2, 0.5, 9)

@@ -213,6 +213,11 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
         return isinstance(self.lam, Real)
 
     @property
+    def takes_single_replies(self) -> bool:  # type: ignore[override]
+        """Whether it can be trained asynchronously: with a given lambda."""
+        return self.has_lambda
+
+    @property
     def refits(self) -> bool:
         """Whether groups are refitted in the end."""
         return self.refit or self.lam == "auto"

@@ -318,8 +318,6 @@ def entries_of(
     if words and not names:
         raise FedfuseError("key=value words are for methods given by name; set the fields of the others themselves")
     options = options_by_method(words, names)
-    if "fpfc" in options and not options["fpfc"].preset:  # Without a lambda, it is tuned as in the paper.
-        options["fpfc"].method.setdefault("lam", "warmup")
     return {
         label: Entry(*build(dataset, label, options[label], settings=settings))
         if method is None

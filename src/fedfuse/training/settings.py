@@ -259,5 +259,5 @@ def takes_single_replies(method: Method[Any]) -> bool:
 def check_mode(method: Method[Any], mode: Mode) -> None:
     """Refuse a method that has nothing to do asynchronously."""
     if mode == "async" and not takes_single_replies(method):
-        words = "it needs the replies of a whole round; fpfc, fpfc-l1 and fedavg do not"
+        words = "it needs the replies of a whole round; fpfc and fpfc-l1 with a given lambda and fedavg do not"
         raise FedfuseError(f"{method.name} cannot be trained asynchronously: {words}")
