@@ -504,3 +504,11 @@ def test_axes():
     assert [t.words for t in axis.ticks()] == ["1e-06", "0.0001", "0.01", "1"]
     assert Axis.around([3.0, 3.0]).low < 3 < Axis.around([3.0, 3.0]).high
     assert Axis.around([]).low < Axis.around([]).high
+
+
+def test_the_gap_that_groups_were_read_off_is_said():
+    result = ff.fit(planted(m=6), ff.FPFC(lam=0.4), rounds=60)
+    (sentence,) = [line for line in supporting(result, {}) if "||theta||" in line]
+    below, above = result.kept["gap"]
+    assert f"at most {below:.2g} within groups and at least {above:.2g} between them" in sentence
+    assert not [s for s in supporting(ff.fit(planted(m=6), ff.FPFC(lam=0.4, nu=0.1), rounds=60), {}) if "theta" in s]

@@ -162,10 +162,9 @@ def gap_sentence(below: float, above: float) -> list[str]:
     """Say where the lengths of theta told groups apart; nothing if nu was given, or all are fused."""
     if not below < above < np.inf:
         return []
-    within, between, ratio = f"{below:.2g}", f"{above:.2g}", f"{above / below:.3g}" if below else "many"
-    return [
-        f"Links of theta are at most {within} long within groups and at least {between} between them ({ratio} times)."
-    ]
+    within, between = f"at most {below:.2g} within groups", f"at least {above:.2g} between them"
+    times = f", {above / below:.2g} times as much" if below else ""
+    return [f"A gap tells groups apart: ||theta|| is {within} and {between}{times}."]
 
 
 def warnings(result: Result, names_width: int = 0) -> list[str]:

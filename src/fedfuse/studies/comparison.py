@@ -343,6 +343,8 @@ def _verdict(found: Comparison) -> str:
         scores += f" {'averaged over' if found.same_devices else 'of all'} {found.repeats}s"
     how = f"by Wilcoxon's signed-rank test on {scores} (two-sided, Holm-corrected, level {SIGNIFICANCE_LEVEL:g})"
     best = ", ".join(str(method) for method in table.index[table["best"]])
+    if table["best"].all():
+        return f"all have the same score ({best})"
     if not _not_different(table).any():
         return f"all others differ significantly from the best ({best}), {how}"
     return f"{NOT_DIFFERENT} not significantly different from the best ({best}), {how}"
