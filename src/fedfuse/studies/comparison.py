@@ -344,7 +344,7 @@ def _verdict(found: Comparison) -> str:
     how = f"by Wilcoxon's signed-rank test on {scores} (two-sided, Holm-corrected, level {SIGNIFICANCE_LEVEL:g})"
     best = ", ".join(str(method) for method in table.index[table["best"]])
     if table["best"].all():
-        return f"all have the same score ({best})"
+        return f"all have the same {scores} ({best})"
     if not _not_different(table).any():
         return f"all others differ significantly from the best ({best}), {how}"
     return f"{NOT_DIFFERENT} not significantly different from the best ({best}), {how}"
