@@ -11,7 +11,7 @@ ridges are tuned like those of any group. A grouping is wrong if its ARI is belo
 `Result.uncertain`. Where rows are too few to tell groups apart, no method can be right, and one model for all may beat
 the oracle: a wrong grouping counts as costly only with a regret above 1.
 Commands: python benchmarks/regrets.py run DIR [--seeds 30-99] [--methods a,b] [--families random,tables] [--images]
-          python benchmarks/regrets.py table DIR [--into benchmarks/README.md]
+          python benchmarks/regrets.py table DIR [--into benchmarks/README.md docs/algorithm.md]
 Runs are rows of DIR/runs.csv. Those that are there are not run again: delete a method's rows when it has changed. Seeds
 0 to 29 of the random federations are for looking at, 30 to 99 for the table. How long: see benchmarks/README.md.
 """
@@ -207,8 +207,8 @@ def line(part: str, method: str, runs: pd.DataFrame) -> str:
         cells += [f"{n} ({n / len(ari):.0%})" if n else "0" for n in counts]
     else:
         cells += [""] * 6
-    sent = f"{runs['models_sent'].mean():.0f}" if method in METHODS else ""
-    return f"| {' | '.join([*cells, sent, f'{runs.seconds.median():.1f}'])} |"
+    cells += [f"{runs['models_sent'].mean():.0f}", f"{runs['seconds'].median():.1f}"] if method in METHODS else ["", ""]
+    return f"| {' | '.join(cells)} |"
 
 
 def table(directory: Path) -> str:
