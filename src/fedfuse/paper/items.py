@@ -37,7 +37,10 @@ VARIANTS = {
 SYNTHETIC_VARIANTS = VARIANTS | {
     "LG, own last models, 200 rounds": Variant("lg-fedavg", {"evaluate": "local"}, rounds=200),
 }
-S1_VARIANTS = SYNTHETIC_VARIANTS | {"LOCAL, all rounds": Variant("local", rounds=2000)}
+S1_VARIANTS = SYNTHETIC_VARIANTS | {
+    "IFCA, best of 10 starts": Variant("ifca", {"restarts": 10}),
+    "LOCAL, all rounds": Variant("local", rounds=2000),
+}
 HOUSING_VARIANTS = VARIANTS | {
     "FPFC, lambda of the table, the authors' nu": Variant("fpfc", {"nu": 3.0}),
     "FPFC, lambda on validation (separate), the authors' nu": Variant("fpfc", {"lam": "separate", "nu": 3.0}),
