@@ -52,8 +52,9 @@ UNPUBLISHED = (
 )
 WEIGHTS = (
     "The originals of LG, CFL and Per-FedAvg take means without weights (weights=equal), IFCA's own synthetic "
-    "experiments keep the best of ten starts (restarts=10). In Table 1 LOCAL takes as many steps as the others do on "
-    "average. None of this explains the printed rows of LG, Per-FedAvg and IFCA on housing and body fat."
+    "experiments keep the best of ten starts (restarts=10; its floats here are those of the last training). In Table 1 "
+    "LOCAL takes as many steps as the others do on average. None of this explains the printed rows of LG, Per-FedAvg "
+    "and IFCA on housing and body fat."
 )
 TABLES = (
     "There is no published code for housing and body fat: columns are standardised by training rows and the "
