@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedfuse.core.dendrogram import Tree
 from fedfuse.core.partitions import group_means
-from fedfuse.grouping.selection import heterogeneity_bound
+from fedfuse.grouping.selection import certain_splits, heterogeneity_bound, split_in_two
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5])
@@ -28,3 +29,16 @@ def test_the_bound_on_heterogeneity_covers_what_devices_differ_by(spread):
 def test_devices_alone_in_their_group_have_nothing_to_differ_from():
     halves = np.random.default_rng(0).normal(size=(2, 5, 3))
     assert heterogeneity_bound(halves, np.arange(5), np.ones(5, np.int64)) == 0
+
+
+def test_a_split_of_pure_noise_by_one_half_is_not_certain():
+    """The halves of devices that do not differ; a split by both at once mostly would be."""
+    rng, m, certain = np.random.default_rng(0), 60, np.zeros(2, int)
+    for _ in range(10):
+        halves = rng.normal(size=(2, m, 100))
+        for k, estimates in enumerate((halves[0], halves.mean(axis=0))):
+            labels = split_in_two(np.zeros(m, np.int64), [0], estimates)
+            tree = Tree.of(group_means(estimates, labels, np.ones(m)))
+            certain[k] += certain_splits(tree, labels, halves, np.ones(m, np.int64))[-1]
+    assert certain[0] <= 1
+    assert certain[1] >= 6

@@ -27,6 +27,7 @@ import numpy as np
 
 from fedfuse.core.dendrogram import Tree
 from fedfuse.core.partitions import adjusted_rand, canonical, linkage_heights, widest_gap
+from fedfuse.errors import FedfuseError
 from fedfuse.grouping.fusion_tree import (
     COMMON_RIDGE,
     RIDGES,
@@ -51,6 +52,8 @@ from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import EvaluateModels, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
+# Devices at the most: the lengths of theta of all pairs are kept.
+MAX_DEVICES = 5000
 # Passes over all devices at the most.
 MAX_PASSES = 16
 # Ratio of two neighbouring links from which on lambda waits between them, for so many passes.
@@ -287,6 +290,11 @@ class FusionPath(StepMethod[FusionPathState]):
         return state.path.describe(super().outcome(state))
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> FusionPathState:
+        if info.m > MAX_DEVICES:
+            raise FedfuseError(
+                f"the fusion path compares all pairs of {info.m:,} devices at once, and is for {MAX_DEVICES:,} at the "
+                "most: give a lambda, or use the method fusion-tree"
+            )
         if not sends_statistics(info):
             require_validation(info)
         return FusionPathState(info, np.arange(info.m), previous, inner=self.inner)

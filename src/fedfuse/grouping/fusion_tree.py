@@ -337,7 +337,9 @@ class CheckGradients(Step[FusionTreeState]):
         if not groups or state.splits >= MAX_SPLITS or self._split_before(state):
             return begin_final_fit(state)
         state.splits, state.checks = state.splits + 1, 0
-        return state.regroup(selection.split_in_two(state.labels, groups, state.estimates[COMMON_RIDGE]))
+        # By one half of the rows: a split by all of them is a split by the noise of both, and the two halves, which
+        # then say whether it is certain, would agree on it.
+        return state.regroup(selection.split_in_two(state.labels, groups, state.halves[0]))
 
     def _split_before(self, state: FusionTreeState) -> bool:
         """Whether these groups were split before, to no avail."""
