@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse
 
 import fedfuse as ff
-from fedfuse.data.tables import read_table
+from fedfuse.data.readers import read_table
 from fedfuse.report.charts import Axis
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.utils.files import read_arrays, write_arrays

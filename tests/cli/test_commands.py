@@ -446,7 +446,6 @@ BAD_TABLES = {
         HEAD + rows(n=60, x=lambda i: "?" if i == 5 else f"{i}.125"),
         "column 'x' looks like numbers but holds text such as '?'",
     ),
-    "semicolons": ((HEAD + rows()).replace(",", ";"), "are not separated by commas"),
     "identifiers as classes": (HEAD + rows(y=lambda i: f"k{i}"), "two such classes are needed"),
 }
 
@@ -455,11 +454,6 @@ BAD_TABLES = {
 def test_bad_tables(refused, here, case):
     text, words = BAD_TABLES[case]
     assert words in refused("run", csv(text), *TABLE, "y")
-
-
-def test_a_table_in_another_encoding(refused, here):
-    (here / "t.csv").write_bytes((HEAD + rows(site=["Zürich", "Genf"])).encode("latin-1"))
-    assert "t.csv' is not UTF-8 text: save it as CSV UTF-8" in refused("run", "t.csv", *TABLE, "y")
 
 
 def test_few_rows_are_enough_without_a_test(fedfuse, refused, here):

@@ -117,6 +117,6 @@ def test_a_table_needs_its_columns_named(visits):
 
 
 def test_an_existing_file_of_another_kind(tmp_path):
-    (tmp_path / "visits.xlsx").write_text("x")
-    with pytest.raises(FedfuseError, match=r"must end in \.csv, \.csv\.gz, \.parquet"):
-        load(str(tmp_path / "visits.xlsx"))
+    (tmp_path / "visits.ods").write_text("x")
+    with pytest.raises(FedfuseError, match=r"must end in \.csv, \.csv\.gz, \.tsv, \.xlsx, \.parquet"):
+        load(str(tmp_path / "visits.ods"))

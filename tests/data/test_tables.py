@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
-import sys
 
 import numpy as np
 import pandas as pd
@@ -13,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedfuse.data import Federation, federation_from_frame, read_table
+from fedfuse.data import Federation, federation_from_frame
 from fedfuse.errors import FedfuseError
 from support.tables import N, build, frame_with, rich_frame
 
@@ -193,53 +191,3 @@ def test_more_bad_tables():
         build(frame_with()[:0])
     with pytest.raises(FedfuseError, match="two columns are called 'x'"):
         build(pd.concat([frame_with(), frame_with()[["x"]]], axis=1))
-
-
-# ------------------------------------------------------------------ files
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    def refused(name, content, words):
-        path = tmp_path / name
-        path.write_bytes(content)
-        with pytest.raises(FedfuseError, match=words) as caught:
-            read_table(path)
-        assert "\n" not in str(caught.value)
-
-    refused("empty.csv", b"", "is empty")
-    refused("blank.csv", b"\n\n", "is empty")
-    refused("header.csv", b"a,b\n", "holds no rows")
-    refused("ragged.csv", b"a,b\n1,2\n1,2,3\n", "cannot read .*ragged.csv")
-    refused("latin.csv", "a,b\nü,1\n".encode("latin-1"), "latin.csv' is not UTF-8 text: save it as CSV UTF-8")
-    refused("plain.csv.gz", b"a,b\n1,2\n", "cannot read .*plain.csv.gz")
-    refused("cut.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 9999)[:-20], "cannot read .*cut.csv.gz")
-    refused("semicolons.csv", b"a;b\n1;2\n", "not separated by commas")
-    refused("table.txt", b"a,b\n1,2\n", r"must end in \.csv")
-    with pytest.raises(FedfuseError, match="there is no file"):
-        read_table(tmp_path / "nowhere.csv")
-    (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(FedfuseError, match="is a directory; give a file"):
-        read_table(tmp_path / "folder.csv")
-
-
-def test_a_parquet_file_that_is_none(tmp_path):
-    pytest.importorskip("pyarrow")
-    (tmp_path / "t.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(FedfuseError, match=r"cannot read .*t\.parquet"):
-        read_table(tmp_path / "t.parquet")
-
-
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
-    (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(FedfuseError, match=r'pip install "fedfuse\[parquet\]"'):
-        read_table(tmp_path / "t.parquet")
-
-
-def test_what_spreadsheets_and_pandas_add_is_taken_off(tmp_path, caplog):
-    (tmp_path / "excel.csv").write_bytes("\ufeffsite,x\na,1\n".encode())
-    assert list(read_table(tmp_path / "excel.csv").columns) == ["site", "x"]
-    frame_with().to_csv(tmp_path / "index.csv")
-    with caplog.at_level(logging.WARNING, "fedfuse"):
-        assert list(read_table(tmp_path / "index.csv").columns) == ["site", "x", "y"]
-    assert "numbers the rows: dropped" in caplog.text

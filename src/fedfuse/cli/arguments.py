@@ -41,7 +41,7 @@ def place(text: str) -> Path:
     return Path(text)
 
 
-_DATASET = "A name from 'fedfuse data list', synthetic:5,5,5,5 for group sizes, or a .csv or .parquet file."
+_DATASET = "A name from 'fedfuse data list', synthetic:5,5,5,5 for group sizes, or a .csv, .xlsx or .parquet file."
 Dataset = Annotated[str, Arg(help=_DATASET)]
 Json = Annotated[bool, Opt("--json", help="Print the summary as one JSON object, and nothing else.")]
 DataDir = Annotated[Path | None, Opt(help="Directory of the data files (default: $FEDFUSE_DATA).")]

@@ -55,11 +55,11 @@ def watch(
 
 def predict(
     directory: Annotated[Path, Arg(help="The directory of a finished run on a table.")],
-    table: Annotated[Path, Arg(help="A .csv or .parquet file with the same columns; the target may be missing.")],
+    table: Annotated[Path, Arg(help="A table file with the same columns; the target may be missing.")],
     out: Annotated[Path | None, Opt(help="A .csv file for the predictions (default: standard output).")] = None,
 ) -> None:
     """Predict each row by its device's model; rows of unknown devices stay empty and are reported."""
-    from fedfuse.data.tables import read_table
+    from fedfuse.data.readers import read_table
     from fedfuse.results.result import Result
 
     _check_csv(out)
@@ -79,7 +79,7 @@ def predict(
 
 def join(
     directory: Finished,
-    newcomers: Annotated[str, Arg(help="A .csv or .parquet file like that of the run, or a data set with a name.")],
+    newcomers: Annotated[str, Arg(help="A table file like that of the run, or a data set with a name.")],
     out: Annotated[Path | None, Opt(help="A .csv file for predictions of rows without a target.")] = None,
     seed: Annotated[int | None, Opt(help="Seed of a data set with a name (default: that of the run).")] = None,
     features: args.Features = "uniform",
@@ -87,14 +87,14 @@ def join(
     json_: args.Json = False,
 ) -> None:
     """Admit devices that the run does not know: their group, how sure that is, and predictions."""
-    from fedfuse.data.tables import read_table
+    from fedfuse.data.readers import is_table, read_table
     from fedfuse.results.result import Result
     from fedfuse.training.newcomers import admit, from_table, note
 
     _check_csv(out)
     result = Result.load(directory)
     path, arrived = Path(newcomers).expanduser(), None
-    if path.suffix.lower() in (".csv", ".parquet"):
+    if is_table(path):
         arrived = from_table(result, read_table(path), seed=result.seed)
         federation = arrived.federation
         if federation is None:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from fedfuse.data.download import data_directory
     from fedfuse.data.encoders import Encoder
     from fedfuse.data.housing import housing_bodyfat
-    from fedfuse.data.tables import federation_from_frame, read_table
+    from fedfuse.data.readers import read_table
+    from fedfuse.data.tables import federation_from_frame
 
 __all__ = [
     "Encoder", "Federation", "Goal", "Rows", "Source", "SyntheticTruth", "available", "data_directory",
@@ -31,6 +32,7 @@ __getattr__ = lazy_names(
         "download": "data_directory",
         "encoders": "Encoder",
         "housing": "housing_bodyfat",
-        "tables": "federation_from_frame read_table",
+        "readers": "read_table",
+        "tables": "federation_from_frame",
     },
 )

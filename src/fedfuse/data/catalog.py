@@ -10,8 +10,9 @@ from fedfuse.data.download import directory_with, files_of, missing_files
 from fedfuse.data.federation import Federation, Goal
 from fedfuse.data.housing import housing_bodyfat
 from fedfuse.data.images import digits, mnist
+from fedfuse.data.readers import SUFFIXES, is_table, read_table
 from fedfuse.data.synthetic import GROUP_SIZES, FeatureDistribution, synthetic
-from fedfuse.data.tables import SUFFIXES, federation_from_frame, read_table
+from fedfuse.data.tables import federation_from_frame
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.utils.files import NUMBER, check_fields
 
@@ -72,7 +73,7 @@ def load(
     ----------
     dataset
         ``synthetic:S1`` … ``synthetic:S5``, ``housing-bodyfat``, ``mnist``, ``fashion-mnist``, ``digits`` (these
-        three also as ``mnist:rotated`` …), or the path of a .csv, .csv.gz or .parquet file.
+        three also as ``mnist:rotated`` …), or the path of a file that `read_table` reads.
     features
         For synthetic data: ``"uniform"`` or ``"normal"``.
     device, target
@@ -130,7 +131,7 @@ def absolute(dataset: str) -> str:
 
 def _is_file(dataset: str) -> bool:
     # An existing file with another ending is refused by read_table, which says what it can read.
-    return dataset.lower().endswith(SUFFIXES) or Path(dataset).expanduser().is_file()
+    return is_table(dataset) or Path(dataset).expanduser().is_file()
 
 
 def check_name(dataset: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfuse.data.checks import check_splits
 from fedfuse.data.federation import Federation, cut_points
-from fedfuse.data.tables import read_table
+from fedfuse.data.readers import read_table
 from fedfuse.errors import FedfuseError
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats

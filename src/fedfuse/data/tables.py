@@ -1,10 +1,8 @@
-"""Tables: .csv and .parquet files, and federations from a table with a device column and a target column."""
+"""Tables: federations from a data frame with a device column and a target column."""
 
 from __future__ import annotations
 
 import logging
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,64 +18,8 @@ from fedfuse.utils.typing import Ints
 
 log = logging.getLogger(__name__)
 
-SUFFIXES = (".csv", ".csv.gz", ".parquet")
 # A class in fewer rows than this can be neither learned nor tested.
 MIN_CLASS_ROWS = 5
-_ENCODING = "utf-8-sig"  # Excel writes a byte order mark at the beginning.
-
-
-def read_table(path: str | Path) -> pd.DataFrame:
-    """Read a .csv, .csv.gz or .parquet file; raise a `FedfuseError` that says what is wrong with it."""
-    path = Path(path).expanduser()
-    if not path.name.lower().endswith(SUFFIXES):
-        raise FedfuseError(f"cannot read {str(path)!r}: the name must end in {', '.join(SUFFIXES)}")
-    if path.is_dir():
-        raise FedfuseError(f"{str(path)!r} is a directory; give a file that ends in {', '.join(SUFFIXES)}")
-    if not path.is_file():
-        raise FedfuseError(f"there is no file {str(path)!r}; check the path")
-    frame = _read(path)
-    if not len(frame) or not len(frame.columns):
-        raise FedfuseError(f"the file {str(path)!r} holds no rows")
-    return frame
-
-
-def _read(path: Path) -> pd.DataFrame:
-    try:
-        if path.name.lower().endswith(".parquet"):
-            return pd.read_parquet(path, engine="pyarrow")
-        # One type per column over the whole file, not per chunk.
-        frame = pd.read_csv(path, low_memory=False, encoding=_ENCODING)
-        _refuse_repeated_names(path, frame)
-    except FedfuseError:
-        raise
-    except ImportError:
-        message = f'reading {str(path)!r} needs pyarrow: pip install "fedfuse[parquet]", or use a .csv file'
-        raise FedfuseError(message) from None
-    except UnicodeDecodeError:
-        advice = "save it as CSV UTF-8 (in a spreadsheet, by Save As), or convert it with iconv"
-        raise FedfuseError(f"the file {str(path)!r} is not UTF-8 text: {advice}") from None
-    except pd.errors.EmptyDataError:
-        raise FedfuseError(f"the file {str(path)!r} is empty") from None
-    except Exception as problem:  # Readers raise many kinds of errors on damaged files.
-        reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-        raise FedfuseError(f"cannot read {str(path)!r}: {reason}") from None
-    if len(frame.columns) == 1 and any(mark in str(frame.columns[0]) for mark in ";\t"):
-        raise FedfuseError(f"the columns of {str(path)!r} are not separated by commas; save it with commas")
-    # DataFrame.to_csv writes row numbers as a first column without a name.
-    if frame.columns[0] == "Unnamed: 0" and np.array_equal(frame.iloc[:, 0], np.arange(len(frame))):
-        log.warning("the first column has no name and numbers the rows: dropped")
-        frame = frame.iloc[:, 1:]
-    return frame
-
-
-def _refuse_repeated_names(path: Path, frame: pd.DataFrame) -> None:
-    # pandas renames a second column "a" to "a.1"; a second target would become a feature.
-    if not any(re.fullmatch(r".+\.\d+", str(name)) for name in frame.columns):
-        return
-    header = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, encoding=_ENCODING).iloc[0]
-    twice = header[header.duplicated() & (header != "")]
-    if len(twice):
-        raise FedfuseError(f"two columns of {str(path)!r} are called {twice.iloc[0]!r}: rename or remove one")
 
 
 def federation_from_frame(
@@ -176,6 +118,10 @@ def _targets(table: Table, target: str, goal: Goal | None) -> tuple[Table, Goal,
     _refuse_text_among_numbers(table, target, goal)
     raw = _raw_target(table, target)
     found, y, classes = encode_target(raw, goal, where)
+    # Two values are hardly ever measured; grades, counts and years with few values may be meant as numbers.
+    if goal is None and raw.dtype.kind == "f" and len(classes) > 2:
+        words = "%s has %d different whole numbers: taken as classes; --task regression (goal='regression') as numbers"
+        log.warning(words, where, len(classes))
     frequent = np.bincount(y) >= MIN_CLASS_ROWS if found == "classification" else np.ones(1, np.bool_)
     if frequent.all():
         return table, found, y, classes
