@@ -146,14 +146,11 @@ def _with_decimal_points(frame: pd.DataFrame) -> pd.DataFrame:
         text[numbers] = text[numbers].str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
         frame[name] = pd.to_numeric(text) if numbers.sum() == text.notna().sum() else text
         found.append(name)
-    points = [name for name in frame.columns.difference(found) if _has_fractions(frame[name])]
-    if found and points:
+    others = frame.drop(columns=found).select_dtypes("float")
+    points = others.columns[(others % 1 > 0).any()]
+    if found and len(points):
         log.warning("decimal commas in column %r, but points in %r: both are taken as decimals", found[0], points[0])
     return frame
-
-
-def _has_fractions(column: pd.Series[Any]) -> bool:
-    return pd.api.types.is_float_dtype(column) and bool((column.dropna() % 1).any())
 
 
 def _refuse_repeated_names(path: Path, frame: pd.DataFrame, read_header: Any) -> None:
