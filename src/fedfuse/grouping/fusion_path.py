@@ -106,7 +106,7 @@ class Path:
         gap = widest_gap(linkage_heights(norms[np.ix_(who, who)]), FUSED_RATIO * self.lam, self.reach * self.lam)
         self._add(pairs.labels(gap.nu), gap)
 
-    def raise_lambda(self, who: Ints, max_passes: int = MAX_PASSES) -> bool:
+    def raise_lambda(self, who: Ints, max_passes: int = MAX_PASSES, wait_passes: int = WAIT_PASSES) -> bool:
         """Set the lambda of the next pass; False when all devices are within reach, or passes are over.
 
         The last grouping is then that of all devices together.
@@ -120,7 +120,7 @@ class Path:
         links, goal = np.concatenate([covered[-1:], left]), left[(left.size - 1) // 2]
         below = len(heights) - len(links) + 1 + np.arange(len(links) - 1)  # Links below each gap.
         wide = (links[1:] >= MIN_WAIT_RATIO * links[:-1]) & (links[:-1] < goal) & (below >= MIN_FUSED_RATIO * len(who))
-        if wide.any() and self.waited < WAIT_PASSES:
+        if wide.any() and self.waited < wait_passes:
             self.waited, reach = self.waited + 1, WAIT_REACH_RATIO * links[int(np.argmax(wide)) + 1]
         else:
             self.waited, reach = 0, (1 + 1e-6) * goal

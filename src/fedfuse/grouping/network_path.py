@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedfuse.core.dendrogram import Tree
-from fedfuse.grouping.fusion_path import WAIT_PASSES, Path, at_lambda
+from fedfuse.grouping.fusion_path import Path, at_lambda
 from fedfuse.grouping.network_tree import (
     CheckNetworks,
     CutNetworkTree,
@@ -38,8 +38,8 @@ from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
-# Passes over all devices at the most.
-MAX_NETWORK_PASSES = 8
+# Passes over all devices at the most, and those at a gap: networks take a few steps where convex models are solved.
+MAX_NETWORK_PASSES, NETWORK_WAIT_PASSES = 8, 5
 
 
 @dataclass
@@ -59,8 +59,8 @@ class NetworkPathState(NetworkTreeState):
 
     def go_on(self) -> bool:
         """Set the lambda of the next pass; False where the path is over."""
-        parted = self.path.waited == WAIT_PASSES
-        return not parted and self.path.raise_lambda(self.trusted, MAX_NETWORK_PASSES)
+        parted = self.path.waited == NETWORK_WAIT_PASSES
+        return not parted and self.path.raise_lambda(self.trusted, MAX_NETWORK_PASSES, NETWORK_WAIT_PASSES)
 
     def cut_path_tree(self) -> str:
         """Cut the tree of the path, with what devices have made of their networks on it."""
