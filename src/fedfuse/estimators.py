@@ -1,4 +1,4 @@
-"""Estimators with scikit-learn's contract: all rows in one table, and ``groups`` for the device of each row."""
+"""Estimators with scikit-learn's contract: all rows in one table; ``groups`` or a column has the device of each row."""
 
 from __future__ import annotations
 
@@ -15,66 +15,112 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils import check_random_state
+from sklearn.utils import Tags, check_array, check_random_state, check_X_y
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedfuse.data.encoders import unscaled_encoder
 from fedfuse.data.federation import Federation, Goal, default_features, shuffled_rows
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods.fpfc import FPFC, Lambda
 from fedfuse.methods.method import Method
 from fedfuse.protocol.local_work import Work
 from fedfuse.results.result import Result
 from fedfuse.training.fit import fit as train
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Bools, Floats, Ints
 
 
 class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base of all estimators: devices from ``groups``, training, and predictions by the model of a device's group."""
+    """Base of all estimators: each row's device, training, and predictions by the model of a device's group."""
 
     def __init__(
         self,
         method: Method[Any] | str | None = None,
         *,
+        device: str | int | None = None,
         rounds: int = 500,
         tol: float = 1e-4,
         participation: float = 1.0,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         self.method = method
+        self.device = device
         self.rounds = rounds
         self.tol = tol
         self.participation = participation
         self.random_state = random_state
 
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags._skip_test = True  # the common checks fit without groups, which is refused
+        return tags
+
+    def known_rows(self, X: Any, groups: Any = None) -> Bools:
+        """Tell which rows are of devices that `fit` has seen; the others are predicted by the fallback model."""
+        check_is_fitted(self, "coef_")
+        X, groups = self._features(X, groups)
+        return self._row_labels(groups, len(X)) < self.n_clusters_
+
+    def _features(self, X: Any, groups: Any, *, reset: bool = False) -> tuple[Floats, Any]:
+        """Return each row's features, those of a data frame encoded, and its device (None: nothing tells it)."""
+        frame = isinstance(X, pd.DataFrame)
+        checks = {"skip_check_array": True} if frame else {"dtype": None, "ensure_all_finite": False}
+        X = validate_data(self, X, reset=reset, **checks)
+        names = getattr(self, "feature_names_in_", None)
+        places = [] if self.device is None else [_place(self.device, names, self.n_features_in_)]
+        for place in places:
+            if groups is not None:
+                raise FedfuseError(f"device={self.device!r} is a column of X already: leave groups= out")
+            groups = X.iloc[:, place] if frame else X[:, place]
+        if reset:
+            self.encoder_ = unscaled_encoder(X, names[places]) if frame and names is not None else None
+        if self.encoder_ is not None:
+            return self.encoder_.transform(X if frame else pd.DataFrame(X, columns=names)), groups
+        features = np.delete(np.asarray(X), places, axis=1)
+        return check_array(features, dtype=np.float64, estimator=self, input_name="X"), groups
+
+    def _training_rows(self, X: Any, y: Any, groups: Any, **checks: Any) -> tuple[Floats, npt.NDArray[Any], Any]:
+        """Return features, target and device of each row."""
+        X, groups = self._features(X, groups, reset=True)
+        X, y = check_X_y(X, y, dtype=np.float64, estimator=self, **checks)
+        if groups is None:
+            raise FedfuseError(
+                "each row's device is needed: give groups= to fit, or name a column of X by device=; "
+                "what cross_val_score and GridSearchCV get as groups= goes to the splitter, unless it is routed"
+            )
+        return X, y, groups
+
     def _fit(self, X: Floats, y: npt.NDArray[Any], groups: Any, goal: Goal, classes: Sequence[Any] = ()) -> Floats:
-        """Train on rows and class numbers or values; return each group's table of coefficients.
+        """Train on rows and class numbers or values; return each group's table of coefficients, the fallback's last.
 
         A table is outputs x (features + 1), the intercept last, in the units of X and of this y.
         """
-        distinct, codes = _distinct(np.zeros(len(X), np.int64) if groups is None else groups, len(X))
+        distinct, codes = _distinct(groups, len(X), self._word)
         self.groups_ = distinct.to_numpy()
         scaler = StandardScaler().fit(X)
         counts = np.bincount(codes)
         seed = self._seed()  # once: a RandomState gives another one each time
         order = np.argsort(codes, kind="stable")[shuffled_rows(counts, seed)]
-        self.result_ = self._train(
-            Federation(
-                names=_names(self.groups_),
-                X=scaler.transform(X[order]),
-                y=y[order],
-                cuts=_cuts(counts),
-                goal=goal,
-                classes=tuple(classes),
-                features=tuple(getattr(self, "feature_names_in_", default_features(X.shape[1]))),
-            ),
-            seed,
+        federation = Federation(
+            names=_names(self.groups_),
+            X=scaler.transform(X[order]),
+            y=y[order],
+            cuts=_cuts(counts),
+            goal=goal,
+            classes=tuple(classes),
+            features=default_features(X.shape[1]) if self.encoder_ is None else self.encoder_.features,
         )
+        self.result_ = self._train(federation, seed)
         self.labels_ = self.result_.labels
         self.n_clusters_ = self.result_.n_clusters
         self.n_iter_ = self.result_.rounds
-        tables = [self.result_.model.coefficients(w) for w in self.result_.cluster_models]
-        return _unscaled(np.stack(tables), scaler)
+        models = [*self.result_.cluster_models, _fallback(self.result_, federation)]
+        return _unscaled(np.stack([self.result_.model.coefficients(w) for w in models]), scaler)
+
+    @property
+    def _word(self) -> str:
+        """What holds the devices, in messages."""
+        return "groups" if self.device is None else f"device column {self.device!r}"
 
     def _seed(self) -> int:
         """Return a seed: the number given, or one drawn as scikit-learn draws, from a RandomState or NumPy's own."""
@@ -101,31 +147,61 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
     def _outputs(self, X: Any, groups: Any) -> Floats:
         """Return the linear outputs of each row by the model of its device's group (n x outputs)."""
         check_is_fitted(self, "coef_")
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X, groups = self._features(X, groups)
         labels = self._row_labels(groups, len(X))
-        coef = self.coef_.reshape(self.n_clusters_, -1, self.n_features_in_)
-        intercept = self.intercept_.reshape(self.n_clusters_, -1)
+        if (labels == self.n_clusters_).any():
+            unseen = pd.unique(pd.Index(groups, tupleize_cols=False)[labels == self.n_clusters_])
+            advice = "known_rows says which rows these are"
+            message = f"devices that fit has not seen are predicted by the fallback model: {_some(unseen)}; {advice}"
+            warnings.warn(message, UserWarning, stacklevel=3)
+        coef = np.concatenate([self.coef_, self.fallback_coef_[None]]).reshape(self.n_clusters_ + 1, -1, X.shape[1])
+        intercept = np.append(self.intercept_, self.fallback_intercept_).reshape(self.n_clusters_ + 1, -1)
         outputs = np.empty((len(X), coef.shape[1]))
         for c in np.unique(labels):
             rows = labels == c
             outputs[rows] = X[rows] @ coef[c].T + intercept[c]
         return outputs
 
+    def _keep(self, tables: Floats) -> None:
+        """Keep coefficients and intercepts, of the groups and of the fallback (last)."""
+        self.coef_, self.intercept_ = tables[:-1, ..., :-1], tables[:-1, ..., -1]
+        self.fallback_coef_, self.fallback_intercept_ = tables[-1, ..., :-1], tables[-1, ..., -1]
+
     def _row_labels(self, groups: Any, n: int) -> Ints:
-        """Return the group of each row's device."""
+        """Return the group of each row's device; ``n_clusters_`` where the device was not seen."""
         if groups is None:
             if self.n_clusters_ > 1:
                 raise FedfuseError(
                     f"there are {self.n_clusters_} groups of devices, so each row's device is needed: pass groups="
                 )
             return np.zeros(n, np.int64)
-        given, codes = _distinct(groups, n)
+        given, codes = _distinct(groups, n, self._word)
         devices = pd.Index(self.groups_, tupleize_cols=False).get_indexer(given)
-        if (devices < 0).any():
-            raise FedfuseError(
-                f"no model for groups that fit has not seen: {_some(given[devices < 0])}; known: {_some(self.groups_)}"
-            )
-        return np.asarray(self.labels_[devices[codes]])
+        # An unseen device has place -1, the last one.
+        return np.asarray(np.append(self.labels_, self.n_clusters_)[devices[codes]])
+
+
+def _place(device: str | int, names: npt.NDArray[Any] | None, n: int) -> int:
+    """Return the position of the device column among n columns."""
+    if isinstance(device, Integral):
+        if -n <= device < n:
+            return int(device) % n
+        raise FedfuseError(f"device={device} is no column of X, which has {n}: give a number from 0 to {n - 1}")
+    if names is None:
+        raise FedfuseError(f"X has no column names, but device={device!r}: give a DataFrame, or a column's position")
+    if device not in names:
+        known = _some(names)
+        raise FedfuseError(f"X has no column {device!r}; {guess(str(device), names)}its columns are {known}")
+    return int(np.flatnonzero(names == device)[0])
+
+
+def _fallback(result: Result, federation: Federation) -> Floats:
+    """Return the devices' mean model or the largest group's, whichever has the lower mean loss over devices."""
+    largest = result.cluster_models[np.bincount(result.labels).argmax()]
+    models = np.stack([result.models.mean(axis=0), largest])
+    losses = result.model.row_losses(models, federation.X, federation.y)
+    of_devices = np.add.reduceat(losses, federation.cuts[:, 0], axis=1) / federation.rows("train+validation").counts
+    return np.asarray(models[of_devices.mean(axis=1).argmin()])
 
 
 def _cuts(counts: Ints) -> Ints:
@@ -137,14 +213,20 @@ def _cuts(counts: Ints) -> Ints:
 class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[misc]
     """Softmax regression per group of devices, the groups found by the default method.
 
-    Rows with the same value in ``groups`` are one device: a hospital, a store, a sensor. Devices whose models
-    agree are joined to a group, which has one model. Features are standardised inside.
+    Rows with the same value in ``groups``, or in the column ``device`` of X, are one device: a hospital, a store, a
+    sensor. Devices whose models agree are joined to a group, which has one model. Features are standardised inside.
+    In a DataFrame with column names, categories are one-hot encoded, dates become days, and missing numbers the median
+    with a 0/1 feature that says where. Devices that `fit` has not seen are predicted, with a warning, by one fallback
+    model.
 
     Parameters
     ----------
     method
         What finds the groups: a method such as ``FusionTree()`` or ``FPFC(lam=0.6)``, or a name as on the command
         line; the fusion tree by default.
+    device
+        The column of X with each row's device: a name, or a position. With it `fit` and `predict` need no ``groups``,
+        and every scorer, splitter and inspection tool of scikit-learn works as it is.
     rounds, tol
         At most so many rounds, and the residual at which to stop before.
     participation
@@ -157,7 +239,7 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
     Attributes
     ----------
     groups_ : ndarray of shape (n_devices,)
-        The distinct values of ``groups``, one per device, sorted.
+        The distinct devices, sorted.
     labels_ : ndarray of shape (n_devices,)
         The group that each device was put in.
     n_clusters_ : int
@@ -169,10 +251,15 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
         one output per class, or for two classes one in all, which speaks for ``classes_[1]``.
     intercept_ : ndarray of shape (n_clusters, n_outputs)
         Each group's intercepts.
+    fallback_coef_, fallback_intercept_ : ndarrays of shape (n_outputs, n_features) and (n_outputs,)
+        The model of devices that `fit` has not seen: the mean of the devices' models or that of the largest group,
+        whichever has the lower mean loss over devices.
+    encoder_ : Encoder or None
+        What was learned of a DataFrame's columns; ``encoder_.features`` names the columns of ``coef_``.
     n_features_in_ : int
-        Number of features.
-    feature_names_in_ : ndarray of shape (n_features,)
-        Names of the features, if X had any.
+        Number of columns of X, the device's included.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns of X, if it had any.
     n_iter_ : int
         Number of rounds.
     result_ : Result
@@ -201,9 +288,9 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
         y : array-like of shape (n_rows,)
             Classes.
         groups : array-like of shape (n_rows,), optional
-            The device of each row, as any hashable values. Without it all rows are of one device.
+            The device of each row, as any hashable values; an error without it, unless ``device`` names a column.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y, groups = self._training_rows(X, y, groups)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -212,7 +299,7 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
         tables = self._fit(X, codes, groups, "classification", self.classes_.tolist())
         if len(self.classes_) == 2:
             tables = tables[:, 1:] - tables[:, :1]
-        self.coef_, self.intercept_ = tables[..., :-1], tables[..., -1]
+        self._keep(tables)
         return self
 
     def decision_function(self, X: Any, groups: Any = None) -> Floats:
@@ -244,12 +331,12 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
 class GroupedRegressor(RegressorMixin, _GroupedEstimator):  # type: ignore[misc]
     """Linear regression per group of devices, the groups found by the default method.
 
-    Rows with the same value in ``groups`` are one device: a hospital, a store, a sensor. Devices whose models
-    agree are joined to a group, which has one model. Features and target are standardised inside.
+    Devices whose models agree are joined to a group, which has one model. Features and target are standardised inside.
+    Devices, data frames and unseen devices are as in `GroupedClassifier`.
 
     Parameters
     ----------
-    method, rounds, tol, participation, random_state
+    method, device, rounds, tol, participation, random_state
         See `GroupedClassifier`.
 
     Attributes
@@ -258,7 +345,8 @@ class GroupedRegressor(RegressorMixin, _GroupedEstimator):  # type: ignore[misc]
         Each group's coefficients, in the units of X and y.
     intercept_ : ndarray of shape (n_clusters,)
         Each group's intercept.
-    groups_, labels_, n_clusters_, n_features_in_, feature_names_in_, n_iter_, result_
+    fallback_coef_, fallback_intercept_, encoder_, groups_, labels_, n_clusters_, n_features_in_, feature_names_in_, \
+    n_iter_, result_
         See `GroupedClassifier`; the models of ``result_`` are those of standardised features and target.
 
     Examples
@@ -276,11 +364,12 @@ class GroupedRegressor(RegressorMixin, _GroupedEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> GroupedRegressor:
         """Find the groups and their models; y holds values, X and groups are as in `GroupedClassifier.fit`."""
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y, groups = self._training_rows(X, y, groups, y_numeric=True)
         scaler = StandardScaler().fit(y[:, None])
         tables = self._fit(X, scaler.transform(y[:, None])[:, 0], groups, "regression")
         tables = tables[:, 0] * scaler.scale_[0]
-        self.coef_, self.intercept_ = tables[:, :-1], tables[:, -1] + scaler.mean_[0]
+        tables[:, -1] += scaler.mean_[0]
+        self._keep(tables)
         return self
 
     def predict(self, X: Any, groups: Any = None) -> Floats:
@@ -307,12 +396,14 @@ class _FPFCEstimator(_GroupedEstimator):
         a: float = 3.7,
         xi: float = 1e-4,
         nu: float | None = None,
+        device: str | int | None = None,
         rounds: int = 500,
         tol: float = 1e-4,
         participation: float = 1.0,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
-        super().__init__(rounds=rounds, tol=tol, participation=participation, random_state=random_state)
+        run: dict[str, Any] = {"rounds": rounds, "tol": tol, "participation": participation}
+        super().__init__(device=device, random_state=random_state, **run)
         self.lam = lam
         self.refit = refit
         self.rho = rho
@@ -340,7 +431,7 @@ class FPFCClassifier(_FPFCEstimator, GroupedClassifier):
         Weight of the proximal term, reach of the penalty in units of ``lam``, and its smoothing width: see `FPFC`.
     nu
         Devices whose models were pulled this close are joined; ``None`` derives it from ``lam``.
-    rounds, tol, participation, random_state
+    device, rounds, tol, participation, random_state
         See `GroupedClassifier`.
     """
 
@@ -356,23 +447,23 @@ class FPFCRegressor(_FPFCEstimator, GroupedRegressor):
         ``"warmup"`` and ``"separate"`` choose it on validation rows.
     refit, rho, a, xi, nu
         See `FPFCClassifier`.
-    rounds, tol, participation, random_state
+    device, rounds, tol, participation, random_state
         See `GroupedRegressor`.
     """
 
 
-def _distinct(groups: Any, n: int) -> tuple[pd.Index[Any], Ints]:
+def _distinct(groups: Any, n: int, what: str) -> tuple[pd.Index[Any], Ints]:
     """Return the distinct groups in sorted order, and each row's place among them."""
     try:
         codes, found = pd.factorize(pd.Index(groups, tupleize_cols=False))
     except (TypeError, ValueError) as error:
         raise FedfuseError(
-            f"groups must hold one hashable value per row, got a {type(groups).__name__} ({error})"
+            f"{what} must hold one hashable value per row, got a {type(groups).__name__} ({error})"
         ) from None
     if len(codes) != n:
-        raise FedfuseError(f"X has {n} rows but groups has {len(codes)} values; they must match")
+        raise FedfuseError(f"X has {n} rows but {what} has {len(codes)} values; they must match")
     if (codes < 0).any():
-        raise FedfuseError(f"groups[{codes.argmin()}] is missing: every row must belong to a device")
+        raise FedfuseError(f"{what}[{codes.argmin()}] is missing: every row must belong to a device")
     distinct = pd.Index(_sorted(found), tupleize_cols=False)
     return distinct, distinct.get_indexer(found)[codes].astype(np.int64)
 

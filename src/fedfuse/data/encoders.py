@@ -372,3 +372,18 @@ class Encoder:
             return cls(spec["device"], spec["target"], spec["goal"], tuple(spec["classes"]), columns)
         except (KeyError, TypeError) as problem:
             raise FedfuseError(f"this is not the description of an encoder ({problem!r} is wrong)") from None
+
+
+def unscaled_encoder(frame: pd.DataFrame, left_out: Iterable[str]) -> Encoder:
+    """Learn all columns but those left out, as table files are read; numbers and dates keep their units."""
+    table = Table.of(frame.drop(columns=list(left_out)), "")
+    learned = (_fit_unscaled(table, name) for name in table.frame.columns)
+    return Encoder("", "", "regression", (), tuple(column for column in learned if column is not None))
+
+
+def _fit_unscaled(table: Table, name: str) -> Column | None:
+    kind = table.kind(name)
+    if kind == "level" or table.missing(name).all():
+        return fit_column(table, name, np.arange(len(table)))
+    x = table.values(name, kind)
+    return ScaledColumn(name, kind, 0.0, 1.0, float(np.nanmedian(x)), bool(np.isnan(x).any()))
