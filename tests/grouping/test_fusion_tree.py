@@ -13,7 +13,7 @@ from fedfuse.grouping.refit import Oracle, RescaleColumns
 from fedfuse.protocol.tasks import EvaluateModels, Rescale
 from grouping.test_refit import Silent
 from support.interruption import interrupted_and_resumed
-from support.planted import begun, permuted, planted
+from support.planted import begun, many_sites, permuted, planted
 
 GOALS = ["regression", "classification"]
 
@@ -28,6 +28,25 @@ def test_few_groups_are_found(goal, groups):
     assert abs(result.score("test") - oracle.score("test")) < 0.02
     assert result.stability > 0.9
     assert not result.uncertain
+
+
+SITES = [2000, pytest.param(10_000, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("m", SITES)
+@pytest.mark.parametrize("groups", [1, 3])
+def test_noise_of_many_sites_is_not_split(m, groups):
+    result = ff.fit(many_sites(m, groups))
+    assert result.n_clusters == groups
+    assert result.ari in (1, None)
+    assert not result.uncertain
+
+
+@pytest.mark.parametrize("m", SITES)
+def test_noise_that_differs_between_many_sites_makes_no_groups(m):
+    result = ff.fit(many_sites(m, 3, noise_ratios=(1.0, 2.0, 4.0)))
+    assert result.n_clusters == 3
+    assert result.ari > 0.99
 
 
 def in_other_units(federation, columns, target):

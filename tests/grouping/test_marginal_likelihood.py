@@ -52,6 +52,16 @@ def test_models_are_the_most_probable():
         np.testing.assert_allclose(M[:4, :4] @ w - M[:4, 4] + 2.0 * (w - 1), 0, atol=1e-9)
 
 
+def test_partitions_have_the_prior_of_a_chinese_restaurant_process():
+    """Device by device: a group of n is joined with odds n, a new one is opened with odds exp(-margin)."""
+    labels, odds, sizes = np.array([0, 1, 0, 0, 2, 1]), [], np.zeros(3)
+    evidence, no_rows = Evidence(np.zeros(2), margin=1.5), np.zeros((6, 3, 3))
+    for g in labels:
+        odds.append(sizes[g] or np.exp(-1.5))
+        sizes[g] += 1
+    np.testing.assert_allclose(evidence.total(labels, no_rows), np.log(odds).sum())
+
+
 @pytest.mark.parametrize("groups", [1, 2, 5])
 def test_groups_are_found(groups):
     rng = np.random.default_rng(groups)

@@ -38,6 +38,17 @@ def planted(goal="regression", m=6, n=40, p=3, groups=2, noise=0.1, seed=0, **sp
     return Federation.from_arrays(data, goal=goal, truth=truth, seed=seed, **splits)
 
 
+def many_sites(m, groups, noise_ratios=(1.0,), rows=30, p=5, seed=0):
+    """Sites of a linear regression with far-apart models; site i belongs to group ``i % groups``."""
+    rng = np.random.default_rng(seed)
+    models, truth = 2 * rng.normal(size=(groups, p + 1)), np.arange(m) % groups
+    data = []
+    for g, noise in zip(truth, rng.choice(noise_ratios, m), strict=True):
+        X = rng.normal(size=(rows, p))
+        data.append((X, X @ models[g, :-1] + models[g, -1] + noise * rng.normal(size=rows)))
+    return Federation.from_arrays(data, goal="regression", truth=truth, seed=seed)
+
+
 def written_out(*devices, goal="regression"):
     """A federation of rows that a test writes out: for every device the (X, y) of train, and of test or the same."""
     X, y, cuts = [], [], []

@@ -39,20 +39,18 @@ class Tree:
     @classmethod
     def of(cls, points: Floats, leaves: Ints | None = None) -> Tree:
         """Build the tree of these points (one row per leaf) by average linkage; of none, the empty tree."""
-        if len(points) <= 1:
-            return cls.linked(np.zeros((len(points), len(points))), leaves)
-        distances = scipy.spatial.distance.pdist(np.asarray(points, dtype=np.float64))
-        return cls.linked(scipy.spatial.distance.squareform(distances, checks=False), leaves)
+        return cls._average(scipy.spatial.distance.pdist(np.asarray(points, dtype=np.float64)), len(points), leaves)
 
     @classmethod
     def linked(cls, distances: Floats, leaves: Ints | None = None) -> Tree:
         """Build the tree of leaves with these distances (n x n) by average linkage."""
         n = len(distances)
-        leaves = np.arange(n) if leaves is None else leaves
-        if n <= 1:
-            return cls(np.empty((0, 2), np.int64), leaves)
-        merges = scipy.cluster.hierarchy.linkage(distances[np.triu_indices(n, 1)], "average")
-        return cls(merges[:, :2].astype(np.int64), leaves)
+        return cls._average(distances[np.triu_indices(n, 1)], n, leaves)
+
+    @classmethod
+    def _average(cls, condensed: Floats, n: int, leaves: Ints | None) -> Tree:
+        merges = scipy.cluster.hierarchy.linkage(condensed, "average") if n > 1 else np.empty((0, 4))
+        return cls(merges[:, :2].astype(np.int64), np.arange(n) if leaves is None else leaves)
 
     @property
     def n(self) -> int:

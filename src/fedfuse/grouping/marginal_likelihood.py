@@ -6,11 +6,13 @@ Where the server knows the second moments of all rows, nothing needs to be held 
 
 the probability of a group's targets, over all w, has a closed form that needs the sums of x x', x y and y^2 alone. It
 is larger for two groups than for one only if two models explain the rows better by more than the second one costs.
+A partition has a prior too (Chinese restaurant process), or noise would gain by splits in proportion to its devices.
 Every device has noise of its own, so that devices are told apart by their models and not by their noise. Noise, w0 and
 kappa are those with which the devices, each for itself, are most probable (empirical Bayes).
 
 References
 ----------
+D. Aldous. Exchangeability and related topics. 1985 (Chinese restaurant process).
 K. Heller, Z. Ghahramani. Bayesian Hierarchical Clustering. ICML 2005.
 A. Gelman et al. Bayesian Data Analysis, chapter 14. 2013.
 """
@@ -57,10 +59,6 @@ class Evidence:
     kappa: float = 1.0
     margin: float = MARGIN
 
-    def complexity_penalty(self, m: int) -> float:
-        """Return by how much one more group must raise the log likelihood: each of m devices might seem to be one."""
-        return self.margin + float(np.log(m))
-
     @classmethod
     def learned(cls, moments: Floats, uneven: Floats) -> tuple[Evidence, Floats]:
         """Learn prior and noise from devices, each for itself; return the prior, and moments in units of noise.
@@ -95,6 +93,14 @@ class Evidence:
         volume = d * np.log(self.kappa) - np.linalg.slogdet(precision)[1]
         return np.asarray(volume - rest) / 2
 
+    def of_groups(self, moments: Floats, sizes: Ints) -> Floats:
+        """Return the log probability of groups of these sizes, but for the margin: of the targets and the partition.
+
+        The prior of partitions is a Chinese restaurant process with concentration exp(-margin), where each group of n
+        devices has the factor (n - 1)!. A split of n into a and b so costs the margin and about log (n over a).
+        """
+        return np.asarray(self.of(moments) + scipy.special.gammaln(np.maximum(sizes, 1)))
+
     def noise(self, moments: Floats, before: Floats) -> Floats:
         """Return the variance of every device's noise: of few rows, about what it is on all."""
         d, n = len(self.prior_mean), moments[:, -2, -2]
@@ -109,11 +115,11 @@ class Evidence:
 
     def cut(self, tree: Tree, moments: Floats) -> Ints:
         """Return the label of every leaf of the most probable partition that the tree has."""
-        total = np.zeros((2 * tree.n - 1, *moments.shape[1:]))
+        total, sizes = np.zeros((2 * tree.n - 1, *moments.shape[1:])), np.ones(2 * tree.n - 1, np.int64)
         total[: tree.n] = moments
         for k, (a, b) in enumerate(tree.children):
-            total[tree.n + k] = total[a] + total[b]
-        return tree.least(-self.of(total), self.complexity_penalty(len(moments)))
+            total[tree.n + k], sizes[tree.n + k] = total[a] + total[b], sizes[a] + sizes[b]
+        return tree.least(-self.of_groups(total, sizes), self.margin)
 
     def grouped(self, tree: Tree, moments: Floats) -> Ints:
         """Return the most probable partition that can be had from a tree."""
@@ -129,13 +135,12 @@ class Evidence:
         return np.unique(groups.labels, return_inverse=True)[1]
 
     def total(self, labels: Ints, moments: Floats) -> float:
-        """Return the log likelihood of a grouping, less the penalty for each group."""
-        groups = _Groups(self, labels.copy(), moments)
-        return groups.total() - self.complexity_penalty(len(labels)) * int(labels.max() + 1)
+        """Return the log probability of a grouping, up to what is the same for all."""
+        return float(np.sum(_Groups(self, labels, moments).values() - self.margin))
 
     def confidence(self, labels: Ints, moments: Floats) -> Floats:
         """Return for every device how probable its group is beside the one that comes next."""
-        groups = _Groups(self, labels.copy(), moments)
+        groups = _Groups(self, labels, moments)
         return np.array([scipy.special.expit(-groups.best_move(i)[1]) for i in range(len(labels))])
 
 
@@ -145,31 +150,28 @@ class _Groups:
     def __init__(self, evidence: Evidence, labels: Ints, moments: Floats) -> None:
         self.labels, self._moments, self._evidence = labels, moments, evidence
         # There is room for as many groups as devices.
-        self._sizes, self._penalty = (
-            np.bincount(labels, minlength=len(labels)),
-            evidence.complexity_penalty(len(labels)),
-        )
+        self._sizes = np.bincount(labels, minlength=len(labels))
         self._total = np.zeros((self._sizes.size, *moments.shape[1:]))
         np.add.at(self._total, labels, moments)
-        self._value, self._models = evidence.of(self._total), evidence.models(self._total)
-        self._alone = evidence.of(moments)
-        self._own = evidence.models(moments)
+        self._value, self._models = evidence.of_groups(self._total, self._sizes), evidence.models(self._total)
+        self._alone, self._own = evidence.of(moments), evidence.models(moments)
 
     @property
     def _living(self) -> Ints:
         return np.flatnonzero(self._sizes)
 
-    def total(self) -> float:
-        return float(self._value[self._living].sum())
+    def values(self) -> Floats:
+        return np.asarray(self._value[self._living])
 
     def merge(self) -> bool:
         """Merge the two groups that gain most by it, again and again; False if there are none."""
         changed = False
         while self._living.size > 1:
             pairs = self._neighbours()
-            gains = self._evidence.of(self._total[pairs].sum(axis=1)) - self._value[pairs].sum(axis=1)
+            together = self._evidence.of_groups(self._total[pairs].sum(axis=1), self._sizes[pairs].sum(axis=1))
+            gains = together - self._value[pairs].sum(axis=1)
             best = int(np.argmax(gains))
-            if gains[best] <= -self._penalty:
+            if gains[best] <= -self._evidence.margin:
                 break
             a, b = pairs[best]
             self.labels[self.labels == b] = a
@@ -197,18 +199,17 @@ class _Groups:
     def best_move(self, i: int) -> tuple[int, float]:
         """Return the group (-1: a new one) that device i could best go to, and what that would gain.
 
-        A device that leaves nobody behind saves the penalty of a group.
+        A device that leaves nobody behind saves the margin of a group.
         """
         own, mine = int(self.labels[i]), self._moments[i : i + 1]
-        left = self._penalty
-        if self._sizes[own] > 1:
-            left = float(self._evidence.of(self._total[own : own + 1] - mine)[0])
+        of, margin, shared = self._evidence.of_groups, self._evidence.margin, self._sizes[own] > 1
+        left = of(self._total[own : own + 1] - mine, self._sizes[own] - 1)[0] if shared else margin
         others = self._living[self._living != own]
         if others.size > MAX_NEIGHBOURS:
             distances = np.linalg.norm(self._models[others] - self._own[i], axis=1)
             others = others[np.argsort(distances)[:MAX_NEIGHBOURS]]
-        joined = self._evidence.of(self._total[others] + mine) - self._value[others]
-        alone = self._alone[i] - self._penalty if self._sizes[own] > 1 else -np.inf
+        joined = of(self._total[others] + mine, self._sizes[others] + 1) - self._value[others]
+        alone = self._alone[i] - margin if shared else -np.inf
         gains = np.append(joined, alone) + left - self._value[own]
         best = int(np.argmax(gains))
         return (int(others[best]) if best < others.size else -1), float(gains[best])
@@ -224,5 +225,5 @@ class _Groups:
 
     def _set(self, group: int, total: Floats, size: int) -> None:
         self._total[group], self._sizes[group] = total, size
-        self._value[group] = float(self._evidence.of(total[None])[0])
+        self._value[group] = float(self._evidence.of_groups(total[None], np.array([size]))[0])
         self._models[group] = self._evidence.models(total[None])[0]
