@@ -151,7 +151,7 @@ class SendStatistics(Step[RefitState]):
     """Devices send sufficient statistics of their rows."""
 
     name = "sufficient statistics"
-    on_devices = True
+    on_devices = with_statistics = True
 
     def ask(self, state: RefitState, devices: Ints) -> list[Task]:
         return [SendSufficientStatistics(n_columns(state.info))] * len(devices)
@@ -302,7 +302,7 @@ class TellModels(Step[RefitState]):
 
     name = "tell models"
     for_all = True
-    on_devices = True
+    on_devices = with_statistics = True
 
     def ask(self, state: RefitState, devices: Ints) -> list[Task]:
         models, kind = state.device_models(state.models)[devices], state.info.dtype

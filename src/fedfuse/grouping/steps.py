@@ -134,6 +134,8 @@ class Step(ABC, Generic[S]):
     for_all: ClassVar[bool] = False
     # Whether it takes the devices themselves, even where the server can simulate their replies.
     on_devices: ClassVar[bool] = False
+    # Whether it is done only where the server can simulate replies.
+    with_statistics: ClassVar[bool] = False
     # Whether it is repeated for as many rounds as there are.
     open_ended: ClassVar[bool] = False
     # Whether the size of its tasks does not depend on what was found before.

@@ -135,7 +135,8 @@ class _Plan:
         """Return the steps that reach devices: where they send sufficient statistics, the server simulates the rest."""
         m, first = self.info.m, np.zeros(1, np.int64)
         state = method.first_state(self.info, Outcome(np.zeros((m, self.info.d)), np.arange(m)))
-        steps = [s for s in method.steps().values() if s.on_devices == (state.simulable is not None)]
+        simulated = state.simulable is not None
+        steps = [s for s in method.steps().values() if (s.on_devices if simulated else not s.with_statistics)]
         sizes = [self._size(s.ask(state, first)[0], m) if s.size_is_known else None for s in steps]
         rounds = -(-m // self.active)
         words = [(type(s).__doc__ or "").partition("\n")[0] for s in steps]

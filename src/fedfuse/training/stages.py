@@ -69,7 +69,7 @@ def _fpfc_stages(method: BaseFPFC, model: Model[Any], rounds: int) -> tuple[Stag
     if method.lam == "auto":
         assert isinstance(method, FPFC)
         kind = FusionPath if model.convex else NetworkFusionPath
-        return (Stage("fusion path", kind(inner=method, **_common(method))),)
+        return (Stage(method.name, kind(inner=method, **_common(method))),)
     if not method.has_lambda:
         limit = path_limit(method.lam, len(method.grid) or N_LAMBDAS + 1, rounds)  # type: ignore[arg-type]
         how: dict[str, Any] = {"strategy": method.lam, "grid": method.grid, "limit": limit}
