@@ -60,3 +60,36 @@ def test_whole_numbers_that_are_taken_as_classes_are_said(fedfuse):
     status, _, err = fedfuse("run", "t.csv", *WORDS[:-1], "numbers", "--task", "regression")
     assert (status, err) == (0, "")
     assert json.loads(Path("numbers/summary.json").read_text())["metric"] == "rmse"
+
+
+def test_a_table_split_by_year(fedfuse):
+    """The last year is the test of all sites, is said, and is the same after resume."""
+    frame = streets().assign(year=np.tile(np.repeat([2019, 2020, 2021], 10), 6))
+    frame.loc[frame["year"] == 2021, "Höhe"] += 100
+    frame.to_csv("t.csv", index=False)
+    status, _, err = fedfuse("run", "t.csv", *WORDS, "--split-by", "year")
+    assert (status, err) == (0, "note: 60 of 180 rows are for the test: those with year 2021\n")
+    assert json.loads(Path("run/summary.json").read_text())["test"] > 90  # Nobody has learned of the rise.
+    assert json.loads(Path("run/config.json").read_text())["source"]["split_by"] == "year"
+    assert fedfuse("report", "run")[0] == 0
+
+
+def test_sites_with_one_row_join_afterwards(fedfuse, refused):
+    frame = streets()
+    x = np.array([-2.0, 2, 1])
+    few = pd.DataFrame({"Straße": ["Weg 1", "Weg 2", "Weg 2"], "x": x, "Höhe": 3 * x})
+    pd.concat([frame, few]).to_csv("t.csv", index=False)
+    assert "join afterwards (--min-rows 3)" in refused("run", "t.csv", *WORDS)
+    status, out, err = fedfuse("run", "t.csv", *WORDS, "--min-rows", "5")
+    assert status == 0
+    assert err.startswith(
+        "note: 2 of 8 devices have fewer than 5 rows and take no part in the search for groups (Weg 1"
+    )
+    group = labels()["Süd 0"]
+    assert f"2 straßes with few rows joined when groups were found: 2 to group {group}" in " ".join(out.split())
+    status, out, err = fedfuse("predict", "run", "t.csv", "--out", "p.csv")
+    assert (status, err) == (0, "")
+    np.testing.assert_allclose(pd.read_csv("p.csv")["prediction"][-3:], 3 * x, atol=0.3)
+    assert "no device has --min-rows 99 rows; the largest has 30" in refused(
+        "run", "t.csv", *WORDS[:-1], "other", "--min-rows", "99"
+    )

@@ -191,3 +191,73 @@ def test_more_bad_tables():
         build(frame_with()[:0])
     with pytest.raises(FedfuseError, match="two columns are called 'x'"):
         build(pd.concat([frame_with(), frame_with()[["x"]]], axis=1))
+
+
+# ------------------------------------------------------------------ splits by a column, and small devices
+
+
+def test_rows_of_the_last_period_are_the_test():
+    wave = np.arange(N) // 2 % 3
+    fed = build(frame_with(wave=wave, y=wave + 0.5), split_by="wave", goal="regression")
+    assert set(fed.y[rows_of(fed, "test")]) == {2.5}
+    assert set(fed.y[rows_of(fed, "train")]) == set(fed.y[rows_of(fed, "validation")]) == {0.5, 1.5}
+    assert "wave" in fed.features  # A trend may be learned from the periods before.
+    parts = [fed.rows(part).counts.tolist() for part in ("train", "validation", "test")]
+    assert parts == [[32, 32], [8, 8], [20, 20]]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.Series(pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(N), unit="D")),
+        np.arange(N) / 7,
+        [f"{2000 + i // 12}M{i % 12 + 1}" for i in range(N)],
+    ],
+)
+def test_a_column_with_many_values_is_cut_at_the_share(column, caplog):
+    fed = build(frame_with(when=column, y=np.arange(N) + 0.5), split_by="when", test=0.25)
+    assert sorted(fed.y[rows_of(fed, "test")]) == (np.arange(90, N) + 0.5).tolist()
+    assert "30 of 120 rows are for the test: those with when from 20" in caplog.text or isinstance(column, np.ndarray)
+
+
+@pytest.mark.parametrize("words", [("train", "Test"), ("train", "test", "validation"), (False, True)])
+def test_words_name_the_part_of_a_row(words):
+    part = np.array(words, dtype=object)[np.arange(N) // 2 % len(words)]
+    fed = build(frame_with(part=part, y=np.arange(N) + 0.5), split_by="part")
+    held_out = np.flatnonzero([str(word).lower() in ("test", "true") for word in part]) + 0.5
+    assert sorted(fed.y[rows_of(fed, "test")]) == held_out.tolist()
+    if len(words) == 3:
+        assert sorted(fed.y[rows_of(fed, "validation")]) == (np.flatnonzero(part == "validation") + 0.5).tolist()
+    assert fed.features == ("x",)
+
+
+def test_a_device_without_the_last_period_has_no_test_rows():
+    frame = frame_with(year=2020 + np.arange(N) % 4)  # Site a has the even years, site b the odd ones.
+    assert build(frame, split_by="year").rows("test").counts.tolist() == [0, 30]
+
+
+def test_splits_that_cannot_be():
+    def refused(words, **options):
+        with pytest.raises(FedfuseError, match=words):
+            build(frame_with(word=list("uv") * (N // 2), one=1), **options)
+
+    refused("no column to split by 'wrod'; did you mean 'word'", split_by="wrod")
+    refused("holds 'u', but numbers, dates, text that begins with a year, or the words train", split_by="word")
+    refused("column 'one' is 1 in every row", split_by="one")
+    refused("split_by='site' is the device or target column", split_by="site")
+    refused("test=0 says that no row is for the test", split_by="x", test=0)
+    refused("min_rows must be a whole number of at least 1, got 0", min_rows=0)
+
+
+def test_small_devices_are_left_out_and_named(caplog):
+    frame = frame_with()
+    frame.loc[:1, "site"] = "tiny"
+    assert build(frame, min_rows=3).names == ("a", "b")
+    assert "1 of 3 devices have fewer than 3 rows and take no part in the search for groups (tiny)" in caplog.text
+    with pytest.raises(FedfuseError, match=r"'tiny' \(2\).*join afterwards \(min_rows=3\)"):
+        build(frame)
+
+
+def rows_of(fed, part):
+    rows = fed.rows(part)
+    return np.concatenate([np.arange(a, b) for a, b in zip(rows.start, rows.stop, strict=True)])

@@ -229,3 +229,13 @@ def test_liars_on_the_command_line(fedfuse, refused):
     summary = json.loads(out)
     assert (status, summary["attack"], summary["liars"], len(summary["who"])) == (0, "sign-flip", 0.4, 8)
     assert "attack must be 'same-value'" in refused(*words, "--set", "attack=rumour")
+
+
+def test_single_rows_do_not_speak_against_a_group():
+    """Halves of one row have no variance, so a lucky guess by a newcomer's own model would look certain."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(8, 60, 2))
+    fed = ff.Federation.from_arrays([(x, x @ [2.0, -1] + rng.normal(size=60)) for x in X])
+    result = ff.fit(fed)
+    few = {f"n{i}": (x := rng.normal(size=(1 + i % 5, 2)), x @ [2.0, -1] + rng.normal(size=len(x))) for i in range(60)}
+    assert None not in result.admit(few).clusters

@@ -75,9 +75,11 @@ def main() -> None:
 
 def _as_typed(message: str) -> str:
     """Write Python's arguments as the command line has them: goal='regression' is --task regression."""
-    written = re.sub(r"\b(goal|features|device|target)='([^']*)'", r"--\1 \2", message)
-    written = re.sub(r"\b(test|validation)=([\d.]+)", r"--\1 \2", written)
-    return written.replace("--goal ", "--task ")
+    written = re.sub(r"\b(goal|features|device|target|split_by)='([^']*)'", r"--\1 \2", message)
+    written = re.sub(r"\b(test|validation|min_rows)=([\d.]+)", r"--\1 \2", written)
+    for word, option in (("goal", "task"), ("split_by", "split-by"), ("min_rows", "min-rows")):
+        written = written.replace(f"--{word} ", f"--{option} ")
+    return written
 
 
 def _usage(error: Any) -> str:

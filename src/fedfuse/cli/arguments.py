@@ -63,6 +63,9 @@ Plot = Annotated[Path | None, Opt(help="A picture to write (.png, .svg or .pdf).
 
 _TEST = "Share of each device's rows for the test; 0 for none (default: 0.2)."
 _VALIDATION = "Share of the remaining rows for validation; 0 for none (default: 0.2)."
+_IF_GIVEN = ("test", "validation", "split_by", "min_rows")
+_SPLIT_BY = "Table: the test is the last period of this column, or the rows where it says test."
+_MIN_ROWS = "Table: devices with fewer rows take no part in the search for groups; after a run they join as newcomers."
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,15 @@ class DataOptions:
     task: Annotated[str | None, Opt(help="Table: classification or regression (default: by the target).")] = None
     test: Annotated[float | None, Opt(metavar="SHARE", help=_TEST)] = None
     validation: Annotated[float | None, Opt(metavar="SHARE", help=_VALIDATION)] = None
+    split_by: Annotated[str | None, Opt(metavar="COLUMN", help=_SPLIT_BY)] = None
+    min_rows: Annotated[int | None, Opt(metavar="N", help=_MIN_ROWS)] = None
     data_dir: DataDir = None
 
     def source(self) -> dict[str, Any]:
         """Return what `data.catalog.load` takes besides name and seed."""
         if self.task not in (None, "classification", "regression"):
             raise FedfuseError(f"--task must be classification or regression, got {self.task!r}")
-        given = {name: getattr(self, name) for name in ("test", "validation") if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in _IF_GIVEN if getattr(self, name) is not None}
         place = str(self.data_dir.absolute()) if self.data_dir else None
         columns = {"device": self.device, "target": self.target, "goal": self.task}
         return {"features": self.features, **columns, "data_dir": place, **given}

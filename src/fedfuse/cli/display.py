@@ -48,9 +48,11 @@ def train_and_show(
 ) -> None:
     """Train, show the outcome and write the page; where a federation is given, local and pooled models are fitted."""
     from fedfuse.report import fitted_baselines
-    from fedfuse.report.terminal import show
+    from fedfuse.report.terminal import show, show_small
+    from fedfuse.training.newcomers import admit_small
 
     result = train_with_progress(train, directory)
+    joined = admit_small(result, RunDirectory(directory).config().get("source"), directory)
     baselines = federation is not None
     if as_json:
         if report:
@@ -64,6 +66,8 @@ def train_and_show(
             result = replace(result, certificate=result.certify(federation))
             result.save(directory)
     show(result, found.scores if found else {}, answers)
+    if joined:
+        show_small(joined, answers)
     answers.say(f"\nfiles: {directory}")
     if report is not False:
         answers.say(f"report: {write_page(directory, baselines)}")

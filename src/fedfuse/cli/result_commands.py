@@ -58,12 +58,13 @@ def predict(
     table: Annotated[Path, Arg(help="A table file with the same columns; the target may be missing.")],
     out: Annotated[Path | None, Opt(help="A .csv file for the predictions (default: standard output).")] = None,
 ) -> None:
-    """Predict each row by its device's model; rows of unknown devices stay empty and are reported."""
+    """Predict each row by its device's model, or its group's after it joined; unknown devices are left empty."""
     from fedfuse.data.readers import read_table
     from fedfuse.results.result import Result
+    from fedfuse.training.newcomers import with_noted
 
     _check_csv(out)
-    answer = Result.load(directory).predict_frame(read_table(table)).rename_axis("row")
+    answer = with_noted(Result.load(directory), directory).predict_frame(read_table(table)).rename_axis("row")
     if out:
         write_csv(out, answer, index=True)
     else:

@@ -66,6 +66,8 @@ def load(
     data_dir: str | Path | None = None,
     test: float = TEST_SHARE,
     validation: float = 0.2,
+    split_by: str | None = None,
+    min_rows: int = 1,
 ) -> Federation:
     """Return the federation that a name or a file stands for.
 
@@ -85,6 +87,8 @@ def load(
     test, validation, seed
         As in `Federation.from_arrays`; the seed also draws synthetic data. MNIST and Fashion-MNIST have test images
         of their own.
+    split_by, min_rows
+        For files: as in `federation_from_frame`.
 
     Examples
     --------
@@ -95,14 +99,15 @@ def load(
     is_file = _is_file(dataset)
     if not is_file:
         check_name(dataset)
-        for word, value in (("device", device), ("target", target), ("goal", goal)):
+        given = {"device": device, "target": target, "goal": goal, "split_by": split_by}
+        for word, value in (given | {"min_rows": min_rows if min_rows != 1 else None}).items():
             if value is not None:
                 why = f"{dataset!r} has its own devices and target; leave it out"
                 raise FedfuseError(f"{word}={value!r} is for tables only, but {why}")
     if not dataset.startswith(_SYNTHETIC) and features != "uniform":
         raise FedfuseError(f"features={features!r} is for synthetic data only, not for {dataset!r}; leave it out")
     if is_file:
-        return _load_file(dataset, device, target, goal=goal, seed=seed, **shares)
+        return _load_file(dataset, device, target, goal=goal, seed=seed, split_by=split_by, min_rows=min_rows, **shares)
     if dataset == _HOUSING:
         return housing_bodyfat(directory_with(_HOUSING, data_dir), seed=seed, **shares)
     if dataset.startswith(_SYNTHETIC):
@@ -113,14 +118,14 @@ def load(
 _SAVED = {"dataset": str, "features": str, "seed": int} | dict.fromkeys(
     ("device", "target", "goal", "data_dir"), (str, type(None))
 )
-_SAVED_SHARES = {"test": NUMBER, "validation": NUMBER}  # Saved where they were given.
+_SAVED_SPLITS = {"test": NUMBER, "validation": NUMBER, "split_by": str, "min_rows": int}  # Saved where they were given.
 
 
 def load_again(source: Any, where: object) -> Federation:
     """Load the data that a file of a run directory describes."""
     known = check_fields(source, _SAVED, f"the source in {where}")
-    check_fields(source, _SAVED_SHARES, f"the source in {where}", whole=False)
-    return load(**{name: known[name] for name in (*_SAVED, *_SAVED_SHARES) if name in known})
+    check_fields(source, _SAVED_SPLITS, f"the source in {where}", whole=False)
+    return load(**{name: known[name] for name in (*_SAVED, *_SAVED_SPLITS) if name in known})
 
 
 def absolute(dataset: str) -> str:

@@ -193,7 +193,7 @@ def check_splits(test: float, validation: float, seed: int) -> None:
         raise FedfuseError(f"seed must be a whole number of at least 0, got {seed!r}")
 
 
-def check_counts(counts: Ints, names: Sequence[str], test: float, validation: float) -> None:
+def check_counts(counts: Ints, names: Sequence[str], test: float, validation: float, advice: str = "drop them") -> None:
     """Refuse devices with too few rows for one row in each part that is asked for."""
     parts = ["training"] + ["validation"] * (validation > 0) + ["test"] * (test > 0)
     short = np.flatnonzero(counts < len(parts))
@@ -204,7 +204,7 @@ def check_counts(counts: Ints, names: Sequence[str], test: float, validation: fl
     fewer = "; fewer are needed with test=0 or validation=0" if len(parts) > 1 else ""
     raise FedfuseError(
         f"too few rows on {len(short)} of {len(counts)} devices: {who}{more}; each needs at least {len(parts)} "
-        f"({', '.join(parts)}): give them more rows or drop them{fewer}"
+        f"({', '.join(parts)}): give them more rows or {advice.format(len(parts))}{fewer}"
     )
 
 

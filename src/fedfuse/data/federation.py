@@ -242,7 +242,7 @@ class Federation:
         """Build a federation from a table with a device column and a target column.
 
         See `fedfuse.data.tables.federation_from_frame` for the other columns, and for the options: goal, test,
-        validation, seed.
+        validation, seed, split_by, min_rows.
         """
         build: Callable[..., Federation] = load("fedfuse.data.tables:federation_from_frame")
         return build(frame, device=device, target=target, **options)

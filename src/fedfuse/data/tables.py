@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,17 @@ import pandas as pd
 
 from fedfuse.data.checks import check_counts, check_splits, natural_key
 from fedfuse.data.encoders import Column, Encoder, Table, fit_column
-from fedfuse.data.federation import Federation, Goal, cut_points, shuffled_rows
+from fedfuse.data.federation import Federation, Goal, cut_points, cuts_with_test, shuffled_rows
 from fedfuse.data.targets import MAX_INTEGER_CLASSES, encode_target
 from fedfuse.errors import FedfuseError
-from fedfuse.utils.typing import Ints
+from fedfuse.utils.typing import Floats, Ints
 
 log = logging.getLogger(__name__)
 
+TRAIN, VALIDATION, TEST = range(3)
+_PARTS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "val": VALIDATION, "test": TEST}
+# A column with more values than this has no periods.
+MAX_PERIODS = 20
 # A class in fewer rows than this can be neither learned nor tested.
 MIN_CLASS_ROWS = 5
 
@@ -31,6 +36,8 @@ def federation_from_frame(
     test: float = 0.2,
     validation: float = 0.2,
     seed: int = 0,
+    split_by: str | None = None,
+    min_rows: int = 1,
 ) -> Federation:
     """Build a federation from a table: one device per value of a column, features from all other columns.
 
@@ -48,6 +55,13 @@ def federation_from_frame(
         distinct values mean classification. A regression's target stays in its own units.
     test, validation, seed
         As in `Federation.from_arrays`.
+    split_by
+        A column that says which rows are for the test. It has the words train, test and perhaps validation; or periods
+        (years, waves, quarters like 2024Q3, True), the last of which is the test; or, with more than 20 values, dates
+        or numbers, the last share ``test`` of which is. One period ends the training for all devices: some may
+        have no test rows. It is a feature like others where training rows differ in it.
+    min_rows
+        Devices with fewer rows before the test are left out; `Result.admit` takes them in afterwards.
 
     Notes
     -----
@@ -77,13 +91,15 @@ def federation_from_frame(
     check_splits(test, validation, seed)
     table = Table.of(frame, device)
     _check_roles(table, device, target)
-    table, goal, y, classes = _targets(_known_rows(table, device, target), target, goal)
+    table = _known_rows(table, device, target, split_by)
+    parts = None
+    if split_by is not None:
+        parts = np.zeros(len(frame), np.int64)
+        parts[table.frame.index] = _parts_by_column(table, split_by, test)
+    table, goal, y, classes = _targets(_large_devices(table, parts, min_rows), target, goal)
     names, owner = _devices(table, device)
-    counts = np.bincount(owner, minlength=len(names)).astype(np.int64)
-    check_counts(counts, names, test, validation)
-    order = np.argsort(owner, kind="stable")[shuffled_rows(counts, seed)]
-    cuts = cut_points(counts, test, validation)
-    train = np.flatnonzero(np.arange(len(table)) < np.repeat(cuts[:, 1], counts))
+    order, cuts = _split(owner, names, None if parts is None else parts[table.frame.index], test, validation, seed)
+    train = np.flatnonzero(np.arange(len(table)) < np.repeat(cuts[:, 1], cuts[:, 3] - cuts[:, 0]))
     table = table.at(order)
     encoder = Encoder(device, target, goal, classes, _fit_columns(table, train, (device, target)))
     X = encoder.transform(table)
@@ -99,10 +115,16 @@ def _check_roles(table: Table, device: str, target: str) -> None:
         raise FedfuseError(f"the target column {target!r} holds dates; turn it into numbers or classes first")
 
 
-def _known_rows(table: Table, device: str, target: str) -> Table:
-    """Return the rows with a target and a device; log how many others are dropped."""
+def _known_rows(table: Table, device: str, target: str, split_by: str | None) -> Table:
+    """Return the rows with a target, a device and a place in the split; log how many others are dropped."""
     known = np.ones(len(table), dtype=np.bool_)
-    for name, what in ((target, "target"), (device, "device")):
+    roles = [(target, "target"), (device, "device")]
+    if split_by is not None:
+        table.require([split_by], "column to split by")
+        if split_by in (device, target):
+            raise FedfuseError(f"split_by={split_by!r} is the device or target column; name a third one")
+        roles.append((split_by, "value to split by"))
+    for name, what in roles:
         gaps = table.missing(name)
         if gaps.any():
             log.warning("%d of %d rows are dropped: no %s (column %r)", gaps.sum(), len(table), what, name)
@@ -110,6 +132,82 @@ def _known_rows(table: Table, device: str, target: str) -> Table:
     if not known.any():
         raise FedfuseError(f"no row has both a device (column {device!r}) and a target (column {target!r})")
     return table.at(known)
+
+
+def _large_devices(table: Table, parts: Ints | None, min_rows: int) -> Table:
+    """Return the rows of devices with at least so many rows outside the test; log how many devices are left out."""
+    if not isinstance(min_rows, int) or min_rows < 1:
+        raise FedfuseError(f"min_rows must be a whole number of at least 1, got {min_rows!r}")
+    names, owner = _devices(table, table.device)
+    counts = np.bincount(owner, None if parts is None else parts[table.frame.index] < TEST, len(names))
+    large = counts >= min_rows
+    if large.all():
+        return table
+    if not large.any():
+        raise FedfuseError(f"no device has min_rows={min_rows} rows; the largest has {int(counts.max())}")
+    words = "%d of %d devices have fewer than %d rows and take no part in the search for groups (%s)"
+    small = [name for name, ok in zip(names, large, strict=True) if not ok]
+    log.warning(words, len(small), len(names), min_rows, ", ".join(small[:6]) + ", …" * (len(small) > 6))
+    return table.at(large[owner])
+
+
+def _parts_by_column(table: Table, name: str, test: float) -> Ints:
+    """Return the part of each row, by words, the last period or the last share of a column; log what was done."""
+    if not test:
+        raise FedfuseError(f"test=0 says that no row is for the test, split_by={name!r} that some are: leave out one")
+    codes, levels = table.levels(name)
+    named = np.array([_PARTS.get(level.lower(), -1) for level in levels])
+    if TEST in named and named.min() >= 0:
+        parts: Ints = named[codes]
+        log.warning("%d rows are for the test: column %r says so", np.sum(parts == TEST), name)
+        return parts
+    periods = _periods(table, name)
+    values, position, counts = np.unique(periods, return_inverse=True, return_counts=True)
+    if len(values) < 2:
+        raise FedfuseError(f"column {name!r} is {levels[0]} in every row: there is no last period for the test")
+    first = len(values) - 1
+    if len(values) > MAX_PERIODS:
+        from_here_on = np.cumsum(counts[::-1])[::-1]
+        first = max(int(np.flatnonzero(from_here_on >= test * len(table))[-1]), 1)
+    last = position >= first
+    begin = levels[codes[int(np.argmax(position == first))]].removesuffix(" 00:00:00")
+    words = "%d of %d rows are for the test: those with %s " + ("from %s on" if first < len(values) - 1 else "%s")
+    log.warning(words, last.sum(), len(last), name, begin)
+    return np.where(last, TEST, TRAIN)
+
+
+def _periods(table: Table, name: str) -> Floats:
+    kind, series = table.kind(name), table.frame[name]
+    if kind != "level":
+        return table.values(name, kind)
+    if pd.api.types.infer_dtype(series) == "boolean":
+        return series.to_numpy(dtype=np.float64)
+    codes, levels = table.levels(name)
+    strange = [level for level in levels if not re.match(r"\d{4}", level)]
+    if strange:
+        need = "numbers, dates, text that begins with a year, or the words train, validation, test"
+        raise FedfuseError(f"column {name!r} to split by holds {strange[0]!r}, but {need} are needed")
+    order = sorted(range(len(levels)), key=lambda j: natural_key(levels[j]))
+    return np.argsort(order)[codes].astype(np.float64)
+
+
+def _split(
+    owner: Ints, names: tuple[str, ...], parts: Ints | None, test: float, validation: float, seed: int
+) -> tuple[Ints, Ints]:
+    """Return the rows device after device, those for validation and test last, and the cut points."""
+    counts = np.bincount(owner, minlength=len(names)).astype(np.int64)
+    order = np.argsort(owner, kind="stable")[shuffled_rows(counts, seed)]
+    advice = "let devices with few rows join afterwards (min_rows={})"
+    if parts is None:
+        check_counts(counts, names, test, validation, advice)
+        return order, cut_points(counts, test, validation)
+    order = order[np.lexsort((parts[order], owner[order]))]
+    train, given, held_out = (np.bincount(owner, parts == k, len(names)).astype(np.int64) for k in range(3))
+    check_counts(train, names, 0, 0 if given.any() else validation, advice)
+    if not given.any():
+        return order, cuts_with_test(train, held_out, validation)
+    ends = np.cumsum(counts)
+    return order, np.stack([ends - counts, ends - held_out - given, ends - held_out, ends], axis=1)
 
 
 def _targets(table: Table, target: str, goal: Goal | None) -> tuple[Table, Goal, npt.NDArray[Any], tuple[Any, ...]]:

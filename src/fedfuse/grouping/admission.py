@@ -69,7 +69,8 @@ def _compare(
 
 
 def _chance_of_own(*parts: tuple[OwnModelGain, int]) -> float:
-    """Return the chance that own models are better, over rows that are taken together."""
+    """Return the chance that own models are better, over rows that are taken together; a single row has no variance."""
+    parts = tuple((c, n) for c, n in parts if n > 1)
     rows = sum(n for _, n in parts)
     gain, variance = sum(n * c.gain for c, n in parts), sum(n * n * c.variance for c, n in parts)
     return _chance(gain / float(np.sqrt(max(variance, 1e-30))), rows) if gain > 0 else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -233,6 +234,15 @@ def show_newcomers(joined: Newcomers, console: Console) -> None:
     metric = words.metric_name(joined.run.profile.metric)
     exchanges = f"at most {max(joined.iterations)} exchanges each"
     _say(console, f"\nmean test {metric} of newcomers {_number(joined.score())}; {sent}, {exchanges}")
+
+
+def show_small(joined: Newcomers, console: Console) -> None:
+    """Print how many devices with few rows joined which group."""
+    numbers = dict(zip(joined.run.labels.tolist(), joined.run.group_numbers.tolist(), strict=True))
+    groups = Counter(numbers.get(group, 0) for group in joined.clusters)
+    told = ", ".join(f"{n:,} to {f'group {g}' if g else 'no group'}" for g, n in sorted(groups.items()))
+    who = words.noun_of(joined.run.profile).count(len(joined.names))
+    _say(console, f"\n{who} with few rows joined when groups were found: {told} (newcomers.json)")
 
 
 def _say(console: Console, text: str) -> None:

@@ -22,6 +22,7 @@ from fedfuse.data import checks
 from fedfuse.data.checks import natural_key
 from fedfuse.data.encoders import Encoder
 from fedfuse.data.federation import Federation, cut_points, shuffled_rows
+from fedfuse.data.readers import read_table
 from fedfuse.data.targets import target_array
 from fedfuse.engines import Engine, InProcess
 from fedfuse.errors import FedfuseError
@@ -200,6 +201,35 @@ def noted(directory: str | PathLike[str]) -> list[dict[str, Any]]:
     except (KeyError, TypeError):
         raise FedfuseError(f"{path} holds no newcomers of fedfuse: remove it") from None
     return rows
+
+
+def admit_small(result: Result, source: Mapping[str, Any] | None, directory: str | PathLike[str]) -> Newcomers | None:
+    """Admit the devices of a run's own table that had fewer than ``min_rows`` rows, and note them in its directory."""
+    if not source or "min_rows" not in source:
+        return None
+    arrived = from_table(result, read_table(source["dataset"]), seed=result.seed).federation
+    if arrived is None:
+        return None
+    joined = admit(result, arrived)
+    note(joined, directory)
+    return joined
+
+
+def with_noted(result: Result, directory: str | PathLike[str]) -> Result:
+    """Return the run with the newcomers of its directory that joined a group among its devices, for predictions."""
+    rows = [r for r in noted(directory) if r["cluster"] in result.labels and r["name"] not in result.profile.names]
+    if not rows:
+        return result
+    profile, labels = result.profile, np.array([r["cluster"] for r in rows])
+    known = RunSummary(result.models, result.labels, profile.counts, result.lam, result.kept)
+    models = known.group_models[np.searchsorted(known.groups, labels)].astype(result.models.dtype)
+    names, counts = (*profile.names, *(r["name"] for r in rows)), [*profile.counts, *(r["rows"] for r in rows)]
+    return replace(
+        result,
+        profile=replace(profile, names=names, counts=np.array(counts), truth=None),
+        models=np.concatenate([result.models, models]),
+        labels=np.append(result.labels, labels),
+    )
 
 
 def _rule(result: Result) -> Method[Any]:
