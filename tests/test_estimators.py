@@ -143,6 +143,9 @@ def test_each_row_is_predicted_by_its_group(estimator):
 def test_groups_at_prediction_are_needed(estimator):
     X, y, groups = data(estimator)
     model = estimator().fit(X, y, groups=groups)
+    assert_array_equal(model.known_rows(X[:3], groups=["z", "a", "x"]), [False, True, False])
+    with pytest.warns(UserWarning, match="not seen are predicted by the fallback model: 'z', 'x'; see known_rows"):
+        model.predict(X[:3], groups=["z", "a", "x"])
     with pytest.raises(FedfuseError, match="2 groups of devices, so each row's device is needed"):
         model.predict(X)
     with pytest.raises(FedfuseError, match="3 rows but groups has 2"):
@@ -223,11 +226,11 @@ def test_groups_of_any_kind(names):
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        ([[1]] * 360, "one hashable value per row, got a list"),
-        (np.zeros((360, 2)), "one hashable value per row, got a ndarray"),
-        ("abc", "one hashable value per row, got a str"),
+        ([[1]] * 360, "devices must be one hashable value per row, got a list"),
+        (np.zeros((360, 2)), "devices must be one hashable value per row, got a ndarray"),
+        ("abc", "devices must be one hashable value per row, got a str"),
         (["a"] * 359, "360 rows but groups has 359"),
-        (["a"] * 359 + [None], r"groups\[359\] is missing"),
+        (["a"] * 359 + [None], r"row 359 \(from 0\) has no device"),
     ],
 )
 def test_groups_that_cannot_be_used(groups, words):
@@ -505,6 +508,7 @@ def test_pipeline_with_frames_inside(estimator):
     assert_same(answer, alone)
 
 
+@pytest.mark.filterwarnings("ignore:The groups parameter is ignored")
 @pytest.mark.parametrize("estimator", BOTH)
 def test_groups_that_are_not_routed_are_refused(estimator):
     X, y, groups = data(estimator)
@@ -522,7 +526,9 @@ def test_unseen_devices_are_predicted_by_the_fallback_and_flagged(estimator):
     model = estimator(device="site").fit(frame, y)
     new = frame.assign(site=frame["site"].replace({"a": "x", "d": "y"}))
     assert_array_equal(model.known_rows(new), ~new["site"].isin(["x", "y"]))
-    with pytest.warns(UserWarning, match="not seen are predicted by the fallback model: 'x', 'y'; known_rows") as told:
+    with pytest.warns(
+        UserWarning, match="not seen are predicted by the fallback model: 'x', 'y'; see known_rows"
+    ) as told:
         answer = model.predict(new)
     assert len(told) == 1
     assert_array_equal(answer[model.known_rows(new)], model.predict(frame)[model.known_rows(new)])
@@ -552,18 +558,19 @@ def test_the_fallback_is_chosen_by_the_devices_losses(spread, best):
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ("sit", "X has no column 'sit'; did you mean 'site'[?] its columns are 'income', 'site'"),
-        (7, "device=7 is no column of X, which has 5: give a number from 0 to 4"),
+        ("sit", "a column of X, got 'sit'; did you mean 'site'[?] its columns are 'income', 'site'"),
+        (7, "device must be the name or position of a column of X, got 7; its columns are 'income'"),
+        (["site"], r"a column of X, got \['site'\]"),
     ],
 )
 def test_device_columns_that_cannot_be_used(device, words):
     frame, y = table(GroupedRegressor)
     with pytest.raises(FedfuseError, match=words):
         GroupedRegressor(device=device).fit(frame, y)
-    with pytest.raises(FedfuseError, match="X has no column names, but device='site'"):
+    with pytest.raises(FedfuseError, match="got 'site'; its columns are 5 without names"):
         GroupedRegressor(device="site").fit(frame.to_numpy(), y)
     with pytest.raises(FedfuseError, match="device='site' is a column of X already"):
         GroupedRegressor(device="site").fit(frame, y, groups=frame["site"])
     frame.loc[3, "site"] = None
-    with pytest.raises(FedfuseError, match=r"device column 'site'\[3\] is missing"):
+    with pytest.raises(FedfuseError, match=r"row 3 \(from 0\) has no device"):
         GroupedRegressor(device="site").fit(frame, y)

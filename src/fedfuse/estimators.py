@@ -95,7 +95,7 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
 
         A table is outputs x (features + 1), the intercept last, in the units of X and of this y.
         """
-        distinct, codes = _distinct(groups, len(X), self._word)
+        distinct, codes = _distinct(groups, len(X))
         self.groups_ = distinct.to_numpy()
         scaler = StandardScaler().fit(X)
         counts = np.bincount(codes)
@@ -116,11 +116,6 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         self.n_iter_ = self.result_.rounds
         models = [*self.result_.cluster_models, _fallback(self.result_, federation)]
         return _unscaled(np.stack([self.result_.model.coefficients(w) for w in models]), scaler)
-
-    @property
-    def _word(self) -> str:
-        """What holds the devices, in messages."""
-        return "groups" if self.device is None else f"device column {self.device!r}"
 
     def _seed(self) -> int:
         """Return a seed: the number given, or one drawn as scikit-learn draws, from a RandomState or NumPy's own."""
@@ -150,9 +145,8 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         X, groups = self._features(X, groups)
         labels = self._row_labels(groups, len(X))
         if (labels == self.n_clusters_).any():
-            unseen = pd.unique(pd.Index(groups, tupleize_cols=False)[labels == self.n_clusters_])
-            advice = "known_rows says which rows these are"
-            message = f"devices that fit has not seen are predicted by the fallback model: {_some(unseen)}; {advice}"
+            unseen = _some(pd.Index(groups, tupleize_cols=False)[labels == self.n_clusters_].unique())
+            message = f"devices that fit has not seen are predicted by the fallback model: {unseen}; see known_rows"
             warnings.warn(message, UserWarning, stacklevel=3)
         coef = np.concatenate([self.coef_, self.fallback_coef_[None]]).reshape(self.n_clusters_ + 1, -1, X.shape[1])
         intercept = np.append(self.intercept_, self.fallback_intercept_).reshape(self.n_clusters_ + 1, -1)
@@ -175,7 +169,7 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
                     f"there are {self.n_clusters_} groups of devices, so each row's device is needed: pass groups="
                 )
             return np.zeros(n, np.int64)
-        given, codes = _distinct(groups, n, self._word)
+        given, codes = _distinct(groups, n)
         devices = pd.Index(self.groups_, tupleize_cols=False).get_indexer(given)
         # An unseen device has place -1, the last one.
         return np.asarray(np.append(self.labels_, self.n_clusters_)[devices[codes]])
@@ -183,16 +177,14 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
 
 def _place(device: str | int, names: npt.NDArray[Any] | None, n: int) -> int:
     """Return the position of the device column among n columns."""
-    if isinstance(device, Integral):
-        if -n <= device < n:
-            return int(device) % n
-        raise FedfuseError(f"device={device} is no column of X, which has {n}: give a number from 0 to {n - 1}")
-    if names is None:
-        raise FedfuseError(f"X has no column names, but device={device!r}: give a DataFrame, or a column's position")
-    if device not in names:
-        known = _some(names)
-        raise FedfuseError(f"X has no column {device!r}; {guess(str(device), names)}its columns are {known}")
-    return int(np.flatnonzero(names == device)[0])
+    known = [] if names is None else names.tolist()
+    if isinstance(device, Integral) and -n <= device < n:
+        return int(device) % n
+    if device in known:
+        return known.index(device)
+    columns = _some(known) if known else f"{n} without names"
+    need = "device must be the name or position of a column of X"
+    raise FedfuseError(f"{need}, got {device!r}; {guess(str(device), known)}its columns are {columns}")
 
 
 def _fallback(result: Result, federation: Federation) -> Floats:
@@ -345,8 +337,9 @@ class GroupedRegressor(RegressorMixin, _GroupedEstimator):  # type: ignore[misc]
         Each group's coefficients, in the units of X and y.
     intercept_ : ndarray of shape (n_clusters,)
         Each group's intercept.
-    fallback_coef_, fallback_intercept_, encoder_, groups_, labels_, n_clusters_, n_features_in_, feature_names_in_, \
-    n_iter_, result_
+    fallback_coef_, fallback_intercept_, encoder_
+        See `GroupedClassifier`.
+    groups_, labels_, n_clusters_, n_features_in_, feature_names_in_, n_iter_, result_
         See `GroupedClassifier`; the models of ``result_`` are those of standardised features and target.
 
     Examples
@@ -452,18 +445,18 @@ class FPFCRegressor(_FPFCEstimator, GroupedRegressor):
     """
 
 
-def _distinct(groups: Any, n: int, what: str) -> tuple[pd.Index[Any], Ints]:
-    """Return the distinct groups in sorted order, and each row's place among them."""
+def _distinct(groups: Any, n: int) -> tuple[pd.Index[Any], Ints]:
+    """Return the distinct devices in sorted order, and each row's place among them."""
     try:
         codes, found = pd.factorize(pd.Index(groups, tupleize_cols=False))
     except (TypeError, ValueError) as error:
         raise FedfuseError(
-            f"{what} must hold one hashable value per row, got a {type(groups).__name__} ({error})"
+            f"devices must be one hashable value per row, got a {type(groups).__name__} ({error})"
         ) from None
     if len(codes) != n:
-        raise FedfuseError(f"X has {n} rows but {what} has {len(codes)} values; they must match")
+        raise FedfuseError(f"X has {n} rows but groups has {len(codes)} values; they must match")
     if (codes < 0).any():
-        raise FedfuseError(f"{what}[{codes.argmin()}] is missing: every row must belong to a device")
+        raise FedfuseError(f"row {codes.argmin()} (from 0) has no device: every row must belong to one")
     distinct = pd.Index(_sorted(found), tupleize_cols=False)
     return distinct, distinct.get_indexer(found)[codes].astype(np.int64)
 
