@@ -90,6 +90,19 @@ def test_sites_with_one_row_join_afterwards(fedfuse, refused):
     status, out, err = fedfuse("predict", "run", "t.csv", "--out", "p.csv")
     assert (status, err) == (0, "")
     np.testing.assert_allclose(pd.read_csv("p.csv")["prediction"][-3:], 3 * x, atol=0.3)
+    Path("t.csv").rename("moved.csv")  # A run that is complete needs its table no more.
+    assert fedfuse("resume", "run")[0] == 0
     assert "no device has --min-rows 99 rows; the largest has 30" in refused(
-        "run", "t.csv", *WORDS[:-1], "other", "--min-rows", "99"
+        "run", "moved.csv", *WORDS[:-1], "other", "--min-rows", "99"
     )
+
+
+def test_dates_tell_the_season_and_the_weekend(fedfuse):
+    frame = streets(60)
+    when = pd.Timestamp("2021-01-01") + pd.to_timedelta(np.random.default_rng(1).integers(0, 1000, len(frame)), "D")
+    season = 3 * np.sin(2 * np.pi * when.day_of_year / 365.25) + 2 * (when.day_of_week >= 5)
+    frame.assign(**{"Tag": when.strftime("%Y-%m-%d"), "Höhe": frame["Höhe"] + season}).to_csv("t.csv", index=False)
+    status, _, err = fedfuse("run", "t.csv", *WORDS)
+    assert (status, err) == (0, "")
+    found = json.loads(Path("run/summary.json").read_text())
+    assert (found["n_clusters"], found["test"] < 0.4) == (2, True)  # The noise is 0.3.

@@ -172,9 +172,37 @@ DAYS = np.arange(N) * 3.0 % 77
 def test_dates_are_days(column):
     frame = frame_with(when=column)
     fed = build(frame)
-    assert fed.features == ("x", "when (days)")
+    calendar = () if isinstance(column[0], (pd.Timedelta, dt.timedelta)) else ("when (weekend)",)
+    assert fed.features == ("x", "when (days)", *calendar)
     column = fed.encoder.columns[1]
     assert np.allclose(fed.encoder.transform(frame)[:, 1] * column.sd + column.mean, DAYS)
+
+
+def test_calendar_parts_of_dates():
+    """Parts agree with those of pandas; they go through JSON, and are 0 where a date is missing."""
+    when = pd.Series(pd.Timestamp("2020-02-01 03:00") + pd.to_timedelta(np.arange(N) * 7.3, unit="D"))
+    dense = pd.Series(pd.Timestamp("2024-02-28") + pd.to_timedelta(np.arange(N) * 5, unit="h"))
+    frame = frame_with(when=when.mask(when.index == 7), dense=dense)
+    encoder = build(frame, test=0, validation=0).encoder
+    named = dict(zip(encoder.features, encoder.transform(frame).T, strict=True))
+    assert [name for name in named if name.startswith("dense")] == [
+        *("dense (days)", "dense (time of day, sin)", "dense (time of day, cos)", "dense (weekend)")
+    ]
+    assert np.array_equal(named["dense (weekend)"], dense.dt.day_of_week >= 5)
+    assert np.allclose(named["dense (time of day, cos)"], np.cos(2 * np.pi * dense.dt.hour / 24))
+    year = 2 * np.pi * (when.dt.day_of_year - 1) / 365.25  # A leap day moves the date by one day in 365.
+    assert np.corrcoef(np.delete(named["when (time of year, sin)"], 7), np.sin(year).drop(7))[0, 1] > 0.99
+    assert "when (weekend)" not in named
+    assert named["when (time of year, sin)"][7] == named["when (time of year, cos)"][7] == 0
+    assert named["when missing"][7] == 1
+    assert Encoder.from_json(json.loads(json.dumps(encoder.to_json()))) == encoder
+
+
+def test_an_encoder_of_days_alone_still_loads():
+    spec = build(frame_with(when=["2024-01-01", "2024-02-01"] * (N // 2))).encoder.to_json()
+    for column in spec["columns"]:
+        column.pop("calendar")
+    assert Encoder.from_json(spec).features == ("x", "when (days)")
 
 
 def test_a_date_that_is_none_is_placed():

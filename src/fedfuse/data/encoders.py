@@ -31,6 +31,10 @@ OTHER = "other"
 MISSING = "missing"
 # A text column with more distinct values than this, in more than this ratio of its rows, holds identifiers.
 MIN_IDENTIFIERS, MIN_IDENTIFIER_RATIO = 20, 0.9
+# Cycles of the calendar that dates may have, in days. A cycle needs dates in this many of twelve equal parts of it.
+CYCLES_DAYS = {"time of year": 365.2425, "time of day": 1.0}
+MIN_CYCLE_PARTS = 4
+WEEKEND = "weekend"
 
 _OBJECT_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("integer", "floating", "decimal", "mixed-integer-float"), "number"),
@@ -113,7 +117,7 @@ class Table:
     def days(self, name: str) -> Floats:
         """Return dates as days since 1970-01-01 and durations as days; missing values as NaN."""
         series = self.frame[name]
-        if pd.api.types.infer_dtype(series, skipna=True) in ("timedelta", "timedelta64"):
+        if self.has_durations(name):
             spans = pd.to_timedelta(series)
         else:
             dates = pd.to_datetime(series, format="ISO8601", utc=True, errors="coerce")
@@ -121,6 +125,9 @@ class Table:
             spans = dates - pd.Timestamp(0, tz="UTC")
         days: Floats = (spans / pd.Timedelta(days=1)).to_numpy(dtype=np.float64, na_value=np.nan)
         return days
+
+    def has_durations(self, name: str) -> bool:
+        return pd.api.types.infer_dtype(self.frame[name], skipna=True) in ("timedelta", "timedelta64")
 
     def levels(self, name: str) -> tuple[Ints, list[str]]:
         """Return the number of each row's level (-1: missing), and the levels as text."""
@@ -159,7 +166,8 @@ def as_text(value: Any) -> str:
 class ScaledColumn:
     """Standardised numbers or dates (as days): ``(x - mean) / sd``, and a 0/1 feature for missing values.
 
-    Missing values become ``fill``. A column that never varies (``sd`` 0) keeps the 0/1 feature only.
+    Missing values become ``fill``. A column that never varies (``sd`` 0) keeps the 0/1 feature only. ``calendar`` has
+    the parts of dates that are features, too: sine and cosine of the cycles of `CYCLES_DAYS`, and a 0/1 for weekends.
     """
 
     name: str
@@ -168,12 +176,16 @@ class ScaledColumn:
     sd: float
     fill: float
     flag_missing: bool
+    calendar: tuple[str, ...] = ()
 
     @property
     def features(self) -> dict[str, tuple[float, float]]:
         """Offset and scale of each feature, by its name."""
         title = self.name if self.kind == "number" else f"{self.name} (days)"
         scaled = {title: (self.mean, self.sd)} if self.sd > 0 else {}
+        for part in self.calendar:
+            waves = [""] if part == WEEKEND else [", sin", ", cos"]
+            scaled |= {f"{self.name} ({part}{wave})": (0.0, 1.0) for wave in waves}
         return scaled | ({f"{self.name} {MISSING}": (0.0, 1.0)} if self.flag_missing else {})
 
     def write(self, table: Table, out: Floats) -> None:
@@ -184,6 +196,11 @@ class ScaledColumn:
             out[:, -1] = gaps
         if self.sd > 0:
             out[:, 0] = (np.where(gaps, self.fill, x) - self.mean) / self.sd
+        first = int(self.sd > 0)
+        for part in self.calendar:
+            values = _calendar_part(part, x[~gaps])
+            out[~gaps, first : first + values.shape[1]] = values
+            first += values.shape[1]
 
 
 @dataclass(frozen=True)
@@ -242,7 +259,35 @@ def _fit_scaled(table: Table, name: str, kind: Literal["number", "date"], train:
         mean, sd = float(seen.mean()), float(seen.std()) if varies else 0.0
     if not np.isfinite([mean, sd]).all():
         raise FedfuseError(f"column {name!r} holds values up to {np.abs(seen).max():g}, too large to standardise")
-    return ScaledColumn(name, kind, mean, sd, float(np.median(seen)), len(seen) < len(x))
+    calendar = _fit_calendar(seen) if kind == "date" and not table.has_durations(name) else ()
+    return ScaledColumn(name, kind, mean, sd, float(np.median(seen)), len(seen) < len(x), calendar)
+
+
+def _fit_calendar(days: Floats) -> tuple[str, ...]:
+    """Return the parts of the calendar that dates can tell: they go through the cycle at least twice, in many places.
+
+    >>> _fit_calendar(np.arange(0, 800.0)), _fit_calendar(np.arange(0, 50, 0.2)), _fit_calendar(np.arange(5) * 365.0)
+    (('time of year', 'weekend'), ('time of day', 'weekend'), ())
+    """
+    span, dates = np.ptp(days), np.unique(np.floor(days))
+    parts = [
+        name
+        for name, period in CYCLES_DAYS.items()
+        if span >= 2 * period and len(np.unique(np.floor(12 * (days / period % 1)))) >= MIN_CYCLE_PARTS
+    ]
+    weekends = _calendar_part(WEEKEND, days).mean()
+    # Dates must be more frequent than once a week; the first days of months are weekends by chance.
+    if span >= 14 and len(dates) > span / 7 and 0.01 <= weekends <= 0.99:
+        parts.append(WEEKEND)
+    return tuple(parts)
+
+
+def _calendar_part(part: str, days: Floats) -> Floats:
+    """Return the features of a part of the calendar (rows x 1 or 2); 1970-01-01, day 0, was a Thursday."""
+    if part == WEEKEND:
+        return ((np.floor(days) + 3) % 7 >= 5).astype(np.float64)[:, None]
+    angle = 2 * np.pi * days / CYCLES_DAYS[part]
+    return np.stack([np.sin(angle), np.cos(angle)], axis=1)
 
 
 def _fit_levels(table: Table, name: str, train: Ints) -> LevelColumn | None:
@@ -366,7 +411,7 @@ class Encoder:
             columns = tuple(
                 LevelColumn(column["name"], tuple(column["levels"]))
                 if column["kind"] == "level"
-                else ScaledColumn(**column)
+                else ScaledColumn(**{**column, "calendar": tuple(column.get("calendar", ()))})
                 for column in spec["columns"]
             )
             return cls(spec["device"], spec["target"], spec["goal"], tuple(spec["classes"]), columns)
@@ -385,5 +430,4 @@ def _fit_unscaled(table: Table, name: str) -> Column | None:
     kind = table.kind(name)
     if kind == "level" or table.missing(name).all():
         return fit_column(table, name, np.arange(len(table)))
-    x = table.values(name, kind)
-    return ScaledColumn(name, kind, 0.0, 1.0, float(np.nanmedian(x)), bool(np.isnan(x).any()))
+    return replace(_fit_scaled(table, name, kind, np.arange(len(table))), mean=0.0, sd=1.0)

@@ -69,7 +69,8 @@ def federation_from_frame(
 
     - numbers are standardised; missing ones become the median, and if training rows had any, a 0/1 column
       "NAME missing" says where. Whole numbers are numbers: make codes text or categories beforehand.
-    - dates (also text like 2024-03-31) and durations become a number of days, then as numbers.
+    - dates (also text like 2024-03-31) and durations become a number of days, then as numbers. Dates over two years
+      or more also give the time of year (sine and cosine), times the time of day, daily dates a 0/1 for weekends.
     - text, categories and booleans get a 0/1 column "NAME=LEVEL" per level, or a single one if there are two.
       "missing" is a level of its own. Levels in fewer than 1 % of the training rows, or in fewer than 10
       (5 % of a small table), are pooled as "other".
@@ -97,7 +98,7 @@ def federation_from_frame(
         parts = np.zeros(len(frame), np.int64)
         parts[table.frame.index] = _parts_by_column(table, split_by, test)
     table, goal, y, classes = _targets(_large_devices(table, parts, min_rows), target, goal)
-    names, owner = _devices(table, device)
+    names, owner = _sorted_levels(table, device)
     order, cuts = _split(owner, names, None if parts is None else parts[table.frame.index], test, validation, seed)
     train = np.flatnonzero(np.arange(len(table)) < np.repeat(cuts[:, 1], cuts[:, 3] - cuts[:, 0]))
     table = table.at(order)
@@ -138,7 +139,9 @@ def _large_devices(table: Table, parts: Ints | None, min_rows: int) -> Table:
     """Return the rows of devices with at least so many rows outside the test; log how many devices are left out."""
     if not isinstance(min_rows, int) or min_rows < 1:
         raise FedfuseError(f"min_rows must be a whole number of at least 1, got {min_rows!r}")
-    names, owner = _devices(table, table.device)
+    if min_rows == 1:
+        return table
+    names, owner = _sorted_levels(table, table.device)
     counts = np.bincount(owner, None if parts is None else parts[table.frame.index] < TEST, len(names))
     large = counts >= min_rows
     if large.all():
@@ -182,13 +185,12 @@ def _periods(table: Table, name: str) -> Floats:
         return table.values(name, kind)
     if pd.api.types.infer_dtype(series) == "boolean":
         return series.to_numpy(dtype=np.float64)
-    codes, levels = table.levels(name)
+    levels, position = _sorted_levels(table, name)
     strange = [level for level in levels if not re.match(r"\d{4}", level)]
     if strange:
         need = "numbers, dates, text that begins with a year, or the words train, validation, test"
         raise FedfuseError(f"column {name!r} to split by holds {strange[0]!r}, but {need} are needed")
-    order = sorted(range(len(levels)), key=lambda j: natural_key(levels[j]))
-    return np.argsort(order)[codes].astype(np.float64)
+    return position.astype(np.float64)
 
 
 def _split(
@@ -254,8 +256,8 @@ def _raw_target(table: Table, target: str) -> npt.NDArray[Any]:
     return series.to_numpy(dtype=np.bool_ if pd.api.types.infer_dtype(series) == "boolean" else object)
 
 
-def _devices(table: Table, device: str) -> tuple[tuple[str, ...], Ints]:
-    codes, found = table.levels(device)
+def _sorted_levels(table: Table, name: str) -> tuple[tuple[str, ...], Ints]:
+    codes, found = table.levels(name)
     order = sorted(range(len(found)), key=lambda j: natural_key(found[j]))
     return tuple(found[j] for j in order), np.argsort(order)[codes]
 

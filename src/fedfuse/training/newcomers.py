@@ -205,7 +205,7 @@ def noted(directory: str | PathLike[str]) -> list[dict[str, Any]]:
 
 def admit_small(result: Result, source: Mapping[str, Any] | None, directory: str | PathLike[str]) -> Newcomers | None:
     """Admit the devices of a run's own table that had fewer than ``min_rows`` rows, and note them in its directory."""
-    if not source or "min_rows" not in source:
+    if not source or "min_rows" not in source or noted(directory):
         return None
     arrived = from_table(result, read_table(source["dataset"]), seed=result.seed).federation
     if arrived is None:
