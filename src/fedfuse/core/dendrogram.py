@@ -44,8 +44,7 @@ class Tree:
     @classmethod
     def linked(cls, distances: Floats, leaves: Ints | None = None) -> Tree:
         """Build the tree of leaves with these distances (n x n) by average linkage."""
-        n = len(distances)
-        return cls._average(distances[np.triu_indices(n, 1)], n, leaves)
+        return cls._average(distances[np.triu_indices(len(distances), 1)], len(distances), leaves)
 
     @classmethod
     def _average(cls, condensed: Floats, n: int, leaves: Ints | None) -> Tree:
@@ -58,23 +57,16 @@ class Tree:
 
     def ancestors(self) -> list[Ints]:
         """Return the merges above every leaf, from the lowest to the root."""
-        parent = np.full(2 * self.n - 1, -1)
-        for k, (a, b) in enumerate(self.children):
-            parent[[a, b]] = self.n + k
-        chains = []
-        for leaf in range(self.n):
-            chain, node = [], int(parent[leaf])
-            while node >= 0:
-                chain.append(node)
-                node = int(parent[node])
-            chains.append(np.array(chain, dtype=np.int64))
-        return chains
+        chains: list[list[int]] = [[] for _ in range(2 * self.n - 1)]
+        for node in range(2 * self.n - 2, self.n - 1, -1):
+            for child in self.children[node - self.n]:
+                chains[child] = [node, *chains[node]]
+        return [np.array(chain, dtype=np.int64) for chain in chains[: self.n]]
 
     def means(self, points: Floats, weights: Floats) -> Floats:
         """Return the weighted mean of the leaves below every merge ((n - 1) x d)."""
         total = np.zeros((2 * self.n - 1, points.shape[1] + 1))
-        total[: self.n, :-1] = points * weights[:, None]
-        total[: self.n, -1] = weights
+        total[: self.n] = np.column_stack([points * weights[:, None], weights])
         for k, (a, b) in enumerate(self.children):
             total[self.n + k] = total[a] + total[b]
         return np.asarray(total[self.n :, :-1] / total[self.n :, -1:])

@@ -199,8 +199,7 @@ def group_by_evidence(state: FusionTreeState, simulable: Bools, distances: Float
         trees.append(Tree.linked(distances[np.ix_(who, who)]))
     found = [evidence.grouped(tree, moments) for tree in trees]
     best = max(range(len(found)), key=lambda k: evidence.total(found[k], moments))
-    odds = (LOOSE_MARGIN, STRICT_MARGIN)
-    others = [replace(evidence, margin=margin).grouped(trees[best], moments) for margin in odds]
+    others = [replace(evidence, margin=odds).grouped(trees[best], moments) for odds in (LOOSE_MARGIN, STRICT_MARGIN)]
     for grouping in (found[best], *others):
         labels[who] = state.info.m + grouping  # A device that was not heard is alone.
         state.propose(labels)

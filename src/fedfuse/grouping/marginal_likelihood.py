@@ -7,8 +7,8 @@ Where the server knows the second moments of all rows, nothing needs to be held 
 the probability of a group's targets, over all w, has a closed form that needs the sums of x x', x y and y^2 alone. It
 is larger for two groups than for one only if two models explain the rows better by more than the second one costs.
 A partition has a prior too (Chinese restaurant process), or noise would gain by splits in proportion to its devices.
-Every device has noise of its own, so that devices are told apart by their models and not by their noise. Noise, w0 and
-kappa are those with which the devices, each for itself, are most probable (empirical Bayes).
+Every device has noise of its own, so that devices are told apart by their models and not by their noise. Noise and its
+prior, w0 and kappa are those with which the devices, each for itself, are most probable (empirical Bayes).
 
 References
 ----------
@@ -39,8 +39,8 @@ MAX_SWEEPS = 20
 MIN_GAIN = 1e-6
 # Iterations of empirical Bayes.
 PRIOR_ITERATIONS = 5
-# Rows that the mean noise of all devices counts for on each device.
-NOISE_PRIOR_ROWS = 2.0
+# Rows that the noise of all devices may count for on each device, and iterations for its variance.
+NOISE_PRIOR_ROWS, NOISE_ITERATIONS = 2.0 ** np.arange(1, 11), 30
 # Variance of noise, in units of the target's: with less, sums lose the digits that matter.
 MIN_NOISE = 1e-8
 # Precisions of the prior that are tried.
@@ -110,8 +110,9 @@ class Evidence:
         # parameters that the rows have told take as many of them away
         told = d - self.kappa * np.trace(np.linalg.inv(precision), axis1=1, axis2=2)
         free = np.maximum(n - told, 0)
-        common = rest.sum() / max(free.sum(), 1.0)
-        return np.asarray(np.maximum((NOISE_PRIOR_ROWS * common + rest) / (NOISE_PRIOR_ROWS + free), MIN_NOISE))
+        rows, common = _noise_prior(np.maximum(rest, MIN_NOISE * np.maximum(free, 1)), free)
+        # the variance of Student's t: a few rows may have little noise by chance
+        return np.asarray(np.maximum((rows * common + rest) / np.maximum(rows + free - 2, 1), MIN_NOISE))
 
     def cut(self, tree: Tree, moments: Floats) -> Ints:
         """Return the label of every leaf of the most probable partition that the tree has."""
@@ -136,12 +137,26 @@ class Evidence:
 
     def total(self, labels: Ints, moments: Floats) -> float:
         """Return the log probability of a grouping, up to what is the same for all."""
-        return float(np.sum(_Groups(self, labels, moments).values() - self.margin))
+        total = np.zeros((labels.max() + 1, *moments.shape[1:]))
+        np.add.at(total, labels, moments)
+        return float(np.sum(self.of_groups(total, np.bincount(labels)) - self.margin))
 
     def confidence(self, labels: Ints, moments: Floats) -> Floats:
         """Return for every device how probable its group is beside the one that comes next."""
         groups = _Groups(self, labels, moments)
         return np.array([scipy.special.expit(-groups.best_move(i)[1]) for i in range(len(labels))])
+
+
+def _noise_prior(squares: Floats, free: Floats) -> tuple[float, float]:
+    """Return the inverse gamma prior (rows, variance) with which sums of squares of free rows are most probable."""
+    rows, gammaln = NOISE_PRIOR_ROWS[:, None], scipy.special.gammaln
+    variance = np.full(rows.shape, squares.sum() / max(free.sum(), 1.0))
+    for _ in range(NOISE_ITERATIONS):
+        variance = 1 / np.mean((rows + free) / (rows * variance + squares), axis=1, keepdims=True)
+    density = gammaln((rows + free) / 2) - gammaln(rows / 2) + rows / 2 * np.log(rows * variance)
+    density -= (rows + free) / 2 * np.log(rows * variance + squares)
+    best = int(np.argmax(density.sum(axis=1)))
+    return float(rows[best, 0]), float(variance[best, 0])
 
 
 class _Groups:
@@ -159,9 +174,6 @@ class _Groups:
     @property
     def _living(self) -> Ints:
         return np.flatnonzero(self._sizes)
-
-    def values(self) -> Floats:
-        return np.asarray(self._value[self._living])
 
     def merge(self) -> bool:
         """Merge the two groups that gain most by it, again and again; False if there are none."""
@@ -197,10 +209,7 @@ class _Groups:
         return changed
 
     def best_move(self, i: int) -> tuple[int, float]:
-        """Return the group (-1: a new one) that device i could best go to, and what that would gain.
-
-        A device that leaves nobody behind saves the margin of a group.
-        """
+        """Return the group (-1: new) that device i had best go to, and the gain; an emptied group saves its margin."""
         own, mine = int(self.labels[i]), self._moments[i : i + 1]
         of, margin, shared = self._evidence.of_groups, self._evidence.margin, self._sizes[own] > 1
         left = of(self._total[own : own + 1] - mine, self._sizes[own] - 1)[0] if shared else margin
