@@ -26,7 +26,7 @@ def test_delimiter_decimal_comma_and_encoding_are_told_from_the_file(tmp_path, e
     assert list(frame.columns) == ["Straße", "Größe", "Umsatz", "Plz", "Datum"]
     assert list(frame["Straße"]) == ["Nord", "Süd"]
     np.testing.assert_array_equal(frame[["Größe", "Umsatz"]], [[1.5, 1234.5], [2, -3.25]])
-    assert list(frame["Datum"]) == ["31.12.2024", "01.01.2025"]  # Points in dates are no thousands.
+    assert frame["Datum"].tolist() == [pd.Timestamp("2024-12-31"), pd.Timestamp("2025-01-01")]
 
 
 def test_an_encoding_that_was_assumed_is_said(tmp_path, caplog):
@@ -50,6 +50,17 @@ def test_commas_and_points_that_are_no_decimal_commas(tmp_path, caplog):
     assert not caplog.text
     assert read("a;b\n1,5;2.5\n").to_numpy().tolist() == [[1.5, 2.5]]
     assert "decimal commas in column 'a', but points in 'b'" in caplog.text
+
+
+def test_dates_with_points_have_the_day_first(tmp_path):
+    def read(*values):
+        (tmp_path / "t.csv").write_text("\n".join(["when,x", *(f"{value},1" for value in values)]))
+        return read_table(tmp_path / "t.csv")["when"].tolist()
+
+    assert read("2.1.2024", "31.12.2024 14:30") == [pd.Timestamp("2024-01-02"), pd.Timestamp("2024-12-31 14:30")]
+    assert read("2.1.2024", "")[1] is pd.NaT
+    for text in (["2.1.2024", "soon"], ["31.2.2024"], ["2/1/2024"], ["1.2.3"]):
+        assert read(*text) == text
 
 
 def test_the_delimiter_is_the_one_that_fits_most_rows():

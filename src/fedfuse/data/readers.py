@@ -28,14 +28,16 @@ _ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _SAMPLE_BYTES, _SAMPLE_ROWS, _SAMPLE_VALUES = 65_536, 50, 1_000
 _COMMA_NUMBER = r"\s*[+-]?(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,\d+)?(?:[eE][+-]?\d+)?\s*"
+# Dates with points have the day first everywhere; those with slashes do not, and stay text.
+_POINT_DATE = r"\s*\d{1,2}\.\d{1,2}\.\d{4}(?: \d{1,2}:\d\d(?::\d\d)?)?\s*"
 _EXTRAS = {".parquet": ("pyarrow", "parquet"), ".xlsx": ("openpyxl", "excel")}
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
     """Read a .csv, .csv.gz, .tsv, .xlsx or .parquet file; raise a `FedfuseError` that says what is wrong with it.
 
-    The delimiter of text (comma, semicolon, tab or bar), decimal commas and the encoding (UTF-8, UTF-16, Windows-1252
-    or latin-1) are told from the file. Of a workbook the first sheet is read.
+    The delimiter of text (comma, semicolon, tab or bar), decimal commas, dates such as 31.12.2024 and the encoding
+    (UTF-8, UTF-16, Windows-1252 or latin-1) are told from the file. Of a workbook the first sheet is read.
     """
     path = Path(path).expanduser()
     if not is_table(path):
@@ -112,7 +114,7 @@ def _read_text(path: Path) -> pd.DataFrame:
         if encoding in _ENCODINGS[1:]:
             log.warning("%s is not UTF-8 text: read as %s (Western European)", path.name, encoding)
         # Between commas, "1,234" in quotes is more often a thousand than a decimal.
-        return frame if delimiter == "," else _with_decimal_points(frame)
+        return _with_dates(frame if delimiter == "," else _with_decimal_points(frame))
     raise FedfuseError(f"{str(path)!r} is not text in {' or '.join(encodings)}; save it as CSV UTF-8")
 
 
@@ -164,6 +166,17 @@ def _with_decimal_points(frame: pd.DataFrame) -> pd.DataFrame:
     points = others.columns[(others % 1 > 0).any()]
     if found and len(points):
         log.warning("decimal commas in column %r, but points in %r: both are taken as decimals", found[0], points[0])
+    return frame
+
+
+def _with_dates(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with columns of dates such as 31.12.2024 read."""
+    for name in frame.columns:
+        head = frame[name].dropna()[:_SAMPLE_VALUES]
+        if len(head) and not pd.api.types.is_numeric_dtype(head) and head.astype(str).str.fullmatch(_POINT_DATE).all():
+            dates = pd.to_datetime(frame[name], dayfirst=True, format="mixed", errors="coerce")
+            if dates.notna().equals(frame[name].notna()):
+                frame[name] = dates
     return frame
 
 
