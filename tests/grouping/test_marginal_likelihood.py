@@ -77,6 +77,19 @@ def test_devices_of_one_model_are_one_group_whatever_their_noise():
     assert not labels.any()
 
 
+def test_noise_is_shared_where_it_is_the_same():
+    """With one noise for all, devices' estimates lie closer to it than their own rows could tell; else they do not."""
+    rng = np.random.default_rng(9)
+    levels = rng.choice([1.0, 2.0, 4.0], 300)
+    for noise, least, most in ((np.ones(300), 0.0, 0.1), (levels, 0.2, 0.4)):
+        moments = devices(np.zeros(300, int), np.ones((1, 3)), n=30, noise=noise, rng=rng)
+        _, weighted = Evidence.learned(moments, np.ones(300))
+        estimates = moments[:, -1, -1] / weighted[:, -1, -1]
+        error = np.log(estimates / noise**2)
+        assert least <= error.std() < most
+        assert abs(np.median(error)) < 0.15
+
+
 def test_few_rows_are_told_by_those_of_others():
     """Devices with fewer rows than parameters: none could be told by itself."""
     rng = np.random.default_rng(4)
