@@ -96,7 +96,7 @@ def widest_gap(heights: Floats, fused: float, reach: float = np.inf) -> Gap:
     Links up to ``fused`` are cut at a very wide gap only, and those up to half of it never; links beyond the reach
     always are. Where no gap is wide, groups part at ``fused``.
 
-    >>> widest_gap(np.array([0.2, 1.1, 1.3, 5.8]), fused=0.5)
+    >>> widest_gap(np.array([0.4, 1.1, 1.3, 5.8]), fused=0.5)
     Gap(below=1.3, above=5.8)
     """
     known = np.clip(heights, FUSED_SCATTER * fused, reach)

@@ -175,7 +175,7 @@ def tune(
     >>> fed = ff.Federation.from_arrays(list(zip(X, y)))
     >>> found = ff.tune(fed, grid=[0, 0.2, 0.4, 4, 8], rounds=100)
     >>> found.lam, found.result.labels.tolist()
-    (0.2, [0, 0, 0, 1, 1, 1])
+    (0.4, [0, 0, 0, 1, 1, 1])
     """
     check_federation(federation)
     if not (federation.rows("validation").counts > 0).any():
