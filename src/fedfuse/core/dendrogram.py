@@ -1,9 +1,8 @@
-"""The fusion tree: devices fuse pair by pair as the penalty's reach grows, and validation says where to stop.
+"""Trees of devices: average linkage, and where validation losses say to cut it.
 
-Average linkage on the devices' own estimates gives the order in which groups meet as lambda rises. Every node of the
-tree stands for one group with one model, the weighted mean of its members' estimates. Each device judges the models
-of all the nodes above it on its validation rows (one exchange), and the cut follows from the leaves up: two groups
-stay apart only if a common model is significantly worse than what was best below.
+Every node of a tree stands for one group with one model, the weighted mean of its members' estimates. Each device
+evaluates the models of all the nodes above it on its validation rows (one exchange), and the cut follows from the
+leaves up: two groups stay apart only if a common model is significantly worse than what was best below.
 """
 
 from __future__ import annotations

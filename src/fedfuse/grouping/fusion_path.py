@@ -1,14 +1,14 @@
 """The fusion path: FPFC without a lambda. Groups are read off real ADMM rounds along a path of lambdas.
 
-    standardise     columns are rescaled over the federation (`refit`)
-    local fits      devices fit their own rows with a small ridge, which stays in f_i from here on: theta_ij = omega_i -
-                    omega_j, v_ij = 0
-    fusion path     Algorithm 2 with exact local solves, lambda rising from pass to pass, each pass warm from the last;
-                    after each the groups are read off the widest gap in the lengths of theta
-    cut tree        average linkage of the lengths of theta, over the whole path; devices evaluate the models of the
-                    groups above them, and the tree is cut where that is best (`selection`)
-    compare         this grouping and those read off the path, by validation losses; the coarsest good one is taken
-    refit           one model for each group; groups merge and devices move where that loses nothing (`refit`)
+    column scales      columns are rescaled over the federation (`refit`)
+    local fits         devices fit their own rows with a small ridge, which stays in f_i from here on: theta_ij =
+                       omega_i - omega_j, v_ij = 0
+    fusion path        Algorithm 2 with exact local solves, lambda rising from pass to pass, each pass warm from the
+                       last; after each the groups are read off the widest gap in the lengths of theta
+    cut path           average linkage of the lengths of theta, over the whole path; devices evaluate the models of
+                       the groups above them, and the tree is cut where that is best (`selection`)
+    compare groupings  this grouping and those read off the path, by validation losses; the coarsest good one is taken
+    group fits, …      one model for each group; groups merge and devices move where that loses nothing (`refit`)
 
 Lambda follows the devices: the penalty's reach, a lambda, takes in about half of the links of single linkage that are
 left, so that passes are spent where groups meet. Where the next links are much longer, the reach stays just below them
@@ -89,6 +89,11 @@ class Path:
     gaps: Floats = field(default_factory=lambda: np.empty((0, 2)))
     lengths: Floats = field(init=False)
 
+    @classmethod
+    def start(cls, inner: FPFC, info: FederationInfo, models: Floats) -> Path:
+        """Set out from these models of the devices, with theta their differences and v = 0."""
+        return cls(replace(inner, lam=1.0).init(info, Outcome(models, np.arange(info.m))), inner.reach)
+
     def __post_init__(self) -> None:
         m = self.fusion.pairs.m
         self.lengths, self.readings = np.zeros((m, m)), np.empty((0, m), np.int64)
@@ -97,6 +102,10 @@ class Path:
     def _add(self, labels: Ints, gap: tuple[float, float] = (np.nan, np.nan)) -> None:
         self.lambdas, self.gaps = np.append(self.lambdas, self.lam), np.vstack([self.gaps, gap])
         self.readings = np.vstack([self.readings, labels])
+
+    def update(self, answers: dict[int, Floats]) -> Residuals:
+        """Take in the new models of some devices."""
+        return self.fusion.update(np.array(list(answers), np.int64), np.stack(list(answers.values())))
 
     def read(self, who: Ints) -> None:
         """Read groups off the lengths of theta; ``who`` are the devices that are believed."""
@@ -132,7 +141,7 @@ class Path:
         alike = [adjusted_rand(labels, reading) or 0.0 for reading in self.readings]
         return len(alike) - 1 - int(np.argmax(alike[::-1]))
 
-    def describe(self, found: Outcome) -> Outcome:
+    def complete(self, found: Outcome) -> Outcome:
         """Add the lambda of the reading most like what was found, and where both are the same its gap."""
         k = self.most_alike(found.labels)
         same = (canonical(self.readings[k]) == canonical(found.labels)).all() and np.isfinite(self.gaps[k]).all()
@@ -156,15 +165,11 @@ class FusionPathState(FusionTreeState):
 
     def __post_init__(self, previous: Outcome | None, inner: FPFC) -> None:
         super().__post_init__(previous)
-        self._set_out(inner)
-
-    def _set_out(self, inner: FPFC) -> None:
-        start = Outcome(self.estimates[COMMON_RIDGE], np.arange(self.info.m))
-        self.path = Path(replace(inner, lam=1.0).init(self.info, start), inner.reach)
+        self.path = Path.start(inner, self.info, self.estimates[COMMON_RIDGE])
 
     def begin_path(self, inner: FPFC) -> str:
         """Start from the devices' own models."""
-        self._set_out(inner)
+        self.path = Path.start(inner, self.info, self.estimates[COMMON_RIDGE])
         return FusePairs.name if self.path.raise_lambda(self.trusted) else end_path(self)
 
     def proposals(self) -> Ints:
@@ -217,7 +222,7 @@ class FusePairs(Step[FusionPathState]):
         return [Train(Work(solver="exact"), anchor=anchor, rho=rho + ridge, rows="train") for anchor in anchors]
 
     def hear(self, state: FusionPathState, answers: dict[int, Floats]) -> Residuals:
-        return state.path.fusion.update(np.array(list(answers), np.int64), np.stack(list(answers.values())))
+        return state.path.update(answers)
 
     def take(self, state: FusionPathState) -> str:
         path, who = state.path, state.trusted
@@ -287,7 +292,7 @@ class FusionPath(StepMethod[FusionPathState]):
         return {"lam": state.path.lam} if state.step == FusePairs.name else {}
 
     def outcome(self, state: FusionPathState) -> Outcome:
-        return state.path.describe(super().outcome(state))
+        return state.path.complete(super().outcome(state))
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> FusionPathState:
         if info.m > MAX_DEVICES:

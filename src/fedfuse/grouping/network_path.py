@@ -14,7 +14,7 @@ together again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,12 +50,7 @@ class NetworkPathState(NetworkTreeState):
 
     def __post_init__(self, previous: Outcome | None, start: Start) -> None:
         super().__post_init__(previous, start)
-        self.begin_path(FPFC())
-
-    def begin_path(self, inner: FPFC) -> None:
-        """Start from what devices have trained by themselves."""
-        start = Outcome(self.own, np.arange(self.info.m))
-        self.path = Path(replace(inner, lam=1.0).init(self.info, start), inner.reach)
+        self.path = Path.start(FPFC(), self.info, self.own)
 
     def go_on(self) -> bool:
         """Set the lambda of the next pass; False where the path is over."""
@@ -86,7 +81,7 @@ class FuseNetworks(Step[NetworkPathState]):
         return [Train(work, anchor=zeta, rho=self.inner.rho, rows="train", **trunk) for zeta in anchors]
 
     def hear(self, state: NetworkPathState, answers: dict[int, Floats]) -> Residuals:
-        return state.path.fusion.update(np.array(list(answers), np.int64), np.stack(list(answers.values())))
+        return state.path.update(answers)
 
     def take(self, state: NetworkPathState) -> str:
         state.turn += 1
@@ -108,11 +103,11 @@ class NetworkFusionPath(StepMethod[NetworkPathState]):
         return by_name(TrainTogether(*work), apart, fusing, CutNetworkTree(), CheckNetworks(), TrainGroups(*work))
 
     def _begin(self, state: NetworkPathState) -> str:
-        state.begin_path(self.inner)
+        state.path = Path.start(self.inner, state.info, state.own)
         return FuseNetworks.name if state.go_on() else state.cut_path_tree()
 
     def outcome(self, state: NetworkPathState) -> Outcome:
-        return state.path.describe(super().outcome(state))
+        return state.path.complete(super().outcome(state))
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> NetworkPathState:
         return NetworkPathState(info, np.zeros(info.m, np.int64), previous, start=self.start)
