@@ -86,7 +86,7 @@ def test_sites_with_one_row_join_afterwards(fedfuse, refused):
         "note: 2 of 8 devices have fewer than 5 rows and take no part in the search for groups (Weg 1"
     )
     group = labels()["Süd 0"]
-    assert f"2 straßes with few rows joined when groups were found: 2 to group {group}" in " ".join(out.split())
+    assert f"2 straßes with few rows joined after the groups were found: 2 in group {group}" in " ".join(out.split())
     status, out, err = fedfuse("predict", "run", "t.csv", "--out", "p.csv")
     assert (status, err) == (0, "")
     np.testing.assert_allclose(pd.read_csv("p.csv")["prediction"][-3:], 3 * x, atol=0.3)

@@ -240,9 +240,9 @@ def show_small(joined: Newcomers, console: Console) -> None:
     """Print how many devices with few rows joined which group."""
     numbers = dict(zip(joined.run.labels.tolist(), joined.run.group_numbers.tolist(), strict=True))
     groups = Counter(numbers.get(group, 0) for group in joined.clusters)
-    told = ", ".join(f"{n:,} to {f'group {g}' if g else 'no group'}" for g, n in sorted(groups.items()))
+    told = ", ".join(f"{n:,} in {f'group {g}' if g else 'no group'}" for g, n in sorted(groups.items()))
     who = words.noun_of(joined.run.profile).count(len(joined.names))
-    _say(console, f"\n{who} with few rows joined when groups were found: {told} (newcomers.json)")
+    _say(console, f"\n{who} with few rows joined after the groups were found: {told} (newcomers.json)")
 
 
 def _say(console: Console, text: str) -> None:
