@@ -9,7 +9,7 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.cfl import MIN_ROUNDS_BEFORE_CUT, bipartition, cosines
+from fedfuse.methods.clustered.cfl import MIN_ROUNDS_BEFORE_CUT, bipartition, cosines
 from fedfuse.methods.method import FederationInfo
 from fedfuse.methods.mixins import RunSummary
 from fedfuse.models import LinearRegression

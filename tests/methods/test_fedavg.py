@@ -9,7 +9,7 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.grouping.refit import Oracle
-from fedfuse.methods.fedavg import Averaging
+from fedfuse.methods.one_model.fedavg import Averaging
 from fedfuse.training.fit import fit
 from support.planted import begun, descended, planted
 

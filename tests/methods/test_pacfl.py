@@ -10,7 +10,7 @@ import fedfuse as ff
 from fedfuse.core.partitions import adjusted_rand, canonical
 from fedfuse.data import load
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.pacfl import N_GROUPS_CANDIDATES, agglomerated, angle, proximities, thresholds
+from fedfuse.methods.clustered.pacfl import N_GROUPS_CANDIDATES, agglomerated, angle, proximities, thresholds
 from fedfuse.training.fit import fit
 from support.planted import begun, descended, planted
 

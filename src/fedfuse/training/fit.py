@@ -14,11 +14,11 @@ from fedfuse.data.federation import Federation
 from fedfuse.engines import Attacks, Engine, EngineSpec
 from fedfuse.engines.attacks import draw_liars, flipped
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.fedavg import FedAvg
 from fedfuse.methods.fpfc import BaseFPFC
-from fedfuse.methods.lg_fedavg import LGFedAvg
-from fedfuse.methods.local import Local
 from fedfuse.methods.method import Method
+from fedfuse.methods.one_model.fedavg import FedAvg
+from fedfuse.methods.personal.lg_fedavg import LGFedAvg
+from fedfuse.methods.personal.local import Local
 from fedfuse.methods.registry import METHODS, default_name
 from fedfuse.methods.registry import from_config as method_from_config
 from fedfuse.models import SHORT, Model, model_for

@@ -20,9 +20,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedfuse.errors import FedfuseError, check_choice
-from fedfuse.methods.fedavg import FedAvg, GroupModels
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WeighsDevices, Weights, WorksAtHome
+from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
 from fedfuse.protocol.local_work import value
 from fedfuse.protocol.tasks import MetaTrain, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints

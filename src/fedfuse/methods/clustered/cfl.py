@@ -25,7 +25,6 @@ import scipy
 
 from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError, check_choice
-from fedfuse.methods.fedavg import averaged
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
 from fedfuse.methods.mixins import (
     AdmissionDialogue,
@@ -37,6 +36,7 @@ from fedfuse.methods.mixins import (
     WeighsDevices,
     Weights,
 )
+from fedfuse.methods.one_model.fedavg import averaged
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Add, Install, Task, Train
 from fedfuse.utils.typing import Bools, Floats, Ints

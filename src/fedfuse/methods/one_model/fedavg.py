@@ -81,7 +81,7 @@ class FedAvg(Averaging, TakesSingleReplies, AdmitsNewcomers):
         return self._state(info, np.zeros(info.m, np.int64))
 
     def single_reply_rule(self) -> FedAvg:
-        from fedfuse.methods.fedasync import FedAsync  # a FedAvg itself
+        from fedfuse.methods.one_model.fedasync import FedAsync  # a FedAvg itself
 
         return FedAsync(self.start, self.work, self.rows)
 

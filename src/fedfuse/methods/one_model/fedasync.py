@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.fedavg import FedAvg, GroupModels
 from fedfuse.methods.method import FederationInfo, Outcome, moved
+from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints

@@ -27,7 +27,6 @@ import numpy as np
 
 from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError, check_choice
-from fedfuse.methods.fedavg import averaged
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
 from fedfuse.methods.mixins import (
     AdmissionDialogue,
@@ -37,6 +36,7 @@ from fedfuse.methods.mixins import (
     Searchable,
     WorksAtHome,
 )
+from fedfuse.methods.one_model.fedavg import averaged
 from fedfuse.models.model import Start
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import value

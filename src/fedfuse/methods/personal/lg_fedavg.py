@@ -21,7 +21,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedfuse.errors import check_choice
-from fedfuse.methods.fedavg import averaged
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
 from fedfuse.methods.mixins import (
     AdmissionDialogue,
@@ -32,6 +31,7 @@ from fedfuse.methods.mixins import (
     Weights,
     WorksAtHome,
 )
+from fedfuse.methods.one_model.fedavg import averaged
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints

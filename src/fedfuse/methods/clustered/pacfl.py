@@ -23,7 +23,6 @@ import scipy
 
 from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError, check_choice
-from fedfuse.methods.fedavg import Averaging, GroupModels
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.methods.mixins import (
     AdmissionDialogue,
@@ -33,6 +32,7 @@ from fedfuse.methods.mixins import (
     RunSummary,
     Searchable,
 )
+from fedfuse.methods.one_model.fedavg import Averaging, GroupModels
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Subspace, Task
 from fedfuse.utils.typing import Floats, Ints

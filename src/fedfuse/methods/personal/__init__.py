@@ -1,0 +1,1 @@
+"""Personal models: one for each device, helped by the others."""
