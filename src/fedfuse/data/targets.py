@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.core.metrics import Goal as Goal
 from fedfuse.data.checks import MAX_ABS_VALUE, as_numpy, check_same, is_missing
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.utils.typing import Floats, Ints
-
-Goal: TypeAlias = Literal["classification", "regression"]
 
 # Whole numbers with more distinct values than this are values, not classes.
 MAX_INTEGER_CLASSES = 20
