@@ -1,4 +1,4 @@
-"""The one exception that bad input raises, the guess what was meant, and checks of settings."""
+"""The one exception that bad input raises, the one of SIGTERM, the guess what was meant, and checks of settings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ class FedfuseError(ValueError):
 
     The command line prints the same words on one line and exits with status 2.
     """
+
+
+class Terminated(SystemExit):
+    """SIGTERM. In training it is raised after the round, and the process exits with status 0."""
 
 
 def guess(word: str, known: Iterable[str]) -> str:

@@ -18,9 +18,10 @@ from fedfuse.errors import FedfuseError
 from fedfuse.protocol.local_work import Work
 from fedfuse.studies.compare import compare, resume_comparison, seeds_of
 from fedfuse.studies.comparison import Comparison, holm, wilcoxon_p
-from fedfuse.studies.jobs import Watcher, directory_lock
+from fedfuse.studies.jobs import Watcher
 from fedfuse.training.options import build, options_by_method, parse_options
 from fedfuse.training.presets import preset
+from fedfuse.utils.files import directory_lock
 from support.planted import planted, visits
 
 EXACT = Work(solver="exact")

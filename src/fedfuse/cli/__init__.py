@@ -6,8 +6,9 @@ import gc
 import logging
 import os
 import re
+import signal
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -18,7 +19,7 @@ from fedfuse.cli.data_commands import data_fetch, data_list, flower_new
 from fedfuse.cli.result_commands import export, join, predict, report, watch
 from fedfuse.cli.run_commands import resume, run, tune
 from fedfuse.cli.study_commands import bench, compare, paper, path, sweep
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, Terminated
 
 __all__ = ["app", "main"]
 
@@ -50,6 +51,7 @@ def main() -> None:
     logger, often = logging.getLogger("fedfuse"), gc.get_threshold()
     logger.addHandler(notes)
     gc.set_threshold(GARBAGE_COLLECTION_OBJECTS, *often[1:])
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         # some versions of typer raise an interruption, others return its status
         if app(prog_name="fedfuse", standalone_mode=False) == INTERRUPTED_STATUS:
@@ -61,6 +63,8 @@ def main() -> None:
         fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", INTERRUPTED_STATUS)
+    except Terminated as stop:
+        fail("terminated", int(str(stop)))
     except BrokenPipeError:  # the reader of our output has gone; nothing is wrong here
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except MemoryError as error:
@@ -68,9 +72,14 @@ def main() -> None:
     except OSError as error:
         fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2)
     finally:
+        signal.signal(signal.SIGTERM, before)
         gc.set_threshold(*often)
         logger.removeHandler(notes)
         notes.forget()
+
+
+def _terminate(number: int, frame: Any) -> NoReturn:
+    raise Terminated(128 + number)
 
 
 def _as_typed(message: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -66,6 +67,8 @@ def print_json(data: Any) -> None:
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """End the command with one line on standard error."""
+    """End the command with one line on standard error; if it was interrupted, the next Ctrl-C ends it at once."""
+    if status == INTERRUPTED_STATUS:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED_STATUS))
     print("fedfuse: " + " ".join(message.split()), file=sys.stderr)  # one line at any width
     raise SystemExit(status)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from fedfuse.cli.console import INTERRUPTED_STATUS, Answers, console, fail, print_json
+from fedfuse.errors import Terminated
 from fedfuse.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ def train_with_progress(train: Callable[[list[Callback]], Trained], directory: P
     bar = ProgressBar(console)
     try:
         return train([bar])
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as stop:
         bar.close()
         if not RunDirectory(directory).started:
             raise
-        _fail_resumable(directory)
+        _fail_resumable(directory, stop)
     finally:
         bar.close()
 
@@ -83,10 +84,10 @@ def compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_
     bars = ComparisonBars(console)
     try:
         comparison = work(bars)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as stop:
         if not is_comparison(directory):
             raise
-        _fail_resumable(directory)
+        _fail_resumable(directory, stop)
     _show_study(comparison, show_comparison, directory, as_json)
 
 
@@ -120,5 +121,7 @@ def _show_study(found: Study, show: Callable[[Study, Answers], None], directory:
     answers.say(f"\nfiles: {directory}\nreport: {page}")
 
 
-def _fail_resumable(directory: Path) -> NoReturn:
-    fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", INTERRUPTED_STATUS)
+def _fail_resumable(directory: Path, stop: BaseException) -> NoReturn:
+    """Say how to go on; a service that is told to stop has done so with success."""
+    status = 0 if isinstance(stop, SystemExit) else INTERRUPTED_STATUS
+    fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", status)

@@ -16,7 +16,8 @@ from fedfuse.paper.experiment import Item
 from fedfuse.paper.setup import PaperSetup
 from fedfuse.paper.trials import Trial
 from fedfuse.protocol.local_work import value
-from fedfuse.studies.jobs import Watcher, directory_lock, run_jobs
+from fedfuse.studies.jobs import Watcher, run_jobs
+from fedfuse.utils.files import directory_lock
 from fedfuse.utils.threads import usable_cores
 
 SECONDS_PER_ROUND = 0.004

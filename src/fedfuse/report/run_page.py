@@ -22,7 +22,7 @@ from fedfuse.results.run_directory import RunDirectory
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.training.evaluation import Baselines
 from fedfuse.training.newcomers import noted
-from fedfuse.utils.files import read_json
+from fedfuse.utils.files import read_csv, read_json
 from fedfuse.utils.typing import Floats, Ints
 
 MAX_CARDS, MAX_FEATURES, MAX_COLUMNS = 24, 12, 6
@@ -186,7 +186,7 @@ def _tuning(directory: Path, metric: str) -> dict[str, Any] | None:
     """Return the candidates of a tuning with their scores."""
     if not (directory / "tuning.csv").exists():
         return None
-    table = pd.read_csv(directory / "tuning.csv")
+    table = read_csv(directory / "tuning.csv")
     heads, rows = words.tuning_table(table, metric)
     return {"heads": heads, "rows": zip(rows, table["chosen"], strict=True)}
 

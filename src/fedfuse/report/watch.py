@@ -35,7 +35,7 @@ from fedfuse.results.run_directory import RunDirectory
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.compare import Request, is_comparison
 from fedfuse.training.progress import ROUNDS, read_rounds
-from fedfuse.utils.files import read_json, without_nan
+from fedfuse.utils.files import read_csv, read_json, without_nan
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_SILENCE_SECONDS = 60
@@ -112,7 +112,7 @@ class Progress:
 def _finished(directory: Path) -> tuple[str, list[dict[str, Any]]]:
     """Return the metric and the rows of a finished run, without loading its model."""
     try:
-        history = pd.read_csv(directory / "history.csv").astype(object)
+        history = read_csv(directory / "history.csv").astype(object)
         return str(read_json(directory / "summary.json")["metric"]), without_nan(history.to_dict("records"))
     except (KeyError, TypeError, OSError, ValueError) as problem:
         raise FedfuseError(f"{directory} holds no whole run of fedfuse: {problem}") from None

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.results.result import Result
-from fedfuse.utils.files import atomic_write, write_json
+from fedfuse.utils.files import atomic_write, check_no_link, make_directory, write_json
 
 SAFETENSORS_KINDS = {"f": "F", "i": "I", "u": "U"}
 
@@ -25,7 +25,8 @@ def export(result: Result, directory: str | PathLike[str]) -> list[Path]:
     ``intercept``, for tables in the units of the table.
     """
     folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
+    check_no_link(folder)
+    make_directory(folder)
     paths = [folder / f"cluster-{group}.safetensors" for group in range(result.n_clusters)]
     for group, path in enumerate(paths):
         with atomic_write(path) as file:

@@ -21,7 +21,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.models import Model
 from fedfuse.results.profile import Profile
 from fedfuse.results.run_directory import read_run
-from fedfuse.utils.files import write_arrays, write_csv, write_json
+from fedfuse.utils.files import make_directory, write_arrays, write_csv, write_json
 from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats, Ints
 
@@ -385,7 +385,7 @@ class Result:
     def save(self, directory: str | PathLike[str]) -> None:
         """Write the result as plain files; ``summary.json`` comes last and marks a finished run."""
         path = Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
+        make_directory(path)
         write_csv(path / "history.csv", self.history)
         write_csv(path / "labels.csv", self.devices())
         if self.model.convex:

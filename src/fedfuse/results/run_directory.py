@@ -8,6 +8,8 @@ is read. Files may have been edited by hand: all are checked here.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,11 @@ from fedfuse.utils.files import (
     NUMBER,
     Kinds,
     check_fields,
+    check_no_link,
+    directory_lock,
+    make_directory,
     read_arrays,
+    read_csv,
     read_json,
     write_arrays,
     write_json,
@@ -53,6 +59,7 @@ AS_SUMMARISED = (
     "privacy",
 )  # fmt: skip
 _META = "meta"
+CHECKPOINT, SNAPSHOTS = "checkpoint", "snapshots"  # Folders of an unfinished run.
 
 
 class RunDirectory:
@@ -75,12 +82,21 @@ class RunDirectory:
     def create(self, config: dict[str, Any]) -> None:
         """Write what the run is asked; refuse to write over another run."""
         self.check_free()
-        self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / "config.json", config)
-        except OSError as problem:
-            raise FedfuseError(f"cannot write to {self.path}: {problem.strerror}") from None
+        self._make()
+        write_json(self.path / "config.json", config)
+
+    def _make(self) -> None:
+        self._made += [path for path in (self.path, *self.path.parents) if not path.exists()]
+        make_directory(self.path)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out of the directory, which is made if there is none."""
+        self._make()
+        for folder in (CHECKPOINT, SNAPSHOTS):
+            check_no_link(self.path / folder)
+        with directory_lock(self.path):
+            yield
 
     def config(self) -> dict[str, Any]:
         """Return what the run was asked."""
@@ -112,7 +128,7 @@ class RunDirectory:
 
     def save_checkpoint(self, meta: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Replace the last checkpoint."""
-        (self.path / "checkpoint").mkdir(exist_ok=True)
+        make_directory(self._checkpoint.parent)
         text = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
         write_arrays(self._checkpoint, {_META: text, **arrays})
 
@@ -141,7 +157,7 @@ class RunDirectory:
 
     @property
     def _checkpoint(self) -> Path:
-        return self.path / "checkpoint" / "latest.npz"
+        return self.path / CHECKPOINT / "latest.npz"
 
 
 def modern_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -185,8 +201,6 @@ def _fields(
     model: Model[Any] | None,
     path: Path,
 ) -> dict[str, Any]:
-    import pandas as pd
-
     from fedfuse.core.certificate import Certificate
     from fedfuse.models import from_config
     from fedfuse.results.profile import Profile
@@ -209,7 +223,7 @@ def _fields(
         "confidence": arrays.pop("confidence", None),
         "unheard": arrays.pop("unheard", np.empty(0, np.int64)),
         "scores": arrays,
-        "history": pd.read_csv(path / "history.csv"),
+        "history": read_csv(path / "history.csv"),
         "attack": {**{k: summary[k] for k in ("attack", "lies")}, "who": who["who"]} if "attack" in summary else None,
         "suspects": np.array(who["suspects"], dtype=np.int64),
         "rounds": summary["rounds"] + summary.get("refit_rounds", 0),

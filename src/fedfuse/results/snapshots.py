@@ -20,12 +20,13 @@ import numpy.typing as npt
 import scipy
 
 from fedfuse.errors import FedfuseError
-from fedfuse.utils.files import read_arrays, write_arrays
+from fedfuse.results.run_directory import SNAPSHOTS
+from fedfuse.utils.files import make_directory, read_arrays, write_arrays
 from fedfuse.utils.typing import Floats, Ints
 
 log = logging.getLogger(__name__)
 
-FILE, FOLDER = "snapshots.npz", "snapshots"
+FILE = "snapshots.npz"
 _COLUMNS = ("round", "levels", "largest", "labels")
 MAX_DEVICES = 1000  # Of more devices, so many are sampled evenly.
 GROWTH_RATIO = 1.3  # Rounds of a snapshot, in multiples of those of the one before.
@@ -122,7 +123,7 @@ class SnapshotFile:
     """The snapshots of a run directory."""
 
     def __init__(self, directory: Path) -> None:
-        self.file, self.folder = directory / FILE, directory / FOLDER
+        self.file, self.folder = directory / FILE, directory / SNAPSHOTS
 
     def rounds(self) -> list[int]:
         """Return the rounds of single files."""
@@ -130,7 +131,7 @@ class SnapshotFile:
 
     def add(self, snapshot: DistanceSnapshot) -> None:
         """Write one snapshot."""
-        self.folder.mkdir(exist_ok=True)
+        make_directory(self.folder)
         write_arrays(self._path(snapshot.round), _packed([snapshot]), compress=True)
 
     def forget_after(self, k: int) -> None:

@@ -25,11 +25,11 @@ from fedfuse.methods.registry import compared_by_default, from_config, method_ca
 from fedfuse.models import Model, model_called
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.comparison import Comparison
-from fedfuse.studies.jobs import Job, Watcher, directory_lock, finished_run, load_seed, run_jobs
+from fedfuse.studies.jobs import Job, Watcher, finished_run, load_seed, run_jobs
 from fedfuse.training.options import build, common_words, options_by_method
 from fedfuse.training.presets import preset
 from fedfuse.training.settings import Settings
-from fedfuse.utils.files import read_json, write_json
+from fedfuse.utils.files import directory_lock, make_directory, read_json, write_json
 from fedfuse.utils.threads import usable_cores
 
 log = logging.getLogger(__name__)
@@ -287,11 +287,8 @@ class Request:
 
     def save(self, directory: Path) -> None:
         """Write ``compare.json``."""
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            write_json(directory / FILE, self.to_json())
-        except OSError as problem:
-            raise FedfuseError(f"cannot write to {directory}: {problem.strerror}") from None
+        make_directory(directory)
+        write_json(directory / FILE, self.to_json())
 
     @classmethod
     def load(cls, directory: Path) -> Request:

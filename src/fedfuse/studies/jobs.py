@@ -300,24 +300,3 @@ def _worker_environment(threads: int) -> Iterator[None]:
             del os.environ[name]
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-@contextmanager
-def directory_lock(directory: Path) -> Iterator[None]:
-    """Keep other processes out of a directory of runs; the system releases the lock even if this process is killed."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such locks.
-        yield
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FedfuseError(f"another process is at work on the comparison in {directory}") from None
-        except OSError:  # Some file systems have no locks.
-            log.debug("no lock on %s", directory)
-        yield
-    finally:
-        os.close(handle)

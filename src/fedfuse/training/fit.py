@@ -13,7 +13,7 @@ from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
 from fedfuse.engines import Attacks, Engine, EngineSpec
 from fedfuse.engines.attacks import draw_liars, flipped
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, Terminated
 from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.methods.method import Method
 from fedfuse.methods.one_model.fedavg import FedAvg
@@ -96,16 +96,19 @@ def fit(
     if run_directory:
         run_directory.check_free()
     run = _run(federation, model, method, chosen, engine, place, run_directory, callbacks, dataset)
-    if run_directory:
-        run_directory.create(_config(run, source, place))
-    try:
+    if run_directory is None:
         return _finish(run)
-    except FedfuseError:
-        if run_directory and not (run_directory.under_way or run_directory.finished):
-            # The run never got under way: the corrected command may have its directory.
-            progress.forget(run_directory.path)
-            run_directory.withdraw()
-        raise
+    config = _config(run, source, place)
+    with run_directory.lock():
+        run_directory.create(config)
+        try:
+            return _finish(run)
+        except FedfuseError:
+            if not (run_directory.under_way or run_directory.finished):
+                # The run never got under way: the corrected command may have its directory.
+                progress.forget(run_directory.path)
+                run_directory.withdraw()
+            raise
 
 
 def resume(
@@ -124,10 +127,24 @@ def resume(
     and ``workers`` are needed only to compute elsewhere than before, or where the run had an engine of its own.
     """
     run_directory = RunDirectory(directory)
-    config = run_directory.config()
-    if run_directory.finished:
+    run_directory.config()  # A directory without a run is refused, and not made.
+    with run_directory.lock():
+        if not run_directory.finished:
+            return _finish(_saved(run_directory, federation, callbacks, model, engine, workers), restore=True)
         _tidy(run_directory)
-        return Result.load(directory, model)
+    return Result.load(directory, model)
+
+
+def _saved(
+    run_directory: RunDirectory,
+    federation: Federation | None,
+    callbacks: Iterable[Callback],
+    model: Model[Any] | None,
+    engine: str | Engine | None,
+    workers: int | None,
+) -> Run:
+    """Return the run that a directory's configuration asks for."""
+    directory, config = run_directory.path, run_directory.config()
     try:
         settings, method = Settings(**config["settings"]), method_from_config(config["method"])
         model, dataset = model_from_config(config["model"], model), config["dataset"]
@@ -149,8 +166,7 @@ def resume(
         place = EngineSpec(engine, workers)
     elif workers is not None:
         place = replace(place, workers=workers)
-    run = _run(federation, model, method, settings, engine, place, run_directory, callbacks, dataset)
-    return _finish(run, restore=True)
+    return _run(federation, model, method, settings, engine, place, run_directory, callbacks, dataset)
 
 
 def prepared(
@@ -202,7 +218,7 @@ def _finish(run: Run, *, restore: bool = False) -> Result:
         if not (restore and run.restore()):
             run.begin()
         result = run.go()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         run.save()
         raise
     finally:

@@ -23,7 +23,7 @@ from fedfuse.core.partitions import adjusted_rand
 from fedfuse.data.federation import Federation, Part
 from fedfuse.engines import Engine
 from fedfuse.engines.attacks import known_attack
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, Terminated
 from fedfuse.methods.method import FederationInfo, Method, Outcome
 from fedfuse.methods.mixins import AsksFirst, Broadcasts, GathersReplies, WorksAtHome
 from fedfuse.models import Model
@@ -151,17 +151,20 @@ class Run:
         """Train to the end."""
         clock, before = time.perf_counter(), self.seconds
         self._tell("on_start")
-        while not self.over or self._next_stage():
-            with _interrupts_wait():
-                self.between_rounds = False
-                row = self.round()
-                self.seconds = before + time.perf_counter() - clock
-                moment = self.seconds if self.engine.time is None else self.engine.time
-                self.history.append({**row, "seconds": self.seconds, "time": moment})
-                self.between_rounds = True
-            self._tell("on_round", self.history[-1])
-            if self.directory and self.k % self.settings.checkpoint_every == 0:
-                self.save()
+        with _termination_waits() as terminated:
+            while not self.over or self._next_stage():
+                with _interrupts_wait():
+                    self.between_rounds = False
+                    row = self.round()
+                    self.seconds = before + time.perf_counter() - clock
+                    moment = self.seconds if self.engine.time is None else self.engine.time
+                    self.history.append({**row, "seconds": self.seconds, "time": moment})
+                    self.between_rounds = True
+                self._tell("on_round", self.history[-1])
+                if terminated:
+                    raise Terminated(0)
+                if self.directory and self.k % self.settings.checkpoint_every == 0:
+                    self.save()
         result = self.result()
         self._tell("on_end", result)
         return result
@@ -425,6 +428,26 @@ def _interrupts_wait() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if asked:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def _termination_waits() -> Iterator[list[int]]:
+    """Note SIGTERM for the end of the round; a second one does not wait."""
+    before, noted = signal.getsignal(signal.SIGTERM), list[int]()
+    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
+        yield noted
+        return
+
+    def note(number: int, frame: Any) -> None:
+        noted.append(number)
+        if len(noted) > 1:
+            raise Terminated(128 + number)
+
+    signal.signal(signal.SIGTERM, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> Floats:

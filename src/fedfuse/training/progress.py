@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fedfuse.results.snapshots import DistanceSnapshot, SnapshotFile, due
 from fedfuse.training.loop import Callback, Row, Run
-from fedfuse.utils.files import without_nan
+from fedfuse.utils.files import append_text, atomic_write, read_json_lines, without_nan
 
 if TYPE_CHECKING:
     from fedfuse.results.result import Result
@@ -33,7 +33,8 @@ class Recorder(Callback):
 
     def on_start(self, run: Run) -> None:
         """Start again from the checkpoint."""
-        self._path.write_text("".join(map(_line, run.history)), encoding="utf-8")
+        with atomic_write(self._path) as file:
+            file.write("".join(map(_line, run.history)).encode())
         self._album.forget_after(run.k)
         self._last = max(self._album.rounds(), default=None)
         self._look(run)
@@ -56,8 +57,7 @@ class Recorder(Callback):
             self._last = run.k
 
     def _flush(self) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write("".join(map(_line, self._waiting)))
+        append_text(self._path, "".join(map(_line, self._waiting)))
         self._waiting, self._written = [], time.monotonic()
 
 
@@ -75,11 +75,7 @@ def forget(directory: Path) -> None:
 
 def read_rounds(directory: Path) -> list[Row]:
     """Return the rows of an unfinished run, without a line that is being written."""
-    try:
-        text = (directory / ROUNDS).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.split("\n")[:-1]]
+    return read_json_lines(directory / ROUNDS) if (directory / ROUNDS).exists() else []
 
 
 def _line(row: Row) -> str:

@@ -1,12 +1,17 @@
-"""Files that are written whole or not at all, and JSON and arrays read with care.
+"""Files that are written whole or not at all, and JSON, arrays and tables read with care.
 
-Nothing is pickled, so nothing is executed when a file is read.
+Directories may come from strangers. Nothing is pickled, so nothing is executed when a file is read; what is read is a
+regular file in its directory, and its size is known before memory is taken for it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
+import stat
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +22,18 @@ import numpy.typing as npt
 
 from fedfuse.errors import FedfuseError
 
+log = logging.getLogger(__name__)
+
 NUMBER, NOTHING = (int, float), type(None)
 Kinds: TypeAlias = Any  # A type, list[int] or dict[str, int], or a tuple of these.
+MAX_JSON_BYTES = 1 << 25
+MAX_TABLE_BYTES = 1 << 28
+MAX_HEADER_BYTES = 1 << 16  # Of a table: its first line, and so its number of columns.
+MAX_UNPACKED_BYTES = 1 << 28  # Of all compressed arrays of a file; others have their size on disk.
+MAX_INTEGER = 2**63 - 1
 _HALF = ".half"
+# A link is not followed, and a pipe without a reader is an error and not a wait. Windows has neither word.
+_NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 _WORDS: dict[Any, str] = {dict: "an object", list: "a list", str: "text", int: "a whole number", float: "a number"}
 _WORDS |= {bool: "true or false", NOTHING: "null", list[int]: "a list of whole numbers", list[str]: "a list of text"}
 
@@ -28,14 +42,65 @@ _WORDS |= {bool: "true or false", NOTHING: "null", list[int]: "a list of whole n
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that takes its name only when it is complete and on disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_HALF}")
+    with _writing(path):
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, unless it is there."""
+    with _writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add text to a file, which is made if there is none."""
+    with _writing(path):
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK | _NO_WAIT, 0o644)
+        with os.fdopen(handle, "a", encoding="utf-8") as file:
+            file.write(text)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Say in one sentence why a file cannot be written: the disk is full, or nobody may."""
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        yield
+    except OSError as problem:
+        raise FedfuseError(f"cannot write to {path}: {problem.strerror or problem}") from None
+
+
+@contextmanager
+def directory_lock(directory: Path) -> Iterator[None]:
+    """Keep other processes out of a directory; the system releases the lock even if this process is killed."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks.
+        yield
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FedfuseError(f"another process is at work in {directory}: wait for its end, or end it") from None
+        except OSError:  # Some file systems have no locks.
+            log.debug("no lock on %s", directory)
+        yield
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def check_no_link(path: Path) -> None:
+    """Refuse to write into a directory that is a link to another: a run directory may come from a stranger."""
+    if path.is_symlink():
+        raise FedfuseError(f"{path} is a link to {path.readlink()}, which is not followed: remove the link")
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -46,7 +111,36 @@ def write_json(path: Path, data: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run directory."""
-    return _read(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+    return _read(path, lambda: json.loads(_text(path), parse_constant=_refuse_constant))
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read objects, one on each line, without a last line that is being written."""
+
+    def read() -> list[dict[str, Any]]:
+        return [check_fields(json.loads(line), {}, path) for line in _text(path).split("\n")[:-1]]
+
+    rows: list[dict[str, Any]] = _read(path, read)
+    return rows
+
+
+def _text(path: Path) -> str:
+    with _open(path, MAX_JSON_BYTES) as file:
+        return file.read().decode()
+
+
+def read_csv(path: Path) -> Any:
+    """Read a CSV file of a run directory as a data frame."""
+    import pandas as pd
+
+    def read() -> Any:
+        with _open(path, MAX_TABLE_BYTES) as file:
+            if len(file.readline(MAX_HEADER_BYTES)) == MAX_HEADER_BYTES:
+                raise ValueError("its first line is too long")
+            file.seek(0)
+            return pd.read_csv(file)
+
+    return _read(path, read)
 
 
 def write_csv(path: Path, table: Any, *, index: bool = False) -> None:
@@ -79,9 +173,11 @@ def check_fields(data: Any, kinds: Mapping[str, Kinds], where: object, *, whole:
 def _fits(value: Any, kind: Any) -> bool:
     if isinstance(kind, tuple):
         return any(_fits(value, each) for each in kind)
+    if isinstance(value, NUMBER) and not abs(value) <= MAX_INTEGER:
+        return False
     inside = value.values() if isinstance(value, dict) else value
     return isinstance(value, get_origin(kind) or kind) and all(
-        isinstance(each, of) for of in get_args(kind)[-1:] for each in inside
+        _fits(each, of) for of in get_args(kind)[-1:] for each in inside
     )
 
 
@@ -97,14 +193,34 @@ def write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]], *, compress: b
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Read named arrays; refuse anything that would have to be unpickled."""
+    """Read named arrays; refuse anything that would have to be unpickled, or that is larger than its file says."""
 
     def read() -> dict[str, npt.NDArray[Any]]:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load leaves bad files open
-            return dict(arrays)
+        with _open(path) as file, zipfile.ZipFile(file) as archive:
+            members, size = archive.infolist(), os.fstat(file.fileno()).st_size
+            plain = [member for member in members if member.compress_type == zipfile.ZIP_STORED]
+            packed = sum(member.file_size for member in members if member not in plain)
+            if sum(member.file_size for member in plain) > size or packed > MAX_UNPACKED_BYTES:
+                raise ValueError("its arrays are larger than fedfuse writes them")
+            return {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
 
     arrays: dict[str, npt.NDArray[Any]] = _read(path, read)
     return arrays
+
+
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    """Read one array; no memory is taken on the word of its header alone."""
+    with archive.open(member) as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("it is in another version of NumPy's format")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, which fedfuse never writes")
+        if file.tell() + math.prod(shape) * dtype.itemsize != member.file_size:
+            raise ValueError(f"an array of shape {shape} in {member.file_size} bytes")
+    with archive.open(member) as file:
+        array: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+        return array
 
 
 def without_nan(data: Any) -> Any:
@@ -118,6 +234,22 @@ def without_nan(data: Any) -> Any:
     if isinstance(data, float) and not np.isfinite(data):
         return None
     return data
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _open(path: Path, limit: int | None = None) -> IO[bytes]:
+    """Open a regular file, which may be a link within its directory, of so many bytes at the most."""
+    if not path.resolve().is_relative_to(path.parent.resolve()):
+        raise ValueError("it is a link to another directory, which is not followed")
+    file = os.fdopen(os.open(path, os.O_RDONLY | _NO_WAIT), "rb")
+    size = os.fstat(file.fileno()).st_size
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or (limit is not None and size > limit):
+        file.close()
+        raise ValueError(f"not a regular file of at most {limit or size:,} bytes")
+    return file
 
 
 def _read(path: Path, read: Callable[[], Any]) -> Any:
