@@ -77,6 +77,26 @@ class Textbook:
         self.theta, self.v = theta, v
 
 
+class EdgeTextbook(Textbook):
+    """The same for some pairs alone: an anchor is a mean over a device and its neighbours."""
+
+    def __init__(self, omega, penalty, edges, rho=1.0, warm=False):
+        super().__init__(omega, penalty, rho, warm)
+        self.edges = set(edges)
+
+    def update_pair(self, i, j):
+        if (i, j) in self.edges:
+            super().update_pair(i, j)
+
+    def anchor(self, i):
+        zeta, neighbours = self.omega[i].copy(), 0
+        for j in range(len(self.omega)):
+            if (min(i, j), max(i, j)) in self.edges:
+                zeta += self.omega[j] + self.theta[i, j] - self.v[i, j] / self.rho
+                neighbours += 1
+        return zeta / (1 + neighbours)
+
+
 def softmax_steps(X, y, W, anchor, rho, steps, lr):
     """Gradient steps of one device on mean cross-entropy + rho/2 ||W - anchor||^2.
 

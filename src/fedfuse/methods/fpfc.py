@@ -26,13 +26,14 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fedfuse.core.partitions import Gap, group_means, linkage_heights, widest_gap
+from fedfuse.core.partitions import Gap, group_means, widest_gap
 from fedfuse.core.penalties import L1, Penalty, SmoothedSCAD
 from fedfuse.core.robust_mean import MIN_USUAL_MOVE_RATIO, Robust, longest_moves, usual_length
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.method import FederationInfo, Method, Outcome
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, TakesSingleReplies
 from fedfuse.methods.state_arrays import Arrays
+from fedfuse.pairs.neighbour_graph import check_graph
 from fedfuse.pairs.newcomer_pairs import NewcomerPairs
 from fedfuse.pairs.state import FusionState, Residuals, check_backend
 from fedfuse.protocol.tasks import Install, Task, Train
@@ -175,6 +176,9 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     backend, blocks
         Cut the server's state into blocks of coordinates, for long vectors: ``"threads"``, or ``"ray"`` for actors on
         the machines of a Ray cluster: see `pairs.state.FusionState`.
+    graph
+        Fuse every device with its nearest neighbours alone, ``"knn:10"`` for ten, where there are too many for all
+        pairs: memory then grows with the number of devices, not with its square.
     """
 
     lam: float | Lambda = "auto"
@@ -187,6 +191,7 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     spill: str | None = None
     backend: str | None = None
     blocks: int | None = None
+    graph: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,6 +205,8 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
         if self.memory is not None and self.memory <= 0:
             raise FedfuseError(f"memory must be a positive number of bytes, got {self.memory}")
         check_backend(self.backend, self.blocks)
+        if check_graph(self.graph) and self.backend:
+            raise FedfuseError("blocks of coordinates are for all pairs: leave out backend or graph")
         check_choice("robust", self.robust, Robust)
 
     @property
@@ -237,16 +244,16 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     @property
     def room(self) -> dict[str, Any]:
         """Where and how the server keeps its pairs."""
-        return {name: getattr(self, name) for name in ("memory", "spill", "backend", "blocks")}
+        return {name: getattr(self, name) for name in ("memory", "spill", "backend", "blocks", "graph")}
 
     def gap(self, pairs: FusionState) -> Gap:
         """Return where groups part: at nu, or where the lengths of theta have their widest gap."""
         if self.nu is not None:
             return Gap(self.nu, self.nu)
         fused = FUSED_RATIO * self.strength
-        if pairs.m > MAX_GAP_DEVICES or not fused:
+        if not fused or (pairs.m > MAX_GAP_DEVICES and self.graph is None):
             return Gap(fused, fused)
-        return widest_gap(linkage_heights(pairs.norms()), fused, self.penalty.reach)
+        return widest_gap(pairs.heights(), fused, self.penalty.reach)
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> FPFCState:
         models = np.tile(info.initial(self.start), (info.m, 1)) if previous is None else previous.models

@@ -189,7 +189,7 @@ def _added(parts: list[Floats]) -> Floats:
 
 
 def _square_change(a: Floats, b: Floats, products: tuple[Floats, Floats, Floats]) -> float:
-    """Return the sum over pairs of ||a new - b old||^2 (see `pairs.pair_kernels._square_change`)."""
+    """Return the sum over pairs of ||a new - b old||^2 (see `pairs.pair_kernels.square_change`)."""
     new_new, gap_new, gap_gap = products
     c = a - b
     return float(np.maximum(c * c * new_new + 2 * c * b * gap_new + b * b * gap_gap, 0.0).sum())

@@ -44,7 +44,7 @@ def _pair(i: Any, j: Any) -> Any:
 
 
 @njit(**_INNER)
-def _shrink(r: Any, pieces: Any) -> Any:
+def shrink(r: Any, pieces: Any) -> Any:
     ends, c0, c1 = pieces
     k = 0
     while r > ends[k]:
@@ -159,7 +159,7 @@ def _add(source: Any, target: Any) -> None:
 
 
 @njit(**_INNER)
-def _square_change(a: Any, b: Any, products: Any) -> Any:
+def square_change(a: Any, b: Any, products: Any) -> Any:
     """||a new - b old||^2 = ||(a - b) new + b gap||^2: no digits are lost where little has moved."""
     new_new, gap_new, gap_gap = products
     c = a - b
@@ -275,11 +275,11 @@ def _new_numbers(pairs: Any, pieces: Any, sign: Any, both: Any, p: Any, products
     """Write a pair's new numbers; return the weights for `_write_row`, squared residuals, and whether it is far now."""
     s, one = pairs.s, sign * sign
     norm, s_old = np.sqrt(products[0]), s[p]
-    s_new = s.dtype.type(_shrink(norm, pieces))
+    s_new = s.dtype.type(shrink(norm, pieces))
     s[p], pairs.r[p] = s_new, norm
     # omega_i - omega_j - theta is the change of v / rho = (1 - s) delta; theta is s delta
-    primal = _square_change(np.float64(one - s_new), np.float64(one - s_old), products)
-    dual = _square_change(np.float64(s_new), np.float64(s_old), products)
+    primal = square_change(np.float64(one - s_new), np.float64(one - s_old), products)
+    dual = square_change(np.float64(s_new), np.float64(s_old), products)
     keep, gain, back = sign * (one - s_old), s_new + s_new - one, sign * (one - s_old - s_old)
     weights = (keep, sign, gain, one, one - one) if both else (keep, sign, gain, one - one, back)
     return weights, primal, dual, s_old == one and s_new == one

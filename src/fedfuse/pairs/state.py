@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.core import penalties
-from fedfuse.core.partitions import joined
+from fedfuse.core.partitions import joined, linkage_heights
 from fedfuse.core.penalties import Penalty
 from fedfuse.errors import FedfuseError
 from fedfuse.pairs import numpy_state
@@ -115,6 +115,8 @@ class FusionState:
         ``"ray"``, actors of a Ray cluster with one block each. Iterates are the same up to rounding.
     blocks
         How many blocks. By default a process has up to eight, by ``d`` alone; Ray one for every processor it has.
+    graph
+        Fuse neighbours alone, for many devices (`pairs.edge_state`): ``"knn:10"`` for the ten nearest of each.
 
     Examples
     --------
@@ -127,9 +129,9 @@ class FusionState:
     _adjacency: Bytes | None = None
     _sums: Floats
 
-    def __new__(cls, *_: Any, backend: str | None = None, **__: Any) -> FusionState:
-        """Choose the class by backend, as `pathlib.Path` does by platform."""
-        return super().__new__(_kind(backend) if cls is FusionState else cls)
+    def __new__(cls, *_: Any, backend: str | None = None, graph: str | None = None, **__: Any) -> FusionState:
+        """Choose the class by backend and graph, as `pathlib.Path` does by platform."""
+        return super().__new__(_kind(backend, graph) if cls is FusionState else cls)
 
     def __init__(
         self,
@@ -143,6 +145,7 @@ class FusionState:
         spill: Folder = None,
         backend: str | None = None,
         blocks: int | None = None,
+        graph: str | None = None,
     ) -> None:
         self.omega: Floats = np.array(omega, dtype=dtype, order="C")
         if self.omega.ndim != 2:
@@ -233,7 +236,7 @@ class FusionState:
         if not active.size:
             return Residuals(0.0, 0.0, 0.0)
         moved, size, primal, dual = self._update_squares(active, new)
-        scale, touched = sqrt(size / self.m) or 1.0, max(_touched_pairs(self.m, active.size), 1)
+        scale, touched = sqrt(size / self.m) or 1.0, max(self._touched(active), 1)
         # a dual residual that is a difference may round below zero
         residuals = sqrt(primal / touched), sqrt(max(dual, 0.0) / touched), sqrt(moved / active.size)
         return Residuals(*(residual / scale for residual in residuals))
@@ -241,6 +244,10 @@ class FusionState:
     def _update_squares(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
         """Update; return squared lengths: of the devices' moves, of all parameters, of primal and dual residuals."""
         return self._update_with_numpy(active, new) if self._small else self._update_compiled(active, new)
+
+    def _touched(self, active: Ints) -> int:
+        """Return how many pairs the last round has updated."""
+        return _touched_pairs(self.m, active.size)
 
     def _update_with_numpy(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
         check_devices(active, self.m, once=True)
@@ -318,6 +325,10 @@ class FusionState:
         near = self._square(np.where(far, 0, self.s.astype(np.float64) * self.r))
         return near + self._square(far) * self.distances() if far.any() else near
 
+    def heights(self) -> Floats:
+        """Return the heights of single linkage of ||theta||, in increasing order."""
+        return linkage_heights(self.norms())
+
     def labels(self, nu: float) -> Ints:
         """Return the groups: devices with ||theta_ij|| <= nu are in one, and so are their other neighbours.
 
@@ -388,13 +399,16 @@ class FusionState:
 
     @classmethod
     def unpack(cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, **room: Any) -> FusionState:
-        """Build the state that `pack` took apart; ``room``: memory, spill, backend, blocks."""
+        """Build the state that `pack` took apart; ``room``: memory, spill, backend, blocks, graph."""
+        graph = room.pop("graph", None)
+        if graph is not None:
+            return _kind(None, graph).unpack(arrays, penalty)
         near, delta, s, r, sums, omega = (arrays[name] for name in ("near", "delta", "s", "r", "sums", "omega"))
         (m, d), pairs = omega.shape, pair_count(len(omega))
         shapes = [delta.shape, s.shape, r.shape, sums.shape]
         if shapes != [(near.size, d), (pairs,), (pairs,), (m, d)] or (near >= pairs).any():
             raise FedfuseError("the arrays of this fusion state do not fit each other")
-        state = object.__new__(_kind(room.get("backend")))
+        state = object.__new__(_kind(room.get("backend"), None))
         state.omega, state.s, state.r, state._rho = omega.copy(), s.copy(), r.copy(), float(arrays["rho"][0])
         state.penalty = penalty
         state._allocate(**room)
@@ -535,8 +549,10 @@ class FusionState:
             self._pool.compact(self._where)
 
 
-def _kind(backend: str | None) -> type[FusionState]:
-    """Return the class for this backend."""
+def _kind(backend: str | None, graph: str | None) -> type[FusionState]:
+    """Return the class for this backend and graph."""
+    if graph is not None:
+        return cast("type[FusionState]", load("fedfuse.pairs.edge_state:EdgeState"))
     return FusionState if backend is None else cast("type[FusionState]", load("fedfuse.pairs.blocks:BlockedState"))
 
 

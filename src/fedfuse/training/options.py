@@ -94,6 +94,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "memory": (_bytes, "a number of bytes, e.g. 4GB"),
     "spill": (str, "a directory"),
     "backend": (str, "'threads' or 'ray'"),
+    "graph": (str, "'knn:k'"),
     "participation": (_participation, "a share above 0 and at most 1, or sizes(share)"),
     "dtype": (str, "'float32' or 'float64'"),
     "delay": (str, "a distribution of seconds"),

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # All that kernels are written in, relative to the package.
 SOURCES = (
-    "utils/alignment", "utils/jit", "utils/simd", "pairs/layout", "pairs/pair_kernels",
+    "utils/alignment", "utils/jit", "utils/simd", "pairs/layout", "pairs/pair_kernels", "pairs/edge_kernels",
     "models/compiled_cnn", "models/loss_kernels", "models/panels",
 )  # fmt: skip
 # Machine code of other sources is removed when it has not been written for this long.
