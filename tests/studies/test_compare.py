@@ -48,7 +48,7 @@ def made_up(found, scores, seeds=(0, 1), same=True, metric="rmse"):
     for method, rows in scores.items():
         for seed, row in zip(seeds, rows, strict=True):
             names, counts = tuple(f"d{i}" for i in range(len(row))), np.full(len(row), 50)
-            profile = replace(real.profile, goal=goal, names=names, counts=counts)
+            profile = replace(real.profile, goal=goal, metric=metric, names=names, counts=counts)
             results[method, seed] = replace(real, profile=profile, scores={"test": np.array(row)}, seed=seed)
     return Comparison("made up", tuple(scores), tuple(seeds), frozenset(scores), results, {}, same)
 

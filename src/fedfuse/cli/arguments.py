@@ -58,6 +58,8 @@ Set = Annotated[list[str], Opt("--set", help="key=value, e.g. steps=grow(20), mo
 Jobs = Annotated[int | None, Opt(help="Runs at a time (default: one per core).")]
 _ROUNDS = "Maximum number of rounds of a run (default: by data set and method, 500 for a table)."
 Rounds = Annotated[int | None, Opt(help=_ROUNDS)]
+_METRIC = "What is reported: accuracy, balanced-accuracy, log-loss, auc, f1; rmse, mae, r2 (default: accuracy, rmse)."
+Metric = Annotated[str | None, Opt(help=_METRIC)]
 Plot = Annotated[Path | None, Opt(help="A picture to write (.png, .svg or .pdf).")]
 
 

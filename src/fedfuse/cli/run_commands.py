@@ -32,6 +32,7 @@ def run(
     seed: args.Seed = 0,
     data: args.DataOptions,
     model: Annotated[str | None, Opt(help="softmax, linear, cnn or mlp (default: by target; images: cnn).")] = None,
+    metric: args.Metric = None,
     engine: args.Engine = "inprocess",
     out: args.Out = None,
     set_: args.Set = [],  # noqa: B006
@@ -46,7 +47,7 @@ def run(
 
     # Check everything first, then load, and write last.
     method = method or default_name(lam)
-    words = args.words_of(set_, lam=lam, rounds=rounds)
+    words = args.words_of(set_, lam=lam, rounds=rounds, metric=metric)
     chosen, settings = args.method_and_settings(dataset, method, words, seed, engine, model)
     directory = args.free_directory(out, dataset, f"{method}-seed{seed}")
     source = data.source_of(dataset, seed)
@@ -75,6 +76,7 @@ def tune(
     cap: Annotated[int | None, Opt(help="Maximum for one lambda (warmup) or other candidate.")] = None,
     seed: args.Seed = 0,
     data: args.DataOptions,
+    metric: args.Metric = None,
     engine: args.Engine = "inprocess",
     out: args.Out = None,
     set_: args.Set = [],  # noqa: B006
@@ -94,7 +96,7 @@ def tune(
         candidates = args.read_candidates(grid, method) if searched else args.read_grid(grid)
     if lam is not None:
         args.refuse_key("lam", set_, "lambda is chosen here; --grid takes the candidates")
-    words = args.words_of(set_, lam=lam, rounds=rounds)
+    words = args.words_of(set_, lam=lam, rounds=rounds, metric=metric)
     chosen, settings = args.method_and_settings(dataset, method, words, seed, engine)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
     check_tuning(chosen, strategy, candidates, dataset=dataset, **limits)

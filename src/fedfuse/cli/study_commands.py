@@ -33,6 +33,7 @@ def compare(
     methods: Annotated[str, Opt(help="all, or names separated by commas.")] = "all",
     seeds: Annotated[str, Opt(help="How many (3), or which (0,5,7).")] = "3",
     rounds: args.Rounds = None,
+    metric: args.Metric = None,
     jobs: args.Jobs = None,
     data: args.DataOptions,
     out: args.StudyOut = None,
@@ -42,7 +43,8 @@ def compare(
     """Compare methods by mean and spread over seeds, with the same data for all."""
     from fedfuse.studies.compare import compare
 
-    how = _study(dataset, "compare", seeds=seeds, rounds=rounds, out=out, words=set_, data=data)
+    words = args.words_of(set_, metric=metric)
+    how = _study(dataset, "compare", seeds=seeds, rounds=rounds, out=out, words=words, data=data)
     compare_and_show(lambda watcher: compare(dataset, methods, jobs=jobs, watcher=watcher, **how), how["out"], json_)
 
 

@@ -65,8 +65,9 @@ class Metric:
         m, size, counts = len(start), self.size(outputs.shape[1] if outputs.ndim > 1 else 0), stop - start
         device = np.repeat(np.arange(m), counts)
         row = np.arange(device.size) - np.repeat(counts.cumsum() - stop, counts)
-        weight = np.ones(row.size) if weights is None else np.asarray(weights, np.float64)[row]
-        cells, terms = np.broadcast_arrays(*self._terms(np.asarray(outputs)[row], np.asarray(y)[row], weight))
+        outputs, weight = outputs[row], np.ones(row.size) if weights is None else weights[row]
+        finite = np.isfinite(outputs).reshape(row.size, -1).all(axis=1)  # Models that diverged have no score.
+        cells, terms = np.broadcast_arrays(*self._terms(outputs, y[row], np.where(finite, weight, np.nan)))
         sums: Floats = np.bincount((device * size + cells).ravel(), terms.ravel(), m * size).astype(np.float64)
         return sums.reshape(m, size)
 
@@ -176,7 +177,9 @@ def _histogram(outputs: Floats, y: npt.NDArray[Any], weight: Floats) -> Terms:
     C = _scored(outputs.shape[1])
     p = np.asarray(outputs, np.float64)[:, -C:]
     with np.errstate(divide="ignore"):
-        logit = np.clip(np.log(p) - np.log1p(-p), -MAX_LOGIT, MAX_LOGIT)
+        logit = np.clip(
+            np.nan_to_num(np.log(p) - np.log1p(-p), posinf=MAX_LOGIT, neginf=-MAX_LOGIT), -MAX_LOGIT, MAX_LOGIT
+        )
     bins = np.minimum((logit + MAX_LOGIT) * (LOGIT_BINS / (2 * MAX_LOGIT)), LOGIT_BINS - 1).astype(np.int64)
     of_class = y[:, None] == np.arange(outputs.shape[1])[-C:]
     return ((2 * np.arange(C) + of_class) * LOGIT_BINS + bins).T, weight

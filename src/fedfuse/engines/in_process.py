@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.core.metrics import METRICS
 from fedfuse.data.federation import Federation, Part, Rows
 from fedfuse.engines.base import Engine, pack_replies, unpack_replies
 from fedfuse.errors import FedfuseError
@@ -104,9 +105,8 @@ class InProcess(Engine):
                 values = self._choose(orders, devices)
             case tasks.Subspace():
                 values = [_subspace(self._rows(t.rows), i, t) for t, i in zip(asked, devices, strict=True)]
-            case tasks.Score(rows=rows, raw=raw):
-                scores = self._model.metric(self.load(rows, raw=raw), devices, np.stack([t.model for t in asked]))
-                values = list(np.nan_to_num(scores)[:, None])
+            case tasks.Score():
+                values = self._scores(asked, devices)
             case tasks.FitLocally(ridges=ridges):
                 values = self._fit_locally(ridges, devices)
             case tasks.Gradient():
@@ -147,6 +147,15 @@ class InProcess(Engine):
         parts = [self._model.gradients(self.load(first.rows), devices, at)]
         parts += [self._model.losses(self.load(part), devices, at)[:, None] for part in first.also]
         return list(np.hstack(parts))
+
+    def _scores(self, asked: list[tasks.Score], devices: Ints) -> Sequence[Floats]:
+        first, models = asked[0], np.stack([t.model for t in asked])
+        if first.metric is None:
+            return list(
+                np.nan_to_num(self._model.metric(self.load(first.rows, raw=first.raw), devices, models))[:, None]
+            )
+        rows = self._federation.rows(first.rows) if first.raw else self._rows(first.rows)
+        return list(np.nan_to_num(self._model.metric_sums(METRICS[first.metric], rows, devices, models)))
 
     def _losses(self, asked: list[tasks.Losses], devices: Ints) -> Sequence[Floats]:
         counts = [len(t.models) for t in asked]

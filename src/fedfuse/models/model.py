@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.core.metrics import Metric
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
 from fedfuse.protocol.local_work import Work, value
@@ -139,6 +140,13 @@ class Model(ABC, Generic[Data]):
         likelihood = outputs[:, np.arange(len(y)), np.asarray(y, dtype=np.int64)]
         return np.asarray(-np.log(np.maximum(likelihood, 1e-300)))
 
+    def metric_sums(self, metric: Metric, rows: Rows, devices: Ints, w: Floats) -> Floats:
+        """Return each device's sums of a metric (k x size)."""
+        stop = np.cumsum(rows.counts[devices])
+        outputs = [self.outputs(own, rows.of(i)[0]) for i, own in zip(devices, w, strict=True)]
+        y = np.concatenate([rows.of(i)[1] for i in devices])
+        return metric.sums(np.concatenate(outputs), y, stop - rows.counts[devices], stop)
+
     def to_config(self) -> dict[str, Any]:
         """Return the model as JSON-ready data (see `models.from_config`)."""
         return {"name": self._name}
@@ -202,7 +210,7 @@ class MissingModule(Model[Any]):
         raise FedfuseError(f"{told}: give it again, model=TorchModel(module, …), to fedfuse.resume or Result.load")
 
     load = train = losses = gradients = metric = smoothness = outputs = flat = coefficients = _missing
-    unscaled = row_losses = initial = module_with = _missing
+    unscaled = row_losses = initial = module_with = metric_sums = _missing
 
 
 def plain(work: Work) -> tuple[int, float]:

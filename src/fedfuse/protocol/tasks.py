@@ -159,15 +159,18 @@ class Subspace(_Message):
 class Score(_Message):
     """Send the accuracy or RMSE of this model on these of your rows (0 if there are none).
 
-    With ``raw``, on their columns as they were before any `Rescale`.
+    With ``metric``, its ``size`` sums over them (`core.metrics`). With ``raw``, columns are as they were before any
+    `Rescale`.
     """
 
     model: Floats
     rows: Part = "validation"
     raw: bool = False
+    metric: str | None = None
+    size: int = 1
 
     def floats_up(self, d: int) -> int:
-        return 1
+        return self.size
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def fitted_baselines(
     if not wanted:
         return None, "Local and pooled models to compare with were not fitted."
     try:
-        fitted = Baselines.of(federation or _load_data(directory), result.model)
+        fitted = Baselines.of(federation or _load_data(directory), result.model, result.profile.metric)
     except (FedfuseError, OSError) as problem:
         return None, f"Local and pooled models to compare with are missing: {problem}."
     fitted.save(directory)

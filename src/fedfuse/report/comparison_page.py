@@ -86,7 +86,7 @@ def _spread(found: Comparison) -> dict[str, Any]:
     """Return every device's score by method, as dots along a line with the middle half and the mean."""
     scores = found.scores.dropna(subset="test")
     words_of_axis = f"test {words.metric_name(found.metric)}"
-    axis = Axis.around(scores["test"], percent=found.metric == "accuracy", words=words_of_axis)
+    axis = Axis.around(scores["test"], percent=words.in_percent(found.metric), words=words_of_axis)
     rows = []
     for method in found.methods:
         points = np.sort(scores.loc[scores["method"] == method, "test"].to_numpy())
@@ -146,7 +146,7 @@ def _cost(found: Comparison) -> Chart | None:
     tests, costs = (np.concatenate([table[n], *(h[n] for h in histories.values())]) for n in ("test", "cost_floats"))
     x = Axis.around(costs, log=True, words="numbers sent (log scale)")
     metric = f"test {words.metric_name(found.metric)}"
-    y = Axis.around(tests, margin=0.08, percent=found.metric == "accuracy", words=metric)
+    y = Axis.around(tests, margin=0.08, percent=words.in_percent(found.metric), words=metric)
     chart = Chart(f"Mean {metric} of each method against numbers sent; the table has the numbers.", x, y, height=360)
     for place, (method, history) in enumerate(histories.items()):
         colour = tone(place + 1) + (" second" if place >= len(COLOURS) else "")

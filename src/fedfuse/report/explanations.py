@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedfuse.core.metrics import METRICS
 from fedfuse.methods.registry import METHODS
 from fedfuse.report.charts import compact
 from fedfuse.results.formatting import counted, cut_short, data_size, exposed
@@ -92,30 +93,37 @@ def group_name(number: int) -> str:
 
 def metric_name(metric: str) -> str:
     """Return how a metric is written: accuracy, RMSE."""
-    return "RMSE" if metric == "rmse" else metric
+    return METRICS[metric].label if metric in METRICS else metric
+
+
+def in_percent(metric: str) -> bool:
+    """Whether a metric is written in per cent."""
+    return metric in METRICS and METRICS[metric].percent
 
 
 def score(value: float | None, metric: str) -> str:
-    """Write an accuracy in per cent, an RMSE with four digits.
+    """Write an accuracy in per cent, other metrics with four digits.
 
     >>> score(0.9166, "accuracy"), score(4.0891, "rmse"), score(float("nan"), "rmse")
     ('91.7 %', '4.089', '–')
     """
     if value is None or not np.isfinite(value):
         return NOTHING
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if in_percent(metric) else f"{value:.4g}"
 
 
 def gain(ours: float, theirs: float, metric: str) -> str:
-    """Write how much better a score is than another.
+    """Write how much larger a score is than another: in points where large is good, else relative to the other.
 
-    >>> gain(0.917, 0.842, "accuracy"), gain(4.0, 5.0, "rmse"), gain(0.63, 0.3, "rmse")
-    ('+7.5 points', '−20 %', '+110 %')
+    >>> gain(0.917, 0.842, "accuracy"), gain(4.0, 5.0, "rmse"), gain(0.63, 0.3, "rmse"), gain(0.88, 0.8, "auc")
+    ('+7.5 points', '−20 %', '+110 %', '+0.080')
     """
-    if not np.isfinite([ours, theirs]).all() or (metric != "accuracy" and not theirs):
+    relative = not METRICS[metric].greater_is_better
+    if not np.isfinite([ours, theirs]).all() or (relative and not theirs):
         return NOTHING
-    change = 100 * (ours - theirs) if metric == "accuracy" else 100 * (ours / theirs - 1)
-    text = f"{abs(change):.1f} points" if metric == "accuracy" else f"{abs(change):.{0 if abs(change) >= 10 else 1}f} %"
+    change = 100 * (ours / theirs - 1) if relative else ours - theirs
+    text = f"{abs(change):.{0 if abs(change) >= 10 else 1}f} %" if relative else f"{abs(change):.3f}"
+    text = f"{abs(100 * change):.1f} points" if in_percent(metric) else text
     return (MINUS if change < 0 else "+") + text
 
 
@@ -193,11 +201,12 @@ def verdict(result: Result, baselines: Mapping[str, Floats]) -> str:
     grouped = finds_groups(result) and 1 < result.n_clusters < len(result.labels)
     ours = "one model per group" if grouped else "the trained model"
     names = {"local": alone_name(noun), "pooled": POOLED}
-    scores = {name: mean_score(baselines[key][result.honest]) for key, name in names.items() if key in baselines}
+    known = {name: baselines[key][result.honest] for key, name in names.items() if key in baselines}
+    scores = {name: mean_score(values, metric) for name, values in known.items()}
     best = _best({ours: test, **scores}, metric)
     rivals = [name for name in best if name != ours]
     who = "" if result.attack is None else f" over {counted(len(result.honest), 'honest device')}"
-    value = f"mean test {metric_name(metric)}{who}"
+    value = f"{'' if METRICS[metric].pooled else 'mean '}test {metric_name(metric)}{who}"
     if not scores or not best:
         return f"{_capital(ours)} has a {value} of {score(test, metric)}."
     if ours in best:
@@ -222,8 +231,9 @@ def _best(scores: Mapping[str, float], metric: str) -> list[str]:
     known = {name: value for name, value in scores.items() if np.isfinite(value)}
     if not known:
         return []
-    sign, best = (-1, max(known.values())) if metric == "accuracy" else (1, min(known.values()))
-    tie = TIE_ACCURACY if metric == "accuracy" else TIE_RATIO * best
+    large = METRICS[metric].greater_is_better
+    sign, best = (-1, max(known.values())) if large else (1, min(known.values()))
+    tie = TIE_ACCURACY if large else TIE_RATIO * best
     return sorted((name for name in known if sign * (known[name] - best) <= tie), key=lambda name: sign * known[name])
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
+from fedfuse.core.metrics import METRICS, metric_for
 from fedfuse.errors import FedfuseError
 from fedfuse.report.charts import Chart
 from fedfuse.report.distance_charts import (
@@ -114,7 +115,7 @@ def plot_tuning(tuning: Tuning, axes: Any = None) -> Any:
         for name, style in (("trying a lambda", "-"), ("training on", "--")):
             left.plot([], [], color="grey", ls=style, label=name)
         left.legend(frameon=False, loc="best")
-    left.set(xlabel="round", ylabel=f"validation {result.profile.metric}")
+    left.set(xlabel="round", ylabel=f"validation {metric_for(result.profile.goal).name}")
     left.set_title(f"{tuning.strategy}: lambda {tuning.lam:g} chosen", pad=28)
     bars = right.bar([f"{lam:g}" for lam in table["lam"]], table["seconds"], color=colours)
     _outline(bars, table["chosen"])
@@ -134,7 +135,8 @@ def plot_search(tuning: Tuning, axes: Any = None) -> Any:
     names = [in_words(row) for row in table[list(tuning.settings)].to_dict("records")]
     _outline(axes.barh(np.arange(len(table)), table["validation"], tick_label=names, color="#4c72b0"), table["chosen"])
     axes.invert_yaxis()
-    axes.set(xlabel=f"validation {tuning.result.profile.metric} (chosen: outlined)", title=f"{tuning.words} chosen")
+    metric = metric_for(tuning.result.profile.goal).name
+    axes.set(xlabel=f"validation {metric} (chosen: outlined)", title=f"{tuning.words} chosen")
     return _plain(axes)
 
 
@@ -201,7 +203,7 @@ def plot_scores(
         ax.plot([], [], "o", color="grey", ms=8, label="all groups right for the first time")
     metric = next(iter(results.values())).profile.metric
     ax.set(xlabel=AXES[against], ylabel=f"test {metric}", xscale="log" if against == "cost_floats" else "linear")
-    ax.legend(frameon=False, loc="lower right" if metric == "accuracy" else "upper right")
+    ax.legend(frameon=False, loc="lower right" if METRICS[metric].greater_is_better else "upper right")
     return _plain(ax)
 
 
@@ -266,7 +268,8 @@ def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
     table, scores = comparison.table, comparison.scores.dropna(subset="test")
     shown = [method for method in comparison.methods if (scores["method"] == method).any()]
     ax = _axes(ax, size=(8, 1.2 + 0.55 * len(shown)))
-    percent = 100 if comparison.metric == "accuracy" else 1
+    metric = METRICS[comparison.metric]
+    percent = 100 if metric.percent else 1
     values = [percent * scores.loc[scores["method"] == method, "test"].to_numpy() for method in shown]
     means, best = (table.loc[shown, name].to_numpy() for name in ("test", "best"))
     for place, points in enumerate(values):
@@ -277,7 +280,8 @@ def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
     ax.boxplot(values, positions=range(len(shown)), orientation="horizontal", widths=0.5, showfliers=False, **lines)
     ax.set_yticks(range(len(shown)), shown)
     ax.invert_yaxis()
-    unit = "test accuracy of each device, %" if percent == 100 else "test RMSE of each device (less is better)"
+    unit = f"test {metric.label} of each device{', %' * metric.percent}"
+    unit += "" if metric.greater_is_better else " (less is better)"
     n = len(comparison.seeds)
     ax.set(xlabel=unit, title=f"{comparison.dataset}, {n} seed{'s' if n > 1 else ''}")
     return _plain(ax)

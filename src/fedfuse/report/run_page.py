@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedfuse._version import __version__
+from fedfuse.core.metrics import METRICS, metric_for
 from fedfuse.report import explanations as words
 from fedfuse.report.charts import Axis, Chart, thinned
 from fedfuse.report.distance_charts import DendrogramChart, PairFrame, most_apart, snapshot_of
@@ -50,7 +51,7 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         "noun": noun,
         "grouped": words.finds_groups(result),
         "metric": result.profile.metric,
-        **_groups(result, scores),
+        **_groups(result, _scores_or_sums(result, known)),
         "missing": note,
         "devices": device_chart(result, scores),
         "order": device_order(result).tolist(),
@@ -60,7 +61,7 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         "leaves": words.device_names(result, tree.leaves) if tree and len(tree.leaves) <= MAX_LEAVES else [],
         "tree_of": f"the models that each {noun.one} fits alone" if baselines else "models before they were merged",
         "contrasts": words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS),
-        "tuning": _tuning(directory, result.profile.metric),
+        "tuning": _tuning(directory, metric_for(result.profile.goal).name),
         "curves": training_charts(result.history, result.profile.metric),
         "communication": cost_chart(result.history),
         "refusals": refusals(result),
@@ -76,7 +77,12 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
 
 def device_scores(result: Result, known: Mapping[str, Floats]) -> dict[str, Floats]:
     """Return the test scores of all devices: with the model of the run, alone, and with one model for all."""
-    scores = {"together": result.scores["test"]}
+    metric = METRICS[result.profile.metric]
+    return {name: s if s.ndim == 1 else metric.by_device(s) for name, s in _scores_or_sums(result, known).items()}
+
+
+def _scores_or_sums(result: Result, known: Mapping[str, Floats]) -> dict[str, Floats]:
+    scores = {"together": result.sums.get("test", result.scores["test"])}
     return scores | {name: known[key] for key, name in (("local", "alone"), ("pooled", "one for all")) if key in known}
 
 
@@ -114,7 +120,7 @@ def _groups(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
         "groups": shown[:MAX_CARDS],
         # The pieces of one bar, the largest first; devices in no group are the last piece.
         "strip": [*enumerate(sizes[1:], 1), *([(0, sizes[0])] if sizes[0] else [])],
-        "full_bar": 1.0 if result.profile.metric == "accuracy" else largest or 1.0,
+        "full_bar": 1.0 if METRICS[result.profile.metric].greater_is_better else largest or 1.0,
         "total": _group(result, scores, 0, result.honest),
         "others": len(shown[MAX_CARDS:]),
         "others_size": sum(sizes[MAX_CARDS + 1 :]),
@@ -129,7 +135,7 @@ def _group(result: Result, scores: Mapping[str, Floats], number: int, inside: In
         "size": len(inside),
         "rows": int(result.profile.counts[inside].sum()),
         "members": _members(result, inside),
-        "means": {name: mean_score(values[inside]) for name, values in scores.items()},
+        "means": {name: mean_score(values[inside], result.profile.metric) for name, values in scores.items()},
     }
 
 
@@ -151,7 +157,9 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
     names = {"together": group, "alone": words.alone_name(noun), "one for all": words.POOLED}
     shown = {names[key]: values[order] for key, values in scores.items()}
     x, numbers, ours = np.arange(len(order)), result.group_numbers[order], shown[group]
-    y = Axis.around(np.concatenate([*shown.values()]), percent=metric == "accuracy", words=f"test {metric}")
+    y = Axis.around(
+        np.concatenate([*shown.values()]), percent=words.in_percent(result.profile.metric), words=f"test {metric}"
+    )
     text = f"Test {metric} of every {noun.one}: {', '.join(shown)}. The table has the numbers."
     chart = Chart(text, Axis(-0.7, len(x) - 0.3, words=f"{noun.many} by group"), y, height=340)
     if words.POOLED in shown:
@@ -193,11 +201,11 @@ def _tuning(directory: Path, metric: str) -> dict[str, Any] | None:
 
 def training_charts(history: pd.DataFrame, metric: str) -> list[Chart]:
     """Return the charts of training: scores, groups, and how far models still move."""
-    metric = words.metric_name(metric)
+    percent, metric = words.in_percent(metric), words.metric_name(metric)
     seen = history[history["n_clusters"].notna()] if "n_clusters" in history else history[:0]
     parts = [part for part in ("validation", "test") if part in seen and seen[part].notna().any()]
     moving = history[history["moved"].astype(float).gt(0)]
-    scores = Axis.around(seen[parts].to_numpy(float), percent=metric == "accuracy", words=metric)
+    scores = Axis.around(seen[parts].to_numpy(float), percent=percent, words=metric)
     groups = Axis.around([0, *(seen["n_clusters"] if len(seen) else ())], whole=True, words="groups")
     change = "how far models moved in a round, relative to their length (log scale)"
     charts = [

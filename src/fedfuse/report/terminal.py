@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedfuse.core.metrics import METRICS, metric_for
 from fedfuse.report import explanations as words
 from fedfuse.results.formatting import counted, data_size, duration, refusals
 from fedfuse.results.result import Result, mean_score
@@ -63,7 +64,7 @@ class ProgressBar(Callback):
         self._progress.stop()
 
     def _note(self, run: Run) -> str:
-        facts, lam = words.progress(self._known, run.federation.metric), self._known.get("lam", np.nan)
+        facts, lam = words.progress(self._known, run.metric.name), self._known.get("lam", np.nan)
         facts.pop("time", None)
         if np.isfinite(lam) and getattr(run.method, "lam", None) != "auto":
             facts = {"lambda": f"{lam:.3g}", **facts}
@@ -205,7 +206,7 @@ def _effort(result: Result) -> str:
 def show_tuning(tuning: Tuning, console: Console) -> None:
     """Print the score of every candidate, which one was chosen, and the outcome of training on with it."""
     result = tuning.result
-    heads, rows = words.tuning_table(tuning.table, result.profile.metric)
+    heads, rows = words.tuning_table(tuning.table, metric_for(result.profile.goal).name)
     table = _plain_table(*heads, "")
     for row, chosen in zip(rows, tuning.table["chosen"], strict=True):
         table.add_row(*row, "[bold]chosen[/bold]" if chosen else "")
@@ -289,7 +290,7 @@ def _group_table(result: Result, noun: words.Noun, width: int) -> Table:
     for name, inside in parts:
         if not inside.size:
             continue
-        test = "-" if name == "none" else _number(mean_score(result.scores["test"][inside]))
+        test = "-" if name == "none" else _number(result.score("test", inside))
         members = escape(words.some_names(words.device_names(result, inside), room))
         table.add_row(name, f"{inside.size:,}", f"{result.profile.counts[inside].sum():,}", test, members)
     if len(result.groups) > MAX_GROUPS:
@@ -298,13 +299,14 @@ def _group_table(result: Result, noun: words.Noun, width: int) -> Table:
 
 
 def _score_table(result: Result, noun: words.Noun, baselines: Mapping[str, Floats]) -> Table:
-    metric = "accuracy" if result.profile.metric == "accuracy" else "RMSE (less is better)"
+    name, metric = result.profile.metric, METRICS[result.profile.metric]
+    what = f"test {metric.label}{'' if metric.greater_is_better else ' (less is better)'}"
     whom = noun.many if result.attack is None else f"the {len(result.honest):,} honest devices"
-    table = _plain_table(f"test {metric}, mean over {whom}", "", left=True)
+    table = _plain_table(f"{what}, {'all rows of' if metric.pooled else 'mean over'} {whom}", "", left=True)
     table.add_row("one model per group", f"[bold]{_number(result.score('test'))}[/bold]")
-    for key, name in (("local", words.alone_name(noun)), ("pooled", words.POOLED)):
+    for key, title in (("local", words.alone_name(noun)), ("pooled", words.POOLED)):
         if key in baselines:
-            table.add_row(name, _number(mean_score(baselines[key][result.honest])))
+            table.add_row(title, _number(mean_score(baselines[key][result.honest], name)))
     return table
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedfuse.core.metrics import metric_for
 from fedfuse.data.federation import Federation, Goal, default_features
 from fedfuse.utils.typing import Ints
 
@@ -26,17 +27,17 @@ class Profile:
     truth: Ints | None = None
     encoder: Encoder | None = None
     shape: tuple[int, ...] | None = None
+    metric: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metric", self.metric or metric_for(self.goal).name)
 
     @classmethod
-    def of(cls, federation: Federation) -> Profile:
-        """Return the profile of a federation."""
+    def of(cls, federation: Federation, metric: str = "") -> Profile:
+        """Return the profile of a federation; devices are scored by this metric."""
         f = federation
         features = f.features or default_features(f.n_features)
-        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, f.truth, f.encoder, f.shape)
-
-    @property
-    def metric(self) -> str:
-        return "accuracy" if self.goal == "classification" else "rmse"
+        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, f.truth, f.encoder, f.shape, metric)
 
     def to_json(self) -> dict[str, Any]:
         """Return the profile as JSON-ready data."""
@@ -47,7 +48,7 @@ class Profile:
         """Build the profile that `to_json` described."""
         from fedfuse.data.encoders import Encoder
 
-        kinds: dict[str, Any] = {"goal": str, "counts": _whole_numbers, "truth": _whole_numbers}
+        kinds: dict[str, Any] = {"goal": str, "metric": str, "counts": _whole_numbers, "truth": _whole_numbers}
         kinds["encoder"] = Encoder.from_json
         known = {f.name: data.get(f.name) for f in fields(cls)}
         return cls(**{name: kinds.get(name, tuple)(value) for name, value in known.items() if value is not None})

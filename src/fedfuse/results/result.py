@@ -14,6 +14,7 @@ import pandas as pd
 
 from fedfuse._version import __version__
 from fedfuse.core.certificate import Certificate
+from fedfuse.core.metrics import METRICS
 from fedfuse.core.partitions import adjusted_rand, group_means
 from fedfuse.data.checks import as_numpy, position_of
 from fedfuse.data.federation import Federation, Part
@@ -42,7 +43,9 @@ class Result:
     models
         The parameters of every device (m x d); devices of one group share theirs.
     scores
-        Every device's accuracy or RMSE on the parts ``"validation"`` and ``"test"``.
+        Every device's accuracy, RMSE or other metric on the parts ``"validation"`` and ``"test"``.
+    sums
+        Where the metric is taken over all rows together (`core.metrics`): every device's sums on these parts.
     history
         One row per round.
     cost_floats
@@ -108,6 +111,7 @@ class Result:
     attack: dict[str, Any] | None = None
     suspects: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     unheard: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    sums: dict[str, Floats] = field(default_factory=dict)
 
     @property
     def n_clusters(self) -> int:
@@ -165,12 +169,17 @@ class Result:
             return self.models[first]
         return group_means(self.models, self.labels, self.profile.counts)
 
-    def score(self, part: str = "test") -> float:
-        """Return the mean over (honest) devices of accuracy or RMSE on ``"validation"`` or ``"test"``."""
+    def score(self, part: str = "test", devices: Ints | None = None) -> float:
+        """Return the score of (honest) devices on ``"validation"`` or ``"test"``, or of some of them.
+
+        Accuracy, log-loss, RMSE and MAE are plain means over devices, the other metrics those of all rows together.
+        """
         if part not in self.scores:
             raise FedfuseError(f"no scores for {part!r}; known: {', '.join(self.scores)}")
-        scores = self.scores[part]
-        return mean_score(scores if self.attack is None else scores[self.honest])
+        known = self.sums.get(part, self.scores[part])
+        if devices is None and self.attack:
+            devices = self.honest
+        return mean_score(known if devices is None else known[devices], self.profile.metric)
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""
@@ -399,6 +408,8 @@ class Result:
         write_arrays(path / "models.npz", arrays)
         if self.kept:
             write_arrays(path / "kept.npz", self.kept)
+        if self.sums:
+            write_arrays(path / "sums.npz", self.sums, compress=True)
         profile = {"model": self.model.to_config(), "method": self.method, **self.profile.to_json()}
         write_json(path / "profile.json", profile)
         write_json(path / "summary.json", self.summary())
@@ -446,6 +457,8 @@ class Result:
         return table
 
 
-def mean_score(scores: Floats) -> float:
-    """Return the plain mean over the devices that have rows to be scored on."""
+def mean_score(scores: Floats, metric: str = "") -> float:
+    """Return the plain mean over the devices that have rows to be scored on; of sums (devices x size), the metric."""
+    if scores.ndim > 1:
+        return METRICS[metric].overall(scores)
     return float(np.nanmean(scores)) if np.isfinite(scores).any() else float("nan")

@@ -183,11 +183,13 @@ def read_run(directory: str | PathLike[str], model: Model[Any] | None = None) ->
     check_fields(summary, SOMETIMES, path / "summary.json", whole=False)
     profile = check_fields(read_json(path / "profile.json"), PROFILE, path / "profile.json")
     arrays = read_arrays(path / "models.npz")
-    kept = read_arrays(path / "kept.npz") if (path / "kept.npz").exists() else {}
+    more = {name: path / f"{name}.npz" for name in ("kept", "sums")}
+    also = {name: read_arrays(file) if file.exists() else {} for name, file in more.items()}
     try:
         _check_lists(summary, profile, path)
         _check_arrays(arrays, len(profile["names"]))
-        return {**_fields(summary, profile, arrays, model, path), "kept": kept}
+        _check_arrays(also["sums"], len(profile["names"]))
+        return {**_fields(summary, profile, arrays, model, path), **also}
     except FedfuseError:
         raise
     except (KeyError, TypeError, AttributeError, OSError, ValueError) as problem:

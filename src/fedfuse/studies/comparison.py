@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedfuse._version import __version__
+from fedfuse.core.metrics import METRICS
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.results.formatting import counted, cut_short, data_size
@@ -101,7 +102,7 @@ class Comparison:
 
     @property
     def metric(self) -> str:
-        """``"accuracy"`` or ``"rmse"``."""
+        """What all runs were scored by."""
         return next(iter(self.results.values())).profile.metric
 
     @cached_property
@@ -219,7 +220,7 @@ class Comparison:
         fair = table["test"][table["runs"] == table["runs"].max()].dropna()
         if fair.empty:
             return None
-        return str(fair.idxmax() if self.metric == "accuracy" else fair.idxmin())
+        return str(fair.idxmax() if METRICS[self.metric].greater_is_better else fair.idxmin())
 
     def _paired(self, method: str, best: str | None) -> tuple[int, float]:
         """Return the number of pairs and the p-value of a method's device scores against the best one's."""
@@ -288,7 +289,7 @@ def _not_different(table: pd.DataFrame) -> pd.Series[bool]:
 
 def cells(found: Comparison, *, spreads: bool = True) -> list[list[str]]:
     """Return headings and body of the table; ``spreads`` are those of cost, rounds and time."""
-    test = "accuracy %" if found.metric == "accuracy" else "RMSE"
+    test = METRICS[found.metric].label + " %" * METRICS[found.metric].percent
     heads = ["method", test, "groups", "ARI", "numbers sent", "rounds", "seconds"]
     rows = zip(found.table.iterrows(), _not_different(found.table), strict=True)
     table = [heads, *(_row(found, str(method), row, marked, spreads) for (method, row), marked in rows)]
@@ -301,7 +302,7 @@ def _row(found: Comparison, method: str, row: pd.Series[float], marked: bool, sp
     if not row["runs"]:
         return [method, "failed", *[NOTHING] * 5]
     many = len(found.seeds) > 1
-    scale, places = (100.0, 2) if found.metric == "accuracy" else (1.0, _places(row["test"]))
+    scale, places = (100.0, 2) if METRICS[found.metric].percent else (1.0, _places(row["test"]))
     score = _spread(scale * row["test"], scale * row["test_sd"], places, many)
     cost = floats(row["cost_floats"], row["cost_floats_sd"] if spreads and many else None)
     return [

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedfuse.core.certificate import Certificate, interval
 from fedfuse.core.lbfgs import LBFGS
+from fedfuse.core.metrics import METRICS, metric_for
 from fedfuse.core.partitions import group_means
 from fedfuse.data.federation import Federation, Part, Rows
 from fedfuse.errors import FedfuseError
@@ -53,7 +55,8 @@ class Baselines:
     Attributes
     ----------
     scores
-        Every device's test score with its ``"local"`` and with the ``"pooled"`` model.
+        Every device's test score with its ``"local"`` and with the ``"pooled"`` model; its sums, where the metric is
+        taken over all rows together.
     alone
         Distances between the local models.
     """
@@ -62,19 +65,19 @@ class Baselines:
     alone: DistanceSnapshot
 
     @classmethod
-    def of(cls, federation: Federation, model: Model[Any]) -> Baselines:
+    def of(cls, federation: Federation, model: Model[Any], metric: str | None = None) -> Baselines:
         """Fit local and pooled models, and score every device with them."""
         local = local_models(federation, model)
         pooled = np.repeat(pooled_model(federation, model), federation.m, axis=0)
         everyone = np.arange(federation.m)
-        data = model.load(federation.rows("test"), np.float32)
-        scores = {name: model.metric(data, everyone, w) for name, w in zip(NAMES, (local, pooled), strict=True)}
+        evaluator = Evaluator(federation, model, np.float32, metric_for(federation.goal, metric).name)
+        scores = {name: evaluator.score("test", w) for name, w in zip(NAMES, (local, pooled), strict=True)}
         return cls(scores, DistanceSnapshot.of(0, local[:, model.fused], everyone))
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Write them beside a run."""
         alone = {"levels": self.alone.levels, "largest": np.array(self.alone.largest), "devices": self.alone.devices}
-        write_arrays(Path(directory) / FILE, {**self.scores, **alone})
+        write_arrays(Path(directory) / FILE, {**self.scores, **alone}, compress=True)
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> Baselines | None:
@@ -144,23 +147,17 @@ def _fitted(rows: Rows, model: Model[Any]) -> Floats:
 class Evaluator:
     """Scores on held-out rows. Test rows are used for scoring only."""
 
-    def __init__(self, federation: Federation, model: Model[Any], dtype: str) -> None:
-        self._model = model
-        self._everyone = np.arange(federation.m)
-        parts: tuple[Part, ...] = ("validation", "test")
-        self._parts: dict[str, Any] = {part: model.load(federation.rows(part), np.dtype(dtype)) for part in parts}
+    def __init__(self, federation: Federation, model: Model[Any], dtype: npt.DTypeLike, metric: str) -> None:
+        self._federation, self._model, self._dtype, self._metric = federation, model, np.dtype(dtype), METRICS[metric]
+        self._everyone, self._loaded = np.arange(federation.m), dict[Part, Any]()
 
-    def all_parts(self, models: Floats, validated: Floats | None) -> dict[str, Floats]:
-        """Return every device's score on each held-out part.
-
-        ``validated`` are models that were not trained on validation rows, for the score there.
-        """
-        unknown = np.full(len(self._everyone), np.nan)
-        return {
-            "validation": unknown if validated is None else self._score("validation", validated),
-            "test": self._score("test", models),
-        }
-
-    def _score(self, part: str, models: Floats) -> Floats:
+    def score(self, part: Part, models: Floats) -> Floats:
+        """Return every device's score; its sums (m x size), where the metric is taken over all rows together."""
+        rows = self._federation.rows(part)
         with np.errstate(all="ignore"):  # Models that diverged have no score.
-            return self._model.metric(self._parts[part], self._everyone, models)
+            if self._metric is not metric_for(self._federation.goal):
+                sums = self._model.metric_sums(self._metric, rows, self._everyone, models)
+                return sums if self._metric.pooled else self._metric.by_device(sums)
+            if part not in self._loaded:
+                self._loaded[part] = self._model.load(rows, self._dtype)
+            return self._model.metric(self._loaded[part], self._everyone, models)

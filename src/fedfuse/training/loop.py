@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from fedfuse.core.metrics import metric_for
 from fedfuse.core.partitions import adjusted_rand
 from fedfuse.data.federation import Federation, Part
 from fedfuse.engines import Engine
@@ -103,7 +104,9 @@ class Run:
     def __post_init__(self) -> None:
         self.stages = stages_of(self.method, self.model, self.settings.rounds)
         self.info = info_of(self.federation, self.model, self.settings.seed, self.settings.dtype)
-        self._evaluator = Evaluator(self.federation, self.model, self.settings.dtype) if self.federation.here else None
+        self.metric = metric_for(self.federation.goal, self.settings.metric)
+        evaluated = (self.federation, self.model, self.settings.dtype, self.metric.name)
+        self._evaluator = Evaluator(*evaluated) if self.federation.here else None
         check_mode(self.method, self.settings.mode)
         self.transport = Transport(self.engine, self.info.m, self.info.d, self.info.dtype)
         self.attack = known_attack(self.engine)
@@ -321,10 +324,11 @@ class Run:
     def result(self) -> Result:
         """Return what the run has found so far."""
         found, attack = self._in_use(self.rule.outcome(self.state)), None
+        scores = self._scores(found)
         if self.attack:
             attack = {"attack": self.attack.attack, "lies": self.attack.lies, "who": self.liars.tolist()}
         return Result(
-            profile=Profile.of(self.federation),
+            profile=Profile.of(self.federation, self.metric.name),
             model=self.model,
             method=self.method.to_config(),
             dataset=self.dataset,
@@ -336,7 +340,8 @@ class Run:
             chosen=dict(self.previous.settings) if self.previous else {},
             labels=found.labels,
             models=np.asarray(found.models),
-            scores=self._scores(found),
+            scores={part: s if s.ndim == 1 else self.metric.by_device(s) for part, s in scores.items()},
+            sums={part: s for part, s in scores.items() if s.ndim > 1},
             stability=found.stability,
             confidence=found.confidence,
             kept=dict(found.kept),
@@ -373,22 +378,28 @@ class Run:
         return self.rule.in_use(self.state, found, self.transport.look(own, list(found.models)))
 
     def _scores(self, found: Outcome) -> dict[str, Floats]:
-        """Return every device's score on each held-out part; devices whose rows are elsewhere are asked for it."""
+        """Return every device's score, or sums, on each held-out part; where its rows are elsewhere, it is asked."""
         unseen = None if "validation" in self.rule.rows else found.models
         validated = unseen if found.validated is None else found.validated
-        if self._evaluator is not None:  # The rows are in this process.
-            return self._evaluator.all_parts(found.models, validated)
-        unknown = np.full(self.info.m, np.nan)
-        if self.settings.epsilon:  # A score would not be protected.
+        here, unknown = self._evaluator, np.full(self.info.m, np.nan)
+        score = self._asked_for_scores if here is None else here.score
+        if here is None and self.settings.epsilon:  # A score would not be protected.
             return {"validation": unknown, "test": unknown}
-        seen = {"validation": validated, "test": found.models}
-        return {part: unknown if w is None else self._asked_for_scores(part, w) for part, w in seen.items()}
+        return {
+            "validation": unknown if validated is None else score("validation", validated),
+            "test": score("test", found.models),
+        }
 
-    def _asked_for_scores(self, part: Any, models: Floats) -> Floats:
-        nothing = [np.array([np.nan])] * self.info.m
-        seen = self.transport.look([Score(np.asarray(w), part, raw=True) for w in models], nothing)
-        known = self.federation.rows(part).counts > 0
-        return np.where(known, np.array([float(values[0]) for values in seen]), np.nan)
+    def _asked_for_scores(self, part: Part, models: Floats) -> Floats:
+        asked: dict[str, Any] = {}
+        if self.settings.metric is not None:
+            asked = {"metric": self.metric.name, "size": self.metric.size(self.federation.n_classes)}
+        tasks = [Score(np.asarray(w), part, raw=True, **asked) for w in models]
+        seen = np.array(self.transport.look(tasks, [np.full(task.size, np.nan) for task in tasks]), np.float64)
+        if asked:
+            sums = np.nan_to_num(seen)  # A device that does not answer has no rows.
+            return sums if self.metric.pooled else self.metric.by_device(sums)
+        return np.where(self.federation.rows(part).counts > 0, seen[:, 0], np.nan)
 
     def all_trouble(self) -> dict[str, int]:
         now = self.engine.trouble
@@ -397,7 +408,7 @@ class Run:
     def _evaluation(self) -> Row:
         found = self.in_use()
         scores = self._scores(found)
-        means = {part: mean_score(score[self.honest]) for part, score in scores.items()}
+        means = {part: mean_score(score[self.honest], self.metric.name) for part, score in scores.items()}
         truth = self.federation.truth
         ari = adjusted_rand(None if truth is None else truth[self.honest], found.labels[self.honest])
         return {"n_clusters": int(found.labels.max()) + 1, "ari": ari, **means}

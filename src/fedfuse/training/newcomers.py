@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fedfuse.core.metrics import METRICS
 from fedfuse.data import checks
 from fedfuse.data.checks import natural_key
 from fedfuse.data.encoders import Encoder
@@ -36,6 +37,7 @@ from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.reply_checks import fault
 from fedfuse.protocol.tasks import Order, PeekModel, Task, for_device
 from fedfuse.results.result import Result, mean_score
+from fedfuse.training.evaluation import Evaluator
 from fedfuse.training.loop import info_of
 from fedfuse.tuning.grid_search import GridSearch
 from fedfuse.utils.files import read_json, write_json
@@ -58,7 +60,9 @@ class Newcomers:
     confidence
         Confidence in that group (0 to 1), where the method can tell.
     scores
-        Accuracy or RMSE of each on its test rows (nan without any).
+        The run's metric of each on its test rows (nan without any).
+    overall
+        The same of all newcomers together.
     iterations
         Exchanges with each.
     cost_floats
@@ -72,6 +76,7 @@ class Newcomers:
     clusters: tuple[int | None, ...]
     confidence: tuple[float | None, ...]
     scores: Floats
+    overall: float
     iterations: tuple[int, ...]
     cost_floats: int
     counts: Ints
@@ -79,8 +84,8 @@ class Newcomers:
     run: Result = field(repr=False)
 
     def score(self) -> float:
-        """Return the mean over newcomers of accuracy or RMSE on their test rows."""
-        return mean_score(self.scores)
+        """Return the score of all newcomers on their test rows."""
+        return self.overall
 
     def index(self, newcomer: str | int) -> int:
         """Return the position of a newcomer given by name or position."""
@@ -170,13 +175,15 @@ def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -
     talks = [admission(method, known, info, i) for i in range(newcomers.m)]
     joined, iterations, ledger = _converse(talks, engine, model.d, dtype, result.seed)
     models = np.stack([j.model for j in joined])
-    scores = model.metric(model.load(newcomers.rows("test"), dtype), np.arange(newcomers.m), models.astype(dtype))
+    metric = result.profile.metric
+    scores = Evaluator(newcomers, model, dtype, metric).score("test", models.astype(dtype))
     return Newcomers(
         names=newcomers.names,
         models=models,
         clusters=tuple(j.group for j in joined),
         confidence=tuple(j.confidence for j in joined),
-        scores=scores,
+        scores=scores if scores.ndim == 1 else METRICS[metric].by_device(scores),
+        overall=mean_score(scores, metric),
         iterations=tuple(iterations),
         cost_floats=ledger.floats,
         counts=newcomers.rows("all").counts,

@@ -97,6 +97,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "graph": (str, "'knn:k'"),
     "participation": (_participation, "a share above 0 and at most 1, or sizes(share)"),
     "dtype": (str, "'float32' or 'float64'"),
+    "metric": (str, "the name of a metric"),
     "delay": (str, "a distribution of seconds"),
     "compute": (str, "a distribution of seconds"),
     "lossy": (str, "lost:0.3,late:0.2,…"),

@@ -52,8 +52,10 @@ class Settings:
         ``(round, m) -> device numbers``.
     tol
         Stop when no residual of the last rounds exceeds this; 0 to go on to the last round.
-    evaluate_every
-        Rounds between two evaluations of groups, validation and test.
+    evaluate_every, metric
+        Rounds between two evaluations of groups, validation and test, and what devices are scored by (`core.metrics`):
+        ``"accuracy"`` by default, ``"balanced-accuracy"``, ``"log-loss"``, ``"auc"``, ``"f1"``; ``"rmse"`` by default,
+        ``"mae"``, ``"r2"``. Groups, and settings that are left open, are chosen in their own ways whatever it is.
     checkpoint_every
         Rounds between two checkpoints, where a directory is given.
     dtype
@@ -112,6 +114,7 @@ class Settings:
     participation: float | str | Sequence[float] | Sampler = 1.0
     tol: float = 1e-4
     evaluate_every: int = 10
+    metric: str | None = None
     checkpoint_every: int = 25
     dtype: str = "float32"
     attack: Attack | None = None
