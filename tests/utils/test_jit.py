@@ -176,3 +176,42 @@ def test_all_kernels_are_in_known_sources():
 def test_private_names_are_no_kernels():
     with pytest.raises(AttributeError):
         Kernels("fedfuse.pairs.pair_kernels")._apart  # noqa: B018
+
+
+def kept(place):
+    """Where machine code is kept under a directory, asked anew."""
+    jit._cache_directory.cache_clear()
+    try:
+        return jit._cache_directory(str(place))
+    finally:
+        jit._cache_directory.cache_clear()
+
+
+def test_code_is_not_loaded_from_where_others_may_write(tmp_path, caplog):
+    """A world-writable NUMBA_CACHE_DIR is no cache, unless it is sticky and what is inside is one's own."""
+    pytest.importorskip("fcntl")
+    place = tmp_path / "shared"
+    place.mkdir()
+    private = kept(place)
+    assert private.stat().st_mode & 0o777 == 0o700
+    place.chmod(0o777)
+    assert kept(place) is None
+    assert "others may write to" in caplog.text
+    place.chmod(0o1777)
+    assert kept(place) == private
+    private.chmod(0o777)
+    assert kept(place) is None
+    private.chmod(0o700)
+    (private / "planted.nbc").write_bytes(b"")
+    (private / "planted.nbc").chmod(0o666)
+    assert kept(place) is None
+
+
+def test_code_of_other_owners_is_not_loaded(tmp_path):
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    planted = kept(tmp_path) / "planted.nbc"
+    planted.write_bytes(b"")
+    assert kept(tmp_path) is not None
+    os.chown(planted, 12345, 12345)
+    assert kept(tmp_path) is None

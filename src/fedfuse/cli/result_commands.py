@@ -11,7 +11,7 @@ from fedfuse.cli.arguments import Arg, Opt
 from fedfuse.cli.console import Answers, console, print_json
 from fedfuse.cli.display import write_page
 from fedfuse.errors import FedfuseError
-from fedfuse.utils.files import write_csv
+from fedfuse.utils.files import csv_text, write_csv
 
 if TYPE_CHECKING:
     from fedfuse.training.newcomers import Arrivals, Newcomers
@@ -68,7 +68,7 @@ def predict(
     if out:
         write_csv(out, answer, index=True)
     else:
-        sys.stdout.write(answer.to_csv(lineterminator="\n"))
+        sys.stdout.write(csv_text(answer, index=True))
     unknown = answer.loc[answer["cluster"].isna(), "device"]
     if len(unknown):
         names = sorted(set(unknown))

@@ -20,7 +20,7 @@ import pandas as pd
 from fedfuse.data.checks import natural_key
 from fedfuse.data.federation import Goal
 from fedfuse.errors import FedfuseError, guess
-from fedfuse.utils.files import Kinds, check_fields
+from fedfuse.utils.files import NUMBER, Kinds, check_fields
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,10 @@ _OBJECT_KINDS: dict[str, Kind] = {
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SAVED: dict[str, Kinds] = {
     "version": int, "device": str, "target": str, "goal": str, "classes": list, "columns": list,
+}  # fmt: skip
+_SAVED_COLUMN: dict[str, Kinds] = {
+    "name": str, "kind": str, "levels": list[str], "mean": NUMBER, "sd": NUMBER, "fill": NUMBER, "flag_missing": bool,
+    "calendar": list[str],
 }  # fmt: skip
 
 
@@ -408,6 +412,8 @@ class Encoder:
         try:
             if spec["version"] != 1:
                 raise FedfuseError(f"this encoder is of version {spec['version']}; fedfuse here reads version 1")
+            for column in spec["columns"]:
+                check_fields(column, _SAVED_COLUMN, "a column of the encoder", whole=False)
             columns = tuple(
                 LevelColumn(column["name"], tuple(column["levels"]))
                 if column["kind"] == "level"

@@ -14,7 +14,7 @@ from fedfuse.results.result import Result
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.compare import is_comparison
 from fedfuse.training.evaluation import Baselines
-from fedfuse.utils.files import atomic_write
+from fedfuse.utils.files import atomic_write, make_directory, naming_damage
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -49,7 +49,7 @@ def write_report(
     if page.is_dir():
         raise FedfuseError(f"the page is a file, but {page} is a directory; give a name such as {page / FILE}")
     text = render(place, federation=federation, baselines=baselines)
-    page.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(page.parent)
     with atomic_write(page) as file:
         file.write(text.encode())
     return page
@@ -63,8 +63,9 @@ def render(directory: Path, *, federation: Federation | None = None, baselines: 
         return page_of("comparison.html.j2", comparison_page(directory))
     from fedfuse.report.run_page import run_page
 
-    _check_method(directory)
-    return page_of("run.html.j2", run_page(directory, *fitted_baselines(directory, federation, wanted=baselines)))
+    with naming_damage(directory):
+        _check_method(directory)
+        return page_of("run.html.j2", run_page(directory, *fitted_baselines(directory, federation, wanted=baselines)))
 
 
 def _check_method(directory: Path) -> None:
@@ -73,10 +74,7 @@ def _check_method(directory: Path) -> None:
 
     config = Result.load(directory).method
     if config["method"] in METHODS:
-        try:
-            from_config(config)
-        except (KeyError, TypeError, AttributeError, ValueError) as problem:
-            raise FedfuseError(f"{directory / 'profile.json'} is not as fedfuse writes it: {problem}") from None
+        from_config(config)
 
 
 def fitted_baselines(

@@ -31,11 +31,11 @@ from fedfuse.report import page_of, render, templates
 from fedfuse.report.charts import thinned
 from fedfuse.report.distance_charts import PairFrame
 from fedfuse.report.run_page import cost_chart, training_charts
-from fedfuse.results.run_directory import RunDirectory
+from fedfuse.results.run_directory import RunDirectory, read_history
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.compare import Request, is_comparison
 from fedfuse.training.progress import ROUNDS, read_rounds
-from fedfuse.utils.files import read_csv, read_json, without_nan
+from fedfuse.utils.files import naming_damage, read_json, without_nan
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_SILENCE_SECONDS = 60
@@ -111,22 +111,19 @@ class Progress:
 
 def _finished(directory: Path) -> tuple[str, list[dict[str, Any]]]:
     """Return the metric and the rows of a finished run, without loading its model."""
-    try:
-        history = read_csv(directory / "history.csv").astype(object)
-        return str(read_json(directory / "summary.json")["metric"]), without_nan(history.to_dict("records"))
-    except (KeyError, TypeError, OSError, ValueError) as problem:
-        raise FedfuseError(f"{directory} holds no whole run of fedfuse: {problem}") from None
+    metric = str(read_json(directory / "summary.json")["metric"])
+    return metric, without_nan(read_history(directory).astype(object).to_dict("records"))
 
 
 def read_progress(directory: Path) -> list[Progress]:
-    """Read the progress of a run, or of all runs of a comparison."""
-    if is_comparison(directory):
-        request = Request.load(directory)
-        runs = [f"{label}-seed{seed}" for label in request.methods for seed in request.seeds]
-        return [replace(Progress.of(directory / "runs" / run), name=run) for run in runs]
-    if not RunDirectory(directory).started:
-        raise FedfuseError(f"{directory} holds no run of fedfuse, nor a comparison: config.json is missing")
-    return [Progress.of(directory)]
+    with naming_damage(directory):
+        if is_comparison(directory):
+            request = Request.load(directory)
+            runs = [f"{label}-seed{seed}" for label in request.methods for seed in request.seeds]
+            return [replace(Progress.of(directory / "runs" / run), name=run) for run in runs]
+        if not RunDirectory(directory).started:
+            raise FedfuseError(f"{directory} holds no run of fedfuse, nor a comparison: config.json is missing")
+        return [Progress.of(directory)]
 
 
 def all_finished(runs: Sequence[Progress]) -> bool:
@@ -251,14 +248,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 def state(directory: Path) -> dict[str, Any]:
     """Return what the live page shows now, as JSON-ready data; of a single run also its charts, as HTML."""
-    runs = read_progress(directory)
-    one = None if is_comparison(directory) else runs[0]
-    return {
-        "finished": all_finished(runs),
-        "runs": [{"name": r.name, "state": r.state, "facts": r.facts(), "silent": round(r.silent)} for r in runs],
-        "charts": _charts(one) if one else "",
-        "heat": _heat(directory) if one else None,
-    }
+    with naming_damage(directory):
+        runs = read_progress(directory)
+        one = None if is_comparison(directory) else runs[0]
+        return {
+            "finished": all_finished(runs),
+            "runs": [{"name": r.name, "state": r.state, "facts": r.facts(), "silent": round(r.silent)} for r in runs],
+            "charts": _charts(one) if one else "",
+            "heat": _heat(directory) if one else None,
+        }
 
 
 def _charts(run: Progress) -> str:

@@ -27,6 +27,7 @@ from fedfuse.utils.files import (
     check_no_link,
     directory_lock,
     make_directory,
+    naming_damage,
     read_arrays,
     read_csv,
     read_json,
@@ -49,6 +50,7 @@ SUMMARY: dict[str, Kinds] = {
 # Not in every summary.
 SOMETIMES: dict[str, Kinds] = {"stages": list, "refit_rounds": int, "trouble": dict, "privacy": dict}
 SOMETIMES |= {"certificate": dict}
+STAGE: dict[str, Kinds] = {"name": str, "rounds": int, "floats": int}
 PROFILE: dict[str, Kinds] = {
     "model": (dict, str), "method": dict, "names": list[str], "goal": str, "classes": list, "features": list[str],
     "counts": list[int], "truth": (list[int], NOTHING), "encoder": (dict, NOTHING),
@@ -185,15 +187,23 @@ def read_run(directory: str | PathLike[str], model: Model[Any] | None = None) ->
     arrays = read_arrays(path / "models.npz")
     more = {name: path / f"{name}.npz" for name in ("kept", "sums")}
     also = {name: read_arrays(file) if file.exists() else {} for name, file in more.items()}
-    try:
+    with naming_damage(path):
         _check_lists(summary, profile, path)
         _check_arrays(arrays, len(profile["names"]))
         _check_arrays(also["sums"], len(profile["names"]))
+        if missing := {"models", "test"} - arrays.keys():
+            raise FedfuseError(f"models.npz lacks {' and '.join(sorted(missing))}")
         return {**_fields(summary, profile, arrays, model, path), **also}
-    except FedfuseError:
-        raise
-    except (KeyError, TypeError, AttributeError, OSError, ValueError) as problem:
-        raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from None
+
+
+def read_history(directory: Path) -> Any:
+    """Return the rows of a finished run as a data frame: all columns but the names of stages have numbers."""
+    path = directory / "history.csv"
+    history = read_csv(path)
+    words = [name for name in history.columns.difference(["stage"]) if history[name].dtype.kind not in "biuf"]
+    if "round" not in history or words or not np.isfinite(history["round"]).all():
+        raise FedfuseError(f"{path} is not as fedfuse writes it: {(words or ['round'])[0]!r} must be numbers")
+    return history
 
 
 def _fields(
@@ -212,6 +222,8 @@ def _fields(
     shape = saved.get("shape") if isinstance(saved, dict) else None
     used = from_config(saved, model).sized(len(known.features), len(known.classes), tuple(shape) if shape else None)
     models = arrays.pop("models")
+    if not np.isfinite(models).all():
+        raise FedfuseError(f"{path / 'models.npz'} has models that are not finite: they can predict nothing")
     if models.shape != (len(known.names), used.d):
         raise FedfuseError(f"models.npz has models of shape {models.shape}, which profile.json does not say")
     if known.encoder is not None and known.encoder.features != known.features:
@@ -225,7 +237,7 @@ def _fields(
         "confidence": arrays.pop("confidence", None),
         "unheard": arrays.pop("unheard", np.empty(0, np.int64)),
         "scores": arrays,
-        "history": read_csv(path / "history.csv"),
+        "history": read_history(path),
         "attack": {**{k: summary[k] for k in ("attack", "lies")}, "who": who["who"]} if "attack" in summary else None,
         "suspects": np.array(who["suspects"], dtype=np.int64),
         "rounds": summary["rounds"] + summary.get("refit_rounds", 0),
@@ -236,12 +248,16 @@ def _fields(
 
 def _check_lists(summary: dict[str, Any], profile: dict[str, Any], path: Path) -> None:
     check_fields(profile["method"], {"method": str}, f"the method in {path / 'profile.json'}")
+    for stage in summary.get("stages", ()):
+        check_fields(stage, STAGE, f"a stage in {path / 'summary.json'}")
     wrong, m = "is not as fedfuse writes it", len(profile["names"])
     if profile["goal"] not in ("classification", "regression"):
         raise FedfuseError(f"profile.json {wrong}: 'goal' is {profile['goal']!r}")
     for name, values in (("counts", profile["counts"]), ("truth", profile["truth"]), ("labels", summary["labels"])):
         if values is not None and (len(values) != m or min(values, default=0) < 0):
             raise FedfuseError(f"{path} {wrong}: {name!r} must be {m} numbers from 0 on")
+    if max(summary["labels"], default=0) >= max(m, 1):
+        raise FedfuseError(f"{path} {wrong}: 'labels' names group {max(summary['labels'])} of {m} devices")
 
 
 def _check_arrays(arrays: dict[str, npt.NDArray[Any]], m: int) -> None:
@@ -250,6 +266,8 @@ def _check_arrays(arrays: dict[str, npt.NDArray[Any]], m: int) -> None:
     if unheard.dtype.kind != "i" or unheard.ndim != 1 or not np.isin(unheard, range(m)).all():
         raise FedfuseError(f"models.npz has {unheard.tolist()} for devices never heard, profile.json names {m}")
     for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise FedfuseError(f"models.npz has {name} as {array.dtype}, not as numbers")
         if name != "unheard" and array.shape[:1] != (m,):
             n = len(array) if array.ndim else 0
             raise FedfuseError(f"models.npz has {name} for {n} devices, profile.json names {m}")

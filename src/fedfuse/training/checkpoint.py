@@ -22,6 +22,7 @@ from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.tasks import Install, Order, PeekModel, Task
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training.settings import takes_single_replies
+from fedfuse.utils.files import naming_damage
 
 if TYPE_CHECKING:
     from fedfuse.training.loop import Run
@@ -74,7 +75,11 @@ def restore(run: Run, run_directory: RunDirectory) -> bool:
     saved = run_directory.load_checkpoint()
     if saved is None:
         return False
-    meta, arrays = saved
+    with naming_damage(run_directory.path):
+        return _restore(run, *saved)
+
+
+def _restore(run: Run, meta: dict[str, Any], arrays: Arrays) -> bool:
     if meta.get("format") != CHECKPOINT_FORMAT:
         log.warning("the checkpoint is of an older version of fedfuse: its rounds are run again, with the same draws")
         return False
@@ -95,6 +100,9 @@ def restore(run: Run, run_directory: RunDirectory) -> bool:
         raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
     if run.rule.current(run.state).models.shape != (run.info.m, run.info.d):
         raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
+    counts = [sent[name] for name in ("turns", "post_last", "post_asked", "post_heard")]
+    if any(count.shape != (run.info.m,) or count.dtype.kind not in "bi" for count in counts):
+        raise FedfuseError("the checkpoint is damaged: what it says of orders is not of these devices")
     _remind(run, arrays.get("own"))
     _restore_transport(run, sent, scratch)
     run.between_rounds = True

@@ -146,7 +146,30 @@ def read_csv(path: Path) -> Any:
 def write_csv(path: Path, table: Any, *, index: bool = False) -> None:
     """Write a data frame as CSV."""
     with atomic_write(path) as file:
-        file.write(table.to_csv(index=index, lineterminator="\n").encode())
+        file.write(csv_text(table, index=index).encode())
+
+
+def csv_text(table: Any, *, index: bool = False) -> str:
+    """Return a data frame as CSV; no text in it is a formula to a spreadsheet.
+
+    >>> import pandas as pd
+    >>> csv_text(pd.DataFrame({"device": ["=1+1", "a", "-5"], "score": [-0.5, 1, 2]})).split()
+    ['device,score', "'=1+1,-0.5", 'a,1.0', '-5,2.0']
+    """
+    table = table.map(_not_a_formula).rename(columns=_not_a_formula)
+    text: str = table.rename(index=_not_a_formula).to_csv(index=index, lineterminator="\n")
+    return text
+
+
+def _not_a_formula(cell: Any) -> Any:
+    """Put an apostrophe before text that a spreadsheet would compute (OWASP, CSV injection); numbers stay numbers."""
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def check_fields(data: Any, kinds: Mapping[str, Kinds], where: object, *, whole: bool = True) -> dict[str, Any]:
@@ -221,6 +244,17 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArra
     with archive.open(member) as file:
         array: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
         return array
+
+
+@contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Say that a directory holds no whole run where its files, each of which can be read, do not fit together."""
+    try:
+        yield
+    except FedfuseError:
+        raise
+    except Exception as problem:  # As many kinds as there are ways to be damaged.
+        raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from problem
 
 
 def without_nan(data: Any) -> Any:

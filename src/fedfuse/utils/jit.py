@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from functools import cache
@@ -79,7 +80,10 @@ def kernel(**options: Any) -> Callable[[Callable[..., None]], Any]:
 
 @cache
 def _cache_directory(given: str) -> Path | None:
-    """Return where machine code of these sources is kept, in NUMBA_CACHE_DIR or the user's cache; None if nowhere."""
+    """Return where machine code of these sources is kept, in NUMBA_CACHE_DIR or the user's cache; None if nowhere.
+
+    Nor is it kept where others may write: what they put there would run here.
+    """
     from platformdirs import user_cache_path
 
     package, digest = Path(__file__).parents[1], blake2b(digest_size=16)
@@ -89,10 +93,31 @@ def _cache_directory(given: str) -> Path | None:
     directory = parent / digest.hexdigest()
     try:
         if not directory.is_dir():
-            directory.mkdir(parents=True, exist_ok=True)
+            parent.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, exist_ok=True)
             for each in parent.iterdir():  # of other sources
                 if time.time() - each.stat().st_mtime > MAX_AGE_DAYS * 86400:
                     shutil.rmtree(each, ignore_errors=True)
+        if os.access(directory, os.W_OK) and (stranger := _in_reach_of_others(directory)):
+            words = "compiled code is neither loaded from %s nor kept there: others may write to %s"
+            log.warning(words, parent, stranger)
+            return None
     except OSError as problem:
         log.debug("compiled code is not kept: %s", problem)
     return directory if os.access(directory, os.W_OK) else None
+
+
+def _in_reach_of_others(directory: Path) -> Path | None:
+    """Return a file in a directory, or a directory on the way to it, that another user owns or may replace; or None."""
+    if not hasattr(os, "geteuid"):  # Windows has other ways.
+        return None
+    mine, directory = os.geteuid(), directory.resolve()
+    paths = [(path, {mine}, 0) for path in (directory, *directory.rglob("*"))]
+    # In a sticky directory nobody can replace what others own.
+    paths += [(path, {mine, 0}, stat.S_ISVTX) for path in directory.parents]
+    for path, owners, sticky in paths:
+        seen = path.lstat()
+        writable = seen.st_mode & (0o002 if seen.st_gid == os.getegid() else 0o022)
+        if seen.st_uid not in owners or stat.S_ISLNK(seen.st_mode) or (writable and not seen.st_mode & sticky):
+            return path
+    return None
