@@ -131,7 +131,7 @@ def test_where_things_are():
 
 
 def test_the_method_in_contributing_is_the_one_that_is_tested():
-    text, source = ((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "tests/support/fedprox.py"))
+    text, source = ((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "tests/support/fedmedian.py"))
     (block,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     assert source.endswith(block)
 

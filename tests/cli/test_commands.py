@@ -339,7 +339,7 @@ SETTINGS = {
     "--seed 1.5": "Invalid value for '--seed': '1.5' is not a valid int",
     "--seed -3": "seed must be a whole number of at least 0, got -3",
     "--method fpcf": "unknown method 'fpcf'; did you mean 'fpfc'? known: fusion-tree, fpfc, ",
-    "--method fedprox": "unknown method 'fedprox'; known: fusion-tree, fpfc, fpfc-l1, local, fedavg, fedasync, lg-",
+    "--method moon": "unknown method 'moon'; known: fusion-tree, fpfc, fpfc-l1, local, fedavg, fedasync, lg-",
     "--engine cloud": "unknown engine 'cloud'; known: inprocess, workers, flower",
     "--set workers=2": "engine 'inprocess' has no workers; workers=2 is for engine 'workers'",
     "--engine workers --set workers=0": "workers must be a whole number of at least 1, got 0",

@@ -118,7 +118,7 @@ def test_notes_are_shown_once(fedfuse, small):
 
 
 BAD = {
-    "--methods fedprox": "unknown method 'fedprox'; known: fusion-tree, fpfc",
+    "--methods moon": "unknown method 'moon'; known: fusion-tree, fpfc",
     "--methods fpfc,fpfc": "method 'fpfc' is there twice",
     "--seeds 0": "--seeds takes how many (at least 1)",
     "--seeds two": "--seeds takes how many (at least 1) or which (0,5,7; a single one: 5,), got 'two'",

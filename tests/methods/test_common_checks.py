@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfuse as ff
+from fedfuse import methods
 from fedfuse.core.partitions import canonical
 from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.registry import METHODS
@@ -57,16 +58,30 @@ VARIANTS = {
     "pacfl": partial(ff.PACFL, threshold=10.0, p=1),
     "pacfl-cluster": partial(ff.PACFL, threshold=10.0, p=1, evaluate="cluster"),
     "pacfl-searched": ff.PACFL,
+    "fedprox": partial(methods.FedProx, mu=0.1),
+    "fedprox-searched": methods.FedProx,
+    "scaffold": methods.Scaffold,
+    "fedavg-ft": methods.FedAvgFT,
+    "ditto": partial(methods.Ditto, lam=0.5),
+    "ditto-searched": methods.Ditto,
+    "fedper": methods.FedPer,
+    "fedper-all": partial(methods.FedPer, share="all"),
+    "fedrep": methods.FedRep,
+    "pfedme": partial(methods.PFedMe, lam=1.0, local_rounds=3),
+    "pfedme-searched": partial(methods.PFedMe, local_rounds=3),
+    "l2gd": partial(methods.L2GD, lam=0.3),
     "oracle": Oracle,
 }
 # One exchange of models per round, and nothing else.
-PLAIN = ("fpfc", "fpfc-l1", "fedavg", "fedasync", "lg-fedavg", "per-fedavg")
+PLAIN = ("fpfc", "fpfc-l1", "fedavg", "fedasync", "lg-fedavg", "per-fedavg", "fedprox", "fedavg-ft", "ditto", "pfedme")
+PLAIN += ("l2gd",)
 # Every device is asked in turn, and answers without chance.
 DRAWS_NOTHING = ("fusion-tree", "fpfc-auto", "oracle")
 # Many rounds: not in every check.
-SEARCHED = ("ifca-searched", "ifca-restarts", "cfl-searched", "pacfl-searched")
+SEARCHED = ("ifca-searched", "ifca-restarts", "cfl-searched", "pacfl-searched", "fedprox-searched", "ditto-searched")
+SEARCHED += ("pfedme-searched",)
 # As others in all but one step.
-KINDRED = ("lg-fedavg-local", "per-fedavg-hf", "ifca-gradient", "ifca-soft", "pacfl-cluster")
+KINDRED = ("lg-fedavg-local", "per-fedavg-hf", "ifca-gradient", "ifca-soft", "pacfl-cluster", "fedper-all")
 COMMON = [name for name in VARIANTS if name not in SEARCHED + KINDRED]
 COMBINATIONS = [(goal, work) for work in WORKS for goal in GOALS]
 

@@ -155,7 +155,7 @@ def test_alpha_is_beta_unless_given():
     [
         ({"variant": "second-order"}, "variant must be 'first-order' or 'hessian-free'"),
         ({"adapt_lr": 0.0}, "adapt_lr must be a positive number"),
-        ({"work": ff.Work(solver="exact")}, "per-fedavg adapts by gradient steps"),
+        ({"work": ff.Work(solver="exact")}, "per-fedavg is made of gradient steps"),
     ],
 )
 def test_settings_out_of_range(settings, words):

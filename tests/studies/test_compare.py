@@ -391,7 +391,7 @@ def test_the_oracle_without_the_truth(federation, caplog):
 
 BAD = {
     "no method": ({"methods": []}, "no method to compare"),
-    "unknown method": ({"methods": ["fedprox"]}, "unknown method 'fedprox'"),
+    "unknown method": ({"methods": ["moon"]}, "unknown method 'moon'"),
     "the same method twice": (
         {"methods": [ff.FPFC(lam=0.5), ff.FPFC(lam=1.0, refit=True)]},
         "method 'fpfc' is there twice",

@@ -29,7 +29,8 @@ from support.planted import planted
 GOALS = ("regression", "classification")
 WORKS = {"gd": Work(steps=5, lr=0.1), "sgd": Work(steps=2, lr=0.1, batch=10), "exact": Work(solver="exact")}
 DTYPES = ("float32", "float64")
-OWN_MODELS = ("local", "lg-fedavg", "per-fedavg", "pacfl")  # devices of a group may differ
+OWN_MODELS = ("local", "lg-fedavg", "per-fedavg", "pacfl", "fedavg-ft", "ditto", "fedper", "fedrep", "pfedme", "l2gd")
+# devices of these may differ within a group
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Case:
 
     def method(self, **options: Any) -> Any:
         """Return the method; one that takes gradient steps only does so."""
-        name = "gd" if self.work == "exact" and self.kind().name == "per-fedavg" else self.work
+        name = "gd" if self.work == "exact" and self.kind().needs_steps else self.work
         return self.kind(work=WORKS[name], **options)
 
     def fit(self, federation: Any = None, *, rows: str | None = None, start: str = "auto", **settings: Any) -> Result:

@@ -237,7 +237,9 @@ def model_numbers(task: Task, size: int) -> int:
             return size - len(also)
         case tasks.Choose(heads=heads):
             return size - len(heads)
-        case tasks.MetaTrain() | tasks.FitLocally():
+        case tasks.MixtureTrain(components=components):
+            return size - len(components)
+        case tasks.MetaTrain() | tasks.TrainPair() | tasks.EnvelopeTrain() | tasks.FitLocally():
             return size
     return 0
 

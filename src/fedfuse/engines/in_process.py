@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ from fedfuse.utils.typing import Floats, Ints
 
 # Step of the difference quotient that stands for a Hessian.
 EPSILON = 1e-3
+# (parameters, positions of their devices, generators of these) -> what is descended along
+Slope: TypeAlias = Callable[[Floats, Ints, list[np.random.Generator]], Floats]
 
 
 class InProcess(Engine):
@@ -101,6 +103,12 @@ class InProcess(Engine):
                 values = self._train(orders, devices)
             case tasks.MetaTrain():
                 values = self._meta_train(orders, devices)
+            case tasks.TrainPair():
+                values = self._train_pair(orders, devices)
+            case tasks.EnvelopeTrain():
+                values = self._train_envelope(orders, devices)
+            case tasks.MixtureTrain():
+                values = [self._train_mixture(order, i) for order, i in zip(orders, devices, strict=True)]
             case tasks.Choose():
                 values = self._choose(orders, devices)
             case tasks.Subspace():
@@ -149,7 +157,8 @@ class InProcess(Engine):
         return list(np.hstack(parts))
 
     def _scores(self, asked: list[tasks.Score], devices: Ints) -> Sequence[Floats]:
-        first, models = asked[0], np.stack([t.model for t in asked])
+        first, given = asked[0], [t.model for t in asked if t.model is not None]
+        models = np.stack(given) if given else self._own[devices]
         if first.metric is None:
             return list(
                 np.nan_to_num(self._model.metric(self.load(first.rows, raw=first.raw), devices, models))[:, None]
@@ -191,12 +200,16 @@ class InProcess(Engine):
         start: Floats = self._own[devices]
         part = tasks.part_of(first.into, self._model.d, self._model.fused)
         if first.start is not None:  # the part that was sent, in its place
-            start[:, part] = np.stack([t.start for t in asked if t.start is not None])
+            given = np.stack([t.start for t in asked if t.start is not None])
+            start[:, part] = given if first.share == 1 else start[:, part] + first.share * (given - start[:, part])
         anchor = None if first.anchor is None else np.stack([t.anchor for t in asked if t.anchor is not None])
         if anchor is None and first.rho:
-            anchor = np.zeros_like(start[:, self._model.fused])
-        rngs = self._training_generators(orders, first.work)
-        new = self._model.train(self.load(first.rows), devices, start, anchor, first.rho, first.work, rngs)
+            anchor = start.copy() if first.near else np.zeros_like(start[:, self._model.fused])
+        if first.slope is not None or first.rest_steps:
+            new = self._train_by_gradients(orders, devices, start, part)
+        else:
+            rngs = self._training_generators(orders, first.work)
+            new = self._model.train(self.load(first.rows), devices, start, anchor, first.rho, first.work, rngs)
         new = self._protected(orders, start, new)  # what the device goes on with is what it has sent
         if first.send != "update":
             # a device whose training diverged goes on from the last model that the server could use
@@ -225,20 +238,96 @@ class InProcess(Engine):
     def _generators(self, orders: list[Order]) -> list[np.random.Generator]:
         return [generator(self._seed, *(("batches", o.round) if o.round >= 0 else ("look",)), o.device) for o in orders]
 
+    def _train_pair(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
+        asked = [o.task for o in orders if isinstance(o.task, tasks.TrainPair)]
+        first, data = asked[0], self.load(asked[0].rows)
+        start = np.stack([t.start for t in asked]).astype(self._dtype)
+        # Both see the same batches: each is what it would be without the other.
+        rngs = [self._training_generators(orders, first.work) for _ in range(2)]
+        new = self._model.train(data, devices, start, None, 0.0, first.work, rngs[0])
+        seconds = [t.second for t in asked if t.second is not None]
+        second = np.stack(seconds).astype(self._dtype) if seconds else self._own[devices]
+        personal = self._model.train(data, devices, second, start, first.rho, first.work, rngs[1])
+        if seconds:
+            return list(np.hstack([new, personal]))
+        usable = np.abs(personal).max(axis=1) <= largest_value(self._model.d, self._dtype)
+        self._own[devices[usable]] = personal[usable]
+        return list(new)
+
+    def _train_envelope(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
+        asked = [o.task for o in orders if isinstance(o.task, tasks.EnvelopeTrain)]
+        first, data = asked[0], self.load(asked[0].rows)
+        w = theta = np.stack([t.start for t in asked]).astype(self._dtype)
+        rngs = self._training_generators(orders, first.work)
+        for _ in range(first.local_rounds):
+            theta = self._model.train(data, devices, theta, w, first.rho, first.work, rngs)
+            w = (w - first.rate * (w - theta)).astype(self._dtype)
+        return list(w)
+
+    def _train_mixture(self, order: Order, device: int) -> Floats:
+        task = order.task
+        assert isinstance(task, tasks.MixtureTrain)
+        X, y = self._rows(task.rows).of(device)
+        if not len(y):
+            return np.concatenate([task.components.ravel(), task.shares])
+        rng = self._generators([order])[0]
+        with np.errstate(divide="ignore"):  # a component that a device has none of
+            scores = np.log(task.shares)[:, None] - self._model.row_losses(task.components, X, y)
+        posterior = np.exp(scores - scores.max(axis=0))
+        posterior /= posterior.sum(axis=0)
+        models, (steps, lr) = task.components.astype(self._dtype), plain(task.work)
+        batch = min(task.work.batch or len(y), len(y))
+        for _ in range(steps if task.work.unit == "batches" else steps * -(-len(y) // max(batch, 1))):
+            chosen = slice(None) if batch == len(y) else rng.permutation(len(y))[:batch]
+            for c, weights in enumerate(posterior[:, chosen]):
+                slope = self._model.weighted_gradient(models[c], X[chosen], y[chosen], weights)
+                models[c] -= lr * (slope + task.work.decay * models[c])
+        return np.concatenate([models.ravel(), posterior.mean(axis=1)])
+
+    def _train_by_gradients(self, orders: list[Order], devices: Ints, start: Floats, part: slice) -> Floats:
+        """Train with a slope added to every gradient, or one part of the model after the other."""
+        asked: list[Any] = [o.task for o in orders]
+        first, rngs = asked[0], self._generators(orders)
+        added = 0 if first.slope is None else np.stack([t.slope for t in asked]).astype(self._dtype)
+        mask = np.ones(self._model.d, self._dtype)
+        work, w = first.work, start
+
+        def slope(w: Floats, which: Ints, some: list[np.random.Generator]) -> Floats:
+            own = added[which] if isinstance(added, np.ndarray) else 0
+            return np.asarray(mask * (self._model.gradients(*self._batch(devices[which], first, some), w) + own))
+
+        if first.rest_steps:
+            mask[part] = 0
+            w = self._descend(w, devices, first.rows, replace(work, steps=first.rest_steps), rngs, slope)
+            mask = 1 - mask
+        return self._descend(w, devices, first.rows, work, rngs, slope)
+
     def _meta_train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         asked = [o.task for o in orders if isinstance(o.task, tasks.MetaTrain)]
-        first, rngs = asked[0], self._generators(orders)
+        first = asked[0]
         start = np.stack([t.start for t in asked]).astype(self._dtype)
-        steps = np.full(len(devices), plain(first.work)[0])
-        if first.work.batch is not None and first.work.unit == "epochs":  # passes over a device's own rows
-            steps *= -(-self._rows(first.rows).counts[devices] // first.work.batch)
-        w, speed = start.copy(), np.zeros_like(start)  # momentum, from rest
+
+        def slope(w: Floats, which: Ints, rngs: list[np.random.Generator]) -> Floats:
+            return self._meta_gradient(w, devices[which], first, rngs)
+
+        w = self._descend(start, devices, first.rows, first.work, self._generators(orders), slope)
+        return list(self._protected(orders, start, w))
+
+    def _descend(
+        self, start: Floats, devices: Ints, rows: Part, work: Work, rngs: list[np.random.Generator], slope: Slope
+    ) -> Floats:
+        """Take the steps of the work against a slope of the task's own."""
+        steps = np.full(len(devices), plain(work)[0])
+        if work.batch is not None and work.unit == "epochs":  # passes over a device's own rows
+            steps *= -(-self._rows(rows).counts[devices] // work.batch)
+        w: Floats = start.copy()
+        speed = np.zeros_like(start)  # momentum, from rest
         for k in range(int(steps.max())):
             still = np.flatnonzero(steps > k)
-            slope = self._meta_gradient(w[still], devices[still], first, [rngs[i] for i in still])
-            speed[still] = first.work.momentum * speed[still] + slope + first.work.decay * w[still]
-            w[still] -= plain(first.work)[1] * speed[still]
-        return list(self._protected(orders, start, w))
+            g = slope(w[still], still, [rngs[i] for i in still])
+            speed[still] = work.momentum * speed[still] + g + work.decay * w[still]
+            w[still] -= plain(work)[1] * speed[still]
+        return w
 
     def _meta_gradient(
         self, w: Floats, devices: Ints, task: tasks.MetaTrain, rngs: list[np.random.Generator]
@@ -253,7 +342,9 @@ class InProcess(Engine):
             g = g - task.inner * (ends[0] - ends[1]) / (2 * EPSILON)
         return np.asarray(g)
 
-    def _batch(self, devices: Ints, task: tasks.MetaTrain, rngs: list[np.random.Generator]) -> tuple[Any, Ints]:
+    def _batch(
+        self, devices: Ints, task: tasks.MetaTrain | tasks.Train, rngs: list[np.random.Generator]
+    ) -> tuple[Any, Ints]:
         """Return rows, and the devices' places in them: all rows, or some of each device that are drawn anew."""
         if task.work.batch is None:
             return self.load(task.rows), devices

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedfuse.models.model import Model
 from fedfuse.protocol.reply_checks import largest_value
-from fedfuse.protocol.tasks import Add, Install, Rescale, Task, Train, part_of
+from fedfuse.protocol.tasks import Add, Install, Rescale, Task, Train, TrainPair, part_of
 from fedfuse.utils.typing import Floats
 
 
@@ -69,6 +69,8 @@ class DeviceShadow:
         """Record what the device has after its reply to a task."""
         if isinstance(task, Train) and task.send != "update":
             self._trained(task, values)
+        elif isinstance(task, TrainPair) and task.second is None:  # the personal model is never sent
+            self.whole = False
         if changes_state(task):
             self._changes += 1
         self.in_sync = version == self.version
@@ -93,4 +95,6 @@ class DeviceShadow:
 
 def changes_state(task: Task) -> bool:
     """Whether a device's state is another after this task."""
+    if isinstance(task, TrainPair):
+        return task.second is None
     return isinstance(task, Add) or (isinstance(task, Train) and task.send != "update")

@@ -42,6 +42,7 @@ class FederationInfo:
     initial: Callable[..., Floats]  # (start, number of the draw = 0)
     dtype: np.dtype[Any]
     truth: Ints | None = None  # for the oracle alone
+    seed: int = 0  # for draws of the server's own
 
     @property
     def d(self) -> int:
@@ -98,6 +99,7 @@ class Method(ABC, Generic[State]):
 
     name: ClassVar[str]
     finds_groups: ClassVar[bool] = True
+    needs_steps: ClassVar[bool] = False  # whether devices must take gradient steps: an exact solver has none
     start: Start = "auto"
     work: Work = field(default_factory=Work)
     rows: Part = "train+validation"
@@ -105,6 +107,8 @@ class Method(ABC, Generic[State]):
     def __post_init__(self) -> None:
         make_plain(self)
         check_choice("start", self.start, Start)
+        if self.needs_steps and self.work.solver != "gd":
+            raise FedfuseError(f"{self.name} is made of gradient steps: it needs solver='gd', got {self.work.solver!r}")
         if self.rows not in ("train", "train+validation"):
             words = "rows must be 'train' or 'train+validation' (test rows are never trained on)"
             raise FedfuseError(f"{words}, got {self.rows!r}")
@@ -193,6 +197,15 @@ def _plain(value: Any) -> Any:
 def work_from_config(config: dict[str, Any]) -> Work:
     """Build the work that a method's configuration describes."""
     return Work(**{**config, "steps": parse(config["steps"]), "lr": parse(config["lr"])})
+
+
+def check_setting(name: str, value: object, *, least: float = 0.0, auto: bool = True) -> None:
+    """Raise unless a setting is a number of at least ``least``, or, where it may be left open, ``"auto"``."""
+    if auto and value == "auto":
+        return
+    if not isinstance(value, Real) or not least <= float(value) < np.inf:
+        words = f"{name} must be a number of at least {least:g}{' or auto' if auto else ''}"
+        raise FedfuseError(f"{words}, got {value!r}")
 
 
 def check_share(name: str, value: float) -> None:

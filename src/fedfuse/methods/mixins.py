@@ -12,7 +12,7 @@ import numpy as np
 from fedfuse.core.partitions import group_means
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.methods.state_arrays import Arrays
-from fedfuse.protocol.tasks import PeekModel, Task
+from fedfuse.protocol.tasks import PeekModel, Score, Task
 from fedfuse.utils.typing import Floats, Ints
 
 
@@ -113,9 +113,33 @@ class Searchable(ABC):
     def candidates(self, state: Any) -> list[dict[str, Any]]:
         """Return the settings to choose from."""
 
+    def judging(self, state: Any, devices: Ints) -> list[Task]:
+        """Return one task each that is answered by a score on validation rows."""
+        return [Score(w) for w in self.current(state).models[devices]]  # type: ignore[attr-defined]
+
     def restart(self, info: FederationInfo, used: Any) -> Any:
         """Return a first state for a new training; what ``used`` has of devices they need not send again."""
         return self.init(info)  # type: ignore[attr-defined]
+
+
+class SearchesOneSetting(Searchable):
+    """A method with one setting that may be left open as ``"auto"``, and a few values of it to choose from."""
+
+    open_setting: ClassVar[str]
+    values_to_try: ClassVar[tuple[float, ...]]
+
+    @property
+    def has_open_settings(self) -> bool:
+        return bool(getattr(self, self.open_setting) == "auto")
+
+    @property
+    def setting(self) -> float:
+        """The setting as a number; while it is still open, the first to be tried."""
+        value = getattr(self, self.open_setting)
+        return self.values_to_try[0] if value == "auto" else value
+
+    def candidates(self, state: Any) -> list[dict[str, Any]]:
+        return [{self.open_setting: value} for value in self.values_to_try]
 
 
 class AsksFirst(ABC):

@@ -40,6 +40,14 @@ METHODS = Registry(
         "ifca": "fedfuse.methods.clustered.ifca:IFCA",
         "cfl": "fedfuse.methods.clustered.cfl:CFL",
         "pacfl": "fedfuse.methods.clustered.pacfl:PACFL",
+        "fedprox": "fedfuse.methods.one_model.fedprox:FedProx",
+        "scaffold": "fedfuse.methods.one_model.scaffold:Scaffold",
+        "fedavg-ft": "fedfuse.methods.personal.fine_tuning:FedAvgFT",
+        "ditto": "fedfuse.methods.personal.ditto:Ditto",
+        "fedper": "fedfuse.methods.personal.fedper:FedPer",
+        "fedrep": "fedfuse.methods.personal.fedrep:FedRep",
+        "pfedme": "fedfuse.methods.personal.pfedme:PFedMe",
+        "l2gd": "fedfuse.methods.personal.l2gd:L2GD",
         "oracle": "fedfuse.grouping.refit:Oracle",
     }
 )

@@ -153,15 +153,17 @@ class ParameterBackend:
         lr, w, g, at = plain(work)[1], self.w, self.g, self.layout
         fused, slope = w[at.s :], g[at.s :]
         velocity = torch.zeros_like(g) if work.momentum else g
+        held = slice(at.d - (0 if anchor is None else len(anchor)), at.d)  # what the anchor pulls on
+        pulled, pull = w[held], g[held]
 
         def fast() -> None:
             if anchor is not None:  # w - lr rho (w - anchor)
-                fused.lerp_(anchor, lr * rho)
+                pulled.lerp_(anchor, lr * rho)
             w.add_(g, alpha=-lr)
 
         def general() -> None:
             if anchor is not None:
-                slope.add_(fused - anchor, alpha=rho)
+                pull.add_(pulled - anchor, alpha=rho)
             if work.decay:  # statistics do not decay
                 g[: at.shared].add_(w[: at.shared], alpha=work.decay)
                 slope.add_(fused, alpha=work.decay)

@@ -86,7 +86,7 @@ class Model(ABC, Generic[Data]):
     ) -> Floats:
         """Minimise ``f_i(w) + rho/2 ||w - anchor_i||^2`` on every device as ``work`` says; return the new w.
 
-        Only the `fused` parameters have an anchor (k x their number). ``start`` is not changed. ``rngs`` (one per
+        The `fused` parameters have an anchor, or all, as its width says. ``start`` is not changed. ``rngs`` (one per
         device) shuffle mini-batches; they are needed for these and for models that are not convex.
         """
 
@@ -146,6 +146,16 @@ class Model(ABC, Generic[Data]):
         outputs = [self.outputs(own, rows.of(i)[0]) for i, own in zip(devices, w, strict=True)]
         y = np.concatenate([rows.of(i)[1] for i in devices])
         return metric.sums(np.concatenate(outputs), y, stop - rows.counts[devices], stop)
+
+    def weighted_gradient(self, w: Floats, X: Floats, y: npt.NDArray[Any], weights: Floats) -> Floats:
+        """Return the gradient of the mean over rows of their losses times these weights."""
+        outputs = self.outputs(w, X)
+        if self.goal == "regression":
+            away = 2 * (outputs - y)[:, None]
+        else:
+            away = outputs - np.eye(self.n_classes)[np.asarray(y, dtype=np.int64)]
+        sums = (weights[:, None] * away).T @ np.column_stack([X, np.ones(len(X))])
+        return self.flat(sums / max(len(X), 1))
 
     def to_config(self) -> dict[str, Any]:
         """Return the model as JSON-ready data (see `models.from_config`)."""

@@ -166,8 +166,10 @@ class TorchModel(Model[TorchData]):
             rngs = one_each(rngs, devices)
         W = np.array(np.reshape(start, (-1, self.d)), data.dtype)
         width = self.d - self.layout.s
-        if anchor is not None and np.shape(anchor) != (len(W), width):
-            raise FedfuseError(f"anchors must be devices x {width} (the fused parameters), got {np.shape(anchor)}")
+        if anchor is not None and np.shape(anchor) not in ((len(W), width), W.shape):
+            raise FedfuseError(
+                f"anchors must be devices x {width} (the fused parameters) or all, got {np.shape(anchor)}"
+            )
 
         def train(engine: ParameterBackend, k: int) -> None:
             rng = rngs[k] if rngs else None
@@ -227,6 +229,17 @@ class TorchModel(Model[TorchData]):
         target = torch.from_numpy(np.ascontiguousarray(y, kind)).to(self._place)
         losses = [self._row_losses(self._outputs(w, X), target) for w in np.asarray(models)]
         return np.stack([row.cpu().numpy().astype(np.float64) for row in losses])
+
+    def weighted_gradient(self, w: Floats, X: Floats, y: npt.NDArray[Any], weights: Floats) -> Floats:
+        dtype = np.dtype(w.dtype)
+        target = torch.from_numpy(np.ascontiguousarray(y, np.dtype(np.int64) if self.n_classes else dtype))
+        with one_thread(), self._engine(dtype) as engine:
+            engine.w.copy_(self._on_place(w, dtype))
+            engine.g.zero_()
+            with torch.enable_grad():
+                losses = self._row_losses(engine.scores(self._on_place(X, dtype)), target.to(self._place))
+                (losses @ self._on_place(weights, dtype) / max(len(X), 1)).backward()  # type: ignore[no-untyped-call]
+            return np.asarray(engine.g.cpu().numpy().copy())
 
     def module_with(self, w: Floats) -> nn.Module:
         """Return a copy of the module with these weights, ready for use (in eval mode)."""

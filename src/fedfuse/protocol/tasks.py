@@ -80,8 +80,13 @@ class Train(_Message):
     new w on that part of your rows follows it (0 if there are none).
 
     Of a model with shared weights, ``start`` may be one part alone, ``into`` says which; the rest is the device's own.
-    The anchor pulls on the fused part, and has its length. ``send`` says what comes back: the new model, only the
-    ``"part"`` that ``start`` was, the ``"update"`` (new minus old, and the old model is kept), or nothing at all.
+    The anchor pulls on the fused part or on all of a model, as its length says; with ``near`` it is ``start`` itself,
+    and not sent again. ``send`` says what comes back: the new model, only the ``"part"`` that ``start`` was, the
+    ``"update"`` (new minus old, and the old model is kept), or nothing at all.
+
+    For some methods: ``share``, to begin between your own model (0) and ``start`` (1); ``slope``, which is added to
+    every gradient; ``rest_steps``, to take so many steps on the rest of the model first, and then those of ``work`` on
+    the part alone; ``neighbours``, models of others, as Network Lasso sends them along.
     """
 
     work: Work
@@ -92,6 +97,11 @@ class Train(_Message):
     score: Part | None = None
     into: Into = "all"
     send: Send = "model"
+    near: bool = False
+    share: float = 1.0
+    slope: Floats | None = None
+    rest_steps: int = 0
+    neighbours: Floats | None = None
 
     def floats_up(self, d: int) -> int:
         sent = {"model": d, "update": d, "nothing": 0, "part": 0 if self.start is None else self.start.size}
@@ -115,6 +125,58 @@ class MetaTrain(_Message):
 
     def floats_up(self, d: int) -> int:
         return d
+
+
+@dataclass(frozen=True)
+class TrainPair(_Message):
+    """Train ``start`` on f_i, and a personal model on f_i + rho/2 ||v - start||^2; send the first.
+
+    The personal model is your own, which you keep; or ``second``, and then it is sent too, after the first.
+    """
+
+    work: Work
+    start: Floats
+    rho: float
+    second: Floats | None = None
+    rows: Part = "train"
+
+    def floats_up(self, d: int) -> int:
+        return d if self.second is None else 2 * d
+
+
+@dataclass(frozen=True)
+class EnvelopeTrain(_Message):
+    """Descend on the Moreau envelope of f_i, ``local_rounds`` times: w <- w - rate (w - theta); send w.
+
+    theta is what ``work`` makes of f_i + rho/2 ||theta - w||^2, from the last theta.
+    """
+
+    work: Work
+    start: Floats
+    rho: float
+    rate: float
+    local_rounds: int
+    rows: Part = "train"
+
+    def floats_up(self, d: int) -> int:
+        return d
+
+
+@dataclass(frozen=True)
+class MixtureTrain(_Message):
+    """Take one step of EM on a mixture of models: ``shares`` become the mean posterior of your rows.
+
+    A row is of component c with probability ~ shares_c exp(-loss_c). Every component then takes the steps of ``work``
+    on rows weighted by this. The answer is all components, one after the other, then the new shares.
+    """
+
+    work: Work
+    components: Floats
+    shares: Floats
+    rows: Part = "train"
+
+    def floats_up(self, d: int) -> int:
+        return len(self.components) * d + len(self.components)
 
 
 @dataclass(frozen=True)
@@ -157,13 +219,13 @@ class Subspace(_Message):
 
 @dataclass(frozen=True)
 class Score(_Message):
-    """Send the accuracy or RMSE of this model on these of your rows (0 if there are none).
+    """Send the accuracy or RMSE of this model, or without one of your own, on these of your rows (0 if there are none).
 
     With ``metric``, its ``size`` sums over them (`core.metrics`). With ``raw``, columns are as they were before any
     `Rescale`.
     """
 
-    model: Floats
+    model: Floats | None = None
     rows: Part = "validation"
     raw: bool = False
     metric: str | None = None
@@ -286,8 +348,9 @@ class Rescale(_Message):
 STATISTICS = (Score, Losses, EvaluateModels, GradientCosine, SendMoments, SendSufficientStatistics)
 
 Task: TypeAlias = (
-    Install | Add | PeekModel | Train | MetaTrain | Choose | Subspace | Score | FitLocally
-    | Gradient | Losses | EvaluateModels | GradientCosine | SendMoments | SendSufficientStatistics | Rescale
+    Install | Add | PeekModel | Train | MetaTrain | TrainPair | EnvelopeTrain | MixtureTrain | Choose | Subspace
+    | Score | FitLocally | Gradient | Losses | EvaluateModels | GradientCosine | SendMoments
+    | SendSufficientStatistics | Rescale
 )  # fmt: skip
 
 

@@ -34,11 +34,13 @@ from fedfuse.protocol.privacy import spent
 from fedfuse.protocol.reply_checks import overlong
 from fedfuse.protocol.tasks import (
     EVALUATION_ROUND,
+    EnvelopeTrain,
     MetaTrain,
     Order,
     Score,
     Task,
     Train,
+    TrainPair,
     for_device,
     steps_of,
 )
@@ -244,7 +246,8 @@ class Run:
         """Refuse models that are absurdly long beside the others of the round."""
         if not self.settings.screen:
             return heard
-        models = {h.reply.device: h.reply.values for h in heard if isinstance(h.task, (Train, MetaTrain))}
+        trained = (Train, MetaTrain, TrainPair, EnvelopeTrain)
+        models = {h.reply.device: h.reply.values for h in heard if isinstance(h.task, trained)}
         wrong = overlong(models)
         self.transport.drop([h for h in heard if h.reply.device in wrong], "far too long")
         return [h for h in heard if h.reply.device not in wrong]
@@ -478,4 +481,4 @@ def info_of(federation: Federation, model: Model[Any], seed: int, dtype: Any) ->
 
     parts: tuple[Part, ...] = ("train", "validation", "train+validation")
     counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
-    return FederationInfo(federation.m, model, counts, initial, np.dtype(dtype), federation.truth)
+    return FederationInfo(federation.m, model, counts, initial, np.dtype(dtype), federation.truth, seed)

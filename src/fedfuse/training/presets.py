@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.lambda_path import path_rounds
+from fedfuse.methods.registry import METHODS
 from fedfuse.protocol.local_work import Decay, Work
 
 Style: TypeAlias = Literal["usual", "paper"]
@@ -76,7 +77,7 @@ def preset(
         usual = replace(usual, method=usual.method | {"n_models": groups})
     if style == "paper":
         return _of_the_paper(dataset, method, usual, lam)
-    if method == "per-fedavg" and usual.work.solver == "exact":  # it adapts by gradient steps
+    if usual.work.solver == "exact" and method in METHODS and METHODS[method].needs_steps:
         return replace(usual, work=Work())
     return usual
 

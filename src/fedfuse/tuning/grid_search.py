@@ -19,7 +19,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import FederationInfo, Method, Outcome
 from fedfuse.methods.mixins import AsksFirst, Broadcasts, Searchable, WorksAtHome
 from fedfuse.pairs.state import Residuals
-from fedfuse.protocol.tasks import Score, Task
+from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints
 
 TRYING, JUDGING, END = "trying", "judging", "end"
@@ -50,7 +50,7 @@ class GridSearch(Method[SearchState], AsksFirst, Broadcasts, WorksAtHome):
     Parameters
     ----------
     inner
-        `CFL`, `PACFL` or `IFCA`: a method with `candidates`.
+        A method with `candidates`, as `CFL`, `PACFL` or `IFCA`.
     trial
         Rounds for each candidate; 50 by default, or as many as fit.
     grid
@@ -78,6 +78,11 @@ class GridSearch(Method[SearchState], AsksFirst, Broadcasts, WorksAtHome):
                 words = f"method {self.inner.name!r} has no such settings to choose from: {settings}"
                 raise FedfuseError(f"{words}; it has {', '.join(sorted(known))}")
             self.at(settings)
+
+    @property
+    def keeps_models(self) -> bool:  # type: ignore[override]
+        """Whether devices hold models that the server never sees."""
+        return bool(getattr(self.inner, "keeps_models", False))
 
     def at(self, settings: dict[str, Any], rows: Part = "train") -> Method[Any]:
         """Return the method with these settings."""
@@ -136,7 +141,7 @@ class GridSearch(Method[SearchState], AsksFirst, Broadcasts, WorksAtHome):
     def tasks(self, state: SearchState, devices: Ints, k: int) -> list[Task]:
         method = self._now(state)
         if state.stage == JUDGING:
-            return [Score(w) for w in method.current(state.inner).models[devices]]
+            return self._searchable(state).judging(state.inner, devices)
         return method.tasks(state.inner, devices, state.age)
 
     def update(self, state: SearchState, devices: Ints, values: list[Floats]) -> Residuals | None:

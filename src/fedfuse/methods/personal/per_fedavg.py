@@ -20,18 +20,18 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedfuse.errors import FedfuseError, check_choice
-from fedfuse.methods.method import FederationInfo, Outcome
-from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WeighsDevices, Weights, WorksAtHome
-from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
+from fedfuse.methods.mixins import WeighsDevices, Weights
+from fedfuse.methods.one_model.fedavg import GroupModels
+from fedfuse.methods.personal.fine_tuning import AdaptsAtHome
 from fedfuse.protocol.local_work import value
-from fedfuse.protocol.tasks import MetaTrain, PeekModel, Task, Train
+from fedfuse.protocol.tasks import MetaTrain, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
 Variant = Literal["first-order", "hessian-free"]
 
 
 @dataclass(frozen=True)
-class PerFedAvg(WeighsDevices, FedAvg, WorksAtHome):
+class PerFedAvg(WeighsDevices, AdaptsAtHome):
     """A model that is made to be adapted.
 
     Parameters
@@ -43,7 +43,7 @@ class PerFedAvg(WeighsDevices, FedAvg, WorksAtHome):
     """
 
     name: ClassVar[str] = "per-fedavg"
-    takes_single_replies: ClassVar[bool] = False
+    needs_steps: ClassVar[bool] = True
     adapt_lr: float | None = None
     variant: Variant = "first-order"
 
@@ -53,8 +53,6 @@ class PerFedAvg(WeighsDevices, FedAvg, WorksAtHome):
         check_choice("weights", self.weights, Weights)
         if self.adapt_lr is not None and not 0 < self.adapt_lr < np.inf:
             raise FedfuseError(f"adapt_lr must be a positive number, got {self.adapt_lr!r}")
-        if self.work.solver != "gd":
-            raise FedfuseError("per-fedavg adapts by gradient steps: it needs solver='gd'")
 
     @property
     def alpha(self) -> float:
@@ -66,21 +64,7 @@ class PerFedAvg(WeighsDevices, FedAvg, WorksAtHome):
         starts = state.models[state.labels[devices]]
         return [MetaTrain(work, w, self.alpha, hessian, self.rows) for w in starts]
 
-    def _adapt(self, w: Floats) -> Train:
+    def adaptation(self, w: Floats) -> Train:
         # the plain step that training has looked ahead to: momentum would go further than that
         one = replace(self.work, steps=1, lr=self.alpha, momentum=0.0)
-        return Train(one, start=w, rows=self.rows, send="update")
-
-    def at_home(self, state: GroupModels) -> list[Task]:
-        return [self._adapt(state.models[0])] * state.info.m
-
-    def in_use(self, state: GroupModels, found: Outcome, seen: list[Floats]) -> Outcome:
-        return found._replace(models=found.models + np.stack(seen))
-
-    def outcome(self, state: GroupModels) -> Outcome:
-        return super().outcome(state)._replace(kept={"model": state.models[0]})
-
-    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
-        """Adapt the model by one step."""
-        yield replace(self._adapt(known.kept["model"]), send="nothing")
-        return AdmissionResult((yield PeekModel()))
+        return Train(one, start=w, rows=self.rows)

@@ -1,11 +1,11 @@
-"""FedProx: FedAvg whose devices are held near the model they were sent.
+"""FedMedian: one model, the median of what devices made of it, coordinate by coordinate.
 
-T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated Optimization in Heterogeneous Networks
-(MLSys 2020).
+D. Yin, Y. Chen, K. Ramchandran, P. Bartlett: Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates
+(ICML 2018), with local steps in place of one gradient.
 
     server: sends w to each active device
-    device: w_i <- T local steps on f_i(v) + mu/2 ||v - w||^2 from w; sends w_i
-    server: w <- the mean of the w_i, weighted by rows
+    device: w_i <- T local steps from w; sends w_i
+    server: w <- the median of the w_i, coordinate by coordinate, taken a share of the way
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class OneModel:
 
 
 @dataclass(frozen=True)
-class FedProx(Method[OneModel]):
-    name: ClassVar[str] = "fedprox"
+class FedMedian(Method[OneModel]):
+    name: ClassVar[str] = "fedmedian"
     finds_groups: ClassVar[bool] = False
-    mu: float = 0.1
+    share: float = 1.0
 
     def init(self, info, previous=None):
         return OneModel(info, info.initial(self.start).astype(info.dtype))
 
     def tasks(self, state, devices, k):
-        return [Train(self.work.at(k), start=state.w, anchor=state.w, rho=self.mu, rows=self.rows)] * len(devices)
+        return [Train(self.work.at(k), start=state.w, rows=self.rows)] * len(devices)
 
     def update(self, state, devices, values):
-        old, weights = state.w, state.info.counts[self.rows][devices]
-        state.w = np.average(values, axis=0, weights=weights).astype(old.dtype) if values else old
+        old = state.w
+        state.w = old + self.share * (np.median(values, axis=0) - old).astype(old.dtype) if values else old
         return moved(old[None], state.w[None])
 
     def outcome(self, state):

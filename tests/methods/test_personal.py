@@ -1,0 +1,240 @@
+"""Personal methods: what they are at their limits, what they send, and what each is for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import fedfuse as ff
+from fedfuse.methods import L2GD, Ditto, FedAvgFT, FedPer, FedRep, PFedMe
+from fedfuse.utils.random import generator
+from support.common_checks import WORKS, assert_same
+from support.planted import descended, planted
+
+OPTIONS = {"rounds": 12, "tol": 0, "dtype": "float64"}
+
+
+def continuous(seed, m=20, p=5, spread=0.5, n=16):
+    """Devices whose models differ a little from a common one, by N(0, spread^2): no groups, few rows, noise."""
+    rng = np.random.default_rng(seed)
+    common, data = 2 * rng.normal(size=p), []
+    for _ in range(m):
+        X = rng.normal(size=(n + 200, p))
+        y = X @ (common + spread * rng.normal(size=p)) + rng.normal(size=n + 200)
+        data.append((X, y))
+    return ff.Federation.from_arrays(data, goal="regression", seed=seed, test=200 / (n + 200), validation=0.25)
+
+
+def score(federation, method, **options):
+    return float(np.mean(ff.fit(federation, method, tol=0, dtype="float64", **options).scores["test"]))
+
+
+# -- limits
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("goal", ["regression", "classification"])
+def test_ditto_without_its_term_is_local(goal, work):
+    federation = planted(goal)
+    alone, ditto = (
+        ff.fit(federation, m, **OPTIONS) for m in (ff.Local(work=WORKS[work]), Ditto(lam=0.0, work=WORKS[work]))
+    )
+    np.testing.assert_array_equal(ditto.models, alone.models)
+
+
+def test_ditto_with_a_very_large_term_is_fedavg():
+    """Personal models are then the model that was sent: one round behind the mean, which is at rest."""
+    federation = planted()
+    one, ditto = (
+        ff.fit(federation, m, rounds=60, tol=0, dtype="float64")
+        for m in (ff.FedAvg(work=WORKS["exact"]), Ditto(lam=1e9, work=WORKS["exact"]))
+    )
+    np.testing.assert_allclose(ditto.models, one.models, atol=1e-6)
+
+
+@pytest.mark.parametrize("work", ["gd", "sgd"])
+def test_fedper_with_everything_shared_is_fedavg(work):
+    federation, model = planted("classification"), ff.MLP(hidden=(4,))
+    methods = (ff.FedAvg(work=WORKS[work]), FedPer(share="all", work=WORKS[work]))
+    one, per = (ff.fit(federation, m, model=model, participation=0.5, **OPTIONS) for m in methods)
+    np.testing.assert_allclose(per.models, one.models, atol=1e-12)
+
+
+def test_without_a_base_devices_of_fedper_train_alone():
+    alone, per = (ff.fit(planted(), m(work=WORKS["gd"]), **OPTIONS) for m in (ff.Local, FedPer))
+    np.testing.assert_array_equal(per.models, alone.models)
+    assert per.cost_floats == 0
+
+
+def test_pfedme_without_its_term_is_fedavg():
+    """With lam = 0 and rate = 1 a step on the envelope is the local work itself."""
+    federation = planted()
+    methods = (ff.FedAvg(work=WORKS["gd"]), PFedMe(lam=0.0, rate=1.0, local_rounds=1, work=WORKS["gd"]))
+    runs = [ff.fit(federation, m, participation=0.5, **OPTIONS) for m in methods]
+    np.testing.assert_allclose(runs[1].kept["model"], runs[0].models[0], atol=1e-12)
+
+
+def test_pfedme_with_a_very_large_term_leaves_all_at_one_model():
+    result = ff.fit(planted(), PFedMe(lam=1e9, work=WORKS["exact"]), **OPTIONS)
+    assert np.abs(result.models - result.kept["model"]).max() < 1e-6
+
+
+def test_personal_models_of_pfedme_are_proximal_points():
+    """theta_i(w) minimises f_i + lam/2 ||theta - w||^2, so that theta = w - grad f_i(theta) / lam."""
+    federation, lam = planted(), 2.0
+    result = ff.fit(federation, PFedMe(lam=lam, work=WORKS["exact"]), **OPTIONS)
+    rows = federation.rows("train+validation")
+    data = result.model.load(rows, np.float64)
+    slopes = result.model.gradients(data, np.arange(6), result.models)
+    np.testing.assert_allclose(result.models, result.kept["model"] - slopes / lam, atol=1e-6)
+
+
+def test_l2gd_without_its_term_is_training_alone():
+    """T steps in each round, the same for all devices; none of them feels another."""
+    federation, work = planted(), WORKS["gd"]
+    result = ff.fit(federation, L2GD(lam=0.0, work=work), **OPTIONS)
+    steps = sum(int(generator_of(k)) for k in range(OPTIONS["rounds"]))
+    for i in range(federation.m):
+        alone = descended(federation, i, np.zeros(4), replace(work, steps=steps))
+        np.testing.assert_allclose(result.models[i], alone, atol=1e-9)
+
+
+def generator_of(k):
+    return generator(0, "l2gd", k).geometric([0.1, 0.9])[0]
+
+
+def test_l2gd_with_a_large_term_is_fedavg_with_the_steps_it_draws():
+    federation, work = planted(), WORKS["gd"]
+    result = ff.fit(federation, L2GD(lam=100.0, work=work), **OPTIONS)
+    n, w = federation.rows("train+validation").counts, np.zeros(4)
+    for k in range(OPTIONS["rounds"]):
+        own = replace(work, steps=int(generator_of(k)))
+        w = sum(n[i] * descended(federation, i, w, own) for i in range(6)) / n.sum()
+    np.testing.assert_allclose(result.models, np.tile(w, (6, 1)), atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_l2gd_goes_to_the_penalised_optimum(seed):
+    """Of mean f_i(x_i) + lam/2 mean ||x_i - mean x||^2, within the noise of its coin."""
+    rng = np.random.default_rng(seed)
+    data = [((X := rng.normal(size=(50, 2))), X @ rng.normal(size=2)) for _ in range(4)]
+    federation = ff.Federation.from_arrays(data, goal="regression", seed=seed, test=0.1, validation=0.0)
+    lam, m, d = 1.0, 4, 3
+    result = ff.fit(
+        federation,
+        L2GD(lam=lam, p=0.3, work=ff.Work(steps=1, lr=0.002)),
+        rounds=3000,
+        tol=0,
+        dtype="float64",
+        seed=seed,
+    )
+    A, b = np.zeros((m * d, m * d)), np.zeros(m * d)
+    for i in range(m):
+        X, y = federation.rows("train+validation").of(i)
+        Z, own = np.column_stack([X, np.ones(len(X))]), slice(i * d, (i + 1) * d)
+        A[own, own] += 2 * Z.T @ Z / len(y)
+        b[own] += 2 * Z.T @ y / len(y)
+    A += lam * np.kron(np.eye(m) - 1 / m, np.eye(d))
+    best = np.linalg.solve(A, b).reshape(m, d)
+    assert np.abs(result.models - best).max() < 0.06 * np.abs(best).max()
+
+
+def test_fine_tuning_is_local_steps_from_the_model_of_fedavg():
+    federation, work = planted(), WORKS["gd"]
+    plain, tuned = (ff.fit(federation, m, **OPTIONS) for m in (ff.FedAvg(work=work), FedAvgFT(tune_steps=3, work=work)))
+    for i in range(6):
+        w = descended(federation, i, plain.models[i], replace(work, steps=3))
+        np.testing.assert_allclose(tuned.models[i], w, atol=1e-12)
+    assert tuned.cost_floats == plain.cost_floats
+
+
+# -- what each is for
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_ditto_beats_local_and_fedavg_where_differences_are_continuous(seed):
+    federation, work = continuous(seed), WORKS["exact"]
+    ours = score(federation, Ditto(work=work), rounds=400, seed=seed)
+    assert ours < score(federation, ff.Local(work=work), rounds=5)
+    assert ours < score(federation, ff.FedAvg(work=work), rounds=50)
+
+
+@pytest.mark.parametrize("method", [PFedMe(work=WORKS["exact"]), L2GD(), FedAvgFT()], ids=lambda m: m.name)
+def test_others_beat_fedavg_where_differences_are_continuous(method):
+    federation = continuous(0)
+    assert score(federation, method, rounds=600) < score(federation, ff.FedAvg(work=WORKS["exact"]), rounds=50)
+
+
+def heads_differ(seed, m=15, p=20, k=2, n=20):
+    """One linear representation of rank k for all, another head for each device (Collins and others, 5.1)."""
+    rng = np.random.default_rng(seed)
+    B, data = np.linalg.qr(rng.normal(size=(p, k)))[0], []
+    for _ in range(m):
+        X = rng.normal(size=(n + 100, p))
+        data.append((X, X @ B @ rng.normal(0, 2, k) + 0.1 * rng.normal(size=n + 100)))
+    return ff.Federation.from_arrays(data, goal="regression", seed=seed, test=100 / (n + 100), validation=0.0)
+
+
+def low_rank():
+    from torch import nn
+
+    return ff.TorchModel(nn.Sequential(nn.Linear(20, 2, bias=False), nn.Linear(2, 1)), loss="mse")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_fedrep_where_only_heads_differ(seed):
+    """It comes near the noise; devices alone have too few rows, and one head for all is of no use."""
+    federation, model, work = heads_differ(seed), low_rank(), ff.Work(steps=5, lr=0.03)
+    options = {"model": model, "rounds": 100, "seed": seed}
+    rep = score(federation, FedRep(head_steps=10, work=work), **options)
+    assert rep < 0.3 * score(federation, ff.Local(work=work), **options)
+    assert rep < 0.2 * score(federation, ff.FedAvg(work=work), **options)
+
+
+# -- what is sent
+
+
+def test_costs():
+    """M d at the beginning (FedPer: a draw that devices know), then what is sent down and up to three of ten."""
+    federation, options = planted("classification", m=10, n=20), {"rounds": 7, "participation": 0.3, "tol": 0}
+    model = ff.MLP(hidden=(4,)).sized(3, 3)
+    d, base = model.d, model.fused.start
+    work = ff.Work(steps=2, lr=0.1)
+    methods = (Ditto(lam=1.0, work=work), PFedMe(lam=1.0, work=work), L2GD(lam=1.0, work=work), FedAvgFT(work=work))
+    for method in methods:
+        assert ff.fit(federation, method, model=ff.MLP(hidden=(4,)), **options).cost_floats == 10 * d + 7 * 3 * 2 * d
+    for method in (FedPer(work=work), FedRep(work=work)):
+        assert ff.fit(federation, method, model=ff.MLP(hidden=(4,)), **options).cost_floats == 7 * 3 * 2 * base
+
+
+def test_a_search_of_ditto_asks_devices_to_score_their_own_models():
+    """Two candidates, one round each: a model down and up, then one number up from each device."""
+    federation = planted()
+    search = ff.fit(federation, Ditto(work=WORKS["exact"]), rounds=12, tol=0)
+    d, m = 4, 6
+    rows = search.history["stage"].to_list()
+    tried, judged, trained = rows.count("trying"), rows.count("judging"), rows.count("ditto")
+    openings = judged + 1  # one for each candidate, and one for the training
+    assert search.cost_floats == openings * m * d + (tried + trained) * m * 2 * d + judged * m
+
+
+PERSONAL = [Ditto(lam=0.5), FedPer(), FedRep(), PFedMe(lam=1.0), L2GD(lam=0.3), FedAvgFT()]
+
+
+@pytest.mark.parametrize("method", PERSONAL, ids=lambda m: m.name)
+def test_workers_compute_the_same(method):
+    method = replace(method, work=WORKS["sgd"])
+    options = {"rounds": 4, "participation": 0.5, "tol": 0, "model": ff.MLP(hidden=(4,))}
+    engines = ({}, {"engine": "workers", "workers": 2})
+    assert_same(*(ff.fit(planted("classification"), method, **options, **how) for how in engines))
+
+
+@pytest.mark.parametrize("method", PERSONAL, ids=lambda m: m.name)
+def test_newcomers_get_a_model_of_their_own(method):
+    federation = planted(m=8)
+    result = ff.fit(federation.only(range(6)), replace(method, work=WORKS["gd"]), rounds=20)
+    joined = result.admit(federation.only([6, 7]))
+    assert np.isfinite(joined.models).all()
+    assert (joined.models[0] != joined.models[1]).any()
