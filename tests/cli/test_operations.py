@@ -68,7 +68,7 @@ def test_ctrl_c_twice_ends_without_a_traceback(tables, pause):
             break
         time.sleep(pause)
     _, err = running.communicate(timeout=20)
-    assert running.returncode == 130
+    assert running.returncode in (130, -signal.SIGINT)  # The latter while the interpreter ends.
     assert "Traceback" not in err
     assert err.startswith("fedfuse: interrupted")
 

@@ -1,10 +1,15 @@
 """A run that goes on, seen from outside: in a terminal, in a pipe, in a browser."""
 
+import base64
+import hashlib
 import io
 import json
+import re
 import threading
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,8 +17,9 @@ from rich.console import Console
 
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
-from fedfuse.report.watch import HOST, Progress, Server, picture, read_progress, sparkline, state, watch
+from fedfuse.report.watch import Progress, Server, picture, read_progress, sparkline, state, watch
 from fedfuse.training.progress import ROUNDS
+from fedfuse.utils.page_server import LOOPBACK
 from support.planted import planted
 
 
@@ -159,7 +165,7 @@ def get(server, path, host=None):
 def test_only_this_computer_is_answered_and_three_addresses_are_known(tmp_path, served):
     unfinished(tmp_path / "run")
     server = served(tmp_path / "run")
-    assert server.server_address[0] == HOST == "127.0.0.1"
+    assert server.server_address[0] == LOOPBACK == "127.0.0.1"
     assert "&lt;b&gt;" not in get(server, "")  # names come with the numbers, as text
     assert json.loads(get(server, "state.json"))["runs"][0]["state"] == "running"
     for path in ("config.json", "../config.json", "%2e%2e/config.json", "report.html"):
@@ -167,6 +173,41 @@ def test_only_this_computer_is_answered_and_three_addresses_are_known(tmp_path, 
             get(server, path)
     with pytest.raises(urllib.error.HTTPError, match="403"):
         get(server, "state.json", host="evil.example")
+    for guess in ("", "state.json", "x/state.json", f"{server.prefix[1:-2]}/state.json"):
+        with (
+            pytest.raises(urllib.error.HTTPError, match="404"),
+            urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/{guess}", timeout=60),
+        ):
+            pass
+
+
+def test_two_hundred_requests_at_once(tmp_path, served):
+    """All are answered, none by a connection that the system refuses for want of room."""
+    unfinished(tmp_path / "run")
+    server, begin = served(tmp_path / "run"), threading.Barrier(200)
+
+    def ask(_):
+        begin.wait(60)
+        return json.loads(get(server, "state.json"))["runs"][0]["state"]
+
+    with ThreadPoolExecutor(200) as pool:
+        start = time.monotonic()
+        assert list(pool.map(ask, range(200))) == ["running"] * 200
+    assert time.monotonic() - start < 30
+
+
+def test_headers_allow_the_scripts_of_the_page_and_no_others(tmp_path, served):
+    unfinished(tmp_path / "run")
+    server = served(tmp_path / "run")
+    with urllib.request.urlopen(server.url, timeout=60) as reply:
+        headers, page = reply.headers, reply.read().decode()
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
+    assert policy["script-src"].split() == [f"'sha256-{each}'" for each in hashes]
+    assert len(scripts) == 3
 
 
 def test_the_state_has_curves_and_a_picture(tmp_path):

@@ -1,8 +1,7 @@
 """``fedfuse watch``: progress of a run or a comparison, read from its directory, in a terminal or a browser.
 
 The running process is not asked anything: it writes its rounds to the directory, and every process that may read the
-directory may watch. The web server listens on the loopback address only, knows three paths, and refuses requests with
-another host name, so that no page from elsewhere can read it (DNS rebinding).
+directory may watch. The web server listens on the loopback address only (`utils.page_server`) and knows three paths.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from secrets import token_urlsafe
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,11 @@ from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.studies.compare import Request, is_comparison
 from fedfuse.training.progress import ROUNDS, read_rounds
 from fedfuse.utils.files import naming_damage, read_json, without_nan
+from fedfuse.utils.page_server import HTML, JSON, Page, PageServer
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_SILENCE_SECONDS = 60
-HOST = "127.0.0.1"
+MAX_PAGE_SECONDS = 0.2  # that a page is given out again before it is made anew
 CURVES = ["round", "validation", "test", "n_clusters", "moved", "cost_floats"]
 
 
@@ -190,60 +191,35 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     return "".join(BLOCKS[min(7, int(8 * (v - low) / span))] for v in shown)
 
 
-class Server(ThreadingHTTPServer):
-    """A web server for the progress of one directory."""
-
-    daemon_threads = True
+class Server(PageServer):
+    """A web server for the progress of one directory, with an address that others cannot guess."""
 
     def __init__(self, directory: Path, port: int = 0) -> None:
         read_progress(directory)  # a directory without a run is refused before anything is served
-        self.directory = directory
-        try:
-            super().__init__((HOST, port), _Handler)
-        except OSError as problem:
-            raise FedfuseError(
-                f"cannot serve on port {port}: {problem.strerror}; leave out --port for a free one"
-            ) from None
+        self._directory, self._lock = directory, Lock()
+        self._made: dict[str, tuple[float, Page | None]] = {}
+        super().__init__(self._recent, port, token=token_urlsafe(16))
 
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self.server_port}/"
+    def _recent(self, path: str) -> Page | None:
+        """Return a page of this moment: many requests at once are answered with the same one."""
+        with self._lock:
+            made, page = self._made.get(path, (-float("inf"), None))
+            if time.monotonic() - made > MAX_PAGE_SECONDS:
+                page = _page(self._directory, path)
+                self._made = {path: (time.monotonic(), page)}
+            return page
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        """Answer with the page, its numbers, or the report of a finished run."""
-        if self.headers.get("Host") not in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}:
-            self.send_error(403)
-            return
-        path, directory = self.path.partition("?")[0], self.server.directory
-        try:
-            if path == "/":
-                data: dict[str, Any] = {"names": [], "groups": [], "pairs": None, "tree": None}
-                content = {"title": directory.name, "overline": str(directory), "data": data}
-                self._answer("text/html; charset=utf-8", page_of("live.html.j2", content))
-            elif path == "/state.json":
-                self._answer("application/json", json.dumps(state(directory)))
-            elif path == "/report.html" and all_finished(read_progress(directory)):
-                self._answer("text/html; charset=utf-8", render(directory, baselines=False))
-            else:
-                self.send_error(404)
-        except (FedfuseError, OSError) as problem:  # a file that is just being replaced: the page asks again
-            self.send_error(503, explain=str(problem))
-
-    def _answer(self, kind: str, text: str) -> None:
-        body = text.encode()
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Do not log requests to the terminal."""
+def _page(directory: Path, path: str) -> Page | None:
+    """Return the live page, its numbers, or the report of a finished run."""
+    if path == "":
+        data: dict[str, Any] = {"names": [], "groups": [], "pairs": None, "tree": None}
+        return HTML, page_of("live.html.j2", {"title": directory.name, "overline": str(directory), "data": data})
+    if path == "state.json":
+        return JSON, json.dumps(state(directory))
+    if path == "report.html" and all_finished(read_progress(directory)):
+        return HTML, render(directory, baselines=False)
+    return None
 
 
 def state(directory: Path) -> dict[str, Any]:
