@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedfuse import engines as engines
     from fedfuse import methods as methods
     from fedfuse import models as models
+    from fedfuse.clustering import FusionClustering
     from fedfuse.core.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
     from fedfuse.data.federation import Federation
     from fedfuse.errors import FedfuseError
@@ -51,6 +52,7 @@ __all__ = [
     "FedAvg",
     "Federation",
     "FedfuseError",
+    "FusionClustering",
     "FusionState",
     "FusionTree",
     "GroupedClassifier",
@@ -87,6 +89,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "": "data engines methods models",
+        "clustering": "FusionClustering",
         "core.penalties": "L1 MCP SCAD SmoothedSCAD SquaredL2",
         "data.federation": "Federation",
         "errors": "FedfuseError",

@@ -1,0 +1,233 @@
+"""Pairwise fusion of points along a path of lambdas on which fused points collapse.
+
+With f_i(w) = |w - x_i|^2 / 2 and weights c on the edges of a graph of neighbours, this minimises
+
+    sum_i n_i/2 |w_i - x_i|^2 + sum_edges c_ij g(|w_i - w_j|)
+
+by the iteration of `pairs.edge_state`, with the anchors' sums divided by 1.5 times the weighted degree: that bounds the
+Laplacian from above as far as ADMM needs (it may be indefinite by a quarter). From one lambda to the next, points that
+are fused become one of their total mass at their mean, and edges between two such points become one. Later lambdas then
+cost next to nothing. The last solution is found on the whole graph again, from the duals that edges had when they
+collapsed, and says by how much it violates the optimality conditions.
+
+References
+----------
+E. Chi, K. Lange. Splitting methods for convex clustering. JCGS 2015 (ADMM; l1 on a graph of neighbours).
+D. Touw, P. Groenen, Y. Terada. Convex clustering through MM. arXiv 2211.01877 (fusions along the path; CCMM).
+R. Campello, D. Moulavi, J. Sander. Density-based clustering based on hierarchical density estimates. PAKDD 2013
+    (lives of groups, counted in the reciprocal of the threshold).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedfuse.core.penalties import Penalty
+from fedfuse.pairs.edge_state import EdgeState
+from fedfuse.pairs.neighbour_graph import Edges
+from fedfuse.pairs.numpy_state import row_squares
+from fedfuse.utils.typing import Floats, Ints
+
+# From one lambda to the next, and how many at most.
+LAMBDA_RATIO, MAX_LAMBDAS = 1.6, 100
+# Quantile of the edges' lengths that the first lambda is.
+FIRST_LAMBDA_QUANTILE = 0.1
+# Iterations for each lambda, up to the second number where few edges are left, and the violation of the optimality
+# conditions at which fewer are enough.
+MAX_PATH_ITERATIONS, MAX_ITERATIONS_OF_FEW, PATH_TOLERANCE = 30, 500, 1e-4
+# Updates of edges on which iterations may be spent in any case.
+MIN_PATH_UPDATES = 1 << 21
+# Points with theta = 0 collapse when they are as near as this, relative to their distance in the data.
+COLLAPSE_RATIO = 0.05
+# Bound of a weighted Laplacian by its diagonal is 2, and ADMM needs three quarters of it.
+DEGREE_RATIO = 1.5
+# A partition is the same until so many times as many pairs of points share a group.
+SAME_PARTITION_RATIO = 1.1
+# Ratio of lambdas that a partition must live through to be more than chance, and beyond which lives are equally long.
+MIN_LIFE_RATIO, MAX_LIFE_RATIO = 2.5, 10.0
+# Points that a group needs to count as one, and share of the points in such groups that a partition needs.
+MIN_GROUP_POINTS, MIN_GROUPED_SHARE = 5, 0.5
+
+
+class PointState(EdgeState):
+    """Points ``x`` with masses ``sizes``, their estimates ``omega``, and weighted edges between them.
+
+    ``duals`` are those of the edges (per weight); by default edges are taken for parted, which determines them.
+    """
+
+    def __init__(
+        self, x: Floats, omega: Floats, sizes: Floats, edges: Edges, weights: Floats, penalty: Penalty,
+        rho: float = 1.0, duals: Floats | None = None,
+    ) -> None:  # fmt: skip
+        self.x, self.sizes, self.omega = x, sizes, omega.copy()
+        self._rho, self.penalty = rho, penalty
+        lengths = np.sqrt(row_squares(omega[edges.lo] - omega[edges.hi]))
+        slope = penalty.derivative(lengths) / np.maximum(rho * lengths, 1e-12)
+        self._set_edges(edges, (1 / (1 + slope)).astype(x.dtype))
+        self.delta *= (1 + slope).astype(x.dtype)[:, None]
+        if duals is not None:
+            fused = duals.any(axis=1)
+            self.delta[fused], self.s[fused] = duals[fused] / rho, 0
+        self.weights = weights.astype(x.dtype)
+        self._index()
+        self.masses = DEGREE_RATIO * np.maximum(self.masses - 1, 1e-300)
+
+    def duals(self) -> Floats:
+        """Return v of every edge."""
+        return np.asarray(self.rho * (1 - self.s)[:, None] * self.delta)
+
+    def iterate(self, spread: float, tol: float, most: int) -> tuple[int, float]:
+        """Iterate until optimality is violated by at most ``tol``, in units of ``spread``; return how often, and that.
+
+        The violation is the larger root mean square of the gradients (per mass) and of omega_i - omega_j - theta_ij.
+        """
+        everyone, moved = np.arange(self.m), np.ones(self.m, np.bool_)
+        total = self.sizes + self.rho * self.masses
+        own, steps = (self.sizes / total).astype(self.x.dtype)[:, None], (total / self.sizes)[:, None]
+        n, violation = 0, np.inf
+        while n < most and violation > tol:
+            anchors = self._anchors(everyone)
+            new = anchors + own * (self.x - anchors)
+            gradients = float(np.average(row_squares((new - self.omega) * steps), weights=self.sizes))
+            self.omega = new
+            primal = self.update_edges(moved)[0] / max(self.s.size, 1)
+            n, violation = n + 1, np.sqrt(max(gradients, primal)) / spread
+        return n, float(violation)
+
+    def objective(self) -> float:
+        """Return what is minimised."""
+        lengths = np.sqrt(row_squares(self.omega[self.edges.lo] - self.omega[self.edges.hi]))
+        return float(self.sizes @ row_squares(self.omega - self.x) / 2 + self.weights @ self.penalty.value(lengths))
+
+
+@dataclass
+class PartitionPath:
+    """Partitions along a path of lambdas; groups of one are parts of groups of the next."""
+
+    order: Ints  # the caller's number of each point
+    lambdas: list[float] = field(default_factory=list)
+    n_clusters: list[int] = field(default_factory=list)
+    together: list[float] = field(default_factory=list)  # shares of the pairs of points that have the same group
+    grouped: list[float] = field(default_factory=list)  # shares of the points in groups that count
+    maps: list[Ints] = field(default_factory=list, repr=False)  # from the groups of one step to those of the next
+
+    def add(self, lam: float, sizes: Floats, group: Ints) -> None:
+        """Add a lambda, and the groups that those of the step before have become."""
+        self.lambdas.append(lam)
+        self.n_clusters.append(len(sizes))
+        self.together.append(float(np.square(sizes / sizes.sum()).sum()))
+        self.grouped.append(float(sizes[sizes >= MIN_GROUP_POINTS].sum() / sizes.sum()))
+        self.maps.append(group)
+
+    def labels(self, step: int) -> Ints:
+        """Return the group of each of the caller's points at a lambda."""
+        labels = np.empty(len(self.order), np.int64)
+        labels[self.order] = self.ordered_labels(step)
+        return labels
+
+    def ordered_labels(self, step: int) -> Ints:
+        """Return the same in the order of the computation."""
+        labels = np.arange(len(self.order))
+        for group in self.maps[: step + 1]:
+            labels = group[labels]
+        return labels
+
+    def longest_lived(self) -> int:
+        """Return a step of the partition that lives longest, counted as a ratio of lambdas; the finest of equals.
+
+        A partition is the same as long as few points join its groups, and it must have most points in groups. All
+        points are one group if no other partition lives long enough.
+        """
+        lives, start, end = [(MIN_LIFE_RATIO, len(self.lambdas) - 1, len(self.lambdas))], 0, 0
+        for end in range(1, len(self.lambdas)):
+            if self.together[end] > SAME_PARTITION_RATIO * self.together[start]:
+                if self.grouped[end - 1] >= MIN_GROUPED_SHARE:
+                    lives.append((min(self.lambdas[end] / self.lambdas[start], MAX_LIFE_RATIO), start, end))
+                start = end
+        _, start, end = max(lives, key=lambda life: life[0])
+        # Until lambda has doubled lone points join; from then on the solution only gets harder to find.
+        return min(int(np.searchsorted(self.lambdas, 2 * self.lambdas[start], "right")), end) - 1
+
+
+class CollapsingPath:
+    """Solutions for one set of points: `run` goes along the path, `solve` returns one on the whole graph."""
+
+    def __init__(self, x: Floats, edges: Edges, weights: Floats, penalty: Penalty, order: Ints | None = None) -> None:
+        self.x, self.edges, self.weights, self.penalty = x, edges, weights, penalty
+        self.found = PartitionPath(np.arange(len(x)) if order is None else order)
+        self.n_iter = 0
+        self._spread = float(np.sqrt(x.var(axis=0, dtype=np.float64).sum())) or 1.0
+        self._estimates: list[Floats] = []
+        self._duals: Floats = np.zeros((edges.lo.size, x.shape[1]), x.dtype)
+
+    def run(self, last: float = np.inf) -> CollapsingPath:
+        """Raise lambda until all points are fused, or to the last one."""
+        lengths = np.sqrt(row_squares(self.x[self.edges.lo] - self.x[self.edges.hi]))
+        first = float(np.quantile(lengths[lengths > 0], FIRST_LAMBDA_QUANTILE)) if lengths.any() else self._spread
+        x = omega = self.x
+        sizes, edges, weights, lam = np.ones(len(x)), self.edges, self.weights, min(first, last)
+        labels = np.arange(len(x))
+        while True:
+            degrees = sum(np.bincount(ends, weights, len(x)) for ends in edges)
+            # Heavy points on few edges move little, whatever pulls: their duals must grow faster.
+            rho = max(1.0, float(np.median(sizes / np.maximum(degrees, 1e-300))))
+            state = PointState(x, omega, sizes, edges, weights, replace(self.penalty, lam=lam), rho)
+            most = int(np.clip(MIN_PATH_UPDATES // max(len(weights), 1), MAX_PATH_ITERATIONS, MAX_ITERATIONS_OF_FEW))
+            self.n_iter += state.iterate(self._spread, PATH_TOLERANCE, most)[0]
+            omega, group = state.omega, _collapsing(state)
+            if group.max() + 1 < len(x):
+                self._keep_duals(state, labels, group)
+                x, omega = _means(x, group, sizes), _means(omega, group, sizes)
+                labels, sizes = group[labels], np.bincount(group, sizes).astype(np.float64)
+                edges, weights = _merged(edges, weights, group)
+            self.found.add(lam, sizes, group)
+            self._estimates.append(omega)
+            if len(x) == 1 or lam >= last or len(self._estimates) == MAX_LAMBDAS:
+                return self
+            lam = min(lam * LAMBDA_RATIO, last)
+
+    def _keep_duals(self, state: PointState, labels: Ints, group: Ints) -> None:
+        """Keep the duals of edges that collapse; ``labels``: which points of this state stand for those of all."""
+        a, b = labels[self.edges.lo], labels[self.edges.hi]
+        inner = np.flatnonzero((a != b) & (group[a] == group[b]))
+        a, b, (lo, hi) = a[inner], b[inner], state.edges
+        where = np.searchsorted(lo * state.m + hi, np.minimum(a, b) * state.m + np.maximum(a, b))
+        self._duals[inner] = np.where(a < b, 1, -1)[:, None] * state.duals()[where]
+
+    def solve(self, step: int, tol: float, max_iter: int) -> tuple[PointState, float]:
+        """Return the solution for a lambda of the path on the whole graph, and its violation of optimality."""
+        labels, omega = self.found.ordered_labels(step), self._estimates[step]
+        inner = labels[self.edges.lo] == labels[self.edges.hi]
+        lam = self.found.lambdas[step]
+        state = PointState(
+            self.x, omega[labels], np.ones(len(self.x)), self.edges, self.weights, replace(self.penalty, lam=lam),
+            rho=max(1.0, float(np.sqrt(lam / self._spread))), duals=self._duals * inner[:, None],
+        )  # fmt: skip
+        n, violation = state.iterate(self._spread, tol, max_iter)
+        self.n_iter += n
+        return state, violation
+
+
+def _collapsing(state: PointState) -> Ints:
+    """Return the groups of points that are fused and have met."""
+    lo, hi = state.edges
+    near = row_squares(state.omega[lo] - state.omega[hi]) <= COLLAPSE_RATIO**2 * row_squares(state.x[lo] - state.x[hi])
+    fused = near & (state.s == 0)
+    return Edges(lo[fused], hi[fused]).components(state.m)
+
+
+def _means(rows: Floats, group: Ints, sizes: Floats) -> Floats:
+    """Return the mean of every group, by sizes."""
+    sums = np.stack([np.bincount(group, sizes * column) for column in rows.T], axis=1)
+    return np.asarray((sums / np.bincount(group, sizes)[:, None]).astype(rows.dtype))
+
+
+def _merged(edges: Edges, weights: Floats, group: Ints) -> tuple[Edges, Floats]:
+    """Return the edges between groups, with the sums of their weights."""
+    a, b, n = group[edges.lo], group[edges.hi], int(group.max()) + 1
+    apart = a != b
+    code, place = np.unique((np.minimum(a, b) * n + np.maximum(a, b))[apart], return_inverse=True)
+    lo, hi = np.divmod(code, n)
+    return Edges(lo, hi), np.bincount(place, weights[apart], code.size).astype(np.float64)
