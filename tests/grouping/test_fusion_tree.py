@@ -8,7 +8,7 @@ import pytest
 import fedfuse as ff
 from fedfuse.core.partitions import adjusted_rand
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping import simulated_replies
+from fedfuse.grouping import fusion_tree, simulated_replies
 from fedfuse.grouping.refit import Oracle, RescaleColumns
 from fedfuse.protocol.tasks import EvaluateModels, Rescale
 from grouping.test_refit import Silent
@@ -294,3 +294,13 @@ def test_a_barely_separable_problem_is_flagged():
 def test_l1_has_no_auto():
     with pytest.raises(ff.FedfuseError, match="auto"):
         ff.FPFCL1(lam="auto")
+
+
+def test_of_many_devices_a_sample_makes_the_tree(monkeypatch):
+    """The others join by their models: they are asked less, and the groups are the same."""
+    fed = ff.data.synthetic("S1", seed=0)
+    everyone = ff.fit(fed, seed=0)
+    monkeypatch.setattr(fusion_tree, "MAX_TREE_DEVICES", 40)
+    sample = ff.fit(fed, seed=0)
+    assert everyone.ari == sample.ari == 1
+    assert sample.cost_floats < everyone.cost_floats

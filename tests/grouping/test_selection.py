@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fedfuse.core.dendrogram import Tree
-from fedfuse.core.partitions import group_means
-from fedfuse.grouping.selection import certain_splits, heterogeneity_bound, split_in_two
+from fedfuse.core.partitions import adjusted_rand, group_means
+from fedfuse.grouping import selection
+from fedfuse.grouping.selection import certain_splits, heterogeneity_bound, split_in_two, spread_labels
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5])
@@ -42,3 +43,19 @@ def test_a_split_of_pure_noise_by_one_half_is_not_certain():
             certain[k] += certain_splits(tree, labels, halves, np.ones(m, np.int64))[-1]
     assert certain[0] <= 1
     assert certain[1] >= 6
+
+
+def test_others_join_the_nearest_mean_of_a_shared_group():
+    points = np.array([[0.0], [0.2], [5.0], [5.2], [2.4], [2.5], [4.0]])
+    sample, labels = np.arange(5), np.array([7, 7, 3, 3, 9, 0, 0])
+    assert spread_labels(labels, sample, points, np.arange(7)).tolist() == [7, 7, 3, 3, 9, 7, 3]
+    assert spread_labels(np.arange(7), np.arange(5), points, np.arange(6)).tolist() == [0, 1, 2, 3, 4, 4, 6]
+    assert spread_labels(labels, np.arange(7), points, np.arange(7)) is labels
+
+
+@pytest.mark.parametrize("most", [5, 1000])
+def test_a_group_is_split_by_a_sample_as_by_all(most, monkeypatch):
+    monkeypatch.setattr(selection, "MAX_COMPARED", most)
+    points = np.random.default_rng(0).normal(size=(30, 3)) + 20.0 * (np.arange(30) % 3 == 0)[:, None]
+    halves = split_in_two(np.zeros(30, np.int64), [0], points)
+    assert adjusted_rand(np.arange(30) % 3 == 0, halves) == 1

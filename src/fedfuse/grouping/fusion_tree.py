@@ -1,7 +1,8 @@
 """The fusion tree: hierarchical clustering of devices' own models, cut by validation, then a refit.
 
     devices: fit halves of their rows, to tell signal from noise; then all training rows, with a common ridge
-    server:  average linkage of these models; the tree says which groups meet as they are allowed to differ less
+    server:  average linkage of these models, of a sample where there are many; the tree says which groups meet as they
+             are allowed to differ less
     devices: evaluate the mean models of the groups above them on their validation rows
     server:  cuts the tree where that is best (cost-complexity pruning, by paired losses)
              repeats for a few ridges: noise asks for a strong one, close groups for a weak one
@@ -49,11 +50,14 @@ from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.reply_checks import SOLVER_TOLERANCE, apart
 from fedfuse.protocol.tasks import EvaluateModels, GradientCosine, Install, Task, Train
+from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 # Ridges of the devices' own models, from strong to weak; one of them is common to all comparisons.
 RIDGES = (0.1, 0.03, 0.01)
 COMMON_RIDGE = 1
+# Devices that a tree is built of; of more, a sample. The others join the groups whose mean models are nearest.
+MAX_TREE_DEVICES = 1000
 # How often groups are checked and refitted before the next split.
 MAX_CHECKS = 3
 # How often groups with structure left in them are split.
@@ -88,10 +92,17 @@ class FusionTreeState(RefitState):
         self.groupings, self.already_split = np.empty((2, 0, m), np.int64)
         self.tree, self.confidence = Tree.of(np.empty((0, d))), np.ones(m)
 
-    def certain_splits(self, leaves: Ints) -> Bools:
-        """Return the nodes of the tree whose sides differ beyond doubt; ``leaves`` is the leaf of every device."""
-        who, rows = self.trusted, self.info.counts["train"]
+    def certain_splits(self, leaves: Ints, who: Ints) -> Bools:
+        """Return the nodes of the tree whose sides differ beyond doubt; ``leaves``: the leaf of each of these devices."""
+        rows = self.info.counts["train"]
         return selection.certain_splits(self.tree, leaves[who], self.halves[:, who], rows[who])
+
+    def sampled(self) -> Ints:
+        """Return the devices that a tree is built of: those that are trusted, but not more than it has room for."""
+        who = self.trusted
+        if len(who) <= MAX_TREE_DEVICES:
+            return who
+        return np.sort(generator(self.info.seed, "tree", self.ridge).choice(who, MAX_TREE_DEVICES, replace=False))
 
     def propose(self, labels: Ints) -> None:
         """Add a grouping to those that are compared."""
@@ -246,7 +257,7 @@ class FitRidge(Step[FusionTreeState]):
 
     def take(self, state: FusionTreeState) -> str:
         self.keep(state)
-        who = state.trusted
+        who = state.sampled()
         if not who.size:
             return state.group_by_estimates(np.arange(state.info.m))
         state.tree = Tree.of(state.models[who], who)
@@ -264,12 +275,17 @@ class CutTree(EvaluationStep[FusionTreeState]):
         above = state.tree.merged_models(state.estimates[state.ridge], state.info.counts["train"], devices)
         return [EvaluateModels(models.astype(state.info.dtype), own=True) for models in above]
 
+    def skip(self, state: FusionTreeState) -> Bools:
+        return ~np.isin(np.arange(state.info.m), state.tree.leaves)
+
     def cut(self, state: FusionTreeState) -> None:
         """Propose the grouping at the best cut."""
-        leaves = np.zeros(state.info.m, np.int64)
-        leaves[state.tree.leaves] = np.arange(len(state.tree.leaves))
-        certain = state.certain_splits(leaves)
-        state.propose(state.tree.cut_by_answers(state.answers, state.info.counts["validation"], certain))
+        leaves, who = np.zeros(state.info.m, np.int64), state.tree.leaves
+        leaves[who] = np.arange(len(who))
+        # Who has become a suspect meanwhile is still a leaf, without devices.
+        certain = state.certain_splits(leaves, who[~state.suspects[who]])
+        labels = state.tree.cut_by_answers(state.answers, state.info.counts["validation"], certain)
+        state.propose(selection.spread_labels(labels, who, state.estimates[state.ridge], state.trusted))
 
     def take(self, state: FusionTreeState) -> str:
         self.cut(state)
@@ -303,10 +319,12 @@ class CheckGroups(EvaluationStep[FusionTreeState]):
         return [EvaluateModels(sent[c].astype(state.info.dtype)) for c in state.labels[devices]]
 
     def _check(self, state: FusionTreeState) -> GroupCheck:
-        return GroupCheck(state.tree, state.models[: len(state.tree.leaves)])
+        many = state.info.m > MAX_TREE_DEVICES
+        most = selection.MAX_NEIGHBOURS_OF_MANY if many else selection.MAX_NEIGHBOURS
+        return GroupCheck(state.tree, state.models[: len(state.tree.leaves)], most)
 
     def take(self, state: FusionTreeState) -> str:
-        rows, certain = state.info.counts["validation"], state.certain_splits(state.labels)
+        rows, certain = state.info.counts["validation"], state.certain_splits(state.labels, state.trusted)
         new, state.confidence = self._check(state).regroup(state.labels, state.answers, rows, state.suspects, certain)
         if state.checks >= MAX_CHECKS or (new == state.labels).all():
             return CheckGradients.name

@@ -18,16 +18,19 @@ import scipy
 from fedfuse.core.dendrogram import WORSE_ZSCORE, PairedLosses, Tree, alike, sharing
 from fedfuse.core.partitions import adjusted_rand, group_means
 from fedfuse.protocol.reply_checks import apart
+from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Bools, Floats, Ints
 
-# Other groups' models that a device tries.
-MAX_NEIGHBOURS = 5
+# Other groups' models that a device tries; where there are very many devices, fewer.
+MAX_NEIGHBOURS, MAX_NEIGHBOURS_OF_MANY = 5, 3
 # Standard errors by which another group's model must be better for a device to move (5 %).
 MOVE_ZSCORE = 1.645
 # Standard errors from which on two groups differ beyond doubt.
 CERTAIN_ZSCORE = 3.0
 # Standard errors by which gradients must agree for a group to have structure left in it (1 %).
 STRUCTURE_ZSCORE = 2.33
+# Devices that are compared with each other pair by pair; of more, a sample.
+MAX_COMPARED = 5000
 # Confidence in the group of a device that has not answered.
 UNKNOWN_CONFIDENCE = 0.5
 
@@ -50,6 +53,26 @@ def certain_splits(tree: Tree, leaves: Ints, halves: Floats, weights: Ints) -> B
     certain[tree.n :] = alike(first, second) > CERTAIN_ZSCORE * _usual_cosine(halves[0] - halves[1])
     certain[tree.n :] &= ~np.append(sizes == 0, np.zeros(tree.n - 1, np.bool_))[tree.children].any(axis=1)
     return certain
+
+
+def spread_labels(labels: Ints, sample: Ints, points: Floats, everyone: Ints) -> Ints:
+    """Return labels for all of these, from those of a sample: others join the group whose mean is nearest.
+
+    Nobody joins a point that is alone in its group, unless all are: its mean is as uncertain as its own.
+    """
+    others = np.setdiff1d(everyone, sample, assume_unique=True)
+    if not others.size:
+        return labels
+    found, place, sizes = np.unique(labels[sample], return_inverse=True, return_counts=True)
+    new: Ints = labels.copy()
+    means = group_means(points[sample], place, np.ones(len(sample)))
+    shared = np.flatnonzero((sizes > 1) | (sizes.max() == 1))
+    nearest_group = [
+        scipy.spatial.distance.cdist(points[some], means[shared], "sqeuclidean").argmin(axis=1)
+        for some in np.array_split(others, len(others) // MAX_COMPARED + 1)
+    ]
+    new[others] = found[shared[np.concatenate(nearest_group)]]
+    return new
 
 
 def coarsest_good(candidates: Ints, answers: Mapping[int, Floats], rows: Ints, trusted: Ints) -> Ints:
@@ -91,9 +114,10 @@ class GroupCheck:
 
     tree: Tree
     models: Floats
+    neighbours: int = MAX_NEIGHBOURS
 
     def __post_init__(self) -> None:
-        self.near, self.above = nearest(self.models), self.tree.ancestors()
+        self.near, self.above = nearest(self.models, self.neighbours), self.tree.ancestors()
 
     def sent(self, sizes: Floats) -> list[Floats]:
         """Return what each group's members evaluate: their own, those of the merges above, those near it."""
@@ -128,9 +152,12 @@ def split_in_two(labels: Ints, groups: Iterable[int], estimates: Floats) -> Ints
     for c in groups:
         inside = np.flatnonzero(new == c)
         if len(inside) > 1:
-            linkage = scipy.cluster.hierarchy.linkage(estimates[inside], "ward")
-            halves = scipy.cluster.hierarchy.fcluster(linkage, 2, "maxclust")
-            new[inside[halves == 2]] = new.max() + 1
+            sample = np.sort(generator(0, "split").permutation(inside)[:MAX_COMPARED])
+            linkage = scipy.cluster.hierarchy.linkage(estimates[sample], "ward")
+            halves = np.zeros(len(new), np.int64)
+            halves[sample] = scipy.cluster.hierarchy.fcluster(linkage, 2, "maxclust")
+            halves = spread_labels(halves, sample, estimates, inside)
+            new[halves == 2] = new.max() + 1
     return new
 
 
@@ -165,6 +192,7 @@ def z_score(cosines: Floats) -> float:
 
 def _usual_cosine(rows: Floats) -> float:
     """Return the root mean square cosine between two different rows (1 if there is only one)."""
+    rows = rows[:: len(rows) // MAX_COMPARED + 1]
     m = len(rows)
     if m == 1:
         return 1.0
