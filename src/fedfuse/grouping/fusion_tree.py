@@ -93,7 +93,7 @@ class FusionTreeState(RefitState):
         self.tree, self.confidence = Tree.of(np.empty((0, d))), np.ones(m)
 
     def certain_splits(self, leaves: Ints, who: Ints) -> Bools:
-        """Return the nodes of the tree whose sides differ beyond doubt; ``leaves``: the leaf of each of these devices."""
+        """Return the nodes of the tree whose sides differ beyond doubt, by these devices and their leaves."""
         rows = self.info.counts["train"]
         return selection.certain_splits(self.tree, leaves[who], self.halves[:, who], rows[who])
 
