@@ -15,6 +15,9 @@ MAX_MEAN_RATIO = 10.0
 TRIMMED_RATIO = 0.2
 # Quantile of lengths that says what is usual: honest devices decide it even if most others send longer vectors.
 USUAL_LENGTH_QUANTILE = 0.1
+# A positive number is absurd if its logarithm is this many robust standard deviations above the median of all. One of
+# these is at least MIN_LOG_DEVIATION, so that 20 times the median never is.
+MAX_LOG_ZSCORE, MIN_LOG_DEVIATION = 6.0, 0.5
 # A move is too long if it is this many times as long as usual, which is ...
 MAX_MOVE_RATIO = 10.0
 # ... at least this, relative to the parameters: not every move of devices that have all but come to rest is too long.
@@ -51,6 +54,29 @@ def robust_mean(values: Floats, weights: Floats, how: Robust) -> Floats:
         keep = central(values)
         return np.asarray(np.average(values[keep], axis=0, weights=weights[keep]))
     return np.asarray(np.average(values, axis=0, weights=weights))
+
+
+def group_medians(values: Floats, labels: Ints, n_groups: int) -> Floats:
+    """Return the lower median of every group's values; of an empty group, infinity."""
+    order, sizes = np.lexsort((values, labels)), np.bincount(labels, minlength=n_groups)
+    medians, known = np.full(n_groups, np.inf), sizes > 0
+    middle = np.cumsum(sizes) - sizes + (sizes - 1) // 2
+    medians[known] = values[order[middle[known]]]
+    return medians
+
+
+def upper_fence(values: Floats | Ints, labels: Ints | None = None, n_groups: int = 1) -> Floats:
+    """Return the largest of such positive numbers that is not absurd, if few of them lie; or of every group.
+
+    Medians are lower ones: of two numbers, the smaller one says what is usual. Where that is zero, infinity.
+    """
+    group = np.zeros(len(values), np.int64) if labels is None else labels
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(np.asarray(values, np.float64))
+        middle = group_medians(logs, group, n_groups)
+        away = np.nan_to_num(np.abs(logs - middle[group]), nan=0.0)
+        deviation = np.maximum(1.4826 * group_medians(away, group, n_groups), MIN_LOG_DEVIATION)
+        return np.where(np.isfinite(middle), np.exp(middle + MAX_LOG_ZSCORE * deviation), np.inf)
 
 
 def usual_length(lengths: Floats) -> Floats:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, get_args
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.core.robust_mean import upper_fence
 from fedfuse.data import checks, targets
 from fedfuse.data.checks import default_features as default_features
 from fedfuse.data.targets import Goal as Goal
@@ -38,13 +42,10 @@ _SPANS: dict[str, tuple[int, int]] = {
 # Limits to what a remote device may say of itself, and what all must say alike.
 MAX_REMOTE_CLASSES = 100_000
 MAX_REMOTE_ROWS = 10**12
-_OTHER_COLUMNS = "device {device!r} has other columns than device {first!r}: give all the same columns"
-_AGREEMENT = {
-    "goal": "device {device!r} has goal {value}, device {first!r} {first_value}: say goal in the run's configuration",
-    "columns": "device {device!r} has columns {value}, device {first!r} {first_value}: give all the same columns",
-    "features": _OTHER_COLUMNS,
-    "shape": _OTHER_COLUMNS,
-}
+MAX_REMOTE_TEXT = 200
+# A device that claims so many times the rows that others make credible is left out; one that claims less is capped.
+MAX_ROWS_RATIO = 1000
+_ALIKE = ("goal", "columns", "features", "shape")
 
 
 @dataclass(frozen=True)
@@ -284,50 +285,76 @@ class RemoteFederation(Federation):
         Federation(2 devices, 20 rows (10 to 10 each), 2 features, regression)
         """
         names = tuple(sorted(facts, key=checks.natural_key))
-        said = [check_facts(name, facts[name]) for name in names]
-        for key, words in _AGREEMENT.items():
-            checks.check_same({name: facts[name].get(key) for name in names}, words)
+        for name, why in misfits(facts).items():
+            raise FedfuseError(f"device {name!r} cannot take part: {why}")
+        said = [facts[name] for name in names]
         cuts = np.array([[0, *np.cumsum(s["rows"])] for s in said], np.int64)
         cuts += (np.cumsum(cuts[:, 3]) - cuts[:, 3])[:, None]
         goal, p, shape = said[0]["goal"], int(said[0]["columns"]), said[0].get("shape")
         X, y = np.empty((0, p)), np.empty(0, np.int64 if goal == "classification" else np.float64)
-        classes, features = _union([s["classes"] for s in said]), tuple(said[0].get("features") or default_features(p))
+        classes, features = (
+            {c for s in said for c in s["classes"]},
+            tuple(said[0].get("features") or default_features(p)),
+        )
         form, digests = None if shape is None else tuple(shape), tuple(str(s["digest"]) for s in said)
-        return cls(names, X, y, cuts, goal, classes, features, shape=form, digests=digests)
+        return cls(names, X, y, cuts, goal, tuple(sorted(classes)), features, shape=form, digests=digests)
 
 
-def check_facts(name: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a remote device says of itself; raise an error where it is impossible."""
-    keys = ("goal", "rows", "columns", "classes", "shape", "features")
-    goal, rows, columns, classes, shape, names = map(said.get, keys)
-    good = (
-        goal in get_args(Goal)
-        and _are_counts(rows, 0)
-        and len(rows) == 3
-        and _are_counts([columns], 1)
-        and isinstance(classes, list)
-        and len(classes) <= MAX_REMOTE_CLASSES
-        and all(isinstance(c, (str, int, float, bool)) and c == c for c in classes)  # NaN differs from itself.
-        and len(set(classes)) == len(classes)
-        and bool(classes) == (goal == "classification")
-        and isinstance(said.get("digest"), str)
-        and (shape is None or (_are_counts(shape, 1) and prod(shape) == columns))
-        and (names is None or (isinstance(names, list) and len(names) == columns == sum(type(v) is str for v in names)))
-    )
-    if not good:
-        raise FedfuseError(f"device {name!r} says impossible things of its rows")
-    return said
+def impossible(said: Mapping[str, Any]) -> str:
+    """Say what is wrong with what a remote device says of itself; empty if it can be."""
+    keys = ("goal", "rows", "columns", "classes", "shape", "features", "digest")
+    goal, rows, columns, classes, shape, names, digest = map(said.get, keys)
+    labels = classes if isinstance(classes, list) and len(classes) <= MAX_REMOTE_CLASSES else [None]
+    numbers = all(isinstance(c, (int, float)) and c == c for c in labels)  # NaN differs from itself.
+    listed = (numbers or all(map(is_text, labels))) and bool(labels) == (goal == "classification")
+    good = {
+        "goal": isinstance(goal, str) and goal in get_args(Goal),
+        "rows": _are_counts(rows, 0) and len(rows) == 3 and rows[0] > 0,
+        "columns": _are_counts([columns], 1),
+        "classes": listed and len(set(labels)) == len(labels),
+        "digest": is_text(digest),
+        "shape": shape is None or (_are_counts(shape, 1) and prod(shape) == columns),
+        "features": names is None or (isinstance(names, list) and len(names) == columns and all(map(is_text, names))),
+    }
+    wrong = [key for key, fits in good.items() if not fits]
+    return f"it says impossible things of its rows ({', '.join(wrong)})" if wrong else ""
+
+
+def is_text(given: Any) -> bool:
+    """Whether a name or a label of a remote device can be written to a file and shown on one line."""
+    control = ("Cc", "Cs")  # Control characters, and halves of surrogate pairs.
+    short = isinstance(given, str) and 0 < len(given) <= MAX_REMOTE_TEXT
+    return short and not any(unicodedata.category(c) in control for c in given)
+
+
+def misfits(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return which remote devices cannot go with the others, and why: what most of them say holds."""
+    reasons = {name: why for name, said in facts.items() if (why := impossible(said))}
+    for key in _ALIKE:
+        values = {name: json.dumps(said.get(key)) for name, said in facts.items() if name not in reasons}
+        reasons |= _minority(values, f"it has {key} {{}}, most others {{}}")
+    rest = {name: said for name, said in facts.items() if name not in reasons}
+    kinds = {name: "text" if isinstance((*f["classes"], 0)[0], str) else "numbers" for name, f in rest.items()}
+    reasons |= _minority(kinds, "its classes are {}, those of most others {}")
+    rows = {name: sum(said["rows"][:2]) for name, said in rest.items()}
+    classes = {name: len(said["classes"]) for name, said in rest.items()}
+    return _excess(rows, MAX_ROWS_RATIO, "rows") | _excess(classes, 1, "classes") | reasons
+
+
+def _excess(counts: Mapping[str, int], most: float, noun: str) -> dict[str, str]:
+    """Return who claims absurdly many of something."""
+    fence = most * upper_fence(np.array([*counts.values()]))[0]
+    return {name: f"it claims {n} {noun}, far more than is credible" for name, n in counts.items() if n > fence}
+
+
+def _minority(values: Mapping[str, str], words: str) -> dict[str, str]:
+    """Return whose value is not that of most, in these words; where two are as common, the first one holds."""
+    usual = max(values.values(), key=Counter(values.values()).__getitem__, default="")
+    return {name: words.format(value, usual) for name, value in values.items() if value != usual}
 
 
 def _are_counts(values: Any, least: int) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(v) is int and least <= v <= MAX_REMOTE_ROWS for v in values)
-
-
-def _union(classes: list[list[Any]]) -> tuple[Any, ...]:
-    found = {label for labels in classes for label in labels}
-    if len({isinstance(label, str) for label in found}) > 1:
-        raise FedfuseError("some devices have text for classes and others numbers: make them alike")
-    return tuple(sorted(found))
 
 
 def cut_points(counts: Ints, test: float, validation: float) -> Ints:

@@ -5,9 +5,15 @@ Flower starts a process for every message, so numba, pandas and torch are import
 
 from __future__ import annotations
 
+import contextlib
+import hmac
+import os
+import secrets
+import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -56,7 +62,10 @@ def client_app(load: Load, model: Build | None = None) -> ClientApp:
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        facts = facts_of(_rows_of(context, load))
+        try:
+            facts = facts_of(_rows_of(context, load), node_key(context.node_config))
+        except FedfuseError as problem:  # The server names it, and goes on with the others.
+            facts = {"problem": str(problem)}
         return write_hello(message, {"device": _device_name(context), "fedfuse": __version__, **facts})
 
     @app.train()
@@ -76,8 +85,11 @@ def _carry_out(message: Message, context: Context, load: Load, build: Build | No
     state, dtype = _current_state(envelope, context), envelope.setup["dtype"]
     if state is None:
         return write_reply(message, envelope.order, DeviceReply(np.empty(0), lost=True), dtype)
+    rows = _rows_of(context, load)
+    if envelope.digest and envelope.digest != keyed_digest(rows, node_key(context.node_config)):
+        return write_reply(message, envelope.order, DeviceReply(np.empty(0), changed=True), dtype)
     key = (context.run_id, context.node_id, envelope.order.device, str(envelope.setup))
-    device = _cached(_devices, key, lambda: _build_device(_rows_of(context, load), build, envelope))
+    device = _cached(_devices, key, lambda: _build_device(rows, build, envelope))
     reply, state = device.answer(envelope, state)
     written = write_reply(message, envelope.order, reply, dtype)
     # Last: Flower keeps changes of the context even if the app fails after them.
@@ -202,7 +214,32 @@ def next_version(version: str) -> str:
     return f"{token}.{int(changes) + 1}"
 
 
-def facts_of(federation: Federation) -> dict[str, Any]:
+def node_key(config: Mapping[str, Any]) -> bytes:
+    """Return this node's secret key, made on first use; nodes of a simulation have none."""
+    if "partition-id" in config:
+        return b""
+    given = os.environ.get("FEDFUSE_STATE") or os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    folder = Path(given or Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "fedfuse")
+    path = folder / "digest.key"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=folder, buffering=0) as new:  # Its owner's alone, and never half-written.
+            new.write(secrets.token_bytes(32))
+            with contextlib.suppress(FileExistsError):
+                os.link(new.name, path)
+        return path.read_bytes()
+    except OSError as problem:
+        raise FedfuseError(
+            f"this node cannot keep a key in {folder} ({problem.strerror}): set FEDFUSE_STATE to a directory of its own"
+        ) from None
+
+
+def keyed_digest(federation: Federation, key: bytes) -> str:
+    """Return a hash by which this node's rows are known again; without its key nobody can confirm guessed rows."""
+    return hmac.new(key, federation.fingerprint.encode(), "sha256").hexdigest()[:32]
+
+
+def facts_of(federation: Federation, key: bytes = b"") -> dict[str, Any]:
     """Return what the server must know of a device's rows (a federation of one), and nothing else."""
     named = federation.features and federation.features != default_features(federation.n_features)
     return {
@@ -212,7 +249,7 @@ def facts_of(federation: Federation) -> dict[str, Any]:
         "shape": None if federation.shape is None else list(federation.shape),
         "classes": plain_labels(federation.classes),
         "rows": np.diff(federation.cuts[0]).tolist(),
-        "digest": federation.fingerprint,
+        "digest": keyed_digest(federation, key),
     }
 
 

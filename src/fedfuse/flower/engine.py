@@ -24,7 +24,7 @@ from fedfuse.engines.base import Engine
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device_state import DeviceShadow
 from fedfuse.flower.messages import Envelope, UnreadableError, read_reply, write_order
-from fedfuse.flower.node_registry import RESCAN_SECONDS, NodeRegistry
+from fedfuse.flower.node_registry import CHANGED, RESCAN_SECONDS, NodeRegistry
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.tasks import Order, Reply
@@ -179,7 +179,8 @@ class FlowerEngine(Engine):
         if not shadow.in_sync and job.messages > 1:
             self._trouble["memory sent again" if shadow.whole else "memory lost"] += 1
         state = None if shadow.in_sync else shadow.state
-        return write_order(Envelope(job.order, shadow.version, self._setup, state), job.node, self._ttl)
+        digest = self._nodes.digests.get(self._names[job.order.device], "")
+        return write_order(Envelope(job.order, shadow.version, self._setup, state, digest), job.node, self._ttl)
 
     def _moved(self, name: str) -> None:
         """Send an order again if its device has moved to another node."""
@@ -210,6 +211,10 @@ class FlowerEngine(Engine):
             self._trouble["unreadable"] += 1
             shadow.in_sync = False
             self._done(job, np.array(["unreadable"]))
+            return
+        if reply.changed:
+            self._nodes.refuse(self._names[device], CHANGED)
+            self._give_up(job, "other rows")
             return
         if reply.lost:
             self._again(job)

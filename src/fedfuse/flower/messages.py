@@ -42,15 +42,17 @@ class Envelope:
     version: str  # of the device's state that the order is for
     setup: Mapping[str, Any]  # the same for all devices in all rounds: seed, precision, classes
     state: DeviceState | None = None  # where the server is not sure that the device has it
+    digest: str = ""  # of the rows that the device had when the run began, where it has said so
 
 
 @dataclass(frozen=True)
 class DeviceReply:
-    """A device's reply: values, or that it has lost its state and must be sent it."""
+    """A device's reply: values, or that it has lost its state and must be sent it, or that its rows are others now."""
 
     values: npt.NDArray[Any]
     version: str = ""
     lost: bool = False
+    changed: bool = False
 
 
 # -- server to device
@@ -61,6 +63,7 @@ def write_order(envelope: Envelope, node: int, ttl: float) -> Message:
     order, dtype = envelope.order, np.dtype(envelope.setup["dtype"])
     line, arrays = _split(order.task, dtype)
     line |= {"device": order.device, "round": order.round, "version": envelope.version, **envelope.setup}
+    line |= {"digest": envelope.digest} if envelope.digest else {}
     if envelope.state is not None:
         kept = envelope.state.arrays()
         zeros = kept["own"].size - np.trim_zeros(kept["own"], "f").size  # An initial model of zeros is not sent.
@@ -81,8 +84,9 @@ def read_order(message: Message) -> Envelope:
         own = np.concatenate([np.zeros(line["zeros"], own.dtype), own])
         state = DeviceState(own, arrays.get("memory.shift"), arrays.get("memory.scale"))
     order = Order(line["device"], line["round"], _join(line, arrays))
-    setup = {key: value for key, value in line.items() if key not in ("device", "round", "version", "zeros", "task")}
-    return Envelope(order, line["version"], setup, state)
+    apart = ("device", "round", "version", "zeros", "task", "digest")
+    setup = {key: value for key, value in line.items() if key not in apart}
+    return Envelope(order, line["version"], setup, state, line.get("digest", ""))
 
 
 def _split(task: Task, dtype: np.dtype[Any]) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
@@ -114,8 +118,9 @@ def _join(line: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Ta
 def write_reply(message: Message, order: Order, reply: DeviceReply, dtype: npt.DTypeLike) -> Message:
     """Return the message that replies to another one."""
     line = {"device": order.device, "round": order.round, "version": reply.version, "lost": reply.lost}
+    line |= {"changed": True} if reply.changed else {}
     values = reply.values if isinstance(order.task, STATISTICS) else reply.values.astype(dtype)
-    arrays = {} if reply.lost else {"values": values}
+    arrays = {} if reply.lost or reply.changed else {"values": values}
     content = RecordDict({"arrays": write_arrays(arrays), "config": ConfigRecord({"reply": json.dumps(line)})})
     return Message(content, reply_to=message)
 
@@ -126,8 +131,8 @@ def read_reply(message: Message, order: Order, d: int) -> DeviceReply:
     if line.get("device") != order.device or line.get("round") != order.round:
         given = f"device {line.get('device')!r}, round {line.get('round')!r}"
         raise UnreadableError(f"it is for {given}; asked was device {order.device}, round {order.round}")
-    if line.get("lost") is True:
-        return DeviceReply(np.empty(0), lost=True)
+    if line.get("lost") is True or line.get("changed") is True:
+        return DeviceReply(np.empty(0), lost=line.get("lost") is True, changed=line.get("changed") is True)
     version = line.get("version")
     if not isinstance(version, str):
         raise UnreadableError("it has no version")

@@ -3,6 +3,9 @@
 Every node is asked once which device it is. Where SuperNodes are registered under names (``flwr supernode register
 --name``), the name is the device, authenticated by the node's key, and a node that declares another is refused.
 Otherwise a node is trusted: the newest that declares a device is that device, as a restarted node has a new id.
+
+A node that says what cannot be used, or has other rows than when the run began, is left out: the others go on. It is
+asked again every minute, and takes part when what it says is right.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedfuse.data.federation import MAX_REMOTE_TEXT, impossible, is_text
 from fedfuse.errors import check_choice
 from fedfuse.flower.messages import UnreadableError, hello, read_hello
 
@@ -24,6 +28,10 @@ log = logging.getLogger(__name__)
 Identities: TypeAlias = Literal["declared", "registered"]
 RESCAN_SECONDS = 3.0  # between two requests for the list of nodes
 HELLO_SECONDS = 120.0  # that a node has to identify itself
+MAX_REASON = 300  # characters of what a node says of its trouble
+RETRY_SECONDS = 60.0  # after which a node that was left out is asked again
+CHANGED = "it has other rows now than when the run began"
+_APP_ERROR = 2  # Flower's error code for an app that raised
 
 
 class NodeRegistry:
@@ -42,11 +50,14 @@ class NodeRegistry:
         self.node_of: dict[str, int] = {}  # of devices that are online
         self.facts: dict[str, dict[str, Any]] = {}  # what devices declare about themselves
         self.left: dict[str, float] = {}  # when a device that is away was lost
+        self.left_out: dict[str, str] = {}  # devices that may not take part now, and why
+        self.digests: dict[str, str] = {}  # of the devices of a run that has begun: others' rows are not mixed in
         self.trouble: Counter[str] = Counter()
         self.moved: Callable[[str], None] = lambda name: None  # called when a device has a node
         self._grid, self._identities = grid, identities
         self._asked: dict[str, int] = {}  # pending hello messages and their nodes
-        self._name_of: dict[int, str | None] = {}  # None: refused
+        self._name_of: dict[int, str | None] = {}  # None: replaced by another node
+        self._refused: dict[int, float] = {}  # nodes that were left out, and when
         self._registered: dict[int, str] = {}
         self._last = -float("inf")
 
@@ -65,14 +76,15 @@ class NodeRegistry:
         for node in online:
             if (known := self._name_of.get(node)) is not None and known not in self.node_of:
                 self._set(known, node)
-        asked = set(self._asked.values())
-        if new := [node for node in online if node not in self._name_of and node not in asked]:
+        not_now = {node for node, since in self._refused.items() if self._last - since < RETRY_SECONDS}
+        not_now |= set(self._asked.values())
+        if new := [node for node in online if node not in self._name_of and node not in not_now]:
             self._ask(new)
 
     @property
     def waiting(self) -> bool:
         """Whether some nodes have not identified themselves yet."""
-        return bool(self._asked)
+        return any(node not in self._refused for node in self._asked.values())
 
     def lose(self, name: str, node: int) -> None:
         """Record that a device's node is gone."""
@@ -82,13 +94,19 @@ class NodeRegistry:
             log.warning("device %r has gone (node %d)", name, node)
 
     def refuse(self, name: str, reason: str) -> None:
-        """Exclude a device for what it declares."""
-        log.warning("refused: %s", reason)
-        self.trouble["refused nodes"] += 1
+        """Leave out a device for what it says; its node is asked again after a while."""
         self.facts.pop(name, None)
-        node = self.node_of.pop(name, None)
+        self._leave_out(self.node_of.pop(name, None), name, reason)
+
+    def _leave_out(self, node: int | None, who: str, reason: str) -> None:
+        reason = "".join(c if c.isprintable() else "?" for c in reason)
+        if self.left_out.get(who) != reason:
+            self.left_out[who] = reason
+            self.trouble["refused nodes"] += 1
+            log.warning("%s is left out: %s", who, reason)
         if node is not None:
-            self._name_of[node] = None
+            self._name_of.pop(node, None)
+            self._refused[node] = time.monotonic()
 
     def _ask(self, nodes: list[int]) -> None:
         messages = {node: hello(node, HELLO_SECONDS) for node in nodes}
@@ -102,25 +120,35 @@ class NodeRegistry:
                 self._identify(node, answer)
 
     def _identify(self, node: int, answer: Message) -> None:
-        if answer.has_error():  # It is asked again at the next scan.
-            self.trouble["no answer to hello"] += 1
-            log.warning("node %d did not identify itself: %s", node, answer.error.reason)
+        who = f"node {node}"
+        if answer.has_error():
+            reason = " ".join((answer.error.reason or "no reason given").split())
+            if answer.error.code == _APP_ERROR:
+                self._leave_out(node, who, f"it cannot say who it is: {reason[-MAX_REASON:]}")
+                return
+            self.trouble["no answer to hello"] += 1  # It is asked again at the next scan.
+            log.warning("node %d did not identify itself: %s", node, reason[-MAX_REASON:])
             return
         try:
             facts = read_hello(answer)
-            self._name_of[node] = name = self._identity(node, facts)
+            name = self._identity(node, facts)
+            who = who if self.node_of.get(name, node) != node else name  # Another node may be that device.
+            changed = CHANGED if facts.get("digest") != self.digests.get(name, facts.get("digest")) else ""
+            if reason := str(facts.get("problem", ""))[:MAX_REASON] or impossible(facts) or changed:
+                raise UnreadableError(reason)
         except UnreadableError as problem:
-            self.trouble["refused nodes"] += 1
-            self._name_of[node] = None
-            log.warning("node %d is refused: %s", node, problem)
+            self._leave_out(node, who, str(problem))
             return
-        self.facts[name] = facts
+        self._name_of[node], self.facts[name] = name, facts
+        self._refused.pop(node, None)
+        for known in (f"node {node}", name):
+            self.left_out.pop(known, None)
         self._set(name, node)
 
     def _identity(self, node: int, facts: dict[str, Any]) -> str:
         declared, registered = facts.get("device"), self._registered.get(node)
-        if not isinstance(declared, str) or not declared:
-            raise UnreadableError("it has no device name")
+        if not isinstance(declared, str) or not is_text(declared):
+            raise UnreadableError(f"its device name is none of 1 to {MAX_REMOTE_TEXT} printable characters")
         if registered is None:
             if self._identities == "registered":
                 raise UnreadableError(f"it claims to be device {declared!r}, but its key is registered under no name")

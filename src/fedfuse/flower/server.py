@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedfuse.data.federation import Federation, RemoteFederation, check_facts
+from fedfuse.data.federation import Federation, RemoteFederation, misfits
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.client import Build, build_model, plain_labels
 from fedfuse.flower.engine import FlowerEngine
@@ -30,6 +30,7 @@ from fedfuse.utils.files import read_json, write_json
 log = logging.getLogger(__name__)
 DEVICES = "devices.json"  # in a run's directory: what the devices declare about themselves
 RESUME_WAIT_SECONDS = 20.0  # for the known devices of a run that is resumed
+MAX_NAMED = 5  # devices that are left out, in an error
 _POLL_SECONDS = 0.2
 
 
@@ -65,7 +66,8 @@ def serve(
     if resumed:
         federation = gather_again(nodes, out)
     else:
-        federation = gather(nodes, int(config.get("num-devices", 0)), float(config.get("wait", 600)))
+        wanted, wait = int(config.get("num-devices", 0)), float(config.get("wait", 600))
+        federation = gather(nodes, wanted, wait, settings.minimum)
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / DEVICES, nodes.facts)
     fitting = build_model(federation, model)
@@ -74,7 +76,7 @@ def serve(
         setup={"classes": plain_labels(federation.classes)}, nodes=nodes,
         ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
     )  # fmt: skip
-    hooks = (*callbacks, ReportCallback())
+    hooks = (*callbacks, ReportCallback(nodes))
     if resumed:
         log.info("resuming the run in %s", out)
         result = resume(out, federation, hooks, fitting, engine=engine)
@@ -91,7 +93,8 @@ def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
 
     lam = str(config.get("lam", ""))
     words = [*shlex.split(str(config.get("set", ""))), *([f"lam={lam}"] if lam else [])]
-    defaults = {"checkpoint_every": 1, "evaluate_every": 10**6, "deadline": 120.0, "minimum": 1}
+    defaults: dict[str, Any] = {"checkpoint_every": 1, "evaluate_every": 10**6, "deadline": 120.0, "minimum": 1}
+    defaults |= {"share": "models"}  # Rows are elsewhere.
     name = str(config.get("method", "")) or default_name(lam or None)
     options = parse_options(words, name)
     if options.settings.get("mode") == "async":
@@ -104,34 +107,37 @@ def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
     return chosen, settings
 
 
-def gather(nodes: NodeRegistry, wanted: int, seconds: float) -> Federation:
-    """Wait until this many devices have identified themselves (0: all that are online), and return their federation."""
+def gather(nodes: NodeRegistry, wanted: int, seconds: float, minimum: int = 1) -> Federation:
+    """Wait until this many devices have identified themselves (0: all that are online), and return their federation.
+
+    Devices that cannot go with the others are left out, and named, as long as the minimum is left.
+    """
     log.info("waiting for devices")
-    _wait(nodes, seconds, lambda: len(nodes.facts) >= wanted if wanted else bool(nodes.facts) and not nodes.waiting)
-    for name in list(nodes.facts):
-        _refuse_if_impossible(nodes, name)
-    good = nodes.facts
-    if not good or len(good) < wanted:
-        what = f"{len(good)} of {wanted or 'at least 1'} devices said hello within {seconds:g} seconds"
-        raise FedfuseError(f"{what}: {', '.join(sorted(good)) or 'nobody'}; start the others, or lower num-devices")
+
+    def heard() -> int:
+        return len(nodes.facts.keys() | nodes.left_out.keys())
+
+    _wait(nodes, seconds, lambda: heard() >= wanted if wanted else bool(nodes.facts) and not nodes.waiting)
+    for name, reason in misfits(dict(sorted(nodes.facts.items()))).items():
+        nodes.refuse(name, reason)
+    good, least = nodes.facts, max(minimum, 1)
+    if len(good) < least or heard() < wanted:
+        what = f"{len(good)} of {wanted or f'at least {least}'} devices said hello within {seconds:g} seconds"
+        out = "".join(f"; {name} is left out: {why}" for name, why in [*nodes.left_out.items()][:MAX_NAMED])
+        raise FedfuseError(f"{what}: {', '.join(good) or 'nobody'}; start the others, or lower num-devices{out}")
+    nodes.digests = {name: facts["digest"] for name, facts in good.items()}
     return RemoteFederation.from_facts(good)
 
 
-def _refuse_if_impossible(nodes: NodeRegistry, name: str) -> None:
-    try:
-        check_facts(name, nodes.facts[name])
-    except FedfuseError as problem:
-        nodes.refuse(name, str(problem))
-
-
 def gather_again(nodes: NodeRegistry, out: Path) -> Federation:
-    """Return the federation of a run that is resumed: the same devices, even if some are away now."""
+    """Return the federation of a run that is resumed: the same devices, even if some are away or changed."""
     known: dict[str, Any] = read_json(out / DEVICES)
-    _wait(nodes, RESUME_WAIT_SECONDS, lambda: known.keys() <= nodes.node_of.keys())
-    for name, facts in nodes.facts.items():
-        if name in known and facts["digest"] != known[name]["digest"]:
-            raise FedfuseError(f"the run in {out} belongs to another federation: device {name!r} has other rows now")
+    nodes.digests = {name: str(facts.get("digest")) for name, facts in known.items()}
+    _wait(nodes, RESUME_WAIT_SECONDS, lambda: known.keys() <= nodes.node_of.keys() | nodes.left_out.keys())
     missing = sorted(known.keys() - nodes.node_of.keys())
+    if len(missing) == len(known) and nodes.left_out:
+        who, why = next(iter(nodes.left_out.items()))
+        raise FedfuseError(f"the run in {out} belongs to another federation, nobody of it is left ({who}: {why})")
     if missing:
         log.warning("going on without %s for now", ", ".join(missing))
     return RemoteFederation.from_facts(known)
@@ -147,7 +153,13 @@ def _wait(nodes: NodeRegistry, seconds: float, complete: Callable[[], bool]) -> 
 
 
 class ReportCallback(Callback):
-    """One line in Flower's log for every round."""
+    """One line in Flower's log for every round; and in the result who was left out."""
+
+    def __init__(self, nodes: NodeRegistry) -> None:
+        self._nodes = nodes
+
+    def on_end(self, run: Run, result: Result) -> None:
+        result.left_out.update(self._nodes.left_out)
 
     def on_round(self, run: Run, row: dict[str, Any]) -> None:
         words = f"round {row['round'] + 1}: {row['replies']} of {row['active']} answered"

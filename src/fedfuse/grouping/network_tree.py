@@ -82,7 +82,7 @@ class NetworkState(StepState):
         """Do not believe updates of an absurd length."""
         if robust != "none" and self.answers:
             who, lengths = self._update_lengths()
-            self.expel(who[lengths > MAX_LENGTH_RATIO])
+            self.expel(who[lengths > MAX_LENGTH_RATIO], "its update is absurdly long beside those of others")
 
     def _update_lengths(self) -> tuple[Ints, Floats]:
         """Return who has answered, and how long their updates are in units of the reference length.

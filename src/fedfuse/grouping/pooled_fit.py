@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfuse.core.lbfgs import LBFGS
-from fedfuse.core.robust_mean import Robust, robust_mean
+from fedfuse.core.robust_mean import Robust, robust_mean, upper_fence
 from fedfuse.data.federation import Goal
 from fedfuse.utils.typing import Bools, Floats, Ints
 
@@ -50,6 +50,10 @@ def pool(
     total, heard = np.zeros((n_groups, values.shape[1])), np.bincount(labels, minlength=n_groups) > 0
     if robust in ("none", "screen"):
         trained, watched = (np.bincount(labels, n, n_groups) for n in (rows, validation_rows))
+        if robust == "screen" and values.shape[1] > d + 1:  # One false loss must not say how long all train.
+            judges = validation_rows > 0
+            fences = upper_fence(values[judges, -1], labels[judges], n_groups)
+            values = np.column_stack([values[:, :-1], np.minimum(values[:, -1], fences[labels])])
         np.add.at(total[:, : d + 1], labels, rows[:, None] * values[:, : d + 1])
         np.add.at(total[:, d + 1 :], labels, validation_rows[:, None] * values[:, d + 1 :])
         total[:, : d + 1] /= np.maximum(trained, 1)[:, None]

@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 
-from fedfuse.core.robust_mean import Robust, pooled_moments
+from fedfuse.core.robust_mean import Robust, group_medians, pooled_moments, upper_fence
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.pooled_fit import PooledFit, PooledReplies, pool, regrouped
@@ -51,6 +52,13 @@ from fedfuse.utils.typing import Bools, Floats, Ints
 LOCAL_RIDGES = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
 # A column whose standard deviation is at most this share of its mean is constant but for rounding.
 CONSTANT_COLUMN_RATIO = 1e-9
+# Devices of which most can be believed: in a group of two nobody knows who lies.
+MIN_JUDGES = 3
+# A member harms its group if the others' loss rises by more than this ratio (5 % in RMSE), and by more than noise
+# does at this rate.
+MAX_HARM_RATIO, FALSE_ALARM_RATE = 0.1, 1e-4
+# Log-losses below this are small, however many times as large as others they are.
+MIN_CLASS_LOSS = 0.1
 
 
 @dataclass
@@ -62,6 +70,8 @@ class RefitState(StepState):
     statistics: Floats = field(init=False)  # one row per device, nan if not sent; without columns if not asked for
     last_gradients: Floats = field(init=False)  # of every device its last point, gradient and loss; nan if unknown
     fit: PooledFit = field(init=False)
+    reference: Floats = field(init=False)  # loss of every device where it was least for most of its group,
+    least: Floats = field(init=False)  # and the median of these, by group
 
     def __post_init__(self, previous: Outcome | None) -> None:
         super().__post_init__(previous)
@@ -71,6 +81,11 @@ class RefitState(StepState):
         self.statistics = np.full((m, size), np.nan)
         self.last_gradients = np.full((m, 2 * d + 1), np.nan)
         self.fit = PooledFit(self.models, np.zeros(len(self.models), np.bool_))
+        self.set_out()
+
+    def set_out(self) -> None:
+        """Forget the losses of another start."""
+        self.reference, self.least = np.full(self.info.m, np.nan), np.full(len(self.models), np.inf)
 
     @property
     def simulable(self) -> Bools | None:
@@ -106,6 +121,35 @@ class RefitState(StepState):
             return monotone(w, g, at, gradient)
         return supported(w, g, f, at, gradient, loss)
 
+    def expel_harmful(self, ended: Bools, rows: Ints) -> None:
+        """Suspect who harms its group, where training has just ended: by its loss, or because most others lose by it.
+
+        Where most members were better off on the way, somebody has drawn the model away from them: whose gradient is
+        the longest, as it stands against all others'. By noise alone, the likelihood ratio of both models is below a
+        quantile of chi-squared.
+        """
+        d, regression = self.info.d, self.info.model.goal == "regression"
+        losses, known = np.full(self.info.m, np.nan), np.array(list(self.answers), np.int64)
+        losses[known] = [answer[d] for answer in self.answers.values()]
+        middle = group_medians(losses[known], self.labels[known], len(self.least))
+        best = known[(middle < self.least)[self.labels[known]]]
+        self.reference[best], self.least = losses[best], np.minimum(self.least, middle)
+        for c in np.flatnonzero(ended):
+            inside = np.flatnonzero((self.labels == c) & np.isfinite(losses - self.reference))
+            if len(inside) < MIN_JUDGES:
+                continue
+            now, unit = losses[inside], self.reference[inside]
+            first = int(np.argmax([rows[i] * np.linalg.norm(self.answers[int(i)][:d]) for i in inside]))
+            sizes = np.sqrt(now) if regression else np.maximum(now, MIN_CLASS_LOSS)
+            self.expel(inside[sizes > upper_fence(sizes)], "its loss is absurd beside those of its group")
+            ratios = (now - unit) / np.maximum(unit, 1e-300 if regression else MIN_CLASS_LOSS)
+            fits = rows[inside] * (ratios if regression else 2 * (now - unit))
+            harm, excess = (float(np.median(np.delete(each, first))) for each in (ratios, fits))
+            by_noise = scipy.special.chdtri(d, FALSE_ALARM_RATE) / (len(inside) - 1)
+            if harm > MAX_HARM_RATIO and excess > by_noise:
+                words = f"it draws the model of its group away from the others, whose loss rises by {harm:.0%}"
+                self.expel(inside[[first]], words)
+
     def part_with_suspects(self) -> bool:
         """Take suspects out of their groups; False if there is none to take out."""
         old, new = self.labels, apart(self.labels, self.suspects)
@@ -125,6 +169,7 @@ Transition = Callable[[Any], str]
 def begin_fit(state: RefitState, start: Floats) -> str:
     """Train all groups with trusted members from here."""
     state.fit = PooledFit(start, np.arange(len(start)) < state.n_trusted_groups)
+    state.set_out()
     return Fit.name
 
 
@@ -139,6 +184,7 @@ def begin_final_fit(state: RefitState) -> str:
     state.validated_models = state.models.copy()
     state.fit.resume(state.models, ~alone)
     state.last_gradients[:] = np.nan  # Other rows have another loss.
+    state.set_out()
     return FitAlone.name if alone.any() else FinalFit.name
 
 
@@ -147,11 +193,13 @@ def after_final_fit(state: RefitState) -> str:
     return END if state.simulable is None else TellModels.name
 
 
+@dataclass(frozen=True, repr=False)
 class SendStatistics(Step[RefitState]):
     """Devices send sufficient statistics of their rows."""
 
     name = "sufficient statistics"
     on_devices = with_statistics = True
+    robust: Robust
 
     def ask(self, state: RefitState, devices: Ints) -> list[Task]:
         return [SendSufficientStatistics(n_columns(state.info))] * len(devices)
@@ -164,6 +212,12 @@ class SendStatistics(Step[RefitState]):
 
     def take(self, state: RefitState) -> str:
         state.statistics = state.filled(state.statistics)
+        known = np.flatnonzero(np.isfinite(state.statistics[:, -1:]).any(axis=1))
+        if self.robust != "none" and len(known) >= MIN_JUDGES:
+            lengths = state.simulated().part("train+validation", known).lengths
+            wrong = known[lengths > upper_fence(lengths)]
+            state.expel(wrong, "its columns are absurdly large beside those of others")
+            state.statistics[wrong] = np.nan
         return ColumnMoments.name
 
 
@@ -241,6 +295,12 @@ class _GradientStep(Step[RefitState]):
         rows, validation = (state.info.counts[part][who] for part in (self.rows, "validation"))
         return pool(values, state.labels[who], len(state.fit.start), d, rows, validation, self.robust)
 
+    def _harmed(self, state: RefitState, before: Bools) -> bool:
+        """Whether groups that were in training before have to begin again without some member."""
+        if self.robust != "none":
+            state.expel_harmful(before & ~state.fit.training, state.info.counts[self.rows])
+        return state.part_with_suspects()
+
 
 @dataclass(frozen=True, repr=False)
 class Fit(_GradientStep):
@@ -255,9 +315,12 @@ class Fit(_GradientStep):
         if state.part_with_suspects():
             return begin_fit(state, state.fit.start)
         fit, trial, replies = state.fit, state.fit.optimiser.trial.copy(), self._pooled(state)
+        before = fit.training
         validation_rows = np.bincount(state.labels, state.info.counts["validation"], len(trial))
         good = fit.watch(replies, fit.margin(replies.loss, validation_rows, state.info.model.goal))
         state.models[good] = trial[good]
+        if self._harmed(state, before):
+            return begin_fit(state, state.fit.start)
         return self.name if fit.training.any() else self.then(state)
 
 
@@ -288,13 +351,18 @@ class FinalFit(_GradientStep):
 
     def take(self, state: RefitState) -> str:
         if state.part_with_suspects():
-            assert state.validated_models is not None
-            state.models = state.validated_models
-            return begin_final_fit(state)
-        trial = state.fit.optimiser.trial.copy()
+            return self._again(state)
+        trial, before = state.fit.optimiser.trial.copy(), state.fit.training
         stepped = state.fit.follow(self._pooled(state))
         state.models[stepped] = trial[stepped]
+        if self._harmed(state, before):
+            return self._again(state)
         return self.name if state.fit.training.any() else after_final_fit(state)
+
+    def _again(self, state: RefitState) -> str:
+        assert state.validated_models is not None
+        state.models = state.validated_models
+        return begin_final_fit(state)
 
 
 class TellModels(Step[RefitState]):
@@ -322,7 +390,7 @@ def refit_steps(
     robust: Robust, after_rescale: Transition = fit_from_zero, after_fit: Transition = begin_final_fit
 ) -> tuple[Step[Any], ...]:
     """Return the steps of a refit; others may come between rescaling and fitting, and before the final fit."""
-    scaling = (SendStatistics(), ColumnMoments(robust), RescaleColumns(after_rescale))
+    scaling = (SendStatistics(robust), ColumnMoments(robust), RescaleColumns(after_rescale))
     return (*scaling, Fit(robust, after_fit), FitAlone(), FinalFit(robust), TellModels())
 
 

@@ -37,9 +37,9 @@ def n_columns(info: FederationInfo) -> int:
 
 
 def sends_statistics(info: FederationInfo) -> bool:
-    """Whether sufficient statistics of a device's rows exist and are short."""
+    """Whether sufficient statistics of a device's rows exist, are short, and may be shared."""
     size = SendSufficientStatistics(n_columns(info)).floats_up(info.d)
-    return bool(info.model.quadratic) and size <= MAX_STATISTICS_MODELS * info.d
+    return info.share == "moments" and bool(info.model.quadratic) and size <= MAX_STATISTICS_MODELS * info.d
 
 
 class SimulatedReplies:

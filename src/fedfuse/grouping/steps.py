@@ -49,6 +49,7 @@ class StepState:
     step: str = END
     lam: float | None = None  # of the stage before
     suspects: Bools = field(init=False)
+    reasons: dict[str, str] = field(default_factory=dict)  # for being a suspect, by device (as text, for JSON)
     models: Floats = field(init=False)  # one row per group
     validated_models: Floats | None = None  # the same, trained without validation rows
     confidence: Floats | None = None
@@ -60,7 +61,7 @@ class StepState:
         m = self.info.m
         self.suspects, self.asked, self.silent = np.zeros(m, np.bool_), np.zeros(m, np.int64), np.zeros(m, np.int64)
         if previous is not None:
-            self.lam = previous.lam
+            self.lam, self.reasons = previous.lam, dict(previous.reasons)
             self.suspects[np.asarray(previous.suspects, np.int64)] = True
         self.labels = apart(self.labels, self.suspects)
         self.models = np.zeros((int(self.labels.max()) + 1, self.info.d))
@@ -82,8 +83,9 @@ class StepState:
         """How many groups have trusted members; they come first."""
         return int(self.labels[~self.suspects].max(initial=-1)) + 1
 
-    def expel(self, devices: Ints | list[int]) -> None:
+    def expel(self, devices: Ints | list[int], reason: str) -> None:
         """Make devices suspects, and drop what they have answered."""
+        self.reasons |= {str(int(i)): reason for i in devices if not self.suspects[i]}
         self.suspects[devices] = True
         self.asked[self.suspects] = SKIPPED
         self.answers = {i: answer for i, answer in self.answers.items() if not self.suspects[i]}
@@ -239,7 +241,8 @@ class StepMethod(Method[S], GathersReplies, AdmitsNewcomers):
         """Take in the answers that honest devices can give, and go on if they are complete."""
         step, answers = self.step(state), {int(i): v for i, v in zip(devices, values, strict=True)}
         if step is not None and not step.for_all and self.robust != "none":
-            state.expel([i for i, answer in answers.items() if not step.possible(state, i, answer)])
+            wrong = [i for i, answer in answers.items() if not step.possible(state, i, answer)]
+            state.expel(wrong, f"its answer is none that an honest device can give ({step.name})")
             answers = {i: answer for i, answer in answers.items() if not state.suspects[i]}
         state.answers |= answers
         state.silent[list(answers)] = 0
@@ -276,7 +279,8 @@ class StepMethod(Method[S], GathersReplies, AdmitsNewcomers):
     def current(self, state: S) -> Outcome:
         validated = None if state.validated_models is None else state.device_models(state.validated_models)
         models, suspects = state.device_models(state.models), np.flatnonzero(state.suspects)
-        return Outcome(models, canonical(state.labels), state.lam, suspects=suspects, validated=validated)
+        found = Outcome(models, canonical(state.labels), state.lam, suspects=suspects, validated=validated)
+        return found._replace(reasons=state.reasons)
 
     def outcome(self, state: S) -> Outcome:
         return self.current(state)._replace(stability=state.stability(), confidence=state.confidence)

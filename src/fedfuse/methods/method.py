@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints
 
 State = TypeVar("State")
+# What devices may be asked for: parameters, gradients and losses; or second moments of their columns too.
+Share: TypeAlias = Literal["models", "moments"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class FederationInfo:
     dtype: np.dtype[Any]
     truth: Ints | None = None  # for the oracle alone
     seed: int = 0  # for draws of the server's own
+    share: Share = "moments"
 
     @property
     def d(self) -> int:
@@ -62,8 +65,8 @@ class Outcome(NamedTuple):
         Settings that were left open and have been chosen.
     kept
         What a newcomer, or the next stage, needs besides: devices need not send it again.
-    suspects
-        Devices that seem to lie.
+    suspects, reasons
+        Devices that seem to lie; and why, by device (as text).
     validated
         Models that never saw the validation rows, for their score; None: ``models``, unless trained on these rows.
     stability, confidence
@@ -79,6 +82,7 @@ class Outcome(NamedTuple):
     validated: Floats | None = None
     stability: float | None = None
     confidence: Floats | None = None
+    reasons: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fedfuse.core.moments import unpack_moments
 from fedfuse.core.partitions import canonical
+from fedfuse.core.robust_mean import upper_fence
 from fedfuse.data.federation import Goal
 from fedfuse.protocol.sufficient_statistics import SufficientStatistics, parts
 from fedfuse.protocol.tasks import STATISTICS, Order, Reply, Subspace, Task
@@ -23,9 +24,8 @@ from fedfuse.utils.typing import Bools, Floats, Ints
 SOLVER_TOLERANCE, ROUNDING_TOLERANCE, COVARIANCE_TOLERANCE = 1e-3, 1e-5, 1e-6
 # Absolute tolerance for gradients.
 GRADIENT_TOLERANCE = 1e-4
-# A length is absurd if its logarithm is this many robust standard deviations above the median. One of these is at least
-# MIN_LOG_DEVIATION, and with fewer uploads nothing is said.
-MAX_LENGTH_ZSCORE, MIN_LOG_DEVIATION, MIN_UPLOADS = 6.0, 0.5, 5
+# With fewer uploads nothing is said of their lengths.
+MIN_UPLOADS = 5
 
 
 def overlong(uploads: Mapping[int, Floats]) -> list[int]:
@@ -36,10 +36,8 @@ def overlong(uploads: Mapping[int, Floats]) -> list[int]:
     """
     if len(uploads) < MIN_UPLOADS:
         return []
-    logs = np.log([max(float(np.linalg.norm(v)), 1e-12) for v in uploads.values()])
-    middle = np.median(logs)
-    spread = max(1.4826 * float(np.median(np.abs(logs - middle))), MIN_LOG_DEVIATION)
-    return [i for i, length in zip(uploads, logs, strict=True) if length > middle + MAX_LENGTH_ZSCORE * spread]
+    lengths = np.array([float(np.linalg.norm(v)) for v in uploads.values()])
+    return [i for i, far in zip(uploads, lengths > upper_fence(lengths), strict=True) if far]
 
 
 def possible_moments(answer: Floats) -> bool:
@@ -55,6 +53,20 @@ def possible_score(score: float, goal: Goal) -> bool:
     (False, True)
     """
     return 0 <= score <= (1 + ROUNDING_TOLERANCE if goal == "classification" else np.inf)
+
+
+def absurd_scores(scores: Floats, greater_is_better: bool) -> list[int]:
+    """Return the devices whose scores (nan: unknown) cannot be, or are far worse than those of others.
+
+    The best score is 1 where greater is better, and else 0.
+
+    >>> absurd_scores(np.array([0.4, np.nan, 0.5, 1e30]), False), absurd_scores(np.array([0.4, 1.0, 1.1]), True)
+    ([3], [2])
+    """
+    errors = 1 - scores if greater_is_better else scores
+    known = np.isfinite(errors)
+    fence = max(float(upper_fence(errors[known & (errors > 0)])[0]), float(greater_is_better))
+    return [int(i) for i in np.flatnonzero(known & ((errors < -ROUNDING_TOLERANCE) | (errors > fence)))]
 
 
 def possible_judgement(answer: Floats) -> bool:

@@ -64,6 +64,13 @@ class SufficientStatistics:
         second[:, columns[:, None], columns] += self.covariance
         return np.asarray(self.n[:, None, None] * second)
 
+    @property
+    def lengths(self) -> Floats:
+        """Return the median over columns of their root mean squares, in units of what is usual on these devices."""
+        squares = np.einsum("kcc->kc", self.covariance) + self.mean**2
+        usual = np.quantile(squares, 0.5, axis=0, method="lower")
+        return np.asarray(np.sqrt(np.median((squares / np.where(usual > 0, usual, np.inf))[:, usual > 0], axis=1)))
+
     def evaluate(self, w: Floats) -> tuple[Floats, Floats]:
         """Return the mean squared error of one model each (k x d), and its gradient."""
         v = np.column_stack([-w[:, :-1], np.ones(len(w))])

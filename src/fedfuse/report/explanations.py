@@ -192,6 +192,11 @@ def warnings(result: Result, names_width: int = 0) -> list[str]:
         found.append(suspicion(result) + named(result.suspects) + (f" ({told})" if told else ""))
     if result.unheard.size:
         found.append(silence(result) + named(result.unheard))
+    if absent := [name for name in result.left_out if name not in result.profile.names]:
+        found.append(
+            f"{len(absent)} left out before the first round"
+            + (f": {some_names(absent, names_width)}" if names_width else "")
+        )
     return found
 
 

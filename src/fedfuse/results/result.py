@@ -82,6 +82,9 @@ class Result:
         is not a lie), or stay far from every group and never converge.
     unheard
         Positions of the devices that never answered in time: their model and group are those they started with.
+    left_out
+        Who was left out, and why, by name: the suspects, and nodes whose hello could not be used, which are not
+        among the devices of the result.
     """
 
     profile: Profile
@@ -112,6 +115,7 @@ class Result:
     suspects: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     unheard: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     sums: dict[str, Floats] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     @property
     def n_clusters(self) -> int:
@@ -170,16 +174,18 @@ class Result:
         return group_means(self.models, self.labels, self.profile.counts)
 
     def score(self, part: str = "test", devices: Ints | None = None) -> float:
-        """Return the score of (honest) devices on ``"validation"`` or ``"test"``, or of some of them.
+        """Return the score on ``"validation"`` or ``"test"`` of all devices but suspects, or of these.
 
         Accuracy, log-loss, RMSE and MAE are plain means over devices, the other metrics those of all rows together.
+        Where devices were made to lie for an experiment, the others count.
         """
         if part not in self.scores:
             raise FedfuseError(f"no scores for {part!r}; known: {', '.join(self.scores)}")
         known = self.sums.get(part, self.scores[part])
-        if devices is None and self.attack:
-            devices = self.honest
-        return mean_score(known if devices is None else known[devices], self.profile.metric)
+        if devices is None:
+            believed = np.setdiff1d(np.arange(len(self.labels)), self.suspects)
+            devices = self.honest if self.attack or not believed.size else believed
+        return mean_score(known[devices], self.profile.metric)
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""
@@ -359,6 +365,7 @@ class Result:
             "uncertain": self.uncertain,
             "unsure": [self.profile.names[i] for i in self.unsure],
             "suspects": [self.profile.names[i] for i in self.suspects],
+            "left_out": self.left_out,
             **({"trouble": self.trouble} if self.trouble else {}),
             **({"privacy": self.privacy} if self.privacy else {}),
             **({"certificate": self.certificate.to_json()} if self.certificate else {}),

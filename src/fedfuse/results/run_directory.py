@@ -49,7 +49,7 @@ SUMMARY: dict[str, Kinds] = {
 }  # fmt: skip
 # Not in every summary.
 SOMETIMES: dict[str, Kinds] = {"stages": list, "refit_rounds": int, "trouble": dict, "privacy": dict}
-SOMETIMES |= {"certificate": dict}
+SOMETIMES |= {"certificate": dict, "left_out": dict[str, str]}
 STAGE: dict[str, Kinds] = {"name": str, "rounds": int, "floats": int}
 PROFILE: dict[str, Kinds] = {
     "model": (dict, str), "method": dict, "names": list[str], "goal": str, "classes": list, "features": list[str],
@@ -58,7 +58,7 @@ PROFILE: dict[str, Kinds] = {
 # Fields of a result that a summary has as they are.
 AS_SUMMARISED = (
     "dataset", "seed", "converged", "orders", "cost_floats", "refused", "seconds", "stability", "chosen", "trouble",
-    "privacy",
+    "privacy", "left_out",
 )  # fmt: skip
 _META = "meta"
 CHECKPOINT, SNAPSHOTS = "checkpoint", "snapshots"  # Folders of an unfinished run.

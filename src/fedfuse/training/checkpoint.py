@@ -139,8 +139,11 @@ def _packed(found: Outcome | None) -> Arrays:
     if found is None:
         return {}
     lam = np.nan if found.lam is None else found.lam
-    settings = np.frombuffer(json.dumps(dict(found.settings)).encode(), np.uint8)
-    plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam]), "settings": settings}
+    settings, reasons = (
+        np.frombuffer(json.dumps(dict(each)).encode(), np.uint8) for each in (found.settings, found.reasons)
+    )
+    plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam])}
+    plain |= {"settings": settings, "reasons": reasons}
     plain["suspects"] = np.asarray(found.suspects, np.int64)
     return plain | prefixed("kept.", dict(found.kept))
 
@@ -149,8 +152,7 @@ def _unpacked(arrays: Arrays) -> Outcome | None:
     if not arrays:
         return None
     lam = float(arrays["lam"][0])
-    settings = json.loads(arrays["settings"].tobytes())
+    settings, reasons = (json.loads(arrays[name].tobytes()) for name in ("settings", "reasons"))
     known = lam if np.isfinite(lam) else None
-    return Outcome(
-        arrays["models"], arrays["labels"], known, settings, within("kept.", arrays), suspects=arrays["suspects"]
-    )
+    found = Outcome(arrays["models"], arrays["labels"], known, settings, within("kept.", arrays))
+    return found._replace(suspects=arrays["suspects"], reasons=reasons)

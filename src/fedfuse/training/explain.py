@@ -96,7 +96,7 @@ def explain(
     fpfc              100         1,800  Devices train on their rows, and send the new model.
     """
     method, model, chosen = prepared(federation, method, model, rounds, **settings)
-    info, active = info_of(federation, model, chosen.seed, chosen.dtype), chosen.wanted(federation.m)
+    info, active = info_of(federation, model, chosen.seed, chosen.dtype, chosen.share), chosen.wanted(federation.m)
     plan = _Plan(info, active, chosen.rounds)
     stages = stages_of(method, model, chosen.rounds)
     steps = tuple(step for stage in stages for step in plan.steps(stage))

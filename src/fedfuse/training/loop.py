@@ -21,17 +21,18 @@ import pandas as pd
 
 from fedfuse.core.metrics import metric_for
 from fedfuse.core.partitions import adjusted_rand
+from fedfuse.core.robust_mean import upper_fence
 from fedfuse.data.federation import Federation, Part
 from fedfuse.engines import Engine
 from fedfuse.engines.attacks import known_attack
 from fedfuse.errors import FedfuseError, Terminated
-from fedfuse.methods.method import FederationInfo, Method, Outcome
+from fedfuse.methods.method import FederationInfo, Method, Outcome, Share
 from fedfuse.methods.mixins import AsksFirst, Broadcasts, GathersReplies, WorksAtHome
 from fedfuse.models import Model
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.privacy import spent
-from fedfuse.protocol.reply_checks import overlong
+from fedfuse.protocol.reply_checks import absurd_scores, overlong
 from fedfuse.protocol.tasks import (
     EVALUATION_ROUND,
     EnvelopeTrain,
@@ -105,7 +106,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.stages = stages_of(self.method, self.model, self.settings.rounds)
-        self.info = info_of(self.federation, self.model, self.settings.seed, self.settings.dtype)
+        settings = self.settings
+        self.info = info_of(self.federation, self.model, settings.seed, settings.dtype, settings.share)
         self.metric = metric_for(self.federation.goal, self.settings.metric)
         evaluated = (self.federation, self.model, self.settings.dtype, self.metric.name)
         self._evaluator = Evaluator(*evaluated) if self.federation.here else None
@@ -240,7 +242,17 @@ class Run:
             wanted = settings.wanted(self.info.m) if first_ones else asked
             heard = self.transport.gather(max(wanted, 1), settings.deadline, late=late)
             self.transport.close()
-        return self._screened(sorted(heard, key=lambda h: h.reply.device))
+        heard.sort(key=lambda h: h.reply.device)
+        return self._screened(heard if self.federation.here else self._bounded(heard))
+
+    def _bounded(self, heard: list[ReceivedReply]) -> list[ReceivedReply]:
+        """Bound the scores that devices send of themselves: a false one must not choose lambda for all."""
+        scored = [h for h in heard if isinstance(h.task, Score) or getattr(h.task, "score", None)]
+        sent = np.array([h.reply.values[-1] for h in scored], np.float64)
+        most = float(upper_fence(sent[sent > 0])[0]) if self.model.goal == "regression" else 1.0
+        for h in scored:
+            h.reply.values[-1] = min(h.reply.values[-1], most)
+        return heard
 
     def _screened(self, heard: list[ReceivedReply]) -> list[ReceivedReply]:
         """Refuse models that are absurdly long beside the others of the round."""
@@ -330,6 +342,8 @@ class Run:
         scores = self._scores(found)
         if self.attack:
             attack = {"attack": self.attack.attack, "lies": self.attack.lies, "who": self.liars.tolist()}
+        values = {part: s if s.ndim == 1 else self.metric.by_device(s) for part, s in scores.items()}
+        suspects = self._suspects(found, values)
         return Result(
             profile=Profile.of(self.federation, self.metric.name),
             model=self.model,
@@ -343,7 +357,7 @@ class Run:
             chosen=dict(self.previous.settings) if self.previous else {},
             labels=found.labels,
             models=np.asarray(found.models),
-            scores={part: s if s.ndim == 1 else self.metric.by_device(s) for part, s in scores.items()},
+            scores=values,
             sums={part: s for part, s in scores.items() if s.ndim > 1},
             stability=found.stability,
             confidence=found.confidence,
@@ -356,9 +370,20 @@ class Run:
             privacy=self._privacy(),
             seconds=self.seconds,
             attack=attack,
-            suspects=np.union1d(found.suspects, self.ledger.often_refused(self.info.m)).astype(np.int64),
+            suspects=np.array(sorted(suspects), np.int64),
             unheard=np.setdiff1d(self.transport.unheard, found.suspects).astype(np.int64),
+            left_out={self.federation.names[i]: why for i, why in sorted(suspects.items())},
         )
+
+    def _suspects(self, found: Outcome, scores: dict[str, Floats]) -> dict[int, str]:
+        """Return the devices that seem to lie, and why."""
+        reasons = dict.fromkeys(self.ledger.often_refused(self.info.m), "its replies had to be refused, time and again")
+        if not self.federation.here:  # Scores are what devices say of themselves.
+            for part, score in scores.items():
+                why = f"its {part} score is absurd beside those of others"
+                reasons |= dict.fromkeys(absurd_scores(score, self.metric.greater_is_better), why)
+        far = "it stays far from every group and never converges"
+        return reasons | {int(i): found.reasons.get(str(i), far) for i in np.asarray(found.suspects, np.int64)}
 
     def _privacy(self) -> dict[str, float] | None:
         """Return what devices have spent of their budget at the most."""
@@ -473,12 +498,17 @@ def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> F
     return w
 
 
-def info_of(federation: Federation, model: Model[Any], seed: int, dtype: Any) -> FederationInfo:
+def info_of(
+    federation: Federation, model: Model[Any], seed: int, dtype: Any, share: Share = "moments"
+) -> FederationInfo:
     """Return what the server knows of a federation."""
 
     def initial(start: Any, number: int = 0) -> Floats:
         return draw_initial(model, start, seed, number)
 
-    parts: tuple[Part, ...] = ("train", "validation", "train+validation")
+    parts: tuple[Part, ...] = ("train", "validation")
     counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
-    return FederationInfo(federation.m, model, counts, initial, np.dtype(dtype), federation.truth, seed)
+    if not federation.here:  # Rows that nobody here has seen weigh no more than others' make credible.
+        counts = {part: np.minimum(n, upper_fence(n[n > 0])).astype(np.int64) for part, n in counts.items()}
+    counts["train+validation"] = counts["train"] + counts["validation"]
+    return FederationInfo(federation.m, model, counts, initial, np.dtype(dtype), federation.truth, seed, share)

@@ -17,7 +17,7 @@ from fedfuse.engines.attacks import Attack, Lies, Scope, check_attack
 from fedfuse.engines.faults import Trouble
 from fedfuse.engines.latency import Distribution
 from fedfuse.errors import FedfuseError, guess
-from fedfuse.methods.method import Method, check_share, make_plain
+from fedfuse.methods.method import Method, Share, check_share, make_plain
 from fedfuse.methods.mixins import TakesSingleReplies
 from fedfuse.protocol.privacy import Noise, calibrated
 from fedfuse.utils.random import generator
@@ -31,7 +31,7 @@ Late: TypeAlias = Literal["refuse", "use"]
 # The least value of settings that are whole numbers; the second kind may be left out.
 MIN_WHOLE = {"rounds": 1, "seed": 0, "evaluate_every": 1, "checkpoint_every": 1, "ahead": 1, "minimum": 0}
 MIN_WHOLE_OPTIONAL = {"at_once": 1, "budget": 1}
-WORDS = {"mode": get_args(Mode), "late": get_args(Late), "dtype": ("float32", "float64")}
+WORDS = {"mode": get_args(Mode), "late": get_args(Late), "dtype": ("float32", "float64"), "share": get_args(Share)}
 # Settings of rounds of several devices, and their values where they are left out.
 SYNCHRONOUS_ONLY = {"minimum": 0, "overselect": 0, "budget": None}
 
@@ -96,6 +96,9 @@ class Settings:
         Faults of replies (`engines.Faults`): ``"lost:0.3,late:0.2,twice:0.1,stale:0.1,nan:0.05"``.
     budget
         Gradient steps in all, over the rounds: training ends when they are spent, the last round is cut short.
+    share
+        What devices may be asked for: ``"models"`` (parameters, gradients and losses), or ``"moments"`` (also means and
+        covariances of their columns, which saves rounds on linear regression). A Flower app's default is ``"models"``.
     """
 
     mode: Mode = "sync"
@@ -125,6 +128,7 @@ class Settings:
     clip: float = 0.0
     epsilon: float = 0.0
     delta: float = 1e-5
+    share: Share = "moments"
 
     def __post_init__(self) -> None:
         make_plain(self)
