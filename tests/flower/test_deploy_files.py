@@ -26,7 +26,7 @@ def test_units_verify(unit, tmp_path):
 
 
 def test_there_are_units():
-    assert len(UNITS) == 2
+    assert len(UNITS) == 3
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,9 @@ SERVICE = {
         "command": {"type": "string"},
         "depends_on": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
         "environment": {"type": "object", "additionalProperties": {"type": "string"}},
-        "ports": {"type": "array", "items": {"type": "string", "pattern": r"^\d+:\d+$"}},
+        "network_mode": {"type": "string", "pattern": r"^service:[a-z]+$"},
+        "ports": {"type": "array", "items": {"type": "string", "pattern": r"^[\d.]+:\d+:\d+$"}},
+        "stop_grace_period": {"type": "string", "pattern": r"^\d+s$"},
         "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
         "volumes": {"type": "array", "items": {"type": "string", "pattern": r"^[./a-z]+:/[./a-z]+(:ro)?$"}},
     },
@@ -90,7 +92,7 @@ def test_containers_get_the_files_that_they_name_and_no_others(compose):
     """So that no node can read another's key or rows."""
     for service in compose["services"].values():
         files = mounted(service)
-        assert set(files) == set(re.findall(r"/(?:certificates|data)/[a-z.]+", service["command"]))
+        assert set(files) == set(re.findall(r"/(?:certificates/|data/|policies/|gate)[a-z.]+", service["command"]))
         assert all(outside == f".{inside}" for inside, outside in files.items())
 
 
@@ -115,6 +117,34 @@ def test_the_image_is_made_of_what_is_here(compose):
         assert not name.startswith("deploy")  # where keys are
 
 
+def test_the_superlink_is_on_loopback_and_published_to_loopback(compose):
+    """Nothing but the gate can be reached from elsewhere, and that only where somebody says so."""
+    link, gate = compose["services"]["superlink"], compose["services"]["gate"]
+    assert "--host 127.0.0.1 " in link["command"]
+    assert gate["network_mode"] == "service:superlink"
+    ports = [port for service in compose["services"].values() for port in service.get("ports", [])]
+    assert ports == ["127.0.0.1:8443:8443"]
+    assert "--listen 0.0.0.0:8443 " in gate["command"]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_units_run_as_an_unprivileged_user(unit):
+    text = unit.read_text()
+    assert "\nUser=fedfuse\n" in text
+    assert "\nNoNewPrivileges=true\n" in text
+    if "gate" not in unit.name:
+        state = re.search(r"^StateDirectory=(\S+)$", text, re.MULTILINE)[1]
+        assert f"\nWorkingDirectory=/var/lib/{state}\n" in text
+        assert f"\nEnvironment=FLWR_HOME=/var/lib/{state}/flwr\n" in text
+    if "superlink" in unit.name:
+        assert " --host 127.0.0.1 " in text
+
+
+def test_the_example_of_a_policy_is_one():
+    policy = pytest.importorskip("fedfuse.flower.policy", reason="pip install 'fedfuse[flower]'")
+    assert not policy.Policy.read(DEPLOY / "policy.toml").second_moments
+
+
 def test_nodes_say_who_they_are(compose):
     for name, service in compose["services"].items():
         if "flower-supernode" in service["command"]:
@@ -125,8 +155,9 @@ def test_nodes_say_who_they_are(compose):
 def options():
     """All options of Flower's two programs, which are renamed now and then."""
     pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
-    programs = [str(Path(sys.executable).parent / name) for name in ("flower-superlink", "flower-supernode")]
-    helps = [subprocess.run([p, "--help"], capture_output=True, text=True, check=True).stdout for p in programs]
+    programs = [[str(Path(sys.executable).parent / name)] for name in ("flower-superlink", "flower-supernode")]
+    programs.append([sys.executable, str(DEPLOY / "gate.py")])
+    helps = [subprocess.run([*p, "--help"], capture_output=True, text=True, check=True).stdout for p in programs]
     return set(re.findall(r"--[a-z-]+", " ".join(helps)))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import os
 import secrets
 import tempfile
@@ -21,7 +22,6 @@ import numpy.typing as npt
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from fedfuse._version import __version__
 from fedfuse.data.federation import Federation, default_features
 from fedfuse.engines.in_process import InProcess
 from fedfuse.errors import FedfuseError
@@ -35,6 +35,7 @@ from fedfuse.flower.messages import (
     write_hello,
     write_reply,
 )
+from fedfuse.flower.policy import OrderLog, Policy
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.tasks import Order, Rescale
@@ -44,6 +45,7 @@ Load: TypeAlias = Callable[[str, Config], Any]  # (device, configuration) -> (X,
 Build: TypeAlias = Callable[[], Any]  # () -> Model, torch module, name or None
 Cached = TypeVar("Cached")
 _STATE = "fedfuse"
+ORDERS = "orders.jsonl"  # in a node's state directory: the orders it was given
 _MAX_CACHED = 256  # devices per process of a simulation
 
 
@@ -64,9 +66,10 @@ def client_app(load: Load, model: Build | None = None) -> ClientApp:
     def hello(message: Message, context: Context) -> Message:
         try:
             facts = facts_of(_rows_of(context, load), node_key(context.node_config))
+            facts |= {"policy": json.dumps(policy.shown())} if (policy := _policy(context)) else {}
         except FedfuseError as problem:  # The server names it, and goes on with the others.
             facts = {"problem": str(problem)}
-        return write_hello(message, {"device": _device_name(context), "fedfuse": __version__, **facts})
+        return write_hello(message, {"device": _device_name(context), **facts})
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -88,14 +91,50 @@ def _carry_out(message: Message, context: Context, load: Load, build: Build | No
     rows = _rows_of(context, load)
     if envelope.digest and envelope.digest != keyed_digest(rows, node_key(context.node_config)):
         return write_reply(message, envelope.order, DeviceReply(np.empty(0), changed=True), dtype)
+    if reason := _refusal(envelope, context, rows):
+        return write_reply(message, envelope.order, DeviceReply(np.empty(0), refused=reason), dtype)
     key = (context.run_id, context.node_id, envelope.order.device, str(envelope.setup))
     device = _cached(_devices, key, lambda: _build_device(rows, build, envelope))
     reply, state = device.answer(envelope, state)
     written = write_reply(message, envelope.order, reply, dtype)
+    _note(context, envelope.order, "answered", numbers=reply.values.size, noise=_multiplier(envelope))
     # Last: Flower keeps changes of the context even if the app fails after them.
     context.state[_STATE] = write_arrays(state.arrays())
     context.state[f"{_STATE}.version"] = ConfigRecord({"version": reply.version})
     return written
+
+
+def _policy(context: Context) -> Policy | None:
+    """Return the policy that this node's own configuration names."""
+    path = context.node_config.get("policy")
+    return Policy.read(Path(str(path))) if path else None
+
+
+def _refusal(envelope: Envelope, context: Context, rows: Federation) -> str | None:
+    """Return why this node's policy refuses an order, which is noted; None if it does not."""
+    if (policy := _policy(context)) is None:
+        return None
+    name, n = _device_name(context), int(np.diff(rows.cuts[0])[0])
+    try:
+        answered = OrderLog(state_directory() / ORDERS).answered(name) if policy.counts else []
+        reason = policy.refusal(envelope.order, n, _multiplier(envelope), answered)
+    except FedfuseError as problem:  # What cannot be counted is not allowed.
+        reason = str(problem)
+    if reason:
+        _note(context, envelope.order, "refused", reason=reason)
+    return reason
+
+
+def _multiplier(envelope: Envelope) -> float:
+    """Return the noise that an order asks for (0 for none)."""
+    return float(envelope.setup["noise"][1]) if "noise" in envelope.setup else 0.0
+
+
+def _note(context: Context, order: Order, event: str, **facts: Any) -> None:
+    """Write what became of an order to the log of a node that has a policy."""
+    if "policy" in context.node_config:
+        facts |= {"device": _device_name(context), "task": type(order.task).__name__, "round": order.round}
+        OrderLog(state_directory() / ORDERS).write(event, run=str(context.run_id), **facts)
 
 
 def _rows_of(context: Context, load: Load) -> Federation:
@@ -205,17 +244,26 @@ class Device(InProcess):
 
 
 def next_version(version: str) -> str:
-    """Return the version of a state after one more change."""
+    """Return the version of a state after one more change.
+
+    >>> next_version("ab12.3")
+    'ab12.4'
+    """
     token, _, changes = version.rpartition(".")
     return f"{token}.{int(changes) + 1}"
+
+
+def state_directory() -> Path:
+    """Return where this node keeps what must outlive its processes."""
+    given = os.environ.get("FEDFUSE_STATE") or os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    return Path(given or Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "fedfuse")
 
 
 def node_key(config: Mapping[str, Any]) -> bytes:
     """Return this node's secret key, made on first use; nodes of a simulation have none."""
     if "partition-id" in config:
         return b""
-    given = os.environ.get("FEDFUSE_STATE") or os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
-    folder = Path(given or Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "fedfuse")
+    folder = state_directory()
     path = folder / "digest.key"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -250,7 +298,11 @@ def facts_of(federation: Federation, key: bytes = b"") -> dict[str, Any]:
 
 
 def plain_labels(classes: Sequence[Any]) -> list[Any]:
-    """Return labels as JSON has them."""
+    """Return labels as JSON has them.
+
+    >>> plain_labels((np.int64(1), np.str_("b")))
+    [1, 'b']
+    """
     return [label.item() if isinstance(label, np.generic) else label for label in classes]
 
 

@@ -28,6 +28,7 @@ from fedfuse.flower.node_registry import CHANGED, RESCAN_SECONDS, NodeRegistry
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.tasks import Order, Reply
+from fedfuse.utils.audit_log import record
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +171,9 @@ class FlowerEngine(Engine):
             return
         self._grid.push_messages([message for _, message in sent])  # A list, as Flower iterates over it twice.
         for job, message in sent:
-            job.message = message.metadata.message_id or None
+            order, job.message = job.order, message.metadata.message_id or None
+            facts: dict[str, Any] = {"round": order.round, "task": type(order.task).__name__, "node": job.node}
+            record("asked", device=self._names[order.device], numbers=order.task.floats_down, **facts)
             if job.message is None:  # Flower does not know the node.
                 self._nodes.lose(self._names[job.order.device], job.node)
 
@@ -208,6 +211,7 @@ class FlowerEngine(Engine):
             reply = read_reply(message, job.order, self._model.d)
         except UnreadableError as problem:
             log.warning("device %r: its reply is refused: %s", self._names[device], problem)
+            record("refused", device=self._names[device], round=job.order.round, reason=str(problem))
             self._trouble["unreadable"] += 1
             shadow.in_sync = False
             self._done(job, np.array(["unreadable"]))
@@ -219,7 +223,11 @@ class FlowerEngine(Engine):
         if reply.lost:
             self._again(job)
             return
+        if reply.refused:
+            self._refused(job, f"it refused an order: {reply.refused}")
+            return
         self._any_reply = True
+        record("answered", device=self._names[device], round=job.order.round, numbers=reply.values.size)
         shadow.answered(job.order.task, reply.values, reply.version)
         self._done(job, reply.values)
 
@@ -234,9 +242,20 @@ class FlowerEngine(Engine):
             self._again(job)
             return
         self._give_up(job, "error on the device")
-        # Where orders have failed on all devices, the app is at fault, not a device.
-        if not self._any_reply and self._trouble["error on the device"] >= min(len(self._names), _MAX_FAILURES):
-            raise FedfuseError(f"no device can carry out an order; device {name!r} says: {reason[-300:]}")
+        self._check_any(name, reason[-300:])
+
+    def _refused(self, job: _Pending, reason: str) -> None:
+        """Name a device whose policy forbids an order; it is asked again in later rounds."""
+        name = self._names[job.order.device]
+        self._nodes.left_out[name] = reason
+        self._give_up(job, "refused by the device")
+        self._check_any(name, reason)
+
+    def _check_any(self, name: str, reason: str) -> None:
+        """Raise an error where orders have failed on all devices: the app is at fault, not a device."""
+        failed = self._trouble["error on the device"] + self._trouble["refused by the device"]
+        if not self._any_reply and failed >= min(len(self._names), _MAX_FAILURES):
+            raise FedfuseError(f"no device can carry out an order; device {name!r} says: {reason}")
 
     def _again(self, job: _Pending) -> None:
         """Send an order again, with the device's state, when its device is there."""
@@ -246,7 +265,10 @@ class FlowerEngine(Engine):
             self._give_up(job, "no answer in time")
 
     def _give_up(self, job: _Pending, reason: str) -> None:
-        log.warning("device %r: %s (round %d)", self._names[job.order.device], reason, job.order.round)
+        name = self._names[job.order.device]
+        why = self._nodes.left_out.get(name, reason)
+        log.warning("device %r: %s (round %d)", name, why, job.order.round)
+        record("unanswered", device=name, round=job.order.round, reason=why)
         self._trouble[reason] += 1
         self._shadows[job.order.device].in_sync = False
         del self._pending[job.order.device]

@@ -18,12 +18,16 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
+from fedfuse._version import __version__
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device_state import DeviceState
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import STATISTICS, Order, Rescale, Task
 
 HELLO = f"{MessageType.QUERY}.hello"
+PROTOCOL = 2  # Version of orders, replies and hellos; 1 is that of fedfuse 0.1.0.
+MAX_REASON_CHARACTERS = 300
+HELLO_FIELDS = ("device", "problem", "goal", "columns", "features", "shape", "classes", "rows", "digest")
 MAX_JSON_CHARACTERS = 1_000_000
 _TASKS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Task)}
 _NUMPY_FORMAT = "numpy.ndarray"  # Flower's name for arrays in NumPy's format
@@ -47,12 +51,16 @@ class Envelope:
 
 @dataclass(frozen=True)
 class DeviceReply:
-    """A device's reply: values, or that it has lost its state and must be sent it, or that its rows are others now."""
+    """A device's reply: values, or that it has lost its state and must be sent it, or that its rows are others now.
+
+    Or ``refused`` says why it refuses the order.
+    """
 
     values: npt.NDArray[Any]
     version: str = ""
     lost: bool = False
     changed: bool = False
+    refused: str = ""
 
 
 # -- server to device
@@ -63,7 +71,7 @@ def write_order(envelope: Envelope, node: int, ttl: float) -> Message:
     order, dtype = envelope.order, np.dtype(envelope.setup["dtype"])
     line, arrays = _split(order.task, dtype)
     line |= {"device": order.device, "round": order.round, "version": envelope.version, **envelope.setup}
-    line |= {"digest": envelope.digest} if envelope.digest else {}
+    line |= {"digest": envelope.digest, "protocol": PROTOCOL, "fedfuse": __version__}
     if envelope.state is not None:
         kept = envelope.state.arrays()
         zeros = kept["own"].size - np.trim_zeros(kept["own"], "f").size  # An initial model of zeros is not sent.
@@ -76,7 +84,7 @@ def write_order(envelope: Envelope, node: int, ttl: float) -> Message:
 
 def read_order(message: Message) -> Envelope:
     """Return the order that a message carries."""
-    line = _line(message, "order")
+    line = check_protocol(_line(message, "order"), "the server")
     arrays = read_arrays(message.content["arrays"])
     state = None
     if "zeros" in line:
@@ -84,7 +92,7 @@ def read_order(message: Message) -> Envelope:
         own = np.concatenate([np.zeros(line["zeros"], own.dtype), own])
         state = DeviceState(own, arrays.get("memory.shift"), arrays.get("memory.scale"))
     order = Order(line["device"], line["round"], _join(line, arrays))
-    apart = ("device", "round", "version", "zeros", "task", "digest")
+    apart = ("device", "round", "version", "zeros", "task", "digest", "protocol", "fedfuse")
     setup = {key: value for key, value in line.items() if key not in apart}
     return Envelope(order, line["version"], setup, state, line.get("digest", ""))
 
@@ -119,8 +127,9 @@ def write_reply(message: Message, order: Order, reply: DeviceReply, dtype: npt.D
     """Return the message that replies to another one."""
     line = {"device": order.device, "round": order.round, "version": reply.version, "lost": reply.lost}
     line |= {"changed": True} if reply.changed else {}
+    line |= {"refused": reply.refused} if reply.refused else {}
     values = reply.values if isinstance(order.task, STATISTICS) else reply.values.astype(dtype)
-    arrays = {} if reply.lost or reply.changed else {"values": values}
+    arrays = {} if reply.lost or reply.changed or reply.refused else {"values": values}
     content = RecordDict({"arrays": write_arrays(arrays), "config": ConfigRecord({"reply": json.dumps(line)})})
     return Message(content, reply_to=message)
 
@@ -133,6 +142,8 @@ def read_reply(message: Message, order: Order, d: int) -> DeviceReply:
         raise UnreadableError(f"it is for {given}; asked was device {order.device}, round {order.round}")
     if line.get("lost") is True or line.get("changed") is True:
         return DeviceReply(np.empty(0), lost=line.get("lost") is True, changed=line.get("changed") is True)
+    if isinstance(reason := line.get("refused"), str) and reason:
+        return DeviceReply(np.empty(0), refused=printable(reason))
     version = line.get("version")
     if not isinstance(version, str):
         raise UnreadableError("it has no version")
@@ -169,12 +180,29 @@ def _numbers(array: Array, most: int) -> npt.NDArray[Any]:
 
 def write_hello(message: Message, facts: Mapping[str, Any]) -> Message:
     """Return a device's reply to `hello`: its name, and what the server must know of its rows."""
-    return Message(RecordDict({"config": ConfigRecord({"hello": json.dumps(facts)})}), reply_to=message)
+    line = {"protocol": PROTOCOL, "fedfuse": __version__, **facts}
+    return Message(RecordDict({"config": ConfigRecord({"hello": json.dumps(line)})}), reply_to=message)
 
 
 def read_hello(message: Message) -> dict[str, Any]:
-    """Return what a device says of itself, unchecked."""
-    return _line(message, "hello")
+    """Return what a device says of itself, unchecked but for its protocol; what nobody asks for is dropped."""
+    line = check_protocol(_line(message, "hello"), "it")
+    texts = {key: printable(str(line.get(key, ""))) for key in ("fedfuse", "policy")}
+    return {key: line[key] for key in HELLO_FIELDS if key in line} | texts
+
+
+def check_protocol(line: dict[str, Any], who: str) -> dict[str, Any]:
+    """Return a line of a side that speaks this version of the protocol; raise an error that names both versions."""
+    theirs, version = line.get("protocol", 1), line.get("fedfuse", "unknown")
+    if theirs != PROTOCOL:
+        words = f"{who} speaks protocol {theirs} (fedfuse {version}), this side {PROTOCOL} (fedfuse {__version__})"
+        raise UnreadableError(f"{printable(words)}: install the same version of fedfuse on both")
+    return line
+
+
+def printable(text: str) -> str:
+    """Return text of the other side as it may be logged: short, on one line."""
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())[:MAX_REASON_CHARACTERS]
 
 
 def hello(node: int, ttl: float) -> Message:

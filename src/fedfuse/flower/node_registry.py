@@ -22,10 +22,11 @@ from flwr.serverapp import Grid
 from fedfuse.data.federation import MAX_REMOTE_TEXT, impossible, is_text
 from fedfuse.errors import check_choice
 from fedfuse.flower.messages import UnreadableError, hello, read_hello
+from fedfuse.utils.audit_log import record
 
 log = logging.getLogger(__name__)
 
-Identities: TypeAlias = Literal["declared", "registered"]
+Identities: TypeAlias = Literal["auto", "declared", "registered"]
 RESCAN_SECONDS = 3.0  # between two requests for the list of nodes
 HELLO_SECONDS = 120.0  # that a node has to identify itself
 MAX_REASON = 300  # characters of what a node says of its trouble
@@ -43,9 +44,10 @@ class NodeRegistry:
         Flower's, of the run.
     identities
         ``"declared"``: nodes without a registered name are trusted. ``"registered"``: they are refused.
+        ``"auto"``: they are refused where other nodes have registered names.
     """
 
-    def __init__(self, grid: Grid, identities: Identities = "declared") -> None:
+    def __init__(self, grid: Grid, identities: Identities = "auto") -> None:
         check_choice("identities", identities, Identities)
         self.node_of: dict[str, int] = {}  # of devices that are online
         self.facts: dict[str, dict[str, Any]] = {}  # what devices declare about themselves
@@ -92,6 +94,7 @@ class NodeRegistry:
             del self.node_of[name]
             self.left[name] = time.monotonic()
             log.warning("device %r has gone (node %d)", name, node)
+            record("gone", device=name, node=node)
 
     def refuse(self, name: str, reason: str) -> None:
         """Leave out a device for what it says; its node is asked again after a while."""
@@ -104,6 +107,7 @@ class NodeRegistry:
             self.left_out[who] = reason
             self.trouble["refused nodes"] += 1
             log.warning("%s is left out: %s", who, reason)
+            record("left out", device=who, reason=reason)
         if node is not None:
             self._name_of.pop(node, None)
             self._refused[node] = time.monotonic()
@@ -140,6 +144,7 @@ class NodeRegistry:
             self._leave_out(node, who, str(problem))
             return
         self._name_of[node], self.facts[name] = name, facts
+        record("hello", device=name, node=node, fedfuse=facts["fedfuse"], policy=facts["policy"])
         self._refused.pop(node, None)
         for known in (f"node {node}", name):
             self.left_out.pop(known, None)
@@ -150,7 +155,7 @@ class NodeRegistry:
         if not isinstance(declared, str) or not is_text(declared):
             raise UnreadableError(f"its device name is none of 1 to {MAX_REMOTE_TEXT} printable characters")
         if registered is None:
-            if self._identities == "registered":
+            if self._identities == "registered" or (self._identities == "auto" and self._registered):
                 raise UnreadableError(f"it claims to be device {declared!r}, but its key is registered under no name")
             return declared
         if declared != registered:

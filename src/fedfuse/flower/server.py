@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,19 +17,22 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedfuse.data.federation import Federation, RemoteFederation, misfits
-from fedfuse.errors import FedfuseError
+from fedfuse.errors import FedfuseError, Terminated
 from fedfuse.flower.client import Build, build_model, plain_labels
 from fedfuse.flower.engine import FlowerEngine
+from fedfuse.flower.monitoring import Monitor
 from fedfuse.flower.node_registry import NodeRegistry
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training.fit import fit, resume
 from fedfuse.training.loop import Callback, Run
 from fedfuse.training.settings import Settings
-from fedfuse.utils.files import read_json, write_json
+from fedfuse.utils.audit_log import AuditLog, record
+from fedfuse.utils.files import make_directory, read_json, write_json
 
 log = logging.getLogger(__name__)
 DEVICES = "devices.json"  # in a run's directory: what the devices declare about themselves
+AUDIT = "audit.jsonl"  # there, too: who was asked what, and what became of it
 RESUME_WAIT_SECONDS = 20.0  # for the known devices of a run that is resumed
 MAX_NAMED = 5  # devices that are left out, in an error
 _POLL_SECONDS = 0.2
@@ -49,7 +53,14 @@ def server_app(model: Build | None = None, callbacks: tuple[Callback, ...] = ())
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         _log_through_flower()
-        serve(grid, context.run_config, model, callbacks)
+        try:
+            serve(grid, context.run_config, model, callbacks)
+        except FedfuseError as problem:
+            log.error("the run ends: %s", problem)  # Flower adds where, in many lines.
+            raise
+        except Terminated:
+            log.warning("the run was told to stop, and is saved: the same flwr run goes on with it")
+            signal.raise_signal(signal.SIGTERM)  # Flower's own handler is back, and tells the SuperLink.
 
     return app
 
@@ -58,25 +69,44 @@ def serve(
     grid: Grid, config: Mapping[str, Any], model: Build | None = None, callbacks: tuple[Callback, ...] = ()
 ) -> Result:
     """Wait for devices, train, and write the result."""
+    Settings(**method_and_settings(config)[1])  # What is wrong is said before anybody is waited for.
+    nodes = NodeRegistry(grid, str(config.get("identities", "auto")))  # type: ignore[arg-type]
+    out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
+    monitor = Monitor(nodes)
+    make_directory(out)
+    with AuditLog(out / AUDIT) as audit, monitor.serving(str(config.get("metrics", ""))):
+        try:
+            return _serve(grid, config, model, nodes, out, audit, (*callbacks, ReportCallback(nodes), monitor))
+        except BaseException as problem:
+            record("stopped", reason=str(problem) or type(problem).__name__)
+            raise
+
+
+def _serve(
+    grid: Grid,
+    config: Mapping[str, Any],
+    model: Build | None,
+    nodes: NodeRegistry,
+    out: Path,
+    audit: AuditLog,
+    hooks: tuple[Callback, ...],
+) -> Result:
     chosen, given = method_and_settings(config)
     settings = Settings(**given)
-    nodes = NodeRegistry(grid, str(config.get("identities", "declared")))  # type: ignore[arg-type]
-    out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
     resumed = RunDirectory(out).started
     if resumed:
         federation = gather_again(nodes, out)
     else:
         wanted, wait = int(config.get("num-devices", 0)), float(config.get("wait", 600))
         federation = gather(nodes, wanted, wait, settings.minimum)
-        out.mkdir(parents=True, exist_ok=True)
         write_json(out / DEVICES, nodes.facts)
+    audit.names = federation.names
     fitting = build_model(federation, model)
     engine = FlowerEngine(
         grid, federation.names, fitting, seed=settings.seed, dtype=settings.dtype, noise=settings.noise(),
         setup={"classes": plain_labels(federation.classes)}, nodes=nodes,
         ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
     )  # fmt: skip
-    hooks = (*callbacks, ReportCallback(nodes))
     if resumed:
         log.info("resuming the run in %s", out)
         result = resume(out, federation, hooks, fitting, engine=engine)
@@ -158,10 +188,15 @@ class ReportCallback(Callback):
     def __init__(self, nodes: NodeRegistry) -> None:
         self._nodes = nodes
 
+    def on_start(self, run: Run) -> None:
+        record("start", round=run.k, method=run.method.name, devices=list(run.federation.names))
+
     def on_end(self, run: Run, result: Result) -> None:
         result.left_out.update(self._nodes.left_out)
+        record("end", rounds=run.k, numbers=run.ledger.floats, left_out=result.left_out)
 
     def on_round(self, run: Run, row: dict[str, Any]) -> None:
+        record("round", **{name: row[name] for name in ("round", "stage", "active", "replies", "seconds")})
         words = f"round {row['round'] + 1}: {row['replies']} of {row['active']} answered"
         log.info("%s, %s floats so far, %.1f s", words, f"{row['cost_floats']:,}", row["seconds"])
 

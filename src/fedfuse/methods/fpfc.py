@@ -124,6 +124,9 @@ class FPFCState:
     def filled(self, arrays: Arrays) -> FPFCState:
         """Return the state that `pack` took apart, with the penalty of this one."""
         own: dict[str, Any] = {name: arrays[name] for name in OWN_ARRAYS if name in arrays}
+        for name, fresh in {**{name: getattr(self, name) for name in own}, "omega": self.pairs.omega}.items():
+            if arrays[name].shape != fresh.shape or arrays[name].dtype.kind != fresh.dtype.kind:
+                raise FedfuseError(f"the checkpoint is damaged: {name} is of {arrays[name].shape} {arrays[name].dtype}")
         rest = {name: array for name, array in arrays.items() if name not in own}
         return replace(self, pairs=FusionState.unpack(rest, self.pairs.penalty, **self.room), **own)
 

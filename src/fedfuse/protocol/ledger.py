@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedfuse.protocol.tasks import Order, Reply
+from fedfuse.utils.audit_log import record
 
 # Refusals for content that make a device a suspect.
 MIN_SUSPECT_REFUSALS = 3
@@ -42,6 +43,7 @@ class CommunicationLedger:
 
     def refuse(self, reason: str, device: int) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
+        record("refused", device=device, reason=reason)
         if reason in CONTENT_REASONS:
             self.blamed[str(device)] = self.blamed.get(str(device), 0) + 1
 

@@ -251,6 +251,8 @@ def _check_lists(summary: dict[str, Any], profile: dict[str, Any], path: Path) -
     for stage in summary.get("stages", ()):
         check_fields(stage, STAGE, f"a stage in {path / 'summary.json'}")
     wrong, m = "is not as fedfuse writes it", len(profile["names"])
+    if not all(isinstance(label, (str, *NUMBER)) for label in profile["classes"]):
+        raise FedfuseError(f"profile.json {wrong}: 'classes' must be text or numbers")
     if profile["goal"] not in ("classification", "regression"):
         raise FedfuseError(f"profile.json {wrong}: 'goal' is {profile['goal']!r}")
     for name, values in (("counts", profile["counts"]), ("truth", profile["truth"]), ("labels", summary["labels"])):
