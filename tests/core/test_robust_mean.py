@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfuse.core.robust_mean import group_medians, upper_fence
+from fedfuse.core.robust_mean import group_medians, longest_moves, robust_mean, upper_fence, usual_length
 
 
 def test_medians_are_lower_ones_by_group():
@@ -22,3 +22,10 @@ def test_a_minority_cannot_move_the_fence_far(honest, lie, data):
 
 def test_zeros_and_nothing_have_no_fence():
     assert upper_fence(np.zeros(3)).tolist() == upper_fence(np.empty(0)).tolist() == [np.inf]
+
+
+def test_one_device_cannot_move_a_median_or_what_is_usual():
+    assert robust_mean(np.array([[1.0], [2.0], [3.0], [1e9]]), np.ones(4), "median").tolist() == [2.5]
+    assert usual_length(np.array([0.3, 0.5, 70.0, 80.0, 1e9])) == 0.3
+    moves, rows = np.array([0.3, 0.5, 70.0, 1e9]), np.array([50, 50, 9, 9])
+    assert longest_moves(np.array([50, 500]), moves, rows, size=2.0).tolist() == [3.0, 30.0]

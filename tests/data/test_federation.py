@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfuse.data import Federation
-from fedfuse.data.federation import cut_points, shuffled_rows
+from fedfuse.data.federation import cut_points, cuts_with_test, shuffled_rows
 from fedfuse.errors import FedfuseError
 
 PARTS = ("train", "validation", "test")
@@ -348,3 +348,9 @@ def test_missing_objects_are_found(column, row):
     table[row, column] = None
     with pytest.raises(FedfuseError, match=rf"X\[{row}, {column}\] is nan"):
         Federation.from_arrays([(table, np.linspace(0, 1, 10))])
+
+
+def test_cut_points_by_hand():
+    assert cut_points(np.array([10, 3]), test=0.2, validation=0.2).tolist() == [[0, 6, 8, 10], [10, 11, 12, 13]]
+    cuts = cuts_with_test(np.array([10, 5]), np.array([3, 1]), validation=0.2)
+    assert cuts.tolist() == [[0, 8, 10, 13], [13, 17, 18, 19]]

@@ -11,7 +11,7 @@ import fedfuse as ff
 from fedfuse.data.federation import RemoteFederation
 from fedfuse.errors import FedfuseError
 from fedfuse.flower import client_app
-from fedfuse.flower.client import facts_of, with_classes
+from fedfuse.flower.client import facts_of, next_version, plain_labels, with_classes
 from fedfuse.flower.node_registry import NodeRegistry
 from fedfuse.flower.server import gather, method_and_settings, serve
 from fedfuse.results.result import Result
@@ -143,3 +143,8 @@ def test_configuration_is_that_of_the_command_line():
     assert (method.name, method.n_models, settings["tol"], settings["seed"]) == ("ifca", 3, 0.0, 4)
     with pytest.raises(FedfuseError, match="there is no setting 'stepz'"):
         method_and_settings({"set": "stepz=3"})
+
+
+def test_versions_and_labels_as_they_are_sent():
+    assert next_version("ab12.3") == "ab12.4"
+    assert plain_labels((np.int64(1), np.str_("b"))) == [1, "b"]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.methods import L2GD, Ditto, FedAvgFT, FedPer, FedRep, PFedMe
+from fedfuse.methods import L2GD, Ditto, FedAMP, FedAvgFT, FedEM, FedPer, FedRep, PFedMe
 from fedfuse.utils.random import generator
 from support.common_checks import WORKS, assert_same
-from support.planted import descended, planted
+from support.planted import descended, many_sites, planted
 
 OPTIONS = {"rounds": 12, "tol": 0, "dtype": "float64"}
 
@@ -57,7 +57,7 @@ def test_ditto_with_a_very_large_term_is_fedavg():
 @pytest.mark.parametrize("work", ["gd", "sgd"])
 def test_fedper_with_everything_shared_is_fedavg(work):
     federation, model = planted("classification"), ff.MLP(hidden=(4,))
-    methods = (ff.FedAvg(work=WORKS[work]), FedPer(share="all", work=WORKS[work]))
+    methods = (ff.FedAvg(work=WORKS[work]), FedPer(shared="all", work=WORKS[work]))
     one, per = (ff.fit(federation, m, model=model, participation=0.5, **OPTIONS) for m in methods)
     np.testing.assert_allclose(per.models, one.models, atol=1e-12)
 
@@ -150,6 +150,30 @@ def test_fine_tuning_is_local_steps_from_the_model_of_fedavg():
     assert tuned.cost_floats == plain.cost_floats
 
 
+def test_fedem_with_one_component_is_fedavg():
+    federation = planted("classification")
+    methods = (ff.FedAvg(start="normal", work=WORKS["gd"]), FedEM(n_models=1, work=WORKS["gd"]))
+    one, mixture = (ff.fit(federation, m, participation=0.5, **OPTIONS) for m in methods)
+    np.testing.assert_allclose(mixture.models, one.models, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", ["attentive", "heuristic"])
+def test_fedamp_of_one_device_is_local(form):
+    federation = planted(m=1, groups=1)
+    alone = ff.fit(federation, ff.Local(work=WORKS["exact"]), rounds=2, tol=0, dtype="float64")
+    amp = ff.fit(federation, FedAMP(sigma=1.0, form=form, work=WORKS["exact"]), rounds=60, tol=0, dtype="float64")
+    np.testing.assert_allclose(amp.models, alone.models, atol=1e-9)
+
+
+def test_attention_by_hand():
+    models = np.array([[0.0, 1.0], [0.0, 2.0], [3.0, 0.0]])
+    xi = FedAMP(sigma=2.0).attention(models)
+    assert xi[0, 1] == pytest.approx(np.exp(-0.5) / 3)
+    np.testing.assert_allclose(xi.sum(axis=1), 1)
+    xi = FedAMP(sigma=2.0, form="heuristic", self_weight=0.4).attention(models)
+    assert xi[0] == pytest.approx([0.4, 0.6 * np.e**2 / (np.e**2 + 1), 0.6 / (np.e**2 + 1)])
+
+
 # -- what each is for
 
 
@@ -165,6 +189,35 @@ def test_ditto_beats_local_and_fedavg_where_differences_are_continuous(seed):
 def test_others_beat_fedavg_where_differences_are_continuous(method):
     federation = continuous(0)
     assert score(federation, method, rounds=600) < score(federation, ff.FedAvg(work=WORKS["exact"]), rounds=50)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_fedem_recovers_the_weights_of_a_mixture(seed):
+    """Rows of every device come from two lines, in shares of its own.
+
+    The start is the same for all: EM has local optima, and of six starts two end in one.
+    """
+    rng = np.random.default_rng(seed)
+    lines, shares, data = np.array([[3.0, -2.0], [-3.0, 1.0]]), rng.uniform(0.1, 0.9, 10), []
+    for share in shares:
+        X = rng.normal(size=(300, 2))
+        which = rng.random(300) > share
+        data.append((X, np.einsum("np,np->n", X, lines[which.astype(int)]) + 0.5 * rng.normal(size=300)))
+    federation = ff.Federation.from_arrays(data, goal="regression", seed=seed)
+    result = ff.fit(federation, FedEM(n_models=2), rounds=100, tol=0)
+    components, weights = result.kept["all"], result.kept["weights"]
+    first = int(np.argmin(np.linalg.norm(components[:, :2] - lines[0], axis=1)))
+    assert np.linalg.norm(components[first, :2] - lines[0]) < 0.2
+    assert np.linalg.norm(components[1 - first, :2] - lines[1]) < 0.2
+    assert np.abs(weights[:, first] - shares).max() < 0.15
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_fedamp_beats_local_and_fedavg_where_there_are_groups(seed):
+    federation = many_sites(24, 3, rows=20, seed=seed)
+    ours = score(federation, FedAMP(sigma=10.0, work=WORKS["exact"]), rounds=60)
+    assert ours < score(federation, ff.Local(work=WORKS["exact"]), rounds=3)
+    assert ours < score(federation, ff.FedAvg(work=WORKS["exact"]), rounds=10)
 
 
 def heads_differ(seed, m=15, p=20, k=2, n=20):
@@ -205,6 +258,8 @@ def test_costs():
     methods = (Ditto(lam=1.0, work=work), PFedMe(lam=1.0, work=work), L2GD(lam=1.0, work=work), FedAvgFT(work=work))
     for method in methods:
         assert ff.fit(federation, method, model=ff.MLP(hidden=(4,)), **options).cost_floats == 10 * d + 7 * 3 * 2 * d
+    assert ff.fit(federation, FedAMP(sigma=1.0), **options).cost_floats == 10 * 12 + 7 * 3 * 2 * 12
+    assert ff.fit(federation, FedEM(n_models=3), **options).cost_floats == 7 * 3 * 2 * 3 * (12 + 1)
     for method in (FedPer(work=work), FedRep(work=work)):
         assert ff.fit(federation, method, model=ff.MLP(hidden=(4,)), **options).cost_floats == 7 * 3 * 2 * base
 
@@ -220,10 +275,10 @@ def test_a_search_of_ditto_asks_devices_to_score_their_own_models():
     assert search.cost_floats == openings * m * d + (tried + trained) * m * 2 * d + judged * m
 
 
-PERSONAL = [Ditto(lam=0.5), FedPer(), FedRep(), PFedMe(lam=1.0), L2GD(lam=0.3), FedAvgFT()]
+PERSONAL = [Ditto(lam=0.5), FedPer(), FedRep(), PFedMe(lam=1.0), L2GD(lam=0.3), FedAvgFT(), FedEM(n_models=2)]
 
 
-@pytest.mark.parametrize("method", PERSONAL, ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [*PERSONAL, FedAMP(sigma=1.0)], ids=lambda m: m.name)
 def test_workers_compute_the_same(method):
     method = replace(method, work=WORKS["sgd"])
     options = {"rounds": 4, "participation": 0.5, "tol": 0, "model": ff.MLP(hidden=(4,))}

@@ -12,17 +12,33 @@ from fedfuse.core.robust_mean import central, pooled_moments, robust_mean
 from fedfuse.engines.attacks import FORGE, draw_liars
 from fedfuse.errors import FedfuseError
 from fedfuse.protocol.reply_checks import (
+    absurd_scores,
     apart,
+    fault,
     monotone,
     overlong,
     possible_judgement,
     possible_moments,
     possible_score,
+    possible_statistics,
     supported,
 )
+from fedfuse.protocol.tasks import Gradient, Order, Reply
 from support.planted import planted
 
 seeds = st.integers(0, 2**32 - 1)
+
+
+def test_examples_by_hand():
+    assert overlong({i: np.ones(3) * (1 + i / 10) for i in range(6)} | {6: np.full(3, 1e4)}) == [6]
+    assert absurd_scores(np.array([0.4, np.nan, 0.5, 1e30]), greater_is_better=False) == [3]
+    assert absurd_scores(np.array([0.4, 1.0, 1.1]), greater_is_better=True) == [2]
+    good, other, bad = [5.0, 7.0, 1.0, 0.9, 1.0], [5.1, 7.0, 1.0, 0.9, 1.0], [5.0, 7.0, 1.0, 9.0, 1.0]
+    possible = [possible_statistics(np.array([*good, *piece, 1.0]), (9, 4)) for piece in (other, bad, good)]
+    assert possible == [True, False, False]
+    assert apart(np.array([3, 3, 7, 7]), np.array([False, True, False, False])).tolist() == [0, 2, 1, 1]
+    asked = {1: Order(1, 7, Gradient(np.zeros(2)))}
+    assert fault(Reply(1, 6, np.ones(2)), asked, m=3, d=2, dtype="float32") == "not asked for, or too late"
 
 
 @given(seeds)

@@ -30,7 +30,7 @@ def _study(
 def compare(
     dataset: args.Dataset,
     *,
-    methods: Annotated[str, Opt(help="all, or names separated by commas.")] = "all",
+    methods: Annotated[str, Opt(help="paper, clustered, personal, all, or names separated by commas.")] = "paper",
     seeds: Annotated[str, Opt(help="How many (3), or which (0,5,7).")] = "3",
     rounds: args.Rounds = None,
     metric: args.Metric = None,

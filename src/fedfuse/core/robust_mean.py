@@ -40,9 +40,6 @@ def robust_mean(values: Floats, weights: Floats, how: Robust) -> Floats:
 
     Coordinate by coordinate the median or the mean without the outer fifths (Yin et al., 2018), or the mean of those
     devices that have the nearest neighbours (multi-Krum, Blanchard et al., 2017).
-
-    >>> robust_mean(np.array([[1.0], [2.0], [3.0], [1e9]]), np.ones(4), "median").tolist()
-    [2.5]
     """
     n = len(values)
     if how == "median":
@@ -80,11 +77,7 @@ def upper_fence(values: Floats | Ints, labels: Ints | None = None, n_groups: int
 
 
 def usual_length(lengths: Floats) -> Floats:
-    """Return a low quantile of lengths, an honest device's even where most vectors are far too long; of none, infinity.
-
-    >>> float(usual_length(np.array([0.3, 0.5, 70.0, 80.0, 1e9])))
-    0.3
-    """
+    """Return a low quantile of lengths, an honest device's even where most are far too long; of none, infinity."""
     if not lengths.shape[-1]:
         return np.full(lengths.shape[:-1], np.inf)
     return np.asarray(np.quantile(lengths, USUAL_LENGTH_QUANTILE, axis=-1, method="lower"))
@@ -94,9 +87,6 @@ def longest_moves(rows: Ints, moves: Floats, rows_moved: Ints, size: float) -> F
     """Return how far devices with these rows may move parameters of this size, by how far others have moved them.
 
     Who has more rows takes more steps in an epoch, and may move as much further.
-
-    >>> longest_moves(np.array([50, 500]), np.array([0.3, 0.5, 70.0, 1e9]), np.array([50, 50, 9, 9]), size=2.0).tolist()
-    [3.0, 30.0]
     """
     steps = np.maximum(1.0, rows[:, None] / np.maximum(rows_moved, 1))
     return MAX_MOVE_RATIO * np.maximum(usual_length(moves * steps), MIN_USUAL_MOVE_RATIO * size)

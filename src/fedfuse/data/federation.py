@@ -278,12 +278,7 @@ class RemoteFederation(Federation):
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Mapping[str, Any]]) -> RemoteFederation:
-        """Build the federation of devices that say this of themselves (see `flower.client.facts_of`).
-
-        >>> said = {"goal": "regression", "columns": 2, "classes": [], "rows": [6, 2, 2], "digest": "0"}
-        >>> RemoteFederation.from_facts({"b": said, "a": said})
-        Federation(2 devices, 20 rows (10 to 10 each), 2 features, regression)
-        """
+        """Build the federation of devices that say this of themselves (see `flower.client.facts_of`)."""
         names = tuple(sorted(facts, key=checks.natural_key))
         for name, why in misfits(facts).items():
             raise FedfuseError(f"device {name!r} cannot take part: {why}")
@@ -292,12 +287,10 @@ class RemoteFederation(Federation):
         cuts += (np.cumsum(cuts[:, 3]) - cuts[:, 3])[:, None]
         goal, p, shape = said[0]["goal"], int(said[0]["columns"]), said[0].get("shape")
         X, y = np.empty((0, p)), np.empty(0, np.int64 if goal == "classification" else np.float64)
-        classes, features = (
-            {c for s in said for c in s["classes"]},
-            tuple(said[0].get("features") or default_features(p)),
-        )
+        features = tuple(said[0].get("features") or default_features(p))
+        classes = tuple(sorted({c for s in said for c in s["classes"]}))
         form, digests = None if shape is None else tuple(shape), tuple(str(s["digest"]) for s in said)
-        return cls(names, X, y, cuts, goal, tuple(sorted(classes)), features, shape=form, digests=digests)
+        return cls(names, X, y, cuts, goal, classes, features, shape=form, digests=digests)
 
 
 def impossible(said: Mapping[str, Any]) -> str:
@@ -361,20 +354,13 @@ def cut_points(counts: Ints, test: float, validation: float) -> Ints:
     """Return the cut points (m x 4) for devices with these numbers of rows.
 
     Training and every part with a share above 0 have at least one row, where there are enough.
-
-    >>> cut_points(np.array([10, 3]), test=0.2, validation=0.2).tolist()
-    [[0, 6, 8, 10], [10, 11, 12, 13]]
     """
     n_test = _share(counts, test, keep=1 + (validation > 0))
     return cuts_with_test(counts - n_test, n_test, validation)
 
 
 def cuts_with_test(counts: Ints, n_test: Ints, validation: float) -> Ints:
-    """Return the cut points (m x 4) for devices with these numbers of training and validation rows, and test rows.
-
-    >>> cuts_with_test(np.array([10, 5]), np.array([3, 1]), validation=0.2).tolist()
-    [[0, 8, 10, 13], [13, 17, 18, 19]]
-    """
+    """Return the cut points (m x 4) for devices with these numbers of training and validation rows, and test rows."""
     n_validation = _share(counts, validation, keep=1)
     ends = np.cumsum(counts + n_test)
     return np.stack([ends - counts - n_test, ends - n_test - n_validation, ends - n_test, ends], axis=1)

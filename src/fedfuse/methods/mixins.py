@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from fedfuse.core.partitions import group_means
-from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.method import FederationInfo, Outcome, check_setting
 from fedfuse.methods.state_arrays import Arrays
 from fedfuse.protocol.tasks import PeekModel, Score, Task
 from fedfuse.utils.typing import Floats, Ints
@@ -127,6 +127,11 @@ class SearchesOneSetting(Searchable):
 
     open_setting: ClassVar[str]
     values_to_try: ClassVar[tuple[float, ...]]
+    least_value: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        check_setting(self.open_setting, getattr(self, self.open_setting), least=self.least_value)
 
     @property
     def has_open_settings(self) -> bool:

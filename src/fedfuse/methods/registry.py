@@ -48,6 +48,9 @@ METHODS = Registry(
         "fedrep": "fedfuse.methods.personal.fedrep:FedRep",
         "pfedme": "fedfuse.methods.personal.pfedme:PFedMe",
         "l2gd": "fedfuse.methods.personal.l2gd:L2GD",
+        "fedamp": "fedfuse.methods.personal.fedamp:FedAMP",
+        "fedem": "fedfuse.methods.personal.fedem:FedEM",
+        "hypcluster": "fedfuse.methods.clustered.hypcluster:HypCluster",
         "oracle": "fedfuse.grouping.refit:Oracle",
     }
 )
@@ -58,6 +61,10 @@ _PARTS = Registry(
         "searched": "fedfuse.tuning.grid_search:GridSearch",
     }
 )
+# What a comparison may name in place of methods; fedasync, which is FedAvg in another mode, is in none of them.
+FAMILIES = ("paper", "clustered", "personal", "all")
+OWN_METHODS = ("fusion-tree", "fpfc", "fpfc-l1", "oracle")
+PAPER_METHODS = (*OWN_METHODS, "local", "fedavg", "lg-fedavg", "per-fedavg", "ifca", "cfl", "pacfl")
 # What runs where no method is named.
 DEFAULT_METHOD = "fusion-tree"
 
@@ -67,9 +74,16 @@ def default_name(lam: object = None) -> str:
     return DEFAULT_METHOD if lam is None else "fpfc"
 
 
-def compared_by_default() -> tuple[str, ...]:
-    """Return the methods of the paper's tables, and the oracle: what a comparison of all compares."""
-    return tuple(name for name in METHODS if name != "fedasync")
+def methods_of(family: str) -> tuple[str, ...]:
+    """Return the methods of a family: those of the paper's tables, all that find groups, all personal ones, or all.
+
+    >>> methods_of("personal")[:3]
+    ('local', 'lg-fedavg', 'per-fedavg')
+    """
+    places = {n: p if isinstance(p, str) else p.__module__ for n, p in METHODS.data.items() if n != "fedasync"}
+    if family in ("clustered", "personal"):
+        return tuple(n for n, p in places.items() if f".{family}." in p or (family == "clustered" and n in OWN_METHODS))
+    return tuple(name for name in places if family == "all" or name in PAPER_METHODS)
 
 
 def method_called(name: str) -> type[Method[Any]]:

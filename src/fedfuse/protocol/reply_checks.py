@@ -29,11 +29,7 @@ MIN_UPLOADS = 5
 
 
 def overlong(uploads: Mapping[int, Floats]) -> list[int]:
-    """Return the devices whose vectors are absurdly long, by the others' lengths.
-
-    >>> overlong({i: np.ones(3) * (1 + i / 10) for i in range(6)} | {6: np.full(3, 1e4)})
-    [6]
-    """
+    """Return the devices whose vectors are absurdly long, by the others' lengths."""
     if len(uploads) < MIN_UPLOADS:
         return []
     lengths = np.array([float(np.linalg.norm(v)) for v in uploads.values()])
@@ -47,11 +43,7 @@ def possible_moments(answer: Floats) -> bool:
 
 
 def possible_score(score: float, goal: Goal) -> bool:
-    """Whether this can be an accuracy, or for values an RMSE.
-
-    >>> possible_score(1.5, "classification"), possible_score(1.5, "regression")
-    (False, True)
-    """
+    """Whether this can be an accuracy, or for values an RMSE."""
     return 0 <= score <= (1 + ROUNDING_TOLERANCE if goal == "classification" else np.inf)
 
 
@@ -59,9 +51,6 @@ def absurd_scores(scores: Floats, greater_is_better: bool) -> list[int]:
     """Return the devices whose scores (nan: unknown) cannot be, or are far worse than those of others.
 
     The best score is 1 where greater is better, and else 0.
-
-    >>> absurd_scores(np.array([0.4, np.nan, 0.5, 1e30]), False), absurd_scores(np.array([0.4, 1.0, 1.1]), True)
-    ([3], [2])
     """
     errors = 1 - scores if greater_is_better else scores
     known = np.isfinite(errors)
@@ -84,10 +73,6 @@ def possible_statistics(answer: Floats, rows: Sequence[int]) -> bool:
 
     No combination of columns has a negative variance, n rows vary in n - 1 directions at the most, and two parts that
     vary are not the same to the last digit.
-
-    >>> good, other, bad = [5.0, 7.0, 1.0, 0.9, 1.0], [5.1, 7.0, 1.0, 0.9, 1.0], [5.0, 7.0, 1.0, 9.0, 1.0]
-    >>> [possible_statistics(np.array([*good, *piece, 1.0]), (9, 4)) for piece in (other, bad, good)]
-    [True, False, False]
     """
     first, second = pieces = [*parts(answer[None]).values()]
     read = [SufficientStatistics.read(piece, np.array([n])) for piece, n in zip(pieces, rows, strict=True)]
@@ -128,11 +113,7 @@ def _noise(way: Floats, g: Floats, g2: Floats) -> float:
 
 
 def apart(labels: Ints, suspects: Bools) -> Ints:
-    """Number the groups of trusted devices by first appearance, and after them every suspect as a group of its own.
-
-    >>> apart(np.array([3, 3, 7, 7]), np.array([False, True, False, False])).tolist()
-    [0, 2, 1, 1]
-    """
+    """Number the groups of trusted devices by first appearance, and after them every suspect as a group of its own."""
     new = np.empty(len(labels), np.int64)
     trusted = ~suspects
     new[trusted] = canonical(labels[trusted]) if trusted.any() else 0
@@ -146,13 +127,7 @@ def largest_value(d: int, dtype: npt.DTypeLike) -> float:
 
 
 def fault(reply: Reply, asked: Mapping[int, Order], m: int, d: int, dtype: npt.DTypeLike) -> str | None:
-    """Say what is wrong with a reply, or None: the gate between devices and the server's state.
-
-    >>> from fedfuse.protocol.tasks import Gradient
-    >>> asked = {1: Order(1, 7, Gradient(np.zeros(2)))}
-    >>> fault(Reply(1, 6, np.ones(2)), asked, m=3, d=2, dtype="float32")
-    'not asked for, or too late'
-    """
+    """Say what is wrong with a reply, or None: the gate between devices and the server's state."""
     if not 0 <= reply.device < m:
         return "unknown device"
     order = asked.get(reply.device)

@@ -21,7 +21,7 @@ from fedfuse.data.synthetic import FeatureDistribution
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.method import Method
-from fedfuse.methods.registry import compared_by_default, from_config, method_called
+from fedfuse.methods.registry import FAMILIES, from_config, method_called, methods_of
 from fedfuse.models import Model, model_called
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.comparison import Comparison
@@ -40,7 +40,7 @@ Methods: TypeAlias = str | Sequence[str | Method[Any]] | Mapping[str, Method[Any
 
 def compare(
     data: Federation | str,
-    methods: Methods = "all",
+    methods: Methods = "paper",
     seeds: int | Iterable[int] = 3,
     *,
     model: Model[Any] | None = None,
@@ -68,8 +68,8 @@ def compare(
         The name of a data set or a file, as on the command line: a seed then changes the data (how they are drawn, or
         split) and the algorithm. Or a federation: all seeds then share its data, and all runs are in this process.
     methods
-        Names; methods; or ``"all"``: those of the paper's tables, the fusion tree, and the oracle where the true groups
-        are known. A dictionary gives names to several variants of one method.
+        Names; methods; or a family: ``"paper"`` (the paper's tables, the fusion tree), ``"clustered"``, ``"personal"``
+        or ``"all"``, with the oracle where groups are known. A dictionary names several variants of one method.
     seeds
         How many, from 0 on, or which.
     model
@@ -115,7 +115,7 @@ def compare(
     before = None if directory is None else _request_in(directory)
     witness = before.witness if before else numbers[0]
     federation = data if isinstance(data, Federation) else load_seed(source or {}, witness)
-    if methods == "all" and federation.truth is None:
+    if methods in FAMILIES and any(isinstance(e.method, Oracle) for e in entries.values()) and federation.truth is None:
         log.warning("the oracle is left out: the true groups of these data are not known")
         entries = {label: entry for label, entry in entries.items() if not isinstance(entry.method, Oracle)}
     request = Request(
@@ -336,14 +336,14 @@ def seeds_of(seeds: int | Iterable[int]) -> tuple[int, ...]:
 def _by_label(methods: Methods) -> dict[str, Method[Any] | None]:
     """Return methods by their names in the table; None for those given by name, which are still to be built."""
     if isinstance(methods, str):
-        methods = list(compared_by_default()) if methods == "all" else [word.strip() for word in methods.split(",")]
+        methods = methods_of(methods) if methods in FAMILIES else [word.strip() for word in methods.split(",")]
     pairs: list[tuple[str, Method[Any] | None]]
     if isinstance(methods, Mapping):
         pairs = list(methods.items())
     else:
         pairs = [(m, None) if isinstance(m, str) else (m.name, m) for m in methods]
     if not pairs:
-        raise FedfuseError("no method to compare; give names, or 'all'")
+        raise FedfuseError("no method to compare; give names, or a family")
     found: dict[str, Method[Any] | None] = {}
     for label, method in pairs:
         if method is None:

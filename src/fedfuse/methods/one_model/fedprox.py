@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedfuse.methods.method import check_setting
 from fedfuse.methods.mixins import SearchesOneSetting
 from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
 from fedfuse.protocol.tasks import Task, Train
@@ -24,7 +23,7 @@ from fedfuse.utils.typing import Ints
 
 
 @dataclass(frozen=True)
-class FedProx(FedAvg, SearchesOneSetting):
+class FedProx(SearchesOneSetting, FedAvg):
     """One model for all devices, and local work that does not lead far away from it.
 
     Parameters
@@ -38,10 +37,6 @@ class FedProx(FedAvg, SearchesOneSetting):
     open_setting: ClassVar[str] = "mu"
     values_to_try: ClassVar[tuple[float, ...]] = (0.001, 0.01, 0.1, 1.0)
     mu: float | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_setting("mu", self.mu)
 
     def tasks(self, state: GroupModels, devices: Ints, k: int) -> list[Task]:
         held = Train(self.work.at(k), start=state.models[0], near=True, rho=self.setting, rows=self.rows)

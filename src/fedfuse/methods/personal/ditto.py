@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedfuse.methods.method import FederationInfo, Outcome, check_setting
+from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, SearchesOneSetting, WorksAtHome
 from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
 from fedfuse.protocol.tasks import PeekModel, Score, Task, Train, TrainPair
@@ -26,7 +26,7 @@ from fedfuse.utils.typing import Floats, Ints
 
 
 @dataclass(frozen=True)
-class Ditto(FedAvg, SearchesOneSetting, WorksAtHome):
+class Ditto(SearchesOneSetting, FedAvg, WorksAtHome):
     """A model for every device, held near one for all.
 
     Parameters
@@ -41,10 +41,6 @@ class Ditto(FedAvg, SearchesOneSetting, WorksAtHome):
     open_setting: ClassVar[str] = "lam"
     values_to_try: ClassVar[tuple[float, ...]] = (0.01, 0.1, 0.5, 1.0, 2.0)
     lam: float | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_setting("lam", self.lam)
 
     def tasks(self, state: GroupModels, devices: Ints, k: int) -> list[Task]:
         return [TrainPair(self.work.at(k), state.models[0], self.setting, rows=self.rows)] * len(devices)

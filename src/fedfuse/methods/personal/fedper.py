@@ -7,7 +7,7 @@ M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary: Federated Learning wi
     server: base <- sum_i n_i base_i / sum_i n_i over the active devices
 
 The head is the part of the model that other methods fuse, the base is the rest: LG-FedAvg the other way round. A model
-of one layer has no base: then nothing is sent, and devices train alone. With ``share="all"`` it is FedAvg.
+of one layer has no base: then nothing is sent, and devices train alone. With ``shared="all"`` it is FedAvg.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Into, PeekModel, Task, Train, part_of
 from fedfuse.utils.typing import Floats, Ints
 
-Share = Literal["base", "all"]
+Shared = Literal["base", "all"]
 
 
 @dataclass
@@ -42,22 +42,22 @@ class FedPer(Method[BaseState], WorksAtHome, AdmitsNewcomers):
 
     Parameters
     ----------
-    share
+    shared
         What is shared: the ``"base"``, or ``"all"``.
     """
 
     name: ClassVar[str] = "fedper"
     finds_groups: ClassVar[bool] = False
     keeps_models: ClassVar[bool] = True
-    share: Share = "base"
+    shared: Shared = "base"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("share", self.share, Share)
+        check_choice("shared", self.shared, Shared)
 
     @property
     def _into(self) -> Into:
-        return "all" if self.share == "all" else "shared"
+        return "all" if self.shared == "all" else "shared"
 
     def _part(self, info: FederationInfo) -> slice:
         return part_of(self._into, info.d, info.model.fused)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import FederationInfo, Outcome, check_setting, moved
+from fedfuse.methods.method import FederationInfo, Outcome, moved
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, SearchesOneSetting
 from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
 from fedfuse.pairs.state import Residuals
@@ -44,7 +44,7 @@ class L2GDState(GroupModels):
 
 
 @dataclass(frozen=True)
-class L2GD(FedAvg, SearchesOneSetting):
+class L2GD(SearchesOneSetting, FedAvg):
     """A model for every device, drawn to the mean of all.
 
     Parameters
@@ -65,7 +65,6 @@ class L2GD(FedAvg, SearchesOneSetting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_setting("lam", self.lam)
         if not 0 < self.p < 1:
             raise FedfuseError(f"p must be a probability above 0 and below 1, got {self.p!r}")
 

@@ -26,7 +26,7 @@ from fedfuse.utils.typing import Floats, Ints
 
 
 @dataclass(frozen=True)
-class PFedMe(AdaptsAtHome, SearchesOneSetting):
+class PFedMe(SearchesOneSetting, AdaptsAtHome):
     """A model for every device within reach of one for all.
 
     Parameters
@@ -51,10 +51,11 @@ class PFedMe(AdaptsAtHome, SearchesOneSetting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_setting("lam", self.lam)
         check_setting("local_rounds", self.local_rounds, least=1, auto=False)
         check_share("rate", self.rate)
         check_share("beta", self.beta)
+
+    judging = AdaptsAtHome.judging
 
     def tasks(self, state: GroupModels, devices: Ints, k: int) -> list[Task]:
         how = (self.setting, self.rate, self.local_rounds, self.rows)
