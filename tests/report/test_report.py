@@ -24,6 +24,7 @@ from fedfuse.report.distance_charts import (
 from fedfuse.report.explanations import doubt, headline, supporting, verdict
 from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK
 from fedfuse.results.formatting import exposed
+from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.training.evaluation import Baselines
 from support.planted import planted
@@ -512,3 +513,13 @@ def test_the_gap_that_groups_were_read_off_is_said():
     below, above = result.kept["gap"]
     assert f"at most {below:.2g} within groups and at least {above:.2g} between them" in sentence
     assert not [s for s in supporting(ff.fit(planted(m=6), ff.FPFC(lam=0.4, nu=0.1), rounds=60), {}) if "theta" in s]
+
+
+def test_intervals_are_on_the_page_where_rows_are_at_hand(table_run, small):
+    page = (table_run[0] / FILE).read_text()
+    intervals = Result.load(table_run[0]).intervals
+    age = intervals[intervals["feature"].str.startswith("age") & (intervals["group"] == 1)].iloc[0]
+    assert f"{age['estimate']:.3g} [{age['low']:.3g}, {age['high']:.3g}]***" in page
+    assert "would have been found with 80 % power" in page
+    _, _, path = small
+    assert "95 % confidence intervals" not in write_report(path).read_text()

@@ -50,6 +50,7 @@ def train_and_show(
     """Train, show the outcome and write the page; where a federation is given, local and pooled models are fitted."""
     from fedfuse.report import fitted_baselines
     from fedfuse.report.terminal import show, show_small
+    from fedfuse.results.result import Result
     from fedfuse.training.newcomers import admit_small
 
     result = train_with_progress(train, directory)
@@ -63,6 +64,8 @@ def train_and_show(
     answers = Answers()
     with console.status("fitting local and pooled models to compare with …"):
         found = None if federation is None else fitted_baselines(directory, federation)[0]
+        if found is not None:
+            result = replace(result, intervals=Result.load(directory).intervals)
         if federation is not None and result.lam and result.model.convex and result.method["method"] != "fpfc-l1":
             result = replace(result, certificate=result.certify(federation))
             result.save(directory)

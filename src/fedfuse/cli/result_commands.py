@@ -123,13 +123,23 @@ def join(
 def export(
     directory: Finished,
     out: Annotated[Path | None, Opt(help="Where to write (default: export/ in the run's directory).")] = None,
+    to: Annotated[Path | None, Opt(help="One file instead: .json or .onnx to score rows, .xlsx of all tables.")] = None,
 ) -> None:
-    """Write each group's model for other programs: safetensors files, and export.json."""
+    """Write each group's model for other programs: safetensors files and export.json, or one file."""
+    from fedfuse.report.workbook import write_workbook
     from fedfuse.results.export import export as write
+    from fedfuse.results.export import export_file
     from fedfuse.results.result import Result
+    from fedfuse.training.newcomers import with_noted
 
-    for path in write(Result.load(directory), out or directory / "export"):
-        Answers().say(path)
+    result = Result.load(directory)
+    if to is None:
+        for path in write(result, out or directory / "export"):
+            Answers().say(path)
+    elif to.suffix == ".xlsx":
+        Answers().say(write_workbook(directory, to))
+    else:
+        Answers().say(export_file(with_noted(result, directory), to))
 
 
 def _check_csv(out: Path | None) -> None:

@@ -75,7 +75,7 @@ def federation_from_frame(
       "missing" is a level of its own. Levels in fewer than 1 % of the training rows, or in fewer than 10
       (5 % of a small table), are pooled as "other".
     - dropped with a logged warning: columns that are empty or do not vary, text columns in which nearly every
-      row has a value of its own (identifiers), rows without a device or target, and the rows of classes with
+      row has a different value (identifiers), rows without a device or target, and the rows of classes with
       fewer than 5 rows.
 
     A table that cannot be used raises a `FedfuseError`: unknown columns, infinite numbers, text where numbers are

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +82,10 @@ def _check_method(directory: Path) -> None:
 def fitted_baselines(
     directory: Path, federation: Federation | None = None, *, wanted: bool = True
 ) -> tuple[Baselines | None, str]:
-    """Return local and pooled models beside a run, fitted where they are missing; or why there are none."""
+    """Return local and pooled models beside a run, fitted where they are missing; or why there are none.
+
+    Where rows are loaded for it, the run gets its `Result.intervals`, too.
+    """
     if (known := Baselines.load(directory)) is not None:
         return known, ""
     result = Result.load(directory)
@@ -89,10 +94,13 @@ def fitted_baselines(
     if not wanted:
         return None, "Local and pooled models to compare with were not fitted."
     try:
-        fitted = Baselines.of(federation or _load_data(directory), result.model, result.profile.metric)
+        federation = federation or _load_data(directory)
+        fitted = Baselines.of(federation, result.model, result.profile.metric)
     except (FedfuseError, OSError) as problem:
         return None, f"Local and pooled models to compare with are missing: {problem}."
     fitted.save(directory)
+    with suppress(FedfuseError):  # There are too many coefficients for intervals.
+        replace(result, intervals=result.infer(federation)).save_coefficients(directory)
     return fitted, ""
 
 

@@ -15,13 +15,14 @@ from fedfuse.core.metrics import METRICS
 from fedfuse.methods.registry import METHODS
 from fedfuse.report.charts import compact
 from fedfuse.results.formatting import counted, cut_short, data_size, exposed
+from fedfuse.results.intervals import AVERAGE_INTERCEPT, feature_tests
 from fedfuse.results.profile import Profile
 from fedfuse.results.result import MIN_CONFIDENCE, Result, mean_score
 from fedfuse.utils.typing import Floats, Ints
 
 MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
 POOLED = "one model for all"
-INTERCEPT = "intercept (at average features)"
+TESTS = "p: of the surest difference between two groups, Holm-corrected; detectable: found with 80 % power"
 # Mean scores that differ by less are called about equal: a share of the RMSE, or of all rows.
 TIE_RATIO, TIE_ACCURACY = 0.01, 0.005
 # All other columns of a tuning are settings.
@@ -319,6 +320,8 @@ class ContrastTable:
         In the units of the table.
     scaled
         Per standard deviation of the feature, so that rows can be compared; the intercept less its mean.
+    tests
+        Where the run has intervals: the p-value that no groups differ, and the difference that could have been seen.
     """
 
     what: str
@@ -326,6 +329,7 @@ class ContrastTable:
     names: list[str]
     values: Floats
     scaled: Floats
+    tests: list[tuple[str, str]]
 
     @classmethod
     def of(cls, result: Result, max_rows: int, max_groups: int) -> ContrastTable | None:
@@ -334,12 +338,13 @@ class ContrastTable:
         if len(result.groups) < 2 or encoder is None or not result.model.convex:
             return None
         contrast = result.contrasts()[:max_rows]
-        names = [INTERCEPT if name == "intercept" else str(name) for name in contrast.index]
+        names = [AVERAGE_INTERCEPT if name == "intercept" else str(name) for name in contrast.index]
+        tests = [] if result.intervals is None else _tests(result.intervals, list(contrast.index))
         classes = [str(c) for c in result.profile.classes]
         if len(classes) > 2:
             what = "root mean square difference between groups, per standard deviation of the feature"
             values = contrast.to_numpy()[:, None]
-            return cls(what, [], names, values, values)
+            return cls(what, [], names, values, values, [(p, NOTHING) for p, _ in tests])
         what = f"log-odds of {classes[1]} against {classes[0]}" if classes else encoder.target
         shown = result.groups[:max_groups]
         rows = [[*result.profile.features, "intercept"].index(name) for name in contrast.index]
@@ -350,13 +355,30 @@ class ContrastTable:
         scaled[:, -1] -= np.average(scaled[:, -1], weights=np.bincount(result.labels))
         cut = np.ix_(shown, np.array(rows))
         numbers = list(range(1, len(shown) + 1))
-        return cls(f"{what} per unit of the feature", numbers, names, values[cut].T, scaled[cut].T)
+        return cls(f"{what} per unit of the feature", numbers, names, values[cut].T, scaled[cut].T, tests)
 
 
 def _effects(coefficients: Floats) -> Floats:
     """Return groups x coefficients: of the value, or for two classes of the log-odds of the second."""
     first, last = coefficients[:, 0], coefficients[:, -1]
     return np.array(first if coefficients.shape[1] == 1 else last - first, dtype=float)
+
+
+def _tests(intervals: pd.DataFrame, names: list[str]) -> list[tuple[str, str]]:
+    table = feature_tests(intervals).reindex(names)
+    pairs = zip(table["p_holm"], table["detectable"], strict=True)
+    return [(p_value(p), f"{size:.2g}" if np.isfinite(size) else NOTHING) for p, size in pairs]
+
+
+def p_value(p: float) -> str:
+    """Write a p-value.
+
+    >>> p_value(0.0421), p_value(1e-9), p_value(float("nan"))
+    ('0.042', '< 0.001', '–')
+    """
+    if np.isnan(p):
+        return NOTHING
+    return "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
 def some_names(names: Sequence[str], room: int) -> str:

@@ -61,6 +61,7 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         "leaves": words.device_names(result, tree.leaves) if tree and len(tree.leaves) <= MAX_LEAVES else [],
         "tree_of": f"the models that each {noun.one} fits alone" if baselines else "models before they were merged",
         "contrasts": words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS),
+        "intervals": None if result.intervals is None else _intervals(result.intervals.query("against == 0")),
         "tuning": _tuning(directory, metric_for(result.profile.goal).name),
         "curves": training_charts(result.history, result.profile.metric),
         "communication": cost_chart(result.history),
@@ -107,8 +108,7 @@ def _stages_at(result: Result, rounds: Sequence[int]) -> list[str]:
 
 
 def _newcomer(result: Result, noted: dict[str, Any]) -> dict[str, Any]:
-    group = 0 if noted["cluster"] is None else int(result.group_numbers[result.labels == noted["cluster"]][0])
-    return {**noted, "group": group}
+    return {**noted, "group": result.cluster_numbers.get(noted["cluster"], 0)}
 
 
 def _groups(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
@@ -197,6 +197,12 @@ def _tuning(directory: Path, metric: str) -> dict[str, Any] | None:
     table = read_csv(directory / "tuning.csv")
     heads, rows = words.tuning_table(table, metric)
     return {"heads": heads, "rows": zip(rows, table["chosen"], strict=True)}
+
+
+def _intervals(table: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the rows of the larger groups by output and feature."""
+    shown = table[table["group"] <= MAX_COLUMNS].groupby(["output", "feature"], sort=False)
+    return {names: rows.to_dict("records") for names, rows in shown}
 
 
 def training_charts(history: pd.DataFrame, metric: str) -> list[Chart]:

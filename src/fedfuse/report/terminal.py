@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -219,7 +220,7 @@ def show_tuning(tuning: Tuning, console: Console) -> None:
 def show_newcomers(joined: Newcomers, console: Console) -> None:
     """Print the group and the score of newcomers."""
     table = _plain_table("newcomer", "rows", "group", "confidence", "test")
-    numbers = dict(zip(joined.run.labels.tolist(), joined.run.group_numbers.tolist(), strict=True))
+    numbers = joined.run.cluster_numbers
     for i, name in enumerate(joined.names):
         group, sure = joined.clusters[i], joined.confidence[i]
         fits = "none" if joined.grouped else "-"
@@ -239,7 +240,7 @@ def show_newcomers(joined: Newcomers, console: Console) -> None:
 
 def show_small(joined: Newcomers, console: Console) -> None:
     """Print how many devices with few rows joined which group."""
-    numbers = dict(zip(joined.run.labels.tolist(), joined.run.group_numbers.tolist(), strict=True))
+    numbers = joined.run.cluster_numbers
     groups = Counter(numbers.get(group, 0) for group in joined.clusters)
     told = ", ".join(f"{n:,} in {f'group {g}' if g else 'no group'}" for g, n in sorted(groups.items()))
     who = words.noun_of(joined.run.profile).count(len(joined.names))
@@ -316,9 +317,12 @@ def _show_contrasts(result: Result, console: Console) -> None:
     if contrasts is None:
         return
     heads = [f"group {number}" for number in contrasts.groups] or ["contrast"]
-    table = _plain_table("feature", *heads, left=True)
+    tested = ["p", "detectable"] if contrasts.tests else []
+    table = _plain_table("feature", *heads, *tested, left=True)
     table.columns[0].overflow = "ellipsis"
-    for name, values in zip(contrasts.names, contrasts.values, strict=True):
-        table.add_row(escape(name), *(f"{value:.3g}" for value in values))
+    for name, values, tests in zip_longest(contrasts.names, contrasts.values, contrasts.tests, fillvalue=()):
+        table.add_row(escape(str(name)), *(f"{value:.3g}" for value in values), *tests)
     _say(console, f"\nwhat tells the groups apart ({escape(contrasts.what)}):")
     console.print(table)
+    if tested:
+        _say(console, f"({words.TESTS}; intervals.csv has the rest)")

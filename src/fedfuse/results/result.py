@@ -71,6 +71,9 @@ class Result:
     certificate
         The lambdas for which the grouping is a stationary point of FPFC's objective, where they were asked for
         (`certify`; ``fedfuse run`` asks with a lambda and a convex model).
+    intervals
+        Standard errors, confidence intervals and p-values of coefficients and of differences between groups, where they
+        were asked for (`infer`; ``fedfuse run`` asks with a convex model).
     kept
         What else the method needs to admit newcomers.
     chosen
@@ -109,6 +112,7 @@ class Result:
     stability: float | None = None
     confidence: Floats | None = None
     certificate: Certificate | None = None
+    intervals: pd.DataFrame | None = None
     kept: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     chosen: dict[str, Any] = field(default_factory=dict)
     attack: dict[str, Any] | None = None
@@ -126,7 +130,8 @@ class Result:
         """The groups, largest first, without those of suspects and unheard devices alone."""
         doubtful = np.union1d(self.suspects, self.unheard)
         known = np.unique(np.delete(self.labels, doubtful)) if doubtful.size else np.arange(self.n_clusters)
-        sizes = np.bincount(self.labels)
+        # Newcomers, which have no score among the run's, make groups larger and change no number.
+        sizes = np.bincount(self.labels[: len(self.scores["test"])], minlength=self.n_clusters)
         order: Ints = known[np.argsort(-sizes[known], kind="stable")]
         return order
 
@@ -141,6 +146,11 @@ class Result:
         numbers = np.zeros(self.n_clusters, np.int64)
         numbers[self.groups] = np.arange(1, len(self.groups) + 1)
         return np.asarray(numbers[self.labels])
+
+    @property
+    def cluster_numbers(self) -> dict[int | None, int]:
+        """The number as people see it of every label."""
+        return dict(zip(self.labels.tolist(), self.group_numbers.tolist(), strict=True))
 
     @property
     def cut_short(self) -> bool:
@@ -216,7 +226,7 @@ class Result:
     def predict_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return a prediction for every row of a table with the device column of the training table.
 
-        The answer has columns ``device``, ``cluster`` and ``prediction``, and for classes one column of
+        The answer has columns ``device``, ``cluster``, ``group`` and ``prediction``, and for classes one column of
         probabilities each. Rows of unknown devices are left empty.
         """
         encoder = self.profile.encoder
@@ -230,6 +240,7 @@ class Result:
         group = dict(zip(self.profile.names, self.labels.tolist(), strict=True))
         clusters = pd.array([group.get(name) for name in devices], dtype="Int64")
         answer: pd.DataFrame = pd.DataFrame({"device": devices, "cluster": clusters}, index=frame.index)
+        answer["group"] = answer["cluster"].map(self.cluster_numbers).astype("Int64")
         if self.profile.goal == "regression":
             answer["prediction"] = outputs[:, 0]
             return answer
@@ -266,6 +277,19 @@ class Result:
         self._check_names(federation)
         certificate: Certificate = load("fedfuse.training.evaluation:certify")(self, federation)
         return certificate
+
+    def infer(self, federation: Federation) -> pd.DataFrame:
+        """Return estimates with standard errors, 95 % confidence intervals and p-values, in the units of the table.
+
+        A row for each coefficient of each group, and for each difference between two groups (``group`` less
+        ``against``; for classes log-odds against the first), from the training and validation rows of the federation
+        that the run was trained on; nothing is sent. ``p_holm`` is corrected for the number of coefficients or
+        differences, ``detectable`` is the size that would have been found with 80 % power. The groups were found on the
+        same rows, which the intervals do not allow for. ``dataclasses.replace(result, intervals=…)`` keeps the table.
+        """
+        self._check_names(federation)
+        table: pd.DataFrame = load("fedfuse.results.intervals:infer")(self, federation)
+        return table
 
     def _check_names(self, federation: Federation) -> None:
         if federation.names != self.profile.names:
@@ -357,6 +381,7 @@ class Result:
             "seconds": round(self.seconds, 3),
             "labels": self.labels.tolist(),
             "version": __version__,
+            "cost_megabytes": 4e-6 * self.cost_floats,
             "converged": self.converged,
             "chosen": self.chosen,
             "refused": self.refused,
@@ -405,8 +430,7 @@ class Result:
         write_csv(path / "history.csv", self.history)
         write_csv(path / "labels.csv", self.devices())
         if self.model.convex:
-            write_csv(path / "coefficients.csv", self.coefficients(), index=True)
-            write_csv(path / "contrasts.csv", self.contrasts().rename_axis("feature").reset_index())
+            self.save_coefficients(path)
         arrays: dict[str, npt.NDArray[Any]] = {"models": self.models, **self.scores}
         if self.confidence is not None:
             arrays["confidence"] = self.confidence
@@ -420,6 +444,15 @@ class Result:
         profile = {"model": self.model.to_config(), "method": self.method, **self.profile.to_json()}
         write_json(path / "profile.json", profile)
         write_json(path / "summary.json", self.summary())
+
+    def save_coefficients(self, directory: str | PathLike[str]) -> None:
+        """Write coefficients, contrasts and, where they are known, intervals as tables."""
+        path, contrasts = Path(directory), self.contrasts().rename_axis("feature").to_frame()
+        write_csv(path / "coefficients.csv", self.coefficients(), index=True)
+        if self.intervals is not None:
+            contrasts = contrasts.join(load("fedfuse.results.intervals:feature_tests")(self.intervals))
+            write_csv(path / "intervals.csv", self.intervals)
+        write_csv(path / "contrasts.csv", contrasts.reset_index())
 
     @classmethod
     def load(cls, directory: str | PathLike[str], model: Model[Any] | None = None) -> Result:

@@ -60,6 +60,8 @@ AS_SUMMARISED = (
     "dataset", "seed", "converged", "orders", "cost_floats", "refused", "seconds", "stability", "chosen", "trouble",
     "privacy", "left_out",
 )  # fmt: skip
+INTERVALS = ["cluster", "group", "against", "output", "feature", "estimate", "se", "df", "low", "high", "p", "p_holm"]
+INTERVALS += ["detectable"]
 _META = "meta"
 CHECKPOINT, SNAPSHOTS = "checkpoint", "snapshots"  # Folders of an unfinished run.
 
@@ -228,6 +230,7 @@ def _fields(
         raise FedfuseError(f"models.npz has models of shape {models.shape}, which profile.json does not say")
     if known.encoder is not None and known.encoder.features != known.features:
         raise FedfuseError("profile.json is not as fedfuse writes it: features are not those of its encoder")
+    intervals = path / "intervals.csv"
     who = {name: [known.names.index(device) for device in summary.get(name, [])] for name in ("who", "suspects")}
     return {
         **{name: summary[name] for name in AS_SUMMARISED if name in summary},
@@ -238,6 +241,7 @@ def _fields(
         "unheard": arrays.pop("unheard", np.empty(0, np.int64)),
         "scores": arrays,
         "history": read_history(path),
+        "intervals": read_csv(intervals, text=("output", "feature"))[INTERVALS] if intervals.exists() else None,
         "attack": {**{k: summary[k] for k in ("attack", "lies")}, "who": who["who"]} if "attack" in summary else None,
         "suspects": np.array(who["suspects"], dtype=np.int64),
         "rounds": summary["rounds"] + summary.get("refit_rounds", 0),

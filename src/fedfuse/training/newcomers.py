@@ -107,7 +107,9 @@ class Newcomers:
             inside = devices == name
             predictions[inside] = self.predict(name, X[inside])
         columns = {"row": rows, "device": devices, "cluster": pd.array(clusters, dtype="Int64")}
-        answer: pd.DataFrame = pd.DataFrame({**columns, "prediction": predictions})
+        answer: pd.DataFrame = pd.DataFrame(columns)
+        answer["group"] = answer["cluster"].map(self.run.cluster_numbers).astype("Int64")
+        answer["prediction"] = predictions
         return answer
 
     def tell(self, newcomer: str | int = 0) -> str:
@@ -115,8 +117,7 @@ class Newcomers:
         i = self.index(newcomer)
         sure = "" if self.confidence[i] is None else f", confidence {self.confidence[i]:.2f}"
         if self.clusters[i] is not None:
-            number = self.run.group_numbers[self.run.labels == self.clusters[i]][0]
-            return f"{self.names[i]}: joins group {number}{sure}"
+            return f"{self.names[i]}: joins group {self.run.cluster_numbers[self.clusters[i]]}{sure}"
         if self.grouped:
             return f"{self.names[i]}: fits no group of this run, and keeps a model of its own"
         return f"{self.names[i]}: has a model ({self.run.method['method']} finds no groups)"
@@ -124,11 +125,12 @@ class Newcomers:
     def table(self) -> pd.DataFrame:
         """Return one row per newcomer."""
         rows = pd.DataFrame(self.summary()["newcomers"]).drop(columns="fits").rename(columns={"name": "newcomer"})
-        table: pd.DataFrame = rows.astype({"cluster": "Int64", "sure": "float64"})
+        table: pd.DataFrame = rows.astype({"cluster": "Int64", "group": "Int64", "sure": "float64"})
         return table
 
     def summary(self) -> dict[str, Any]:
         """Return the admission as JSON-ready data."""
+        numbers = self.run.cluster_numbers
         return {
             "metric": self.run.profile.metric,
             "test": self.score(),
@@ -137,6 +139,7 @@ class Newcomers:
                 {
                     "name": name,
                     "cluster": self.clusters[i],
+                    "group": numbers.get(self.clusters[i]),
                     "fits": self.clusters[i] is not None if self.grouped else None,
                     "sure": self.confidence[i],
                     "rows": int(self.counts[i]),

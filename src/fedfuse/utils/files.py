@@ -12,7 +12,7 @@ import math
 import os
 import stat
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias, get_args, get_origin
@@ -129,8 +129,8 @@ def _text(path: Path) -> str:
         return file.read().decode()
 
 
-def read_csv(path: Path) -> Any:
-    """Read a CSV file of a run directory as a data frame."""
+def read_csv(path: Path, text: Sequence[str] = ()) -> Any:
+    """Read a CSV file of a run directory as a data frame; columns of ``text`` are text, whatever they look like."""
     import pandas as pd
 
     def read() -> Any:
@@ -138,7 +138,7 @@ def read_csv(path: Path) -> Any:
             if len(file.readline(MAX_HEADER_BYTES)) == MAX_HEADER_BYTES:
                 raise ValueError("its first line is too long")
             file.seek(0)
-            return pd.read_csv(file)
+            return pd.read_csv(file, dtype=dict.fromkeys(text, "str"), na_values=[""], keep_default_na=not text)
 
     return _read(path, read)
 
