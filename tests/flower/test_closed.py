@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -104,6 +105,12 @@ class Closed(Cluster):
         )  # fmt: skip
 
 
+def told(out):
+    """The events of a run's audit log."""
+    log = out / "audit.jsonl"
+    return [json.loads(line)["event"] for line in log.read_text().splitlines()] if log.exists() else []
+
+
 def listeners(ports):
     """Addresses on which something listens on these ports."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -154,8 +161,18 @@ def test_a_stranger_can_run_nothing_and_nodes_with_keys_can(tmp_path):
         assert json.loads(cluster.flwr("list", LINK, "--format", "json"))["runs"] == []
 
         # Who has an account on the SuperLink's host starts a run, and the nodes do what they allow.
-        config = f"lam='0.5' set='solver=exact refit=no tol=0' num-server-rounds=3 num-devices=6 out='{out}'"
+        config = f"lam='0.5' set='solver=exact refit=no tol=0' num-server-rounds=4 num-devices=6 out='{out}'"
+        run = cluster.run(app, config)
+        wait_for(lambda: "round" in told(out), 120, "the first round")
+        for process in cluster.children("flwr-serverapp"):
+            os.kill(process, signal.SIGTERM)
+        wait_for(lambda: not cluster.children("flwr-serverapp"), 60, "the end of the server's app")
+        assert told(out)[-1] == "stopped"
+        assert not (out / "summary.json").exists()
+        wait_for(lambda: cluster.status(run).startswith("finished"), 60, "the SuperLink to know of it")
         summary = cluster.finish(cluster.run(app, config), out, 240)
         assert summary["labels"] == GROUPS
+        assert told(out).count("round") == 4  # Nothing was done twice, nothing left out.
+        assert told(out)[-1] == "end"
         assert not mark.exists()
     assert os.listdir(cluster.state)  # noqa: PTH208

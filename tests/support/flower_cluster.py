@@ -56,6 +56,7 @@ class Cluster:
         self.short = tempfile.mkdtemp(prefix="r")  # Ray's sockets must have short names
         self.env = os.environ | {
             "FLWR_HOME": str(self.home),
+            "FEDFUSE_STATE": str(folder / "fedfuse-state"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

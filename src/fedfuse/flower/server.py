@@ -69,49 +69,32 @@ def serve(
     grid: Grid, config: Mapping[str, Any], model: Build | None = None, callbacks: tuple[Callback, ...] = ()
 ) -> Result:
     """Wait for devices, train, and write the result."""
-    Settings(**method_and_settings(config)[1])  # What is wrong is said before anybody is waited for.
-    nodes = NodeRegistry(grid, str(config.get("identities", "auto")))  # type: ignore[arg-type]
-    out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
-    monitor = Monitor(nodes)
-    make_directory(out)
-    with AuditLog(out / AUDIT) as audit, monitor.serving(str(config.get("metrics", ""))):
-        try:
-            return _serve(grid, config, model, nodes, out, audit, (*callbacks, ReportCallback(nodes), monitor))
-        except BaseException as problem:
-            record("stopped", reason=str(problem) or type(problem).__name__)
-            raise
-
-
-def _serve(
-    grid: Grid,
-    config: Mapping[str, Any],
-    model: Build | None,
-    nodes: NodeRegistry,
-    out: Path,
-    audit: AuditLog,
-    hooks: tuple[Callback, ...],
-) -> Result:
     chosen, given = method_and_settings(config)
     settings = Settings(**given)
-    resumed = RunDirectory(out).started
-    if resumed:
-        federation = gather_again(nodes, out)
-    else:
-        wanted, wait = int(config.get("num-devices", 0)), float(config.get("wait", 600))
-        federation = gather(nodes, wanted, wait, settings.minimum)
-        write_json(out / DEVICES, nodes.facts)
-    audit.names = federation.names
-    fitting = build_model(federation, model)
-    engine = FlowerEngine(
-        grid, federation.names, fitting, seed=settings.seed, dtype=settings.dtype, noise=settings.noise(),
-        setup={"classes": plain_labels(federation.classes)}, nodes=nodes,
-        ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
-    )  # fmt: skip
-    if resumed:
-        log.info("resuming the run in %s", out)
-        result = resume(out, federation, hooks, fitting, engine=engine)
-    else:
-        result = fit(federation, chosen, fitting, out=out, engine=engine, callbacks=hooks, dataset="flower", **given)
+    nodes = NodeRegistry(grid, str(config.get("identities", "auto")))  # type: ignore[arg-type]
+    out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
+    monitor, resumed = Monitor(nodes), RunDirectory(out).started
+    make_directory(out)
+    with AuditLog(out / AUDIT) as audit, monitor.serving(str(config.get("metrics", ""))):
+        if resumed:
+            federation = gather_again(nodes, out)
+        else:
+            wanted, wait = int(config.get("num-devices", 0)), float(config.get("wait", 600))
+            federation = gather(nodes, wanted, wait, settings.minimum)
+            write_json(out / DEVICES, nodes.facts)
+        audit.names, fitting = federation.names, build_model(federation, model)
+        engine = FlowerEngine(
+            grid, federation.names, fitting, seed=settings.seed, dtype=settings.dtype, noise=settings.noise(),
+            setup={"classes": plain_labels(federation.classes)}, nodes=nodes,
+            ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
+        )  # fmt: skip
+        hooks = (*callbacks, ReportCallback(nodes), monitor)
+        if resumed:
+            log.info("resuming the run in %s", out)
+            result = resume(out, federation, hooks, fitting, engine=engine)
+        else:
+            new: dict[str, Any] = {"out": out, "dataset": "flower", **given}
+            result = fit(federation, chosen, fitting, engine=engine, callbacks=hooks, **new)
     log.info("%s; the run directory is %s", result, out.absolute())
     return result
 

@@ -32,8 +32,10 @@ class AuditLog:
         _open.append(self)
         return self
 
-    def __exit__(self, *problem: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, *where: object) -> None:
         _open.remove(self)
+        if kind is not None:
+            self.write("stopped", reason=str(problem) or kind.__name__)
 
     def write(self, event: str, **facts: Any) -> None:
         """Add an event."""
