@@ -711,7 +711,7 @@ OTHERS = {
     "mu": ("fedprox", "auto", "auto"), "server_lr": ("scaffold", "0.5", 0.5), "tune_steps": ("fedavg-ft", "7", 7),
     "shared": ("fedper", "all", "all"), "head_steps": ("fedrep", "3", 3), "rate": ("pfedme", "0.2", 0.2),
     "local_rounds": ("pfedme", "4", 4), "beta": ("pfedme", "0.5", 0.5), "sigma": ("fedamp", "2", 2.0),
-    "form": ("fedamp", "heuristic", "heuristic"), "self_weight": ("fedamp", "0.3", 0.3),
+    "every": ("mocha", "5", 5), "form": ("fedamp", "heuristic", "heuristic"), "self_weight": ("fedamp", "0.3", 0.3),
 }  # fmt: skip
 
 

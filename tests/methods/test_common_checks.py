@@ -72,13 +72,14 @@ VARIANTS = {
     "l2gd": partial(methods.L2GD, lam=0.3),
     "fedamp": partial(methods.FedAMP, sigma=10.0),
     "fedamp-heuristic": partial(methods.FedAMP, sigma=2.0, form="heuristic"),
+    "mocha": partial(methods.MOCHA, lam=0.1, every=3),
     "fedem": partial(methods.FedEM, n_models=2),
     "hypcluster": partial(methods.HypCluster, n_models=2),
     "oracle": Oracle,
 }
 # One exchange of models per round, and nothing else.
 PLAIN = ("fpfc", "fpfc-l1", "fedavg", "fedasync", "lg-fedavg", "per-fedavg", "fedprox", "fedavg-ft", "ditto", "pfedme")
-PLAIN += ("l2gd", "fedamp")
+PLAIN += ("l2gd", "fedamp", "mocha")
 # Every device is asked in turn, and answers without chance.
 DRAWS_NOTHING = ("fusion-tree", "fpfc-auto", "oracle")
 # The server draws which devices do what: with other numbers, others do.

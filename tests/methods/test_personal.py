@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.methods import L2GD, Ditto, FedAMP, FedAvgFT, FedEM, FedPer, FedRep, PFedMe
+from fedfuse.methods import L2GD, MOCHA, Ditto, FedAMP, FedAvgFT, FedEM, FedPer, FedRep, PFedMe
 from fedfuse.utils.random import generator
 from support.common_checks import WORKS, assert_same
-from support.planted import descended, many_sites, planted
+from support.planted import begun, descended, many_sites, planted
 
 OPTIONS = {"rounds": 12, "tol": 0, "dtype": "float64"}
 
@@ -210,6 +210,44 @@ def test_fedem_recovers_the_weights_of_a_mixture(seed):
     assert np.linalg.norm(components[first, :2] - lines[0]) < 0.2
     assert np.linalg.norm(components[1 - first, :2] - lines[1]) < 0.2
     assert np.abs(weights[:, first] - shares).max() < 0.15
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_mocha_learns_how_tasks_are_related(seed):
+    """Tasks of one half are the other half's with the sign changed: correlations have these signs, and help."""
+    rng = np.random.default_rng(seed)
+    common, data = 2 * rng.normal(size=6), []
+    for i in range(12):
+        X = rng.normal(size=(212, 6))
+        w = (1 if i < 6 else -1) * common + 0.3 * rng.normal(size=6)
+        data.append((X, X @ w + rng.normal(size=212)))
+    federation = ff.Federation.from_arrays(data, goal="regression", seed=seed, test=200 / 212, validation=0.0)
+    work, options = WORKS["exact"], {"tol": 0, "dtype": "float64"}
+    result = ff.fit(federation, MOCHA(lam=1.0, work=work), rounds=200, **options)
+    sigma = result.kept["relations"]
+    half = np.where(np.arange(12) < 6, 1, -1)
+    signs = np.outer(half, half)
+    assert (np.sign(sigma) == signs).all()
+    assert np.trace(sigma) == pytest.approx(1)
+    ours = result.scores["test"].mean()
+    for other in (ff.Local(work=work), ff.FedAvg(work=work)):
+        assert ours < ff.fit(federation, other, rounds=30, **options).scores["test"].mean()
+
+
+def test_mocha_lowers_its_objective_in_every_round():
+    federation, lam = planted(), 0.3
+    method = MOCHA(lam=lam, every=10**6, work=WORKS["exact"])
+    run = begun(federation, method, participation=0.5, rounds=15)
+    data = run.model.load(federation.rows("train+validation"), np.float64)
+    values = []
+    for _ in range(15):
+        run.round()
+        w = run.state.models
+        values.append(run.model.losses(data, np.arange(6), w).sum() + lam / 2 * np.square(w).sum())
+    assert (np.diff(values) <= 1e-12).all()
+    best = run.model.train(data, np.arange(6), np.zeros((6, 4)), np.zeros((6, 4)), lam, WORKS["exact"])
+    least = run.model.losses(data, np.arange(6), best).sum() + lam / 2 * np.square(best).sum()
+    assert values[-1] == pytest.approx(least, rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

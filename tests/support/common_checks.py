@@ -30,7 +30,7 @@ GOALS = ("regression", "classification")
 WORKS = {"gd": Work(steps=5, lr=0.1), "sgd": Work(steps=2, lr=0.1, batch=10), "exact": Work(solver="exact")}
 DTYPES = ("float32", "float64")
 OWN_MODELS = ("local", "lg-fedavg", "per-fedavg", "pacfl", "fedavg-ft", "ditto", "fedper", "fedrep", "pfedme", "l2gd")
-OWN_MODELS += ("fedamp", "fedem")
+OWN_MODELS += ("fedamp", "mocha", "fedem")
 # devices of these may differ within a group
 
 

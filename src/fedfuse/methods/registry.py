@@ -49,6 +49,7 @@ METHODS = Registry(
         "pfedme": "fedfuse.methods.personal.pfedme:PFedMe",
         "l2gd": "fedfuse.methods.personal.l2gd:L2GD",
         "fedamp": "fedfuse.methods.personal.fedamp:FedAMP",
+        "mocha": "fedfuse.methods.personal.mocha:MOCHA",
         "fedem": "fedfuse.methods.personal.fedem:FedEM",
         "hypcluster": "fedfuse.methods.clustered.hypcluster:HypCluster",
         "oracle": "fedfuse.grouping.refit:Oracle",
