@@ -32,11 +32,11 @@ from fedfuse.utils.typing import Floats, Ints
 
 # From one lambda to the next, and how many at most.
 LAMBDA_RATIO, MAX_LAMBDAS = 1.6, 100
-# Quantile of the edges' lengths that the first lambda is.
-FIRST_LAMBDA_QUANTILE = 0.1
+# The first lambda is so many times this quantile of the edges' lengths: with less, hardly any points are fused.
+FIRST_LAMBDA_RATIO, FIRST_LAMBDA_QUANTILE = 4.0, 0.1
 # Iterations for each lambda, up to the second number where few edges are left, and the violation of the optimality
 # conditions at which fewer are enough.
-MAX_PATH_ITERATIONS, MAX_ITERATIONS_OF_FEW, PATH_TOLERANCE = 30, 500, 1e-4
+MAX_PATH_ITERATIONS, MAX_ITERATIONS_OF_FEW, PATH_TOLERANCE = 20, 500, 1e-4
 # Updates of edges on which iterations may be spent in any case.
 MIN_PATH_UPDATES = 1 << 21
 # Points with theta = 0 collapse when they are as near as this, relative to their distance in the data.
@@ -165,9 +165,14 @@ class CollapsingPath:
     def run(self, last: float = np.inf) -> CollapsingPath:
         """Raise lambda until all points are fused, or to the last one."""
         lengths = np.sqrt(row_squares(self.x[self.edges.lo] - self.x[self.edges.hi]))
-        first = float(np.quantile(lengths[lengths > 0], FIRST_LAMBDA_QUANTILE)) if lengths.any() else self._spread
+        shortest = np.quantile(lengths[lengths > 0], FIRST_LAMBDA_QUANTILE) if lengths.any() else self._spread
         x = omega = self.x
-        sizes, edges, weights, lam = np.ones(len(x)), self.edges, self.weights, min(first, last)
+        sizes, edges, weights, lam = (
+            np.ones(len(x)),
+            self.edges,
+            self.weights,
+            min(FIRST_LAMBDA_RATIO * float(shortest), last),
+        )
         labels = np.arange(len(x))
         while True:
             degrees = sum(np.bincount(ends, weights, len(x)) for ends in edges)
