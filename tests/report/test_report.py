@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import fedfuse as ff
 from fedfuse.core.certificate import Certificate
@@ -23,6 +24,7 @@ from fedfuse.report.distance_charts import (
 )
 from fedfuse.report.explanations import doubt, headline, supporting, verdict
 from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK
+from fedfuse.report.terminal import show
 from fedfuse.results.formatting import exposed
 from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
@@ -523,3 +525,12 @@ def test_intervals_are_on_the_page_where_rows_are_at_hand(table_run, small):
     assert "would have been found with 80 % power" in page
     _, _, path = small
     assert "95 % confidence intervals" not in write_report(path).read_text()
+
+
+def test_one_group_says_why_it_is_not_quite_one_model_for_all(tmp_path, capsys):
+    federation = planted(m=5, groups=1)
+    result = ff.fit(federation, out=tmp_path / "run")
+    assert result.n_clusters == 1
+    assert "the other has a fixed ridge" in write_report(tmp_path / "run", federation=federation).read_text()
+    show(result, Baselines.load(tmp_path / "run").scores, Console())
+    assert "the other has a fixed ridge" in capsys.readouterr().out
