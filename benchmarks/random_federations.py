@@ -11,7 +11,6 @@ import fedfuse as ff
 # Sixteen times the usual test rows, so that scores differ by more than chance; the rows to learn from stay as many.
 TEST_SHARE = 0.8
 NOISE_RATIOS = (1.0, 2.0, 4.0)  # of the devices' noise to each other, linear regression
-WRONG_LABELS = (0.0, 0.1, 0.2)  # shares of labels drawn at random, classification
 
 
 @dataclass(frozen=True)
@@ -19,15 +18,18 @@ class Ranges:
     """What is drawn, from least to most; of rows the median over devices, and between which bounds they are."""
 
     devices: tuple[int, int] = (8, 100)
-    groups: int = 8
+    groups: int = 8  # at the most
+    smallest_group: int = 1  # devices
     columns: tuple[int, int] = (2, 20)
     median_rows: tuple[int, int] = (40, 400)
     rows: tuple[int, int] = (15, 1000)
+    separation: tuple[float, float] = (0.15, 3.0)  # of coefficients, in units of what groups have in common
+    wrong_labels: tuple[float, ...] = (0.0, 0.1, 0.2)  # shares of labels drawn at random, where noise differs
     imbalance: float = 0.0  # standard deviation of the log odds of classes, in every second federation
 
 
 REGRETS = Ranges()
-CALIBRATION = Ranges((6, 120), 6, (2, 12), (30, 150), (20, 200), 1.0)
+CALIBRATION = Ranges((6, 120), 6, 2, (2, 12), (30, 150), (20, 200), (0.4, 3.0), (0.0, 0.05, 0.1), imbalance=1.0)
 
 
 def draw(seed: int, ranges: Ranges = REGRETS) -> tuple[ff.Federation, str]:
@@ -42,13 +44,14 @@ def draw(seed: int, ranges: Ranges = REGRETS) -> tuple[ff.Federation, str]:
     m = int(np.exp(rng.uniform(np.log(ranges.devices[0]), np.log(ranges.devices[1] + 1))))
     groups = int(rng.integers(1, min(ranges.groups, m // 3) + 1))
     sizes = rng.dirichlet(np.ones(groups))
-    truth = np.sort(np.concatenate([np.arange(groups), rng.choice(groups, m - groups, p=sizes)]))
+    least = np.repeat(np.arange(groups), ranges.smallest_group)
+    truth = np.sort(np.concatenate([least, rng.choice(groups, m - least.size, p=sizes)]))
     p, classes = int(rng.integers(ranges.columns[0], ranges.columns[1] + 1)), int(rng.choice([2, 3, 5]))
     median = float(np.exp(rng.uniform(*np.log(ranges.median_rows))))
     counts = np.clip(rng.lognormal(np.log(median), 0.8, m), *ranges.rows).astype(int)
     if few_rows:
         counts = rng.integers(ranges.rows[0], 41, m)
-    separation = float(np.exp(rng.uniform(np.log(0.15), np.log(3))))
+    separation = float(np.exp(rng.uniform(*np.log(ranges.separation))))
     outputs = 1 if linear else classes
     models = rng.normal(size=(outputs, p + 1)) + separation * rng.normal(size=(groups, outputs, p + 1))
     mean, noise = rng.normal(size=p) * rng.choice([0, 1]), float(rng.uniform(0.3, 2))
@@ -63,7 +66,7 @@ def draw(seed: int, ranges: Ranges = REGRETS) -> tuple[ff.Federation, str]:
             y = scores[:, 0] + noise * NOISE_RATIOS[loud] * rng.normal(size=n)
         else:
             y = (scores + rng.gumbel(size=scores.shape)).argmax(axis=1)
-            y = np.where(rng.random(n) < WRONG_LABELS[loud], rng.integers(classes, size=n), y)
+            y = np.where(rng.random(n) < ranges.wrong_labels[loud], rng.integers(classes, size=n), y)
         data.append((X, y))
     what = f"{'linear' if linear else f'{classes} classes'}, {m} devices, {groups} groups, {p} columns, "
     what += f"{int(np.median(counts))} rows, separation {separation:.2f}{', unequal noise' if unequal_noise else ''}"

@@ -4,32 +4,73 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from fedfuse.core.dendrogram import Tree
 from fedfuse.core.partitions import adjusted_rand, group_means
 from fedfuse.grouping import selection
-from fedfuse.grouping.selection import certain_splits, heterogeneity_bound, split_in_two, spread_labels
+from fedfuse.grouping.selection import (
+    RELATIVE_DIFFERENCES,
+    certain_splits,
+    chance_of_few_misplaced,
+    chance_of_no_difference,
+    difference_odds,
+    split_in_two,
+    spread_labels,
+)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.5])
-def test_the_bound_on_heterogeneity_covers_what_devices_differ_by(spread):
-    """Squared differences of planted models, relative to their length; a bound at 95 % fails once in twenty times."""
-    rng, m, d, covered, bounds = np.random.default_rng(0), 40, 20, 0, []
-    for _ in range(60):
-        labels = rng.integers(0, 2, m)
-        models = rng.normal(size=(2, d))[labels] + spread * rng.normal(size=(m, d))
-        halves = models + 2.0 * rng.normal(size=(2, m, d))
-        inside = models - group_means(models, labels, np.ones(m))[labels]
-        truth = np.square(inside).sum() / np.square(models).sum()
-        bounds.append(heterogeneity_bound(halves, labels, np.ones(m, np.int64)))
-        covered += bounds[-1] >= truth
-    assert covered >= 50
-    assert np.median(bounds) < 0.25 + 2 * spread**2
+def noisy_scores(rng, labels, spread, curvature=30.0, d=6):
+    """Scores of devices whose parameters are spread around those of their group, with the Hessian ``curvature`` I."""
+    own = spread * rng.normal(size=(len(labels), d)) + rng.normal(size=(len(labels), d)) / np.sqrt(curvature)
+    scores = curvature * (own - group_means(own, labels, np.ones(len(labels)))[labels])
+    return scores, np.tile([d * curvature, d * curvature**2], (len(labels), 1))
+
+
+def test_odds_of_a_difference_are_those_of_two_normal_densities():
+    """Of one device in a group so large that its model is known."""
+    rng, m, d, curvature = np.random.default_rng(0), 10_000, 3, 7.0
+    labels = np.zeros(m, np.int64)
+    scores, traces = noisy_scores(rng, labels, 0.1, curvature, d)
+    odds = difference_odds(scores, traces, labels, 2.0)
+    for tau, found in zip(2.0 * RELATIVE_DIFFERENCES, odds, strict=True):
+        wide = norm.logpdf(scores, scale=np.sqrt(curvature + tau**2 * curvature**2)).sum(axis=1)
+        np.testing.assert_allclose(found, wide - norm.logpdf(scores, scale=np.sqrt(curvature)).sum(axis=1), atol=1e-3)
+
+
+@pytest.mark.parametrize(("spread", "sure"), [(0.0, True), (0.4, False), (1.0, False)])
+def test_differences_inside_groups_are_seen(spread, sure):
+    rng, labels = np.random.default_rng(1), np.repeat([0, 1], 10)
+    chances = [
+        chance_of_no_difference(difference_odds(*noisy_scores(rng, labels, spread), labels, 1.0), labels)
+        for _ in range(20)
+    ]
+    assert np.mean(np.greater(chances, 0.9) == sure) > 0.9
+
+
+def test_rows_that_tell_nothing_leave_even_odds():
+    labels = np.zeros(8, np.int64)
+    scores, traces = noisy_scores(np.random.default_rng(2), labels, 0.0, curvature=1e-6)
+    assert chance_of_no_difference(difference_odds(scores, traces, labels, 1.0), labels) == pytest.approx(0.5, abs=0.01)
+
+
+def test_one_device_that_differs_is_seen():
+    labels = np.zeros(50, np.int64)
+    scores, traces = noisy_scores(np.random.default_rng(3), labels, 0.0)
+    scores[7] *= 6
+    assert chance_of_no_difference(difference_odds(scores, traces, labels, 1.0), labels) < 0.5
 
 
 def test_devices_alone_in_their_group_have_nothing_to_differ_from():
-    halves = np.random.default_rng(0).normal(size=(2, 5, 3))
-    assert heterogeneity_bound(halves, np.arange(5), np.ones(5, np.int64)) == 0
+    labels = np.arange(5)
+    scores, traces = noisy_scores(np.random.default_rng(0), labels, 1.0)
+    assert chance_of_no_difference(difference_odds(scores, traces, labels, 1.0), labels) == 1
+
+
+def test_one_device_in_fifty_may_be_misplaced():
+    assert chance_of_few_misplaced(np.full(10, 0.99)) == pytest.approx(np.exp(-0.1))
+    assert chance_of_few_misplaced(np.full(100, 0.99)) == pytest.approx(2.5 * np.exp(-1))
+    assert chance_of_few_misplaced(np.ones(3)) == 1
 
 
 def test_a_split_of_pure_noise_by_one_half_is_not_certain():

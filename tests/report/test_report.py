@@ -199,7 +199,7 @@ def test_the_reason_for_doubt_is_said(small):
     unsure = replace(result, stability=1.0, confidence=np.array([0.5] * 3 + [1.0] * 5))
     assert doubt(unsure) == "The grouping is uncertain: 3 of 8 devices fit two groups about equally well"
     unstable = replace(result, stability=0.4, confidence=np.ones(8))
-    assert doubt(unstable).endswith("groupings found in different ways agree only in part (0.40 of 1)")
+    assert doubt(unstable).endswith("the rows leave room for other groups (stability 0.40 of 1)")
 
 
 def test_groups_are_numbered_by_size():

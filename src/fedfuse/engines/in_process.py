@@ -123,8 +123,9 @@ class InProcess(Engine):
                 values = self._losses(asked, devices)
             case tasks.EvaluateModels():
                 values = [self._evaluate(t, i) for t, i in zip(asked, devices, strict=True)]
-            case tasks.GradientCosine():
-                values = self._cosines(np.stack([t.at for t in asked]), np.stack([t.common for t in asked]), devices)
+            case tasks.GradientCosine(traces=traces):
+                at, common = np.stack([t.at for t in asked]), np.stack([t.common for t in asked])
+                values = self._cosines(at, common, devices, traces)
             case tasks.SendMoments():
                 values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(asked, devices, strict=True)]
             case tasks.SendSufficientStatistics():
@@ -172,11 +173,16 @@ class InProcess(Engine):
         losses = self._model.losses(self.load(asked[0].rows), np.repeat(devices, counts), models)
         return np.split(losses, np.cumsum(counts)[:-1])
 
-    def _cosines(self, at: Floats, common: Floats, devices: Ints) -> Sequence[Floats]:
+    def _cosines(self, at: Floats, common: Floats, devices: Ints, traces: bool) -> Sequence[Floats]:
         parts: tuple[Part, ...] = ("train", "validation")
         a, b = (self._model.gradients(self.load(part), devices, at) - common for part in parts)
         lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-        return list((np.einsum("kd,kd->k", a, b) / np.maximum(lengths, 1e-30))[:, None])
+        cosines = (np.einsum("kd,kd->k", a, b) / np.maximum(lengths, 1e-30))[:, None]
+        if not traces:
+            return list(cosines)
+        rows, model = self._rows("train+validation"), self._model
+        hessians = [model.hessian_traces(w, rows.of(i)[0]) for w, i in zip(at, devices, strict=True)]
+        return list(np.hstack([cosines, hessians]))
 
     def _evaluate(self, task: tasks.EvaluateModels, device: int) -> Floats:
         models = np.vstack([self._own[device], task.models]) if task.own else task.models

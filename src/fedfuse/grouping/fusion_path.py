@@ -172,12 +172,6 @@ class FusionPathState(FusionTreeState):
         self.path = Path.start(inner, self.info, self.estimates[COMMON_RIDGE])
         return FusePairs.name if self.path.raise_lambda(self.trusted) else end_path(self)
 
-    def proposals(self) -> Ints:
-        """Return the cut of the path's tree and the reading most like the final groups, or the most probable cuts."""
-        if self.simulable is not None or not len(self.groupings):
-            return self.groupings
-        return np.array([self.groupings[-1], self.path.readings[self.path.most_alike(self.labels)]])
-
     def recovery(self) -> list[dict[int, Task]]:
         return [*self.rescaled(), self.installed()]
 

@@ -31,7 +31,7 @@ K. Heller, Z. Ghahramani. Bayesian Hierarchical Clustering. ICML 2005 (merges by
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,7 +41,7 @@ from fedfuse.core.partitions import canonical, group_means
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping import selection
-from fedfuse.grouping.marginal_likelihood import LOOSE_MARGIN, STRICT_MARGIN, Evidence
+from fedfuse.grouping.marginal_likelihood import Evidence
 from fedfuse.grouping.refit import RefitState, Transition, begin_final_fit, begin_fit, refit_steps
 from fedfuse.grouping.selection import UNKNOWN_CONFIDENCE, GroupCheck
 from fedfuse.grouping.simulated_replies import sends_statistics
@@ -62,12 +62,6 @@ MAX_TREE_DEVICES = 1000
 MAX_CHECKS = 3
 # How often groups with structure left in them are split.
 MAX_SPLITS = 4
-# Validation rows of all devices for each parameter of one model; with fewer, groups that differ may look alike.
-MIN_ROWS_PER_PARAMETER = 3
-# Rows of a device for each parameter; where devices have fewer, and are one group, they may differ all the same.
-MIN_ROWS_OF_ONE_GROUP = 2
-# Squared differences of devices inside a group, relative to their models, that need not be excluded.
-MAX_HETEROGENEITY = 0.04
 
 
 @dataclass
@@ -83,7 +77,8 @@ class FusionTreeState(RefitState):
     checks: int = field(init=False, default=0)
     splits: int = field(init=False, default=0)
     already_split: Ints = field(init=False)  # groupings in which groups were split before
-    residual_z: float = field(init=False, default=0.0)  # standard errors by which gradients agree inside groups
+    traces: Floats = field(init=False)  # of every device, with `GradientCosine`
+    difference_odds: Floats = field(init=False)  # of devices to differ from their groups, by their statistics
 
     def __post_init__(self, previous: Outcome | None) -> None:
         super().__post_init__(previous)
@@ -91,6 +86,7 @@ class FusionTreeState(RefitState):
         self.halves, self.estimates = np.zeros((2, m, d)), np.zeros((len(RIDGES), m, d))
         self.groupings, self.already_split = np.empty((2, 0, m), np.int64)
         self.tree, self.confidence = Tree.of(np.empty((0, d))), np.ones(m)
+        self.traces, self.difference_odds = np.zeros((m, 2)), np.zeros((len(selection.RELATIVE_DIFFERENCES), m))
 
     def certain_splits(self, leaves: Ints, who: Ints) -> Bools:
         """Return the nodes of the tree whose sides differ beyond doubt, by these devices and their leaves."""
@@ -131,36 +127,39 @@ class FusionTreeState(RefitState):
         """Fit other groups, from the means of what their members had."""
         return self.group(labels, self.models[self.labels])
 
-    def proposals(self) -> Ints:
-        """Return the groupings that the final one is compared with: those of all ridges, or odds."""
-        return self.groupings
-
     def stability(self) -> float:
-        """Return how well the proposals and the final grouping agree (1: all the same).
+        """Return how probable it is that the groups are right: none hides a difference, and few devices are misplaced.
 
-        Structure that is left inside the groups counts against it, and so do too few rows to tell groups apart.
+        0 where nothing has been compared.
         """
-        if not len(self.groupings):
+        if self.confidence is None or not len(self.groupings):
             return 0.0
-        left = max(0.0, self.residual_z - selection.STRUCTURE_ZSCORE)
-        return float(self._agreement() * self._power() / (1 + left))
-
-    def _agreement(self) -> float:
         who = self.trusted
-        final, others = self.labels[who], [labels[who] for labels in self.proposals()]
-        if self.simulable is None:
-            return selection.agreement([*others, final])
-        return min(selection.agreement([other, final]) for other in others)
+        alike = selection.chance_of_no_difference(self._difference_odds()[:, who], self.labels[who])
+        return alike * selection.chance_of_few_misplaced(self.confidence[who])
 
-    def _power(self) -> float:
-        """Return 1 where there are rows enough to see that devices differ, and less with fewer."""
-        who, d, rows = self.trusted, self.info.d, self.info.counts
-        if self.simulable is not None:  # Of several groups each proves that rows are enough.
-            most = np.median(rows["train+validation"][who]) if self.n_trusted_groups == 1 else np.inf
-            return min(1.0, float(most) / (MIN_ROWS_OF_ONE_GROUP * d))
-        bound = selection.heterogeneity_bound(self.halves[:, who], self.labels[who], rows["train"][who])
-        judged = float(rows["validation"][who].sum()) / (MIN_ROWS_PER_PARAMETER * d)
-        return min(1.0, judged) * min(1.0, MAX_HETEROGENEITY / max(bound, 1e-300))
+    def _difference_odds(self) -> Floats:
+        """Return the log odds that devices differ from their groups, by their last gradients or the evidence."""
+        if self.simulable is not None:
+            return self.difference_odds
+        factors = self.info.counts["train+validation"] / self.loss_units()
+        scores = factors[:, None] * self.residual_gradients("train+validation")
+        sizes = np.sqrt(np.square(self.models[self.labels[self.trusted]]).mean(axis=1))
+        # Geometric mean: a group whose classes can be told apart for certain may have parameters of any size.
+        size = float(np.exp(np.log(np.maximum(sizes, 1e-300)).mean())) if sizes.size else 0.0
+        return selection.difference_odds(scores, self.traces * factors[:, None] ** [1, 2], self.labels, size)
+
+    def residual_gradients(self, part: Part) -> Floats:
+        """Return by how much devices' last gradients differ from their group's; 0 of those that were not heard."""
+        gradients, heard = self.last_gradients[:, self.info.d : -1], ~np.isnan(self.last_gradients[:, -1])
+        weights = np.maximum(np.where(heard, self.info.counts[part], 0), 1e-9)
+        common = group_means(np.nan_to_num(gradients), self.labels, weights)
+        return np.where(heard[:, None], gradients - common[self.labels], 0.0)
+
+    def loss_units(self) -> Floats:
+        """Return what losses are divided by to be log likelihoods: squared errors by twice the variance of noise."""
+        losses = np.nan_to_num(self.last_gradients[:, -1])
+        return np.maximum(2 * losses, 1e-12) if self.info.model.goal == "regression" else np.ones_like(losses)
 
     def recovery(self) -> list[dict[int, Task]]:
         scales = super().recovery()
@@ -187,16 +186,15 @@ def after_fit(state: FusionTreeState) -> str:
     state.checks += 1
     groups = state.n_trusted_groups
     if groups <= 1 or state.simulable is not None:
+        if state.simulable is None:  # There is no other group to be in.
+            state.confidence = np.where(np.isnan(state.last_gradients[:, -1]), UNKNOWN_CONFIDENCE, 1.0)
         return CheckGradients.name
     state.tree = Tree.of(state.models[:groups])
     return CheckGroups.name
 
 
 def group_by_evidence(state: FusionTreeState, simulable: Bools, distances: Floats | None = None) -> str:
-    """Cut the trees of all ridges, and that of these distances, where that is most probable, and improve on the best.
-
-    In place of what other ridges come to, the stability then compares what other odds do.
-    """
+    """Cut the trees of all ridges, and that of these distances, where that is most probable; improve on the best."""
     simulated, labels, suspects = state.simulated(), np.arange(state.info.m), state.suspects
     who = np.flatnonzero(simulable & ~suspects)
     if not who.size:
@@ -209,13 +207,12 @@ def group_by_evidence(state: FusionTreeState, simulable: Bools, distances: Float
     if distances is not None:
         trees.append(Tree.linked(distances[np.ix_(who, who)]))
     found = [evidence.grouped(tree, moments) for tree in trees]
-    best = max(range(len(found)), key=lambda k: evidence.total(found[k], moments))
-    others = [replace(evidence, margin=odds).grouped(trees[best], moments) for odds in (LOOSE_MARGIN, STRICT_MARGIN)]
-    for grouping in (found[best], *others):
-        labels[who] = state.info.m + grouping  # A device that was not heard is alone.
-        state.propose(labels)
+    best = max(found, key=lambda grouping: evidence.total(grouping, moments))
+    labels[who] = state.info.m + best  # A device that was not heard is alone.
+    state.propose(labels)
     state.confidence = np.where(suspects, 1.0, UNKNOWN_CONFIDENCE)  # Nobody is to be put with suspects.
-    state.confidence[who] = evidence.confidence(found[best], moments)
+    state.confidence[who] = evidence.confidence(best, moments)
+    state.difference_odds[:, who] = evidence.difference_odds(best, moments)
     return state.group_by_estimates(state.groupings[0])
 
 
@@ -324,8 +321,16 @@ class CheckGroups(EvaluationStep[FusionTreeState]):
         return GroupCheck(state.tree, state.models[: len(state.tree.leaves)], most)
 
     def take(self, state: FusionTreeState) -> str:
-        rows, certain = state.info.counts["validation"], state.certain_splits(state.labels, state.trusted)
-        new, state.confidence = self._check(state).regroup(state.labels, state.answers, rows, state.suspects, certain)
+        counts, certain, check = (
+            state.info.counts,
+            state.certain_splits(state.labels, state.trusted),
+            self._check(state),
+        )
+        new, excess = check.regroup(state.labels, state.answers, counts["validation"], state.suspects, certain)
+        gradients, units = state.residual_gradients("train"), state.loss_units()
+        confidence = check.confidence(state.labels, excess, gradients, counts, units)
+        confidence = np.where(np.isnan(confidence), UNKNOWN_CONFIDENCE, confidence)
+        state.confidence = np.where(state.suspects, 1.0, confidence)  # Nobody is to be put with suspects.
         if state.checks >= MAX_CHECKS or (new == state.labels).all():
             return CheckGradients.name
         return state.regroup(new)
@@ -338,18 +343,19 @@ class CheckGradients(Step[FusionTreeState]):
 
     def ask(self, state: FusionTreeState, devices: Ints) -> list[Task]:
         models, gradients = (each.astype(state.info.dtype) for each in (state.models, state.fit.gradients))
-        return [GradientCosine(models[c], gradients[c]) for c in state.labels[devices]]
+        return [GradientCosine(models[c], gradients[c], state.simulable is None) for c in state.labels[devices]]
 
     def skip(self, state: FusionTreeState) -> Bools:
         # Nothing can be left inside one device.
         return np.asarray(np.bincount(state.labels)[state.labels] == 1)
 
     def possible(self, state: FusionTreeState, device: int, answer: Floats) -> bool:
-        return bool(abs(answer[0]) <= 1 + SOLVER_TOLERANCE)
+        return bool(abs(answer[0]) <= 1 + SOLVER_TOLERANCE and (answer[1:] >= 0).all())
 
     def take(self, state: FusionTreeState) -> str:
-        cosines = state.filled(np.zeros((state.info.m, 1)))[:, 0]
-        state.residual_z = selection.z_score(cosines)
+        width = 1 if state.simulable is not None else 3
+        answers = state.filled(np.zeros((state.info.m, width)))
+        cosines, state.traces = answers[:, 0], answers[:, 1:]
         groups = selection.structured_groups(cosines, state.labels) if state.simulable is None else []
         if not groups or state.splits >= MAX_SPLITS or self._split_before(state):
             return begin_final_fit(state)

@@ -25,12 +25,11 @@ import numpy as np
 import scipy
 
 from fedfuse.core.dendrogram import Tree
-from fedfuse.grouping.selection import nearest
+from fedfuse.grouping.selection import difference_odds, nearest
 from fedfuse.utils.typing import Floats, Ints
 
-# Log odds by which more groups must be more probable than fewer (1000 : 1). What is found with LOOSE_MARGIN (even odds)
-# and STRICT_MARGIN (a million : 1) shows how sure that is.
-MARGIN, LOOSE_MARGIN, STRICT_MARGIN = 7.0, 0.0, 14.0
+# Log odds by which more groups must be more probable than fewer (1000 : 1).
+MARGIN = 7.0
 # Groups that a device, or another group, is tried with.
 MAX_NEIGHBOURS = 10
 # Sweeps over all devices in a search for a better grouping.
@@ -145,6 +144,15 @@ class Evidence:
         """Return for every device how probable its group is beside the one that comes next."""
         groups = _Groups(self, labels, moments)
         return np.array([scipy.special.expit(-groups.best_move(i)[1]) for i in range(len(labels))])
+
+    def difference_odds(self, labels: Ints, moments: Floats) -> Floats:
+        """Return the log odds that devices differ from their groups (`selection.difference_odds`)."""
+        d, total = len(self.prior_mean), np.zeros((labels.max() + 1, *moments.shape[1:]))
+        np.add.at(total, labels, moments)
+        models, hessians = self.models(total)[labels], moments[:, :d, :d]
+        scores = moments[:, :d, d] - np.einsum("kij,kj->ki", hessians, models)
+        traces = np.column_stack([np.einsum("kii->k", hessians), np.square(hessians).sum(axis=(1, 2))])
+        return difference_odds(scores, traces, labels, float(np.sqrt(np.square(models).mean())))
 
 
 def _noise_prior(squares: Floats, free: Floats) -> tuple[float, float]:

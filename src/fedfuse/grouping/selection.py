@@ -8,15 +8,14 @@ gradients of devices still agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 import scipy
 
 from fedfuse.core.dendrogram import WORSE_ZSCORE, PairedLosses, Tree, alike, sharing
-from fedfuse.core.partitions import adjusted_rand, group_means
+from fedfuse.core.partitions import group_means
 from fedfuse.protocol.reply_checks import apart
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Bools, Floats, Ints
@@ -33,6 +32,14 @@ STRUCTURE_ZSCORE = 2.33
 MAX_COMPARED = 5000
 # Confidence in the group of a device that has not answered.
 UNKNOWN_CONFIDENCE = 0.5
+# Differences of parameters inside a group that are considered, relative to their usual size.
+RELATIVE_DIFFERENCES = np.array([0.2, 0.4, 0.8, 1.6])
+# How probable it is beforehand that one device differs from its group, beside that all do.
+SINGLE_DIFFERENCE_PRIOR = 0.01
+# Exponent of likelihoods at models that are estimates: by themselves they are too sure (benchmarks/calibration.py).
+LIKELIHOOD_POWER = 0.3
+# Share of the devices that may be in the wrong group for a grouping to count as right.
+MAX_MISPLACED_SHARE = 0.02
 
 
 def certain_splits(tree: Tree, leaves: Ints, halves: Floats, weights: Ints) -> Bools:
@@ -127,18 +134,37 @@ class GroupCheck:
     def regroup(
         self, labels: Ints, answers: Mapping[int, Floats], rows: Ints, suspects: Bools, certain: Bools
     ) -> tuple[Ints, Floats]:
-        """Return new labels, after moves and merges, and the confidence in every device's group."""
+        """Return new labels, after moves and merges, and how much worse the nearest others are in every row (m x k)."""
         moved, losses, tried = labels.copy(), [], self.near.shape[1]
-        confidence = np.where(suspects, 1.0, UNKNOWN_CONFIDENCE)  # Nobody is to be put with suspects.
+        excess = np.full((len(labels), tried), np.nan)
         for i, answer in answers.items():
             c = int(labels[i])
             first = 1 + len(self.above[c])
             losses.append(PairedLosses.read(c, int(rows[i]), answer))
-            other, z, confidence[i] = best_alternative(losses[-1], first, tried)
+            other, z, _ = best_alternative(losses[-1], first, tried)
+            excess[i] = losses[-1].means[first : first + tried] - losses[-1].means[0]
             if z < -MOVE_ZSCORE:
                 moved[i] = self.near[c, other]
         cut = self.tree.cut(losses, certain, z=WORSE_ZSCORE * sharing(labels[~suspects]))
-        return apart(cut[np.minimum(moved, self.tree.n - 1)], suspects), confidence
+        return apart(cut[np.minimum(moved, self.tree.n - 1)], suspects), excess
+
+    def confidence(
+        self, labels: Ints, excess: Floats, gradients: Floats, counts: Mapping[str, Ints], units: Floats
+    ) -> Floats:
+        """Return how probable each device's group is beside the one that comes next; nan if it has not answered.
+
+        A device's validation rows say by themselves how much better its group's model is. Of its training rows it is
+        known from the gradient at that model, and from how the loss of the whole group grows towards the other model;
+        they count for less the larger their part in the group's model is, which has been fitted to them. Losses
+        are divided by ``units`` to be log likelihoods.
+        """
+        train, validation, c = counts["train"], counts["validation"], np.minimum(labels, self.tree.n - 1)
+        judges = validation * ~np.isnan(excess[:, 0])
+        growth = group_means(np.nan_to_num(excess), labels, np.maximum(judges, 1e-9))[labels]
+        slope = np.einsum("kd,kjd->kj", gradients, self.models[self.near[c]] - self.models[c][:, None])
+        unseen = train * (1 - train / np.maximum(np.bincount(labels, train)[labels], 1))
+        better = (validation[:, None] * excess + unseen[:, None] * (slope + growth)) / units[:, None]
+        return np.asarray(scipy.special.expit(LIKELIHOOD_POWER * better.min(axis=1)))
 
 
 def structured_groups(cosines: Floats, labels: Ints) -> list[int]:
@@ -161,28 +187,41 @@ def split_in_two(labels: Ints, groups: Iterable[int], estimates: Floats) -> Ints
     return new
 
 
-def heterogeneity_bound(halves: Floats, labels: Ints, weights: Ints) -> float:
-    """Return an upper bound (95 %) on how much devices may still differ inside groups, squared, relative to models.
+def difference_odds(scores: Floats, traces: Floats, labels: Ints, size: float) -> Floats:
+    """Return the log odds that each device's model differs from its group's, against that it is the same.
 
-    The two halves of a device's rows give estimates with independent noise (2 x m x d). So the inner product of what
-    either has beyond its group's mean is, on average, the squared difference itself, and that of the estimates is the
-    squared length of a model.
+    One row for each of `RELATIVE_DIFFERENCES`, times ``size``, the usual size of a parameter. ``scores`` are gradients
+    of the devices' log likelihoods at their group's model (m x d), ``traces`` those of their negative Hessians A and of
+    A squared (m x 2). If a device's own parameters are spread by tau around the group's, its score has the covariance
+    A + tau^2 A^2. The odds are those of random effects, where A is taken to be the same in all of tr(A)^2 / tr(A^2)
+    directions. A group's model has been fitted to the device's rows as well, which leaves less noise in its score.
     """
-    inside = np.bincount(labels)[labels] > 1 if labels.size else np.zeros(0, np.bool_)
-    if not inside.any():
-        return 0.0
-    first, second = (half - group_means(half, labels, weights)[labels] for half in halves)
-    weight = np.where(inside, weights, 0) / weights[inside].sum()
-    products = np.einsum("kd,kd->k", first, second)
-    mean = float(weight @ products)
-    error = float(np.sqrt(np.square(weight) @ np.square(products - mean)))
-    length = float(weight @ np.einsum("kd,kd->k", *halves))
-    return (mean + WORSE_ZSCORE * error) / length if length > 0 else np.inf
+    trace, square = np.maximum(traces.T, 1e-300)
+    together, variance = np.bincount(labels)[labels] > 1, np.square(RELATIVE_DIFFERENCES * size)[:, None]
+    free = trace**2 / square * (1 - trace / np.bincount(labels, trace)[labels])
+    growth = variance * square / trace
+    odds = (variance * np.square(scores).sum(axis=1) / (1 + growth) - free * np.log1p(growth)) / 2
+    return np.where(together, odds, 0.0)
 
 
-def agreement(groupings: Sequence[Ints]) -> float:
-    """Return how well groupings agree, over all pairs (1: all are the same)."""
-    return float(np.clip(np.mean([adjusted_rand(x, y) or 0.0 for x, y in combinations(groupings, 2)]), 0, 1))
+def chance_of_no_difference(odds: Floats, labels: Ints) -> float:
+    """Return how probable it is that devices of one group have one model, from `difference_odds`.
+
+    Beside it stand that all of them differ, which is as probable beforehand where all devices are with others, and that
+    one device does. How much they may differ is uniform up to the largest of `RELATIVE_DIFFERENCES`.
+    """
+    together = sharing(labels)
+    if not together:
+        return 1.0
+    prior = together * RELATIVE_DIFFERENCES / RELATIVE_DIFFERENCES.sum()
+    every = scipy.special.logsumexp(odds.sum(axis=1), b=prior)
+    single = scipy.special.logsumexp(odds, b=prior[:, None] * SINGLE_DIFFERENCE_PRIOR / len(labels))
+    return float(scipy.special.expit(-np.logaddexp(every, single)))
+
+
+def chance_of_few_misplaced(confidence: Floats) -> float:
+    """Return how probable it is that at most one device in fifty is in the wrong group (Poisson)."""
+    return float(scipy.special.pdtr(np.floor(MAX_MISPLACED_SHARE * confidence.size), np.sum(1 - confidence)))
 
 
 def z_score(cosines: Floats) -> float:

@@ -240,9 +240,10 @@ class StepMethod(Method[S], GathersReplies, AdmitsNewcomers):
     def _take_in(self, state: S, devices: Ints, values: list[Floats]) -> Residuals | None:
         """Take in the answers that honest devices can give, and go on if they are complete."""
         step, answers = self.step(state), {int(i): v for i, v in zip(devices, values, strict=True)}
-        if step is not None and not step.for_all and self.robust != "none":
+        if step is not None and not step.for_all:
             wrong = [i for i, answer in answers.items() if not step.possible(state, i, answer)]
-            state.expel(wrong, f"its answer is none that an honest device can give ({step.name})")
+            if self.robust != "none":
+                state.expel(wrong, f"its answer is none that an honest device can give ({step.name})")
             answers = {i: answer for i, answer in answers.items() if not state.suspects[i]}
         state.answers |= answers
         state.silent[list(answers)] = 0

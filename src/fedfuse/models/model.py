@@ -21,6 +21,8 @@ Shape: TypeAlias = tuple[int, ...]
 Rngs: TypeAlias = list[np.random.Generator] | None
 Data = TypeVar("Data")
 M = TypeVar("M", bound="Model[Any]")
+# Rows that tell the traces of a Hessian: all pairs of them are compared.
+MAX_TRACE_ROWS = 500
 _FITTING: dict[Goal, str] = {"classification": "SoftmaxRegression()", "regression": "LinearRegression()"}
 
 
@@ -156,6 +158,21 @@ class Model(ABC, Generic[Data]):
             away = outputs - np.eye(self.n_classes)[np.asarray(y, dtype=np.int64)]
         sums = (weights[:, None] * away).T @ np.column_stack([X, np.ones(len(X))])
         return self.flat(sums / max(len(X), 1))
+
+    def hessian_traces(self, w: Floats, X: Floats) -> Floats:
+        """Return the traces of the Hessian of the mean loss of rows, and of its square, where scores are linear.
+
+        The Hessian is the mean over rows of Kronecker's product of S and z z', where z is a row with a 1 for the
+        intercept, and S is 2 for squared errors and diag(p) - p p' for probabilities p.
+        """
+        X = np.asarray(X[:MAX_TRACE_ROWS], np.float64)
+        Z, n = np.column_stack([X, np.ones(len(X))]), max(len(X), 1)
+        S, pairs = np.full(len(Z), 2.0), np.full((len(Z), len(Z)), 4.0)
+        if self.goal == "classification":
+            P = self.outputs(np.asarray(w, np.float64), X)
+            products, cross = P @ P.T, P @ np.square(P).T
+            S, pairs = 1 - np.square(P).sum(axis=1), products - cross - cross.T + np.square(products)
+        return np.array([S @ np.square(Z).sum(axis=1) / n, (pairs * np.square(Z @ Z.T)).sum() / n**2])
 
     def to_config(self) -> dict[str, Any]:
         """Return the model as JSON-ready data (see `models.from_config`)."""

@@ -300,13 +300,16 @@ class GradientCosine(_Message):
 
     From both, ``common`` is taken first: the gradient of your whole group. Where the group's model suits a device,
     what is left is noise and independent, and the cosine is around zero. Where it does not, both point the same way.
+    With ``traces``, two numbers follow, which say how long gradients are by noise and by differences of models: the
+    traces of the Hessian of the loss of all rows but those of the test, and of the Hessian squared.
     """
 
     at: Floats
     common: Floats
+    traces: bool = False
 
     def floats_up(self, d: int) -> int:
-        return 1
+        return 1 + 2 * self.traces
 
 
 @dataclass(frozen=True)

@@ -249,13 +249,13 @@ def _listed(scores: Mapping[str, float], metric: str) -> str:
 
 
 def doubt(result: Result) -> str:
-    """Say why the grouping is uncertain: devices between two groups, or groupings that differ when repeated."""
+    """Say why the grouping is uncertain: devices between two groups, or a low probability that it is right."""
     m, noun, reasons = len(result.labels), noun_of(result.profile), []
     if unsure := len(result.unsure):
         fit = "fits" if unsure == 1 else "fit"
         reasons.append(f"{unsure:,} of {noun.count(m)} {fit} two groups about equally well")
     if not unsure or (result.stability or 0.0) < MIN_CONFIDENCE:
-        reasons.append(f"groupings found in different ways agree only in part ({result.stability:.2f} of 1)")
+        reasons.append(f"the rows leave room for other groups (stability {result.stability:.2f} of 1)")
     return f"The grouping is uncertain: {', and '.join(reasons)}"
 
 

@@ -65,7 +65,7 @@ class Result:
     lam
         The strength of the penalty that was used; None for methods without one.
     stability
-        Confidence in the grouping as a whole (0 to 1), where the method can tell.
+        Probability that the grouping is right, where the method can tell.
     confidence
         Probability for every device that no other group's model fits it better, where the method can tell.
     certificate
