@@ -8,7 +8,7 @@ from scipy.optimize import approx_fprime
 
 from fedfuse.data.federation import Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models import SoftmaxRegression
+from fedfuse.models import LinearRegression, SoftmaxRegression
 from fedfuse.protocol.local_work import Work
 from fedfuse.utils import threads as _threads
 from support import plain_models as plain
@@ -247,3 +247,16 @@ def test_wrong_use_is_explained():
     model, _, data, devices, w, _ = setup()
     with pytest.raises(FedfuseError, match="one random generator per device"):
         model.train(data, devices, w, None, 0.0, WORKS["batches"])
+
+
+@pytest.mark.parametrize("model", [SoftmaxRegression().sized(3, 4), LinearRegression().sized(3, 0)])
+def test_traces_are_those_of_the_hessian(model):
+    """By differences of the gradient, column by column."""
+    rng, w = np.random.default_rng(0), np.random.default_rng(1).normal(size=model.d)
+    X, ones = rng.normal(size=(9, 3)), np.ones(9)
+    y = rng.integers(0, 4, 9)
+    steps = 1e-5 * np.eye(model.d)
+    ends = [[model.weighted_gradient(w + s * e, X, y, ones) for s in (1, -1)] for e in steps]
+    H = np.array([(a - b) / 2e-5 for a, b in ends])
+    np.testing.assert_allclose(model.hessian_traces(w, X), [np.trace(H), np.trace(H @ H)], rtol=1e-6)
+    assert not model.hessian_traces(w, X[:0]).any()
