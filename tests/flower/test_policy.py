@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import urllib.error
 import urllib.request
 
@@ -168,3 +170,23 @@ def test_versions_are_compared_on_both_sides(tmp_path, monkeypatch):
     assert reason.endswith("install the same version of fedfuse on both")
     with pytest.raises(messages.UnreadableError, match=r"the server speaks protocol 1 \(fedfuse unknown\)"):
         messages.check_protocol({}, "the server")
+
+
+def test_a_full_disk_ends_a_run_on_flower_with_one_line(tmp_path, monkeypatch):
+    grid = grid_of({}, tmp_path, monkeypatch)
+    sync, calls = os.fsync, []
+
+    def full_after_a_while(handle):
+        calls.append(handle)
+        if len(calls) > 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_after_a_while)
+        with pytest.raises(FedfuseError, match=r"cannot write to .*: No space left on device$"):
+            serve(grid, {**CONFIG, "out": str(tmp_path / "run")})
+    assert events(tmp_path / "run" / "audit.jsonl")[-1]["reason"].endswith("No space left on device")
+    result = serve(grid_of({}, tmp_path, monkeypatch), {**CONFIG, "out": str(tmp_path / "run")})
+    assert result.rounds == 4
+    assert len(result.history) == 4
