@@ -221,9 +221,8 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     def read() -> dict[str, npt.NDArray[Any]]:
         with _open(path) as file, zipfile.ZipFile(file) as archive:
             members, size = archive.infolist(), os.fstat(file.fileno()).st_size
-            plain = [member for member in members if member.compress_type == zipfile.ZIP_STORED]
-            packed = sum(member.file_size for member in members if member not in plain)
-            if sum(member.file_size for member in plain) > size or packed > MAX_UNPACKED_BYTES:
+            plain = sum(member.file_size for member in members if member.compress_type == zipfile.ZIP_STORED)
+            if plain > size or sum(member.file_size for member in members) - plain > MAX_UNPACKED_BYTES:
                 raise ValueError("its arrays are larger than fedfuse writes them")
             return {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
 
