@@ -1,6 +1,8 @@
 """One bad node stops nobody: it is left out and named, may come back, and the others go on."""
 
 import json
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from fedfuse.flower import node_registry as nodes
 from fedfuse.flower.client import build_model, facts_of, node_key
 from fedfuse.flower.node_registry import NodeRegistry
 from fedfuse.flower.server import gather, serve
+from fedfuse.report.explanations import warnings
 from fedfuse.results.result import Result
 from support.liars import hello_with
 from support.local_grid import LocalGrid
@@ -322,3 +325,52 @@ def test_fuzzed_hellos_neither_crash_nor_hang(seed):
             Message(fuzzed(rng), reply_to=asked) if asked.metadata.dst_node_id == 1001 else answer
         )
         assert gather(NodeRegistry(grid), 3, 5).names == ("0", "2")
+
+
+# -- absence
+
+
+def test_a_device_that_is_seldom_heard_is_unsure(tmp_path):
+    federation = planted(m=6)
+    grid = LocalGrid(app_of(federation), 6)
+    rounds = []
+
+    class Stop(ff.Callback):
+        def on_round(self, run, row):
+            rounds.append(row["round"])
+
+    grid.forge = lambda asked, answer: None if asked.metadata.dst_node_id == 1002 and rounds else answer
+    config = CONFIG | {"out": str(tmp_path / "run"), "set": "solver=exact deadline=0.3"}
+    result = serve(grid, config, callbacks=(Stop(),))
+    assert result.unsure.tolist() == [2]
+    assert result.summary()["unsure"] == ["2"]
+    assert Result.load(tmp_path / "run").unsure.tolist() == [2]
+    assert any("answered too seldom" in line for line in warnings(result))
+
+
+def test_deadlines_hold_while_a_pull_is_stuck(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_module, "_PULL_SECONDS", 0.2)
+    federation = planted(m=4, groups=1)
+    grid = LocalGrid(app_of(federation), 4)
+    pull, stuck = grid.pull_messages, threading.Event()
+
+    def blocking(ids):
+        ids = list(ids)
+        if any(grid._box[i].metadata.dst_node_id == 1001 for i in ids if i in grid._box) and rounds:
+            stuck.wait(60)  # A node that died in mid-upload: Flower waits for its objects.
+        return pull(ids)
+
+    rounds, times = [], []
+
+    class Watch(ff.Callback):
+        def on_round(self, run, row):
+            rounds.append(row["replies"])
+            times.append(time.monotonic())
+
+    monkeypatch.setattr(grid, "pull_messages", blocking)
+    config = CONFIG | {"out": str(tmp_path / "run"), "set": "solver=exact deadline=1"}
+    serve(grid, config, callbacks=(Watch(),))
+    stuck.set()
+    assert max(np.diff(times)) < 4
+    assert rounds[0] == 4
+    assert rounds[-1] == 3

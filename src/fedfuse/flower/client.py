@@ -38,7 +38,9 @@ from fedfuse.flower.messages import (
 from fedfuse.flower.policy import OrderLog, Policy
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
-from fedfuse.protocol.tasks import Order, Rescale
+from fedfuse.protocol.sufficient_statistics import tells_rows
+from fedfuse.protocol.tasks import Order, Rescale, SendSufficientStatistics
+from fedfuse.utils.typing import Ints
 
 Config: TypeAlias = Mapping[str, Any]
 Load: TypeAlias = Callable[[str, Config], Any]  # (device, configuration) -> (X, y) or Federation
@@ -46,6 +48,7 @@ Build: TypeAlias = Callable[[], Any]  # () -> Model, torch module, name or None
 Cached = TypeVar("Cached")
 _STATE = "fedfuse"
 ORDERS = "orders.jsonl"  # in a node's state directory: the orders it was given
+MIN_PRIVATE_ROWS = 3  # of a part whose losses, gradients or moments leave a node; they would tell one row, or two
 _MAX_CACHED = 256  # devices per process of a simulation
 
 
@@ -111,7 +114,10 @@ def _policy(context: Context) -> Policy | None:
 
 
 def _refusal(envelope: Envelope, context: Context, rows: Federation) -> str | None:
-    """Return why this node's policy refuses an order, which is noted; None if it does not."""
+    """Return why this node refuses an order, which is noted if its policy does; None if it does not."""
+    private = "partition-id" not in context.node_config
+    if private and isinstance(envelope.order.task, SendSufficientStatistics) and tells_rows(rows):
+        return "it does not sum up so few rows: their means and covariances would tell them"
     if (policy := _policy(context)) is None:
         return None
     name, n = _device_name(context), int(np.diff(rows.cuts[0])[0])
@@ -158,7 +164,18 @@ def _load_rows(load: Load, context: Context) -> Federation:
         data = Federation.from_arrays({name: data}, goal=config.get("goal") or None)
     if data.m != 1:
         raise FedfuseError(f"device {name!r}: load must return the rows of one device, got those of {data.m}")
-    return replace(data, names=(name,), truth=None, encoder=None)
+    cuts = data.cuts if "partition-id" in config else private_cuts(data.cuts, name)
+    return replace(data, names=(name,), cuts=cuts, truth=None, encoder=None)
+
+
+def private_cuts(cuts: Ints, name: str) -> Ints:
+    """Return cut points with no validation part of one or two rows: it takes training rows, or joins them."""
+    start, validation, test, stop = map(int, cuts[0])
+    if test - start < MIN_PRIVATE_ROWS:
+        raise FedfuseError(f"device {name!r} has fewer than {MIN_PRIVATE_ROWS} rows to train on: sums would tell them")
+    if 0 < test - validation < MIN_PRIVATE_ROWS:
+        validation = test - MIN_PRIVATE_ROWS if test - start >= 2 * MIN_PRIVATE_ROWS else test
+    return np.array([[start, validation, test, stop]])
 
 
 def _build_device(federation: Federation, build: Build | None, envelope: Envelope) -> Device:

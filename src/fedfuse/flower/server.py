@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -71,6 +72,8 @@ def serve(
     """Wait for devices, train, and write the result."""
     chosen, given = method_and_settings(config)
     settings = Settings(**given)
+    # A message that outlives its round keeps its device from the next one, unless late replies are used.
+    longest = settings.deadline if settings.deadline is not None and settings.late == "refuse" else np.inf
     nodes = NodeRegistry(grid, str(config.get("identities", "auto")))  # type: ignore[arg-type]
     out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
     monitor, resumed = Monitor(nodes), RunDirectory(out).started
@@ -86,7 +89,7 @@ def serve(
         engine = FlowerEngine(
             grid, federation.names, fitting, seed=settings.seed, dtype=settings.dtype, noise=settings.noise(),
             setup={"classes": plain_labels(federation.classes)}, nodes=nodes,
-            ttl=float(config.get("ttl", 600)), grace=float(config.get("grace", 15)),
+            ttl=min(float(config.get("ttl", 600)), longest), grace=float(config.get("grace", 15)),
         )  # fmt: skip
         hooks = (*callbacks, ReportCallback(nodes), monitor)
         if resumed:

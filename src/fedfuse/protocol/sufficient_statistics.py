@@ -15,9 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedfuse.core.moments import unpack_moments
+from fedfuse.data.federation import Federation
 from fedfuse.protocol.tasks import SUMMARISED
 from fedfuse.utils.typing import Floats, Ints
 
+# Rows for each column of a part that is summed up, where rows are private: means and covariances of fewer tell rows.
+MIN_ROWS_PER_COLUMN = 2
 # Ridge of the fit whose residuals say how uneven noise is.
 RESIDUAL_RIDGE = 1e-2
 # A row of more leverage says nothing of the noise.
@@ -91,6 +94,13 @@ def parts(sent: Floats) -> dict[str, Floats]:
     """Return what was sent of every part (one row for each device)."""
     pieces = np.split(np.asarray(sent[:, :-1], np.float64), len(SUMMARISED), axis=1)
     return dict(zip(SUMMARISED, pieces, strict=True))
+
+
+def tells_rows(federation: Federation) -> bool:
+    """Whether a part of some device has so few rows that its sums would tell them."""
+    columns = federation.n_features + (federation.goal == "regression")
+    counts = np.stack([federation.rows(part).counts for part in SUMMARISED])
+    return bool(((counts > 0) & (counts < MIN_ROWS_PER_COLUMN * columns)).any())
 
 
 # -- on the device

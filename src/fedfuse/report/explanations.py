@@ -187,6 +187,11 @@ def warnings(result: Result, names_width: int = 0) -> list[str]:
     found = []
     if result.uncertain:
         found.append(doubt(result) + named(result.unsure))
+    seldom = np.flatnonzero([] if result.confidence is None else result.confidence == 0)
+    if seldom.size:
+        found.append(
+            f"{noun_of(result.profile).count(seldom.size)} answered too seldom for a sure group{named(seldom)}"
+        )
     if result.cut_short:
         found.append(f"{_capital(title(result.method['method']))} {cut_short(result.rounds)}: give it more rounds")
     if result.suspects.size:

@@ -33,6 +33,7 @@ from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.privacy import spent
 from fedfuse.protocol.reply_checks import absurd_scores, overlong
+from fedfuse.protocol.sufficient_statistics import tells_rows
 from fedfuse.protocol.tasks import (
     EVALUATION_ROUND,
     EnvelopeTrain,
@@ -360,7 +361,7 @@ class Run:
             scores=values,
             sums={part: s for part, s in scores.items() if s.ndim > 1},
             stability=found.stability,
-            confidence=found.confidence,
+            confidence=self._confidence(found),
             kept=dict(found.kept),
             history=pd.DataFrame(self.history),
             cost_floats=self.ledger.floats,
@@ -374,6 +375,15 @@ class Run:
             unheard=np.setdiff1d(self.transport.unheard, found.suspects).astype(np.int64),
             left_out={self.federation.names[i]: why for i, why in sorted(suspects.items())},
         )
+
+    def _confidence(self, found: Outcome) -> Floats | None:
+        """Return how sure every device's group is; of who was seldom heard nothing is."""
+        seldom = self.transport.seldom_heard
+        if not seldom.size:
+            return found.confidence
+        confidence = np.full(self.info.m, np.nan) if found.confidence is None else found.confidence.copy()
+        confidence[seldom] = 0.0
+        return confidence
 
     def _suspects(self, found: Outcome, scores: dict[str, Floats]) -> dict[int, str]:
         """Return the devices that seem to lie, and why."""
@@ -509,6 +519,7 @@ def info_of(
     parts: tuple[Part, ...] = ("train", "validation")
     counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
     if not federation.here:  # Rows that nobody here has seen weigh no more than others' make credible.
+        share = "models" if tells_rows(federation) else share
         counts = {part: np.minimum(n, upper_fence(n[n > 0])).astype(np.int64) for part, n in counts.items()}
     counts["train+validation"] = counts["train"] + counts["validation"]
     return FederationInfo(federation.m, model, counts, initial, np.dtype(dtype), federation.truth, seed, share)

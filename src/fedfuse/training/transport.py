@@ -24,6 +24,7 @@ from fedfuse.protocol.tasks import EVALUATION_ROUND, Order, Reply, Task
 from fedfuse.utils.typing import Floats, Ints
 
 MAX_PEEKS = 2  # Times that a device is asked for its model where it does not answer.
+MIN_HEARD_RATIO = 1 / 3  # Of the median of replies; with fewer, absence would look like difference.
 CLOCK_TOLERANCE = 1e-9  # Relative rounding error of a sum of times.
 
 
@@ -53,7 +54,7 @@ class Transport:
         self.updates = 0
         self._overdue: dict[tuple[int, int], PendingOrder] = {}  # By device and round.
         self._last = np.full(m, -1, np.int64)  # The round that each device was last asked in.
-        self._asked, self._heard = np.zeros(m, np.bool_), np.zeros(m, np.bool_)  # Asked for floats; answered with some.
+        self._asked, self._heard = np.zeros((2, m), np.int64)  # Orders for floats; replies with some that were used.
         self._arrived: deque[Reply] = deque()
         self._gate: dict[str, Any] = {"m": m, "d": d, "dtype": dtype}
 
@@ -67,7 +68,7 @@ class Transport:
             self.ledger.sent(order)
             self.open[order.device] = PendingOrder(order, now, self.updates)
             self._last[order.device] = order.round
-            self._asked[order.device] |= order.task.floats_up(self._gate["d"]) > 0
+            self._asked[order.device] += order.task.floats_up(self._gate["d"]) > 0
         self.engine.submit(orders)
 
     def gather(self, wanted: int, patience: float | None = None, *, late: bool = False) -> list[ReceivedReply]:
@@ -133,7 +134,7 @@ class Transport:
     def use(self, heard: Sequence[ReceivedReply]) -> None:
         """Count replies as used."""
         self.ledger.used += len(heard)
-        self._heard[[h.reply.device for h in heard if h.reply.floats_up]] = True
+        np.add.at(self._heard, np.array([h.reply.device for h in heard if h.reply.floats_up], np.int64), 1)
 
     def drop(self, heard: Sequence[ReceivedReply], reason: str) -> None:
         """Count replies as refused."""
@@ -177,7 +178,13 @@ class Transport:
     def unheard(self) -> Ints:
         """The devices that were asked for something and never sent an answer in time, good or bad."""
         blamed = np.array([int(i) for i in self.ledger.blamed], np.int64)
-        return np.setdiff1d(np.flatnonzero(self._asked & ~self._heard), blamed)
+        return np.setdiff1d(np.flatnonzero((self._asked > 0) & (self._heard == 0)), blamed)
+
+    @property
+    def seldom_heard(self) -> Ints:
+        """The devices that left orders unanswered, and were heard far less often than most."""
+        few = self._heard < MIN_HEARD_RATIO * np.median(self._heard)
+        return np.flatnonzero(few & (self._heard > 0) & (self._heard < self._asked))
 
     @property
     def unsettled(self) -> bool:
@@ -245,7 +252,7 @@ class Transport:
         under way is not ``kept``, it will never come, and devices are asked again.
         """
         self._last = arrays["post_last"]
-        self._asked, self._heard = arrays["post_asked"], arrays["post_heard"]
+        self._asked, self._heard = (arrays[name].astype(np.int64) for name in ("post_asked", "post_heard"))
         self._overdue = _table(arrays["post_overdue"], tasks)
         under_way = _table(arrays["post_open"], tasks)
         if kept:
