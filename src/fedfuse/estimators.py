@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -19,6 +19,7 @@ from sklearn.utils import Tags, check_array, check_random_state, check_X_y
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedfuse.data.checks import relative_weights
 from fedfuse.data.encoders import unscaled_encoder
 from fedfuse.data.federation import Federation, Goal, default_features, shuffled_rows
 from fedfuse.errors import FedfuseError, guess
@@ -41,6 +42,7 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         rounds: int = 500,
         tol: float = 1e-4,
         participation: float = 1.0,
+        class_weight: str | Mapping[Any, float] | None = None,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         self.method = method
@@ -48,6 +50,7 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         self.rounds = rounds
         self.tol = tol
         self.participation = participation
+        self.class_weight = class_weight
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Tags:
@@ -90,14 +93,22 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return X, y, groups
 
-    def _fit(self, X: Floats, y: npt.NDArray[Any], groups: Any, goal: Goal, classes: Sequence[Any] = ()) -> Floats:
+    def _fit(
+        self,
+        X: Floats,
+        y: npt.NDArray[Any],
+        groups: Any,
+        weights: Floats | None,
+        goal: Goal,
+        classes: Sequence[Any] = (),
+    ) -> Floats:
         """Train on rows and class numbers or values; return each group's table of coefficients, the fallback's last.
 
         A table is outputs x (features + 1), the intercept last, in the units of X and of this y.
         """
         distinct, codes = _distinct(groups, len(X))
         self.groups_ = distinct.to_numpy()
-        scaler = StandardScaler().fit(X)
+        scaler = StandardScaler().fit(X, sample_weight=weights)
         counts = np.bincount(codes)
         seed = self._seed()  # once: a RandomState gives another one each time
         order = np.argsort(codes, kind="stable")[shuffled_rows(counts, seed)]
@@ -109,6 +120,7 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             goal=goal,
             classes=tuple(classes),
             features=default_features(X.shape[1]) if self.encoder_ is None else self.encoder_.features,
+            weights=None if weights is None else weights[order],
         )
         self.result_ = self._train(federation, seed)
         self.labels_ = self.result_.labels
@@ -133,6 +145,7 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _train(self, federation: Federation, seed: int) -> Result:
         how: dict[str, Any] = {"rounds": self.rounds, "participation": self.participation, "tol": self.tol}
+        how["class_weight"] = self.class_weight
         result = train(federation, self._method(), seed=seed, dtype="float64", **how)
         if self.tol and not result.converged:
             advice = "raise rounds, or tol if that is precise enough"
@@ -192,7 +205,9 @@ def _fallback(result: Result, federation: Federation) -> Floats:
     largest = result.cluster_models[np.bincount(result.labels).argmax()]
     models = np.stack([result.models.mean(axis=0), largest])
     losses = result.model.row_losses(models, federation.X, federation.y)
-    of_devices = np.add.reduceat(losses, federation.cuts[:, 0], axis=1) / federation.rows("train+validation").counts
+    trained = federation.weighted(result.profile.class_weights)
+    losses *= 1.0 if trained.weights is None else trained.weights
+    of_devices = np.add.reduceat(losses, federation.cuts[:, 0], axis=1) / trained.rows("train+validation").totals
     return np.asarray(models[of_devices.mean(axis=1).argmin()])
 
 
@@ -223,6 +238,8 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
         At most so many rounds, and the residual at which to stop before.
     participation
         Share of the devices that is active in a round.
+    class_weight
+        Classifiers: what rows of each class count for, ``"balanced"`` or ``{class: weight}`` (1 for the others).
     random_state
         Draws the active devices and each device's validation rows, which are every fifth of its rows and choose
         what has to be chosen. A whole number, with which every fit is the same; as in scikit-learn, ``None`` and a
@@ -270,7 +287,7 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
     ['ill', 'well']
     """
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> GroupedClassifier:
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> GroupedClassifier:
         """Find the groups and their models.
 
         Parameters
@@ -281,14 +298,17 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
             Classes.
         groups : array-like of shape (n_rows,), optional
             The device of each row, as any hashable values; an error without it, unless ``device`` names a column.
+        sample_weight : array-like of shape (n_rows,), optional
+            What each row counts for; only ratios matter.
         """
         X, y, groups = self._training_rows(X, y, groups)
+        weights = None if sample_weight is None else relative_weights(sample_weight, len(X))
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             only = self.classes_.tolist()[0]
             raise FedfuseError(f"y has only one class, {only!r}: give at least two classes")
-        tables = self._fit(X, codes, groups, "classification", self.classes_.tolist())
+        tables = self._fit(X, codes, groups, weights, "classification", self.classes_.tolist())
         if len(self.classes_) == 2:
             tables = tables[:, 1:] - tables[:, :1]
         self._keep(tables)
@@ -355,11 +375,12 @@ class GroupedRegressor(RegressorMixin, _GroupedEstimator):  # type: ignore[misc]
     [15.0, -5.0]
     """
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> GroupedRegressor:
-        """Find the groups and their models; y holds values, X and groups are as in `GroupedClassifier.fit`."""
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> GroupedRegressor:
+        """Find the groups and their models; y holds values, the others are as in `GroupedClassifier.fit`."""
         X, y, groups = self._training_rows(X, y, groups, y_numeric=True)
-        scaler = StandardScaler().fit(y[:, None])
-        tables = self._fit(X, scaler.transform(y[:, None])[:, 0], groups, "regression")
+        weights = None if sample_weight is None else relative_weights(sample_weight, len(X))
+        scaler = StandardScaler().fit(y[:, None], sample_weight=weights)
+        tables = self._fit(X, scaler.transform(y[:, None])[:, 0], groups, weights, "regression")
         tables = tables[:, 0] * scaler.scale_[0]
         tables[:, -1] += scaler.mean_[0]
         self._keep(tables)
@@ -393,10 +414,11 @@ class _FPFCEstimator(_GroupedEstimator):
         rounds: int = 500,
         tol: float = 1e-4,
         participation: float = 1.0,
+        class_weight: str | Mapping[Any, float] | None = None,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         run: dict[str, Any] = {"rounds": rounds, "tol": tol, "participation": participation}
-        super().__init__(device=device, random_state=random_state, **run)
+        super().__init__(device=device, class_weight=class_weight, random_state=random_state, **run)
         self.lam = lam
         self.refit = refit
         self.rho = rho
@@ -424,7 +446,7 @@ class FPFCClassifier(_FPFCEstimator, GroupedClassifier):
         Weight of the proximal term, reach of the penalty in units of ``lam``, and its smoothing width: see `FPFC`.
     nu
         Devices whose models were pulled this close are joined; ``None`` derives it from ``lam``.
-    device, rounds, tol, participation, random_state
+    device, rounds, tol, participation, class_weight, random_state
         See `GroupedClassifier`.
     """
 
@@ -440,7 +462,7 @@ class FPFCRegressor(_FPFCEstimator, GroupedRegressor):
         ``"warmup"`` and ``"separate"`` choose it on validation rows.
     refit, rho, a, xi, nu
         See `FPFCClassifier`.
-    device, rounds, tol, participation, random_state
+    device, rounds, tol, participation, class_weight, random_state
         See `GroupedRegressor`.
     """
 

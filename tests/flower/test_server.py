@@ -1,6 +1,7 @@
 """The two apps together, in this process: devices say what they have, the server trains and goes on after its end."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 
 import fedfuse as ff
-from fedfuse.data.federation import RemoteFederation
+from fedfuse.data.federation import RemoteFederation, impossible
 from fedfuse.errors import FedfuseError
 from fedfuse.flower import client_app
 from fedfuse.flower.client import facts_of, next_version, plain_labels, with_classes
@@ -148,3 +149,16 @@ def test_configuration_is_that_of_the_command_line():
 def test_versions_and_labels_as_they_are_sent():
     assert next_version("ab12.3") == "ab12.4"
     assert plain_labels((np.int64(1), np.str_("b"))) == [1, "b"]
+
+
+def test_devices_with_weights_of_rows(tmp_path):
+    """The server knows the sums of a device's weights, and they count as in one process."""
+    federation = planted(m=6)
+    weights = np.random.default_rng(0).exponential(size=len(federation.y)) + (federation.X[:, 0] > 0)
+    federation = replace(federation, weights=weights / weights.mean())
+    words = {"method": "fedavg", "num-server-rounds": 3, "out": str(tmp_path / "run")}
+    there = serve(LocalGrid(split(federation), 6), words)
+    here = ff.fit(federation, "fedavg", rounds=3)
+    np.testing.assert_allclose(there.models, here.models, rtol=1e-6)
+    assert there.score("test") == pytest.approx(here.score("test"), rel=1e-6)
+    assert "weights" in impossible(facts_of(federation.only([0])) | {"weights": [1.0, -2.0, 1.0]})

@@ -60,12 +60,14 @@ _ROUNDS = "Maximum number of rounds of a run (default: by data set and method, 5
 Rounds = Annotated[int | None, Opt(help=_ROUNDS)]
 _METRIC = "What is reported: accuracy, balanced-accuracy, log-loss, auc, f1; rmse, mae, r2 (default: accuracy, rmse)."
 Metric = Annotated[str | None, Opt(help=_METRIC)]
+ClassWeight = Annotated[str | None, Opt(help="What rows of a class count for in training: balanced, or as a=1,b=5.")]
 Plot = Annotated[Path | None, Opt(help="A picture to write (.png, .svg or .pdf).")]
 
 
 _TEST = "Share of each device's rows for the test; 0 for none (default: 0.2)."
 _VALIDATION = "Share of the remaining rows for validation; 0 for none (default: 0.2)."
-_IF_GIVEN = ("test", "validation", "split_by", "min_rows")
+_IF_GIVEN = ("test", "validation", "split_by", "min_rows", "weight")
+_WEIGHT = "Table: the column of what each row counts for (default: all the same)."
 _SPLIT_BY = "Table: the test is the last period of this column, or the rows where it says test."
 _MIN_ROWS = "Table: devices with fewer rows take no part in the search for groups; after a run they join as newcomers."
 
@@ -82,6 +84,7 @@ class DataOptions:
     validation: Annotated[float | None, Opt(metavar="SHARE", help=_VALIDATION)] = None
     split_by: Annotated[str | None, Opt(metavar="COLUMN", help=_SPLIT_BY)] = None
     min_rows: Annotated[int | None, Opt(metavar="N", help=_MIN_ROWS)] = None
+    weight: Annotated[str | None, Opt(metavar="COLUMN", help=_WEIGHT)] = None
     data_dir: DataDir = None
 
     def source(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def run(
     data: args.DataOptions,
     model: Annotated[str | None, Opt(help="softmax, linear, cnn or mlp (default: by target; images: cnn).")] = None,
     metric: args.Metric = None,
+    class_weight: args.ClassWeight = None,
     engine: args.Engine = "inprocess",
     out: args.Out = None,
     set_: args.Set = [],  # noqa: B006
@@ -48,7 +49,7 @@ def run(
 
     # Check everything first, then load, and write last.
     method = method or default_name(lam)
-    words = args.words_of(set_, lam=lam, rounds=rounds, metric=metric)
+    words = args.words_of(set_, lam=lam, rounds=rounds, metric=metric, class_weight=class_weight)
     chosen, settings = args.method_and_settings(dataset, method, words, seed, engine, model)
     directory = args.free_directory(out, dataset, f"{method}-seed{seed}")
     source = data.source_of(dataset, seed)
@@ -78,6 +79,7 @@ def tune(
     seed: args.Seed = 0,
     data: args.DataOptions,
     metric: args.Metric = None,
+    class_weight: args.ClassWeight = None,
     engine: args.Engine = "inprocess",
     out: args.Out = None,
     set_: args.Set = [],  # noqa: B006
@@ -97,7 +99,7 @@ def tune(
         candidates = args.read_candidates(grid, method) if searched else args.read_grid(grid)
     if lam is not None:
         args.refuse_key("lam", set_, "lambda is chosen here; --grid takes the candidates")
-    words = args.words_of(set_, lam=lam, rounds=rounds, metric=metric)
+    words = args.words_of(set_, lam=lam, rounds=rounds, metric=metric, class_weight=class_weight)
     chosen, settings = args.method_and_settings(dataset, method, words, seed, engine)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
     check_tuning(chosen, strategy, candidates, dataset=dataset, **limits)

@@ -34,6 +34,7 @@ def compare(
     seeds: Annotated[str, Opt(help="How many (3), or which (0,5,7).")] = "3",
     rounds: args.Rounds = None,
     metric: args.Metric = None,
+    class_weight: args.ClassWeight = None,
     jobs: args.Jobs = None,
     data: args.DataOptions,
     out: args.StudyOut = None,
@@ -43,7 +44,7 @@ def compare(
     """Compare methods by mean and spread over seeds, with the same data for all."""
     from fedfuse.studies.compare import compare
 
-    words = args.words_of(set_, metric=metric)
+    words = args.words_of(set_, metric=metric, class_weight=class_weight)
     how = _study(dataset, "compare", seeds=seeds, rounds=rounds, out=out, words=words, data=data)
     compare_and_show(lambda watcher: compare(dataset, methods, jobs=jobs, watcher=watcher, **how), how["out"], json_)
 

@@ -101,11 +101,7 @@ class Metric:
 
 
 def metric_for(goal: str, name: str | None = None) -> Metric:
-    """Return the metric of this name, by default accuracy or RMSE; an error where it does not suit the goal.
-
-    >>> metric_for("regression").name
-    'rmse'
-    """
+    """Return the metric of this name, by default accuracy or RMSE; an error where it does not suit the goal."""
     known = [metric.name for metric in METRICS.values() if metric.goal == goal]
     name = known[0] if name is None else name
     if name not in known:
@@ -130,14 +126,6 @@ def _right(outputs: Floats, y: npt.NDArray[Any]) -> Floats:
     return np.asarray(outputs.argmax(axis=1) == y, np.float64)
 
 
-def _squared(outputs: Floats, y: npt.NDArray[Any]) -> Floats:
-    return np.asarray(np.square(outputs - y))
-
-
-def _absolute(outputs: Floats, y: npt.NDArray[Any]) -> Floats:
-    return np.asarray(np.abs(outputs - y))
-
-
 def _surprise(outputs: Floats, y: npt.NDArray[Any]) -> Floats:
     likelihood = outputs[np.arange(len(y)), y].astype(np.float64)
     return np.asarray(-np.log(np.clip(likelihood, np.finfo(np.float64).eps, 1.0)))
@@ -151,20 +139,21 @@ def _confusion(outputs: Floats, y: npt.NDArray[Any], weight: Floats) -> Terms:
     return y * outputs.shape[1] + outputs.argmax(axis=1), weight
 
 
-def _tables(sums: Floats) -> Floats:
+def _margins(sums: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return for every class the rows that are right, those predicted and those that are there."""
     classes = round(np.sqrt(sums.shape[1]))
-    return sums.reshape(-1, classes, classes)
+    tables = sums.reshape(-1, classes, classes)
+    return np.diagonal(tables, axis1=1, axis2=2), tables.sum(axis=1), tables.sum(axis=2)
 
 
 def _mean_recall(sums: Floats) -> Floats:
-    tables = _tables(sums)
-    return _mean(np.diagonal(tables, axis1=1, axis2=2) / tables.sum(axis=2))
+    right, _, there = _margins(sums)
+    return _mean(right / there)
 
 
 def _mean_f1(sums: Floats) -> Floats:
-    """Return the mean F1 over the classes that occur, or are predicted."""
-    tables = _tables(sums)
-    return _mean(2 * np.diagonal(tables, axis1=1, axis2=2) / (tables.sum(axis=1) + tables.sum(axis=2)))
+    right, predicted, there = _margins(sums)
+    return _mean(2 * right / (predicted + there))
 
 
 def _scored(n_classes: int) -> int:
@@ -177,9 +166,7 @@ def _histogram(outputs: Floats, y: npt.NDArray[Any], weight: Floats) -> Terms:
     C = _scored(outputs.shape[1])
     p = np.asarray(outputs, np.float64)[:, -C:]
     with np.errstate(divide="ignore"):
-        logit = np.clip(
-            np.nan_to_num(np.log(p) - np.log1p(-p), posinf=MAX_LOGIT, neginf=-MAX_LOGIT), -MAX_LOGIT, MAX_LOGIT
-        )
+        logit = np.nan_to_num(np.log(p) - np.log1p(-p)).clip(-MAX_LOGIT, MAX_LOGIT)
     bins = np.minimum((logit + MAX_LOGIT) * (LOGIT_BINS / (2 * MAX_LOGIT)), LOGIT_BINS - 1).astype(np.int64)
     of_class = y[:, None] == np.arange(outputs.shape[1])[-C:]
     return ((2 * np.arange(C) + of_class) * LOGIT_BINS + bins).T, weight
@@ -217,8 +204,10 @@ METRICS: dict[str, Metric] = {
             "auc", "AUC", "classification", True, _histogram, _area, lambda c: 2 * LOGIT_BINS * _scored(c), pooled=True
         ),
         Metric("f1", "F1", "classification", True, _confusion, _mean_f1, lambda c: c * c, pooled=True),
-        Metric("rmse", "RMSE", "regression", False, _averaged(_squared), lambda sums: np.sqrt(_ratio(sums))),
-        Metric("mae", "MAE", "regression", False, _averaged(_absolute), _ratio),
+        Metric(
+            "rmse", "RMSE", "regression", False, _averaged(lambda p, y: np.square(p - y)), lambda s: np.sqrt(_ratio(s))
+        ),
+        Metric("mae", "MAE", "regression", False, _averaged(lambda p, y: np.abs(p - y)), _ratio),
         Metric("r2", "R²", "regression", True, _squares, _explained, lambda c: 4, pooled=True),
     )
 }  # fmt: skip

@@ -68,6 +68,7 @@ def load(
     validation: float = 0.2,
     split_by: str | None = None,
     min_rows: int = 1,
+    weight: str | None = None,
 ) -> Federation:
     """Return the federation that a name or a file stands for.
 
@@ -87,7 +88,7 @@ def load(
     test, validation, seed
         As in `Federation.from_arrays`; the seed also draws synthetic data. MNIST and Fashion-MNIST have test images
         of their own.
-    split_by, min_rows
+    split_by, min_rows, weight
         For files: as in `federation_from_frame`.
 
     Examples
@@ -99,7 +100,7 @@ def load(
     is_file = _is_file(dataset)
     if not is_file:
         check_name(dataset)
-        given = {"device": device, "target": target, "goal": goal, "split_by": split_by}
+        given = {"device": device, "target": target, "goal": goal, "split_by": split_by, "weight": weight}
         for word, value in (given | {"min_rows": min_rows if min_rows != 1 else None}).items():
             if value is not None:
                 why = f"{dataset!r} has its own devices and target; leave it out"
@@ -107,7 +108,8 @@ def load(
     if not dataset.startswith(_SYNTHETIC) and features != "uniform":
         raise FedfuseError(f"features={features!r} is for synthetic data only, not for {dataset!r}; leave it out")
     if is_file:
-        return _load_file(dataset, device, target, goal=goal, seed=seed, split_by=split_by, min_rows=min_rows, **shares)
+        columns: dict[str, Any] = {"split_by": split_by, "min_rows": min_rows, "weight": weight}
+        return _load_file(dataset, device, target, goal=goal, seed=seed, **columns, **shares)
     if dataset == _HOUSING:
         return housing_bodyfat(directory_with(_HOUSING, data_dir), seed=seed, **shares)
     if dataset.startswith(_SYNTHETIC):
@@ -118,7 +120,8 @@ def load(
 _SAVED = {"dataset": str, "features": str, "seed": int} | dict.fromkeys(
     ("device", "target", "goal", "data_dir"), (str, type(None))
 )
-_SAVED_SPLITS = {"test": NUMBER, "validation": NUMBER, "split_by": str, "min_rows": int}  # Saved where they were given.
+# Saved where they were given.
+_SAVED_SPLITS = {"test": NUMBER, "validation": NUMBER, "split_by": str, "min_rows": int, "weight": str}
 
 
 def load_again(source: Any, where: object) -> Federation:

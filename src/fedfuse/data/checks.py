@@ -208,6 +208,17 @@ def check_counts(counts: Ints, names: Sequence[str], test: float, validation: fl
     )
 
 
+def relative_weights(given: Any, n: int) -> Floats:
+    """Return the weights of n rows, scaled so that their mean is 1: only their ratios matter."""
+    try:
+        weights = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        weights = np.full(n, np.nan)
+    if weights.shape != (n,) or not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        raise FedfuseError(f"weights must be {n} numbers of at least 0, one for each row and not all zero")
+    return np.asarray(weights / weights.mean())
+
+
 def truth_array(truth: Any, m: int) -> Ints | None:
     """Return the true groups as integers, one per device."""
     if truth is None:

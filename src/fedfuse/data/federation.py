@@ -39,6 +39,7 @@ _SPANS: dict[str, tuple[int, int]] = {
     "test": (2, 3),
     "all": (0, 3),
 }
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
 # Limits to what a remote device may say of itself, and what all must say alike.
 MAX_REMOTE_CLASSES = 100_000
 MAX_REMOTE_ROWS = 10**12
@@ -50,16 +51,28 @@ _ALIKE = ("goal", "columns", "features", "shape")
 
 @dataclass(frozen=True)
 class Rows:
-    """One part of every device's rows: ``X[start[i]:stop[i]]`` belongs to device i."""
+    """One part of every device's rows: ``X[start[i]:stop[i]]`` belongs to device i; they may have weights."""
 
     X: Floats
     y: npt.NDArray[Any]
     start: Ints
     stop: Ints
+    weights: Floats | None = None
 
     @property
     def counts(self) -> Ints:
         return self.stop - self.start
+
+    @cached_property
+    def totals(self) -> npt.NDArray[Any]:
+        """Sum of the weights of every device's rows: their number, where they have none."""
+        if self.weights is None:
+            return self.counts
+        return np.array([self.weights[a:b].sum() for a, b in zip(self.start, self.stop, strict=True)])
+
+    def weights_of(self, device: int) -> Floats | None:
+        """Return the weights of the rows of one device."""
+        return None if self.weights is None else self.weights[self.start[device] : self.stop[device]]
 
     def of(self, device: int) -> tuple[Floats, npt.NDArray[Any]]:
         """Return the (X, y) of one device, without a copy."""
@@ -89,6 +102,8 @@ class Federation:
         How a table's columns became numbers, where they did.
     shape
         The shape of one row's features before they were flattened, (1, 28, 28) for instance; None for tables.
+    weights
+        What each row counts for, 1 in the mean over all; None where all count the same.
     """
 
     names: tuple[str, ...]
@@ -101,6 +116,7 @@ class Federation:
     truth: Ints | None = None
     encoder: Encoder | None = None
     shape: tuple[int, ...] | None = None
+    weights: Floats | None = None
 
     def __post_init__(self) -> None:
         if self.shape is not None and prod(self.shape) != self.X.shape[1]:
@@ -133,7 +149,32 @@ class Federation:
         half = part.partition("/")[2]  # Halves of the training rows are independent because rows lie at random.
         start, stop = (self.cuts[:, cut] for cut in _SPANS[part.partition("/")[0]])
         middle = (start + stop) // 2
-        return Rows(self.X, self.y, middle if half == "2" else start, middle if half == "1" else stop)
+        return Rows(self.X, self.y, middle if half == "2" else start, middle if half == "1" else stop, self.weights)
+
+    def totals(self, part: Part) -> npt.NDArray[Any]:
+        """Return what every device's rows of a part count for: their number, or the sum of their weights."""
+        return self.rows(part).totals
+
+    def class_weights(self, given: str | Mapping[Any, float] | None) -> tuple[float, ...]:
+        """Return the weight of every class, given as ``"balanced"``, ``"a=1,b=5"`` or ``{"a": 1, "b": 5}``."""
+        if given is None:
+            return ()
+        if self.goal != "classification" or not self.here:
+            why = "the target has values" if self.here else "rows are elsewhere"
+            raise FedfuseError(
+                f"class weights are for classes of rows in this process, and {why}: give weights of rows"
+            )
+        rows = self.rows("train+validation")
+        known = np.concatenate([np.arange(a, b) for a, b in zip(rows.start, rows.stop, strict=True)])
+        own = None if self.weights is None else self.weights[known]
+        return targets.class_weights(given, self.classes, np.bincount(self.y[known], own, self.n_classes))
+
+    def weighted(self, class_weights: Sequence[float]) -> Federation:
+        """Return the federation whose rows count as their classes do, besides their own weights."""
+        if not class_weights:
+            return self
+        own = 1.0 if self.weights is None else self.weights
+        return replace(self, weights=checks.relative_weights(own * np.array(class_weights)[self.y], len(self.y)))
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""
@@ -157,13 +198,14 @@ class Federation:
         counts = self.cuts[order, 3] - self.cuts[order, 0]
         cuts = self.cuts[order] - self.cuts[order, :1] + (np.cumsum(counts) - counts)[:, None]
         names, truth = tuple(self.names[i] for i in order), None if self.truth is None else self.truth[order]
-        return replace(self, names=names, X=self.X[rows], y=self.y[rows], cuts=cuts, truth=truth)
+        weights = None if self.weights is None else self.weights[rows]
+        return replace(self, names=names, X=self.X[rows], y=self.y[rows], cuts=cuts, truth=truth, weights=weights)
 
     @cached_property
     def fingerprint(self) -> str:
         """A short hash of all that training sees; a checkpoint belongs to one fingerprint."""
         digest = hashlib.sha256()
-        for part in (self.X, self.y, self.cuts):
+        for part in (self.X, self.y, self.cuts, *([] if self.weights is None else [self.weights])):
             digest.update(str((part.shape, part.dtype)).encode())
             digest.update(np.ascontiguousarray(part).data)
         digest.update("\0".join(self.names).encode())
@@ -243,7 +285,7 @@ class Federation:
         """Build a federation from a table with a device column and a target column.
 
         See `fedfuse.data.tables.federation_from_frame` for the other columns, and for the options: goal, test,
-        validation, seed, split_by, min_rows.
+        validation, seed, split_by, min_rows, weight.
         """
         build: Callable[..., Federation] = load("fedfuse.data.tables:federation_from_frame")
         return build(frame, device=device, target=target, **options)
@@ -264,6 +306,11 @@ class RemoteFederation(Federation):
     """Devices that are known by numbers of rows, columns and classes, and by their own hashes of their rows."""
 
     digests: tuple[str, ...] = ()
+    part_weights: Floats | None = None  # m x 3, where devices have weights of rows
+
+    def totals(self, part: Part) -> npt.NDArray[Any]:
+        sums = self.part_weights
+        return super().totals(part) if sums is None else np.asarray(sums[:, slice(*_SPANS[part])].sum(axis=1))
 
     @property
     def here(self) -> bool:
@@ -290,13 +337,19 @@ class RemoteFederation(Federation):
         features = tuple(said[0].get("features") or default_features(p))
         classes = tuple(sorted({c for s in said for c in s["classes"]}))
         form, digests = None if shape is None else tuple(shape), tuple(str(s["digest"]) for s in said)
-        return cls(names, X, y, cuts, goal, classes, features, shape=form, digests=digests)
+        sums = None
+        if any(s.get("weights") for s in said):
+            sums = np.array([s.get("weights") or s["rows"] for s in said], np.float64)
+            per_row = sums.sum(axis=1) / np.diff(cuts).sum(axis=1)
+            sums /= np.median(per_row)  # A median: nobody who claims large weights makes those of others small.
+        told: dict[str, Any] = {"shape": form, "digests": digests, "part_weights": sums}
+        return cls(names, X, y, cuts, goal, classes, features, **told)
 
 
 def impossible(said: Mapping[str, Any]) -> str:
     """Say what is wrong with what a remote device says of itself; empty if it can be."""
-    keys = ("goal", "rows", "columns", "classes", "shape", "features", "digest")
-    goal, rows, columns, classes, shape, names, digest = map(said.get, keys)
+    keys = ("goal", "rows", "columns", "classes", "shape", "features", "digest", "weights")
+    goal, rows, columns, classes, shape, names, digest, weights = map(said.get, keys)
     labels = classes if isinstance(classes, list) and len(classes) <= MAX_REMOTE_CLASSES else [None]
     numbers = all(isinstance(c, (int, float)) and c == c for c in labels)  # NaN differs from itself.
     listed = (numbers or all(map(is_text, labels))) and bool(labels) == (goal == "classification")
@@ -306,6 +359,7 @@ def impossible(said: Mapping[str, Any]) -> str:
         "columns": _are_counts([columns], 1),
         "classes": listed and len(set(labels)) == len(labels),
         "digest": is_text(digest),
+        "weights": weights is None or _are_weights(weights),
         "shape": shape is None or (_are_counts(shape, 1) and prod(shape) == columns),
         "features": names is None or (isinstance(names, list) and len(names) == columns and all(map(is_text, names))),
     }
@@ -348,6 +402,11 @@ def _minority(values: Mapping[str, str], words: str) -> dict[str, str]:
 
 def _are_counts(values: Any, least: int) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(v) is int and least <= v <= MAX_REMOTE_ROWS for v in values)
+
+
+def _are_weights(values: Any) -> bool:
+    good = isinstance(values, list) and len(values) == 3 and all(type(v) in (int, float) for v in values)
+    return good and all(0 <= v <= MAX_REMOTE_ROWS for v in values) and values[0] > 0
 
 
 def cut_points(counts: Ints, test: float, validation: float) -> Ints:

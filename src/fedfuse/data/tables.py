@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedfuse.data.checks import check_counts, check_splits, natural_key
+from fedfuse.data.checks import check_counts, check_splits, natural_key, relative_weights
 from fedfuse.data.encoders import Column, Encoder, Table, fit_column
 from fedfuse.data.federation import Federation, Goal, cut_points, cuts_with_test, shuffled_rows
 from fedfuse.data.targets import MAX_INTEGER_CLASSES, encode_target
@@ -38,6 +38,7 @@ def federation_from_frame(
     seed: int = 0,
     split_by: str | None = None,
     min_rows: int = 1,
+    weight: str | None = None,
 ) -> Federation:
     """Build a federation from a table: one device per value of a column, features from all other columns.
 
@@ -62,6 +63,8 @@ def federation_from_frame(
         have no test rows. It is a feature like others where training rows differ in it.
     min_rows
         Devices with fewer rows before the test are left out; `Result.admit` takes them in afterwards.
+    weight
+        A column of numbers: what each row counts for, in training and in scores. It is no feature.
 
     Notes
     -----
@@ -92,19 +95,22 @@ def federation_from_frame(
     check_splits(test, validation, seed)
     table = Table.of(frame, device)
     _check_roles(table, device, target)
+    if weight is not None:
+        table.require([weight], "weight column")
     table = _known_rows(table, device, target, split_by)
     parts = None
     if split_by is not None:
         parts = np.zeros(len(frame), np.int64)
         parts[table.frame.index] = _parts_by_column(table, split_by, test)
     table, goal, y, classes = _targets(_large_devices(table, parts, min_rows), target, goal)
+    weights = None if weight is None else relative_weights(table.numbers(weight), len(table))
     names, owner = _sorted_levels(table, device)
     order, cuts = _split(owner, names, None if parts is None else parts[table.frame.index], test, validation, seed)
     train = np.flatnonzero(np.arange(len(table)) < np.repeat(cuts[:, 1], cuts[:, 3] - cuts[:, 0]))
     table = table.at(order)
-    encoder = Encoder(device, target, goal, classes, _fit_columns(table, train, (device, target)))
-    X = encoder.transform(table)
-    return Federation(names, X, y[order], cuts, goal, classes, encoder.features, None, encoder)
+    encoder = Encoder(device, target, goal, classes, _fit_columns(table, train, (device, target, weight)))
+    X, weights = encoder.transform(table), None if weights is None else weights[order]
+    return Federation(names, X, y[order], cuts, goal, classes, encoder.features, None, encoder, weights=weights)
 
 
 def _check_roles(table: Table, device: str, target: str) -> None:
@@ -262,7 +268,7 @@ def _sorted_levels(table: Table, name: str) -> tuple[tuple[str, ...], Ints]:
     return tuple(found[j] for j in order), np.argsort(order)[codes]
 
 
-def _fit_columns(table: Table, train: Ints, roles: tuple[str, str]) -> tuple[Column, ...]:
+def _fit_columns(table: Table, train: Ints, roles: tuple[str, str, str | None]) -> tuple[Column, ...]:
     fitted = [fit_column(table, name, train) for name in table.frame.columns if name not in roles]
     columns = tuple(column for column in fitted if column is not None)
     if not columns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,28 @@ def check_same_kind(ys: Mapping[str, npt.NDArray[Any]]) -> None:
     """Refuse devices whose targets are of different kinds, for instance numbers here and text there."""
     words = "the target of device {device!r} is {value}, that of device {first!r} is {first_value}: "
     check_same({name: _KIND_WORDS[y.dtype.kind] for name, y in ys.items()}, words + "give all devices the same kind")
+
+
+def class_weights(
+    given: str | Mapping[Any, float], classes: Sequence[Any], counts: npt.NDArray[Any]
+) -> tuple[float, ...]:
+    """Return the weight of every class: as given, else 1; or balanced, so that all classes together weigh the same.
+
+    >>> class_weights("balanced", ("a", "b"), np.array([90, 10])), class_weights("b=5", ("a", "b"), np.ones(2))
+    ((0.5555555555555556, 5.0), (1.0, 5.0))
+    """
+    if given == "balanced":
+        return tuple(np.where(counts > 0, counts.sum() / (len(counts) * np.maximum(counts, 1e-300)), 1.0).tolist())
+    pairs = given.items() if isinstance(given, Mapping) else (word.rpartition("=")[::2] for word in given.split(","))
+    try:
+        named = {str(label).strip(): float(number) for label, number in pairs}
+    except (TypeError, ValueError):
+        named = {}
+    known = [str(label) for label in classes]
+    if not named or not named.keys() <= set(known) or not all(0 < number < np.inf for number in named.values()):
+        need = f"balanced, or positive numbers by class, as {known[0]}=1,{known[-1]}=5"
+        raise FedfuseError(f"class weights must be {need}, got {given!r}; classes are {', '.join(known[:20])}")
+    return tuple(named.get(label, 1.0) for label in known)
 
 
 def infer_goal(y: npt.NDArray[Any]) -> Goal:

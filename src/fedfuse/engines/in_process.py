@@ -18,7 +18,7 @@ from fedfuse.protocol import tasks
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.reply_checks import largest_value
-from fedfuse.protocol.sufficient_statistics import written
+from fedfuse.protocol.sufficient_statistics import column_means, written
 from fedfuse.protocol.tasks import Order, Reply
 from fedfuse.utils.random import generator
 from fedfuse.utils.threads import one_blas_thread
@@ -129,7 +129,8 @@ class InProcess(Engine):
             case tasks.SendMoments():
                 values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(asked, devices, strict=True)]
             case tasks.SendSufficientStatistics():
-                values = [written([_table(self._rows(part), i) for part in tasks.SUMMARISED]) for i in devices]
+                summarised = [self._rows(part) for part in tasks.SUMMARISED]
+                values = [written([(_table(r, i), r.weights_of(i)) for r in summarised]) for i in devices]
             case tasks.Rescale():
                 self._rescale(asked[0])  # the same for every device
         return [Reply(o.device, o.round, v) for o, v in zip(orders, values, strict=True)]
@@ -188,13 +189,15 @@ class InProcess(Engine):
         models = np.vstack([self._own[device], task.models]) if task.own else task.models
         X, y = self._rows(task.rows).of(device)
         losses = self._model.row_losses(models, X, y)
-        n = losses.shape[1]
-        if not n:
+        n, own = losses.shape[1], self._rows(task.rows).weights_of(device)
+        own = np.ones(n) if own is None else own
+        if not own.any():
             return np.zeros(task.floats_up(self._model.d))
-        weights = np.full(n, 1 / n)
+        weights = own / own.sum()
         if task.balanced and self._model.goal == "classification":
-            _, place, counts = np.unique(y, return_inverse=True, return_counts=True)
-            weights = 1 / (len(counts) * counts[place])
+            place = np.unique(y[own > 0], return_inverse=True)[1]
+            counts = np.bincount(place, own[own > 0])
+            weights[own > 0] = own[own > 0] / (len(counts) * counts[place])
         means = losses @ weights
         away = (losses - means[:, None]) * weights
         covariance = away @ away.T * n / max(n - 1, 1)
@@ -273,14 +276,15 @@ class InProcess(Engine):
     def _train_mixture(self, order: Order, device: int) -> Floats:
         task = order.task
         assert isinstance(task, tasks.MixtureTrain)
-        X, y = self._rows(task.rows).of(device)
-        if not len(y):
+        (X, y), own = self._rows(task.rows).of(device), self._rows(task.rows).weights_of(device)
+        own = np.ones(len(y)) if own is None else own
+        if not own.any():
             return np.concatenate([task.components.ravel(), task.shares])
         rng = self._generators([order])[0]
         with np.errstate(divide="ignore"):  # a component that a device has none of
             scores = np.log(task.shares)[:, None] - self._model.row_losses(task.components, X, y)
         posterior = np.exp(scores - scores.max(axis=0))
-        posterior /= posterior.sum(axis=0)
+        posterior = posterior / posterior.sum(axis=0) * (own / own.mean())
         models, (steps, lr) = task.components.astype(self._dtype), plain(task.work)
         batch = min(task.work.batch or len(y), len(y))
         for _ in range(steps if task.work.unit == "batches" else steps * -(-len(y) // max(batch, 1))):
@@ -358,7 +362,8 @@ class InProcess(Engine):
         drawn = [rng.permutation(int(rows.counts[i]))[: task.work.batch] for rng, i in zip(rngs, devices, strict=True)]
         index = np.concatenate([rows.start[i] + d for i, d in zip(devices, drawn, strict=True)])
         stop = np.cumsum([len(d) for d in drawn])
-        some = Rows(rows.X[index], rows.y[index], np.concatenate([[0], stop[:-1]]), stop)
+        weights = None if rows.weights is None else rows.weights[index]
+        some = Rows(rows.X[index], rows.y[index], np.concatenate([[0], stop[:-1]]), stop, weights)
         return self._model.load(some, self._dtype), np.arange(len(devices))
 
     def _choose(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
@@ -407,7 +412,8 @@ def group_orders(orders: Sequence[Order]) -> list[list[Order]]:
 
 
 def _subspace(rows: Rows, device: int, task: tasks.Subspace) -> Floats:
-    X, y = rows.of(device)
+    (X, y), weights = rows.of(device), rows.weights_of(device)
+    X = X if weights is None else X * np.sqrt(weights)[:, None]
     lots = [X[y == c] for c in range(task.classes)] if task.classes else [X]
     bases = [_leading(lot, task.p) for lot in lots if len(lot)]
     return np.concatenate([basis.T.ravel() for basis in bases])
@@ -428,6 +434,6 @@ def _table(rows: Rows, device: int) -> Floats:
 
 
 def _moments(rows: Rows, device: int, columns: int) -> Floats:
-    X = rows.of(device)[0]
+    X, weights = rows.of(device)[0], rows.weights_of(device)
     table = _table(rows, device) if columns > X.shape[1] else X
-    return np.concatenate([table.mean(axis=0), np.square(table).mean(axis=0)])
+    return np.concatenate([column_means(table, weights), column_means(np.square(table), weights)])

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from fedfuse.data.federation import Federation, default_features
+from fedfuse.data.federation import PARTS, Federation, default_features
 from fedfuse.engines.in_process import InProcess
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device_state import DeviceState, changes_state
@@ -306,6 +306,7 @@ def facts_of(federation: Federation, key: bytes = b"") -> dict[str, Any]:
         "shape": None if federation.shape is None else list(federation.shape),
         "classes": plain_labels(federation.classes),
         "rows": np.diff(federation.cuts[0]).tolist(),
+        "weights": None if federation.weights is None else [float(federation.totals(part)[0]) for part in PARTS],
         "digest": keyed_digest(federation, key),
     }
 

@@ -27,7 +27,7 @@ from fedfuse.protocol.tasks import STATISTICS, Order, Rescale, Task
 HELLO = f"{MessageType.QUERY}.hello"
 PROTOCOL = 2  # Version of orders, replies and hellos; 1 is that of fedfuse 0.1.0.
 MAX_REASON_CHARACTERS = 300
-HELLO_FIELDS = ("device", "problem", "goal", "columns", "features", "shape", "classes", "rows", "digest")
+HELLO_FIELDS = ("device", "problem", "goal", "columns", "features", "shape", "classes", "rows", "weights", "digest")
 MAX_JSON_CHARACTERS = 1_000_000
 _TASKS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Task)}
 _NUMPY_FORMAT = "numpy.ndarray"  # Flower's name for arrays in NumPy's format

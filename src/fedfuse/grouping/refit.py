@@ -29,7 +29,7 @@ import numpy as np
 import scipy
 
 from fedfuse.core.robust_mean import Robust, group_medians, pooled_moments, upper_fence
-from fedfuse.data.federation import Part
+from fedfuse.data.federation import MAX_REMOTE_ROWS, Part
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.pooled_fit import PooledFit, PooledReplies, pool, regrouped
 from fedfuse.grouping.simulated_replies import SimulatedReplies, n_columns, sends_statistics
@@ -205,7 +205,9 @@ class SendStatistics(Step[RefitState]):
         return [SendSufficientStatistics(n_columns(state.info))] * len(devices)
 
     def possible(self, state: RefitState, device: int, answer: Floats) -> bool:
-        return possible_statistics(answer, [int(state.info.counts[part][device]) for part in SUMMARISED])
+        rows = [state.info.counts[part] for part in SUMMARISED]
+        # Sums of weights do not say how many rows there are.
+        return possible_statistics(answer, [int(n[device]) if n.dtype.kind == "i" else MAX_REMOTE_ROWS for n in rows])
 
     def skip(self, state: RefitState) -> Bools:
         return np.full(state.info.m, state.simulable is None)

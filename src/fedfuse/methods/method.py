@@ -40,7 +40,7 @@ class FederationInfo:
 
     m: int
     model: Model[Any]
-    counts: Mapping[str, Ints]  # rows of every device, by part
+    counts: Mapping[str, npt.NDArray[Any]]  # rows of every device, by part; where they have weights, sums of these
     initial: Callable[..., Floats]  # (start, number of the draw = 0)
     dtype: np.dtype[Any]
     truth: Ints | None = None  # for the oracle alone

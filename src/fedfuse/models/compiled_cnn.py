@@ -49,6 +49,9 @@ class CompiledCNN(ParameterBackend):
         return tuple(views[name].numpy().reshape(-1) for name, _ in self.module.named_parameters())
 
     def add_gradient(self, x: Tensor, y: Tensor, weight: float = 1.0) -> None:
+        if y.ndim > 1:  # Rows with weights are left to torch.
+            super().add_gradient(x, y, weight)
+            return
         add_gradient(x.numpy(), y.numpy(), self._net, self._model, self._slope, self._space, float(weight))
 
     def outputs(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -186,8 +186,13 @@ class ParameterBackend:
         self.g.zero_()
         for first in range(0, len(x), CHUNK_ROWS):
             part = slice(first, first + CHUNK_ROWS)
-            self.add_gradient(x[part], y[part], len(y[part]) / len(y))
+            self.add_gradient(x[part], y[part], weight_of(y[part]) / weight_of(y))
         return self.g
+
+
+def weight_of(y: Tensor) -> float:
+    """Return the sum of the weights of rows: their number, where y has targets alone."""
+    return float(len(y)) if y.ndim == 1 else float(y[:, 1].sum())
 
 
 @contextmanager

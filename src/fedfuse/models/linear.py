@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
@@ -25,8 +25,8 @@ _kernels = Kernels("fedfuse.models.loss_kernels")
 CHUNK_ROWS, MOMENT_CHUNK_ROWS = 4096, 1 << 14
 Spectrum: TypeAlias = tuple[Floats, Floats]
 Quantity: TypeAlias = Literal["loss", "score", "gradient"]
-# One epoch of mini-batches of a device: (X, y, orders, w, anchor), where w is changed.
-BatchSteps: TypeAlias = Callable[[Floats, Floats, Ints, Floats, Floats], None]
+# One epoch of mini-batches of a device: (X, y, weights, orders, w, anchor), where w is changed.
+BatchSteps: TypeAlias = Callable[[Floats, Floats, Floats, Ints, Floats, Floats], None]
 
 
 @dataclass
@@ -43,7 +43,7 @@ class RegressionData:
     def spectrum(self, device: int) -> Spectrum:
         """Return eigenvalues and eigenvectors of the second moments of (x, 1)."""
         if device not in self._spectra:
-            self._spectra[device] = spectrum(self.rows.of(device)[0])
+            self._spectra[device] = spectrum(self.rows.of(device)[0], self.rows.weights_of(device))
         return self._spectra[device]
 
 
@@ -68,9 +68,14 @@ class LocalFit(Generic[D]):
         """Multiply-adds of one gradient of each device."""
         return np.asarray(2.0 * self.counts * prod(self.W.shape[1:]))
 
+    @property
+    def totals(self) -> npt.NDArray[Any]:
+        """Sums of the weights of each device's rows."""
+        return np.asarray(self.data.rows.totals[self.devices])
+
     def means(self, sums: Floats) -> Floats:
-        """Divide sums over rows by their number; zeros stay zeros without rows."""
-        return sums / np.maximum(self.counts, 1).reshape(-1, *[1] * (sums.ndim - 1))
+        """Divide sums over rows by those of their weights; zeros stay zeros without rows."""
+        return np.asarray(sums / np.where(self.totals > 0, self.totals, 1).reshape(-1, *[1] * (sums.ndim - 1)))
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ class Regression(Model[D]):
     def metric(self, data: D, devices: Ints, w: Floats) -> Floats:
         fit = self._fit(data, devices, w)
         score = fit.means(self._sums(fit, "score"))
-        return np.where(fit.counts > 0, score if self.n_classes else np.sqrt(score), np.nan)
+        return np.where(fit.totals > 0, score if self.n_classes else np.sqrt(score), np.nan)
 
     def smoothness(self, data: D, devices: Ints) -> Floats:
         return np.array([self.curvature * data.spectrum(int(i))[0].max(initial=0) for i in devices])
@@ -147,15 +152,16 @@ class Regression(Model[D]):
         def run(jobs: Ints) -> None:
             steps = self._batch_steps(fit, rho, lr, work.batch or 1)
             for k in jobs:
-                X, y = fit.data.rows.of(fit.devices[k])
+                (X, y), weights = fit.data.rows.of(fit.devices[k]), fit.data.rows.weights_of(fit.devices[k])
+                weights = np.ones(len(y)) if weights is None else weights
                 for orders in batch_orders(len(y), work, rngs[k]):
-                    steps(X, y, orders, fit.W[k], A[k])
+                    steps(X, y, weights, orders, fit.W[k], A[k])
 
         spread(run, fit.cost * epochs)
 
 
-def second_moments(X: Floats, y: Floats) -> Floats:
-    """Return the mean of z z' over rows, z = (x, 1, y), in float64.
+def second_moments(X: Floats, y: Floats, weights: Floats | None = None) -> Floats:
+    """Return the (weighted) mean of z z' over rows, z = (x, 1, y), in float64.
 
     >>> second_moments(np.array([[1.0], [3.0]]), np.array([0.0, 2.0]))
     array([[5., 2., 3.],
@@ -166,15 +172,15 @@ def second_moments(X: Floats, y: Floats) -> Floats:
     for first in range(0, len(y), MOMENT_CHUNK_ROWS):
         part = slice(first, first + MOMENT_CHUNK_ROWS)
         z = np.column_stack([X[part], np.ones(len(y[part])), y[part]]).astype(np.float64, copy=False)
-        total += z.T @ z
-    return total / max(len(y), 1)
+        total += (z if weights is None else weights[part, None] * z).T @ z
+    return total / (max(len(y), 1) if weights is None else weights.sum() or 1.0)
 
 
-def spectrum(X: Floats) -> Spectrum:
+def spectrum(X: Floats, weights: Floats | None = None) -> Spectrum:
     """Return eigenvalues and eigenvectors (columns) of the mean of (x, 1)(x, 1)'; zeros may be left out."""
     n, d = X.shape[0], X.shape[1] + 1
-    if n > d:
-        values, vectors = np.linalg.eigh(second_moments(X, np.zeros(n))[:d, :d])
+    if n > d or weights is not None:
+        values, vectors = np.linalg.eigh(second_moments(X, np.zeros(n), weights)[:d, :d])
         return np.maximum(values, 0), vectors
     ones = np.column_stack([X, np.ones(n)]).astype(np.float64)
     _, singular, rows = np.linalg.svd(ones / np.sqrt(max(n, 1)), full_matrices=False)
@@ -199,7 +205,7 @@ class LinearData(RegressionData):
 
             def run(jobs: Ints) -> None:
                 for k in jobs:
-                    new[k] = second_moments(*self.rows.of(missing[k]))
+                    new[k] = second_moments(*self.rows.of(missing[k]), self.rows.weights_of(missing[k]))
 
             spread(run, self.rows.counts[missing] * float(new[0].size))
             self._slots[missing] = len(self._moments) + np.arange(missing.size)
@@ -238,7 +244,7 @@ class LinearRegression(Regression[LinearData]):
     def load(self, rows: Rows, dtype: npt.DTypeLike) -> LinearData:
         self._check_load(rows, dtype)
         y = np.ascontiguousarray(rows.y, np.float64)
-        return LinearData(Rows(np.ascontiguousarray(rows.X), y, rows.start, rows.stop), np.dtype(dtype))
+        return LinearData(replace(rows, X=np.ascontiguousarray(rows.X), y=y), np.dtype(dtype))
 
     def outputs(self, w: Floats, X: Floats) -> Floats:
         values: Floats = X @ w[:-1] + w[-1]
@@ -263,16 +269,18 @@ class LinearRegression(Regression[LinearData]):
 
         def run(jobs: Ints) -> None:
             for k in by_rows[jobs]:
-                X, y = fit.data.rows.of(fit.devices[k])
+                (X, y), weights = fit.data.rows.of(fit.devices[k]), fit.data.rows.weights_of(fit.devices[k])
                 order, g = np.arange(len(y))[None], np.empty(self.d)
-                _kernels.descend_rows(X, y, order, steps, fit.W[k], A[k], rho, lr, max(1, len(y)), g)
+                weights = np.ones(len(y)) if weights is None else weights
+                _kernels.descend_rows(X, y, weights, order, steps, fit.W[k], A[k], rho, lr, max(1, len(y)), g)
 
         if by_rows.size:
             spread(run, fit.cost[by_rows] * steps)
 
     def _batch_steps(self, fit: LocalFit[LinearData], rho: float, lr: float, batch: int) -> BatchSteps:
         g = np.empty(self.d)
-        return lambda X, y, orders, w, a: _kernels.descend_rows(X, y, orders, len(orders), w, a, rho, lr, batch, g)
+        how = rho, lr, batch, g
+        return lambda X, y, weights, orders, w, a: _kernels.descend_rows(X, y, weights, orders, len(orders), w, a, *how)
 
     def _solve(self, fit: LocalFit[LinearData], A: Floats, rho: float) -> None:
         def run(jobs: Ints) -> None:
@@ -320,14 +328,15 @@ def _squares(fit: LocalFit[LinearData]) -> tuple[Floats, Floats]:
 
     def run(jobs: Ints) -> None:
         for k in jobs:
-            X, y = fit.data.rows.of(fit.devices[k])
+            (X, y), weights = fit.data.rows.of(fit.devices[k]), fit.data.rows.weights_of(fit.devices[k])
             w = fit.W[k]
             for first in range(0, len(y), CHUNK_ROWS):
                 part = slice(first, first + CHUNK_ROWS)
                 x = X[part].astype(np.float64, copy=False)
                 r = x @ w[:-1] + w[-1] - y[part]
-                loss[k] += r @ r
-                G[k] += 2 * np.append(r @ x, r.sum())
+                heavy = r if weights is None else weights[part] * r
+                loss[k] += heavy @ r
+                G[k] += 2 * np.append(heavy @ x, heavy.sum())
 
     spread(run, fit.cost)
     return loss, G

@@ -178,29 +178,40 @@ def _filled(rows: int) -> int:
 
 
 @njit(**_INNER)
-def _panel(data: Panels, device: int, first: int) -> tuple[Floats, int, Ints]:
-    # the panel that begins with this row of the device, its width, and the classes of its true rows
+def _panel(data: Panels, device: int, first: int) -> tuple[Floats, int, Ints, Floats]:
+    # the panel that begins with this row of the device, its width, and the classes and weights (if any) of true rows
     rows = min(PANEL_ROWS, data.counts[device] - first)
     width, a, q = _filled(rows), data.start[device] + first, data.features
-    return data.X[a * q : (a + width) * q], width, data.y[a : a + rows]
+    return data.X[a * q : (a + width) * q], width, data.y[a : a + rows], data.weights[a : a + rows]
 
 
 @njit(**_INNER)
-def _add_gradient(panel: Floats, width: int, y: Ints, classes: int, W: Floats, L: Floats, S: Floats) -> None:
-    # L += sum over the panel's rows of (softmax(W x) - e_y) x'
+def _weigh(S: Floats, weights: Floats, classes: int) -> None:
+    # S[c, r] <- weights[r] S[c, r], where rows have weights
+    for c in range(classes):
+        for r in range(weights.size):
+            S[c * PANEL_ROWS + r] *= weights[r]
+
+
+@njit(**_INNER)
+def _add_gradient(
+    panel: Floats, width: int, y: Ints, weights: Floats, classes: int, W: Floats, L: Floats, S: Floats
+) -> None:
+    # L += sum over the panel's rows of (softmax(W x) - e_y) x', by their weights
     top, share = _helpers(S)
     _scores(panel, width, W, S)
     _tops(S, classes, width, top)
     _softmax(S, classes, width, top, share)
     for r in range(y.size):
         S[y[r] * PANEL_ROWS + r] -= 1
+    _weigh(S, weights, classes)
     _accumulate(panel, width, S, L)
 
 
 @njit(**_INNER)
-def _step(W: Floats, A: Floats, G: Floats, rows: int, rho: float, lr: float) -> None:
-    # W <- W - lr (G / rows + rho (W - A))
-    share = 1 / max(rows, 1)
+def _step(W: Floats, A: Floats, G: Floats, total: float, rho: float, lr: float) -> None:
+    # W <- W - lr (G / total + rho (W - A))
+    share = 1 / total if total > 0 else 1.0
     for c in range(W.shape[0]):
         for f in range(W.shape[1]):
             W[c, f] -= lr * (share * G[c, f] + rho * (W[c, f] - A[c, f]))
@@ -220,11 +231,11 @@ def descend(
         for _ in range(steps):
             G[:] = 0
             for first in range(0, data.counts[device], PANEL_ROWS):
-                panel, width, y = _panel(data, device, first)
-                _add_gradient(panel, width, y, data.classes, w, L, S)
+                panel, width, y, weights = _panel(data, device, first)
+                _add_gradient(panel, width, y, weights, data.classes, w, L, S)
                 if _due(first, data.counts[device]):
                     _flush(L, G)
-            _step(w, a, G, data.counts[device], rho, lr)
+            _step(w, a, G, data.totals[device], rho, lr)
 
 
 @njit(**_INNER)
@@ -246,18 +257,18 @@ def _gather(X: Floats, chosen: Ints, panel: Floats, q: int) -> None:
 
 @kernel(fastmath=FASTMATH)
 def descend_batches(
-    X: Floats, y: Ints, classes: int, orders: Ints, W: Floats, A: Floats, rho: float, lr: float, batch: int,
-    space: Space, room: Floats, labels: Ints,
+    X: Floats, y: Ints, weights: Floats, classes: int, orders: Ints, W: Floats, A: Floats, rho: float, lr: float,
+    batch: int, space: Space, room: Floats, labels: Ints, heavy: Floats,
 ) -> None:  # fmt: skip
     """Take a gradient step on W, in place, for every ``batch`` rows in each of the orders (epochs x rows).
 
-    ``room`` and ``labels`` are for the rows of a panel and their classes.
+    ``room``, ``labels`` and ``heavy`` are for the rows of a panel, their classes and their weights.
     """
     S, L, G = space
     q, n = W.shape[1], orders.shape[1]
     for epoch in range(orders.shape[0]):
         for first in range(0, max(n, 1), batch):  # without rows: the proximal term alone
-            last = min(first + batch, n)
+            last, total = min(first + batch, n), 0.0
             G[:] = 0
             for a in range(first, last, PANEL_ROWS):
                 chosen = orders[epoch, a : min(a + PANEL_ROWS, last)]
@@ -266,38 +277,46 @@ def descend_batches(
                 _gather(X, chosen, panel, q)
                 for r in range(chosen.size):
                     labels[r] = y[chosen[r]]
-                _add_gradient(panel, width, labels[: chosen.size], classes, W, L, S)
+                    heavy[r] = weights[chosen[r]]
+                    total += heavy[r]
+                _add_gradient(panel, width, labels[: chosen.size], heavy[: chosen.size], classes, W, L, S)
                 if _due(a - first, last - first):
                     _flush(L, G)
-            _step(W, A, G, last - first, rho, lr)
+            _step(W, A, G, total, rho, lr)
 
 
 @njit(**_INNER)
-def _hits(S: Floats, y: Ints, top: Floats) -> int:
+def _hits(S: Floats, y: Ints, weights: Floats, top: Floats) -> float:
     # how many rows have y as the first class with the largest score
-    hits = 0
+    hits = 0.0
     for r in range(y.size):
         if S[y[r] * PANEL_ROWS + r] == top[r]:
             best = 0
             while S[best * PANEL_ROWS + r] < top[r]:
                 best += 1
-            hits += best == y[r]
+            if best == y[r]:
+                hits += weights[r] if weights.size else 1.0
     return hits
 
 
 @njit(**_INNER)
-def _gap(S: Floats, y: Ints, top: Floats) -> float:
+def _gap(S: Floats, y: Ints, weights: Floats, top: Floats) -> float:
     # sum_r (top[r] - S[y[r], r])
     gap = 0.0
     for r in range(y.size):
-        gap += top[r] - S[y[r] * PANEL_ROWS + r]
+        away = top[r] - S[y[r] * PANEL_ROWS + r]
+        gap += away * weights[r] if weights.size else away
     return gap
 
 
 @njit(**_INNER)
-def _logs(share: Floats, rows: int) -> float:
+def _logs(share: Floats, rows: int, weights: Floats) -> float:
     # sum_r log(share[r]), of products of a strip: none is so small that a double could not hold it
     total = 0.0
+    if weights.size:
+        for r in range(rows):
+            total += weights[r] * math.log(share[r])
+        return total
     share[rows : _filled(rows)] = 1
     for first in range(0, rows, STRIP_ROWS):
         a = b = c = d = 1.0
@@ -309,7 +328,7 @@ def _logs(share: Floats, rows: int) -> float:
 
 @kernel(fastmath=FASTMATH)
 def evaluate(
-    data: Panels, devices: Ints, jobs: Ints, W: Floats, loss: Floats, hits: Ints, G: Floats, space: Space
+    data: Panels, devices: Ints, jobs: Ints, W: Floats, loss: Floats, hits: Floats, G: Floats, space: Space
 ) -> None:
     """Add the sums over rows of loss, hits and gradient for k in ``jobs``; of those that are not empty."""
     S, L, _ = space
@@ -317,20 +336,21 @@ def evaluate(
     for k in jobs:
         w, device = W[k], devices[k]
         for first in range(0, data.counts[device], PANEL_ROWS):
-            panel, width, y = _panel(data, device, first)
+            panel, width, y, weights = _panel(data, device, first)
             _scores(panel, width, w, S)
             _tops(S, data.classes, width, top)
             if hits.size:
-                hits[k] += _hits(S, y, top)
+                hits[k] += _hits(S, y, weights, top)
             if loss.size:
-                loss[k] += _gap(S, y, top)
+                loss[k] += _gap(S, y, weights, top)
             if loss.size or G.size:
                 _softmax(S, data.classes, width, top, share)
             if loss.size:
-                loss[k] -= _logs(share, y.size)
+                loss[k] -= _logs(share, y.size, weights)
             if G.size:
                 for r in range(y.size):
                     S[y[r] * PANEL_ROWS + r] -= 1
+                _weigh(S, weights, data.classes)
                 _accumulate(panel, width, S, L)
                 if _due(first, data.counts[device]):
                     _flush(L, G[k])
@@ -354,16 +374,17 @@ def _curve(P: Floats, S: Floats, classes: int, width: int) -> None:
 
 @njit(**_INNER)
 def _hessian_times(data: Panels, device: int, P: Floats, V: Floats, v: Floats, H: Floats, S: Floats, L: Floats) -> None:
-    # H = (hessian of the device's mean loss) V; v is room for V / rows in the rows' precision
-    n = max(data.counts[device], 1)
+    # H = (hessian of the device's mean loss) V; v is room for V / total in the rows' precision
+    total = data.totals[device] if data.totals[device] > 0 else 1.0
     for c in range(V.shape[0]):
         for f in range(V.shape[1]):
-            v[c, f] = V[c, f] / n
+            v[c, f] = V[c, f] / total
             H[c, f] = 0
     for first in range(0, data.counts[device], PANEL_ROWS):
-        panel, width, _ = _panel(data, device, first)
+        panel, width, _, weights = _panel(data, device, first)
         _scores(panel, width, v, S)
         _curve(P[first // PANEL_ROWS], S, data.classes, width)
+        _weigh(S, weights, data.classes)
         _accumulate(panel, width, S, L)
         if _due(first, data.counts[device]):
             _flush(L, H)
@@ -406,7 +427,7 @@ def newton_direction(
     S, L, _ = space
     n = data.counts[device]
     for first in range(0, n, PANEL_ROWS):
-        panel, width, _ = _panel(data, device, first)
+        panel, width, _, _ = _panel(data, device, first)
         p = P[first // PANEL_ROWS]
         top, share = _helpers(p)
         _scores(panel, width, W, p)
@@ -433,8 +454,9 @@ def newton_direction(
 
 @kernel(fastmath=FASTMATH)
 def descend_rows(
-    X: Floats, y: Floats, orders: Ints, epochs: int, w: Floats, a: Floats, rho: float, lr: float, batch: int, g: Floats
-) -> None:
+    X: Floats, y: Floats, weights: Floats, orders: Ints, epochs: int, w: Floats, a: Floats, rho: float, lr: float,
+    batch: int, g: Floats,
+) -> None:  # fmt: skip
     """Take one gradient step on w, in place, for every ``batch`` rows, over the orders in turn; g is space for it."""
     p = X.shape[1]
     for epoch in range(epochs):
@@ -443,11 +465,13 @@ def descend_rows(
             last = min(first + batch, order.size)
             for j in range(g.size):
                 g[j] = 0
+            total = 0.0
             for i in range(first, last):
-                x = X[order[i]]
-                r = _dot(w[:p], x) + w[p] - y[order[i]]
+                x, weight = X[order[i]], weights[order[i]]
+                r = (_dot(w[:p], x) + w[p] - y[order[i]]) * weight
+                total += weight
                 for f in range(p):
                     g[f] += 2 * r * x[f]
                 g[p] += 2 * r
             for j in range(g.size):
-                w[j] -= lr * (g[j] / max(last - first, 1) + rho * (w[j] - a[j]))
+                w[j] -= lr * (g[j] / (total if total > 0 else 1.0) + rho * (w[j] - a[j]))

@@ -147,7 +147,8 @@ class Model(ABC, Generic[Data]):
         stop = np.cumsum(rows.counts[devices])
         outputs = [self.outputs(own, rows.of(i)[0]) for i, own in zip(devices, w, strict=True)]
         y = np.concatenate([rows.of(i)[1] for i in devices])
-        return metric.sums(np.concatenate(outputs), y, stop - rows.counts[devices], stop)
+        weights = None if rows.weights is None else np.concatenate([rows.weights_of(i) for i in devices])
+        return metric.sums(np.concatenate(outputs), y, stop - rows.counts[devices], stop, weights)
 
     def weighted_gradient(self, w: Floats, X: Floats, y: npt.NDArray[Any], weights: Floats) -> Floats:
         """Return the gradient of the mean over rows of their losses times these weights."""

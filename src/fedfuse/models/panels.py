@@ -23,6 +23,8 @@ class Panels(NamedTuple):
     y: Ints  # the class of every row; 0 for padding
     start: Ints  # first row of every device
     counts: Ints  # true rows of every device
+    weights: Floats  # of every row; empty where all count the same
+    totals: Floats  # sums of the weights of every device
     features: int  # with intercept and padding
     classes: int  # without padding
 
@@ -53,6 +55,6 @@ def space(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Space:
     return Space(scores, alignment.zeros(classes * features // 4 * lanes, dtype), np.empty(shape))
 
 
-def batch_space(features: int, dtype: np.dtype[Any]) -> tuple[Floats, Ints]:
-    """Return space for the rows of a panel, and for their classes."""
-    return alignment.zeros(features * PANEL_ROWS, dtype), np.empty(PANEL_ROWS, np.int64)
+def batch_space(features: int, dtype: np.dtype[Any]) -> tuple[Floats, Ints, Floats]:
+    """Return space for the rows of a panel, for their classes and for their weights."""
+    return alignment.zeros(features * PANEL_ROWS, dtype), np.empty(PANEL_ROWS, np.int64), np.empty(PANEL_ROWS, dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,7 +73,7 @@ class SoftmaxRegression(Regression[SoftmaxData]):
         y = np.asarray(rows.y)
         if y.size and not (np.equal(y, np.rint(y)).all() and 0 <= y.min() <= y.max() < self.n_classes):
             raise FedfuseError(f"classes must be the numbers 0 … {self.n_classes - 1}, got {y.min()} to {y.max()}")
-        whole = Rows(np.ascontiguousarray(rows.X), np.ascontiguousarray(y, np.int64), rows.start, rows.stop)
+        whole = replace(rows, X=np.ascontiguousarray(rows.X), y=np.ascontiguousarray(y, np.int64))
         return SoftmaxData(whole, np.dtype(dtype), _panels(whole, self.n_classes, np.dtype(dtype)))
 
     def outputs(self, w: Floats, X: Floats) -> Floats:
@@ -107,7 +107,7 @@ class SoftmaxRegression(Regression[SoftmaxData]):
         k = len(fit.devices)
         sums: dict[Quantity, Any] = {
             "loss": np.zeros(k * (quantity == "loss")),
-            "score": np.zeros(k * (quantity == "score"), np.int64),
+            "score": np.zeros(k * (quantity == "score")),
             "gradient": np.zeros(fit.W.shape if quantity == "gradient" else (0, 0, 0)),
         }
 
@@ -127,7 +127,8 @@ class SoftmaxRegression(Regression[SoftmaxData]):
 
     def _batch_steps(self, fit: LocalFit[SoftmaxData], rho: float, lr: float, batch: int) -> BatchSteps:
         how = rho, lr, batch, _own_space(fit.W), *own(batch_space, fit.W.shape[2], fit.W.dtype)
-        return lambda X, y, orders, w, a: _kernels.descend_batches(X, y, self.n_classes, orders, w, a, *how)
+        C = self.n_classes
+        return lambda X, y, weights, orders, w, a: _kernels.descend_batches(X, y, weights, C, orders, w, a, *how)
 
     def _solve(self, fit: LocalFit[SoftmaxData], A: Floats, rho: float) -> None:
         def run(jobs: Ints) -> None:
@@ -143,9 +144,12 @@ def _panels(rows: Rows, classes: int, dtype: np.dtype[Any]) -> Panels:
     q, room = rounded_up(p + 1, 4), rounded_up(counts, STRIP_ROWS)
     start = np.cumsum(room) - room
     X, y = alignment.zeros(int(room.sum()) * q, dtype), np.zeros(room.sum(), np.int64)
+    weights = np.zeros(0 if rows.weights is None else room.sum(), dtype)
     for i, (a, b) in enumerate(zip(start, start + room, strict=True)):
         rows_X, rows_y = rows.of(i)
         y[a : a + len(rows_y)] = rows_y
+        if rows.weights is not None:
+            weights[a : a + len(rows_y)] = rows.weights_of(i)
         strips = X[a * q : b * q].reshape(-1, q, STRIP_ROWS).transpose(0, 2, 1)  # (strip, row, feature)
         whole, rest = divmod(len(rows_y), STRIP_ROWS)
         strips[:whole, :, :p] = rows_X[: whole * STRIP_ROWS].reshape(-1, STRIP_ROWS, p)
@@ -153,7 +157,7 @@ def _panels(rows: Rows, classes: int, dtype: np.dtype[Any]) -> Panels:
         if rest:
             strips[whole, :rest, :p] = rows_X[whole * STRIP_ROWS :]
             strips[whole, :rest, p] = 1
-    return Panels(X, y, start, counts, q, classes)
+    return Panels(X, y, start, counts, weights, rows.totals.astype(np.float64), q, classes)
 
 
 def _own_space(W: Floats) -> Space:
@@ -212,9 +216,9 @@ class _Newton:
         return None
 
     def _value_and_gradient(self, W: Floats) -> tuple[float, Floats]:
-        loss, no_hits, G = np.zeros(1), np.zeros(0, np.int64), np.zeros((1, *W.shape))
+        loss, no_hits, G = np.zeros(1), np.zeros(0), np.zeros((1, *W.shape))
         _kernels.evaluate(self.panels, np.array([self.device]), _FIRST, W[None], loss, no_hits, G, _own_space(W))
-        n, away = max(1, int(self.panels.counts[self.device])), W.astype(np.float64) - self.A
+        n, away = float(self.panels.totals[self.device]) or 1.0, W.astype(np.float64) - self.A
         return float(loss[0]) / n + self.rho / 2 * float((away * away).sum()), G[0] / n + self.rho * away
 
 

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
@@ -20,7 +20,15 @@ from torch.nn import functional
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models.flat_parameters import Layout, ParameterBackend, layout_of, named_tensors, one_thread, seeded
+from fedfuse.models.flat_parameters import (
+    Layout,
+    ParameterBackend,
+    layout_of,
+    named_tensors,
+    one_thread,
+    seeded,
+    weight_of,
+)
 from fedfuse.models.model import Model, Rngs, Shape, Start, batch_orders, one_each, plain
 from fedfuse.protocol.local_work import Work
 from fedfuse.utils.threads import spread
@@ -35,11 +43,11 @@ _DTYPES: dict[np.dtype[Any], torch.dtype] = {np.dtype(np.float32): torch.float32
 
 @dataclass(frozen=True)
 class TorchData(Rows):
-    """Rows as tensors (n x features), and the precision of parameters."""
+    """Rows as tensors (n x features), and the precision of parameters; y is (target, weight) of rows with weights."""
 
     X: Any
     y: Any
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any] = field(kw_only=True)
 
     def of(self, device: int) -> tuple[Any, Any]:
         return super().of(device)
@@ -154,7 +162,9 @@ class TorchModel(Model[TorchData]):
         self._draws  # noqa: B018 - says what is wrong with the module before it trains
         X = _tensor(rows.X, dtype)
         y = _tensor(rows.y, np.dtype(np.int64) if self.n_classes else dtype)
-        return TorchData(X.to(self._place), y.to(self._place), rows.start, rows.stop, dtype)
+        if rows.weights is not None:  # In one tensor: batches of rows have their targets and weights.
+            y = torch.stack([y.to(X.dtype), _tensor(rows.weights, dtype)], dim=1)
+        return TorchData(X.to(self._place), y.to(self._place), rows.start, rows.stop, dtype=dtype)
 
     def train(
         self, data: TorchData, devices: Ints, start: Floats, anchor: Floats | None, rho: float, work: Work,
@@ -201,10 +211,12 @@ class TorchModel(Model[TorchData]):
             x, y = data.of(devices[k])
             engine.w.copy_(self._on_place(w[k], data.dtype))
             for first, out in engine.outputs(x):
-                part = y[first : first + len(out)]
-                losses[k] += float(self._mean_loss(out, part)) * len(part) / len(y)
-                scores[k] += float((out.argmax(1) == part if classes else (_flat(out) - part).square()).sum())
-            scores[k] = scores[k] / len(y) if len(y) else np.nan
+                part, total = y[first : first + len(out)], weight_of(y)
+                losses[k] += float(self._mean_loss(out, part)) * weight_of(part) / total
+                target, weights = (part, None) if part.ndim == 1 else (part[:, 0], part[:, 1])
+                score = out.argmax(1) == target if classes else (_flat(out) - target).square()
+                scores[k] += float((score if weights is None else score * weights).sum())
+            scores[k] = scores[k] / weight_of(y) if weight_of(y) else np.nan
 
         self._each(data, devices, evaluate)
         return losses, scores if classes else np.sqrt(scores)
@@ -327,6 +339,9 @@ class TorchModel(Model[TorchData]):
         return torch.from_numpy(np.ascontiguousarray(w, dtype)).to(self._place)
 
     def _mean_loss(self, out: Tensor, y: Tensor) -> Tensor:
+        if y.ndim > 1:
+            target, weights = y[:, 0].long() if self.n_classes else y[:, 0], y[:, 1]
+            return (self._row_losses(out, target) * weights).sum() / weights.sum().clamp(min=1e-30)
         if callable(self.loss):
             value = self.loss(out if self.goal == "classification" else _flat(out), y)
             return value.mean() if value.ndim else value

@@ -52,7 +52,7 @@ class SufficientStatistics:
     def __add__(self, other: SufficientStatistics) -> SufficientStatistics:
         """Return the summary of both parts together."""
         n = self.n + other.n
-        share = (other.n / np.maximum(n, 1))[:, None]
+        share = (other.n / np.where(n > 0, n, 1))[:, None]
         gap = other.mean - self.mean
         between = (share * (1 - share))[:, :, None] * gap[:, :, None] * gap[:, None, :]
         within = (1 - share)[:, :, None] * self.covariance + share[:, :, None] * other.covariance
@@ -85,7 +85,7 @@ class SufficientStatistics:
 
     def fit(self, ridge: float) -> Floats:
         """Return the minimum of the squared error and ``ridge / 2`` times that of the parameters, one model each."""
-        second = 2 * self.moments / np.maximum(self.n, 1)[:, None, None]
+        second = 2 * self.moments / np.where(self.n > 0, self.n, 1)[:, None, None]
         H = second[:, :-1, :-1] + ridge * np.eye(second.shape[1] - 1)
         return np.asarray(np.linalg.solve(H, second[:, :-1, -1:])[:, :, 0])
 
@@ -106,34 +106,46 @@ def tells_rows(federation: Federation) -> bool:
 # -- on the device
 
 
-def written(tables: Sequence[Floats]) -> Floats:
-    """Return the summary of a device's rows: one table for each part, the target in the last column."""
-    return np.concatenate([*map(_covariances, tables), [_unevenness(np.concatenate(tables))]])
+def written(parts: Sequence[tuple[Floats, Floats | None]]) -> Floats:
+    """Return the summary of a device's rows: for each part a table, the target in the last column, and weights."""
+    tables, weights = zip(*parts, strict=True)
+    whole = None if weights[0] is None else np.concatenate(weights)
+    sent = [_covariances(*part) for part in parts]
+    return np.concatenate([*sent, [_unevenness(np.concatenate(tables), whole)]])
 
 
-def _covariances(table: Floats) -> Floats:
+def column_means(table: Floats, weights: Floats | None) -> Floats:
+    """Return the (weighted) means of columns."""
+    return np.asarray(table.mean(axis=0) if weights is None else weights @ table / (weights.sum() or 1.0))
+
+
+def _covariances(table: Floats, weights: Floats | None) -> Floats:
     """Return means and the upper triangle of the covariance matrix; zeros if there are no rows."""
     columns = table.shape[1]
     if not len(table):
         return np.zeros(columns * (columns + 3) // 2)
-    mean = table.mean(axis=0)
+    mean = column_means(table, weights)
     away = table - mean
-    covariance = away.T @ away / len(table)
+    heavy = away if weights is None else weights[:, None] * away
+    covariance = heavy.T @ away / (len(table) if weights is None else weights.sum() or 1.0)
     return np.concatenate([mean, covariance[np.triu_indices(columns)]])
 
 
-def _unevenness(table: Floats) -> float:
+def _unevenness(table: Floats, weights: Floats | None) -> float:
     """Return the mean of the squared residuals of a ridge fit, weighted by their leverage, against the plain mean.
 
     Either is divided by what is left of the noise in a residual (White, 1980; the HC2 of MacKinnon and White, 1985).
     """
-    if not len(table):
+    total = len(table) if weights is None else weights.sum()
+    if not total:
         return 1.0
-    away = table - table.mean(axis=0)
-    scale = away.std(axis=0)
+    away = table - column_means(table, weights)
+    scale = away.std(axis=0) if weights is None else np.sqrt(column_means(np.square(away), weights))
     X = np.column_stack([away / np.where(scale > 0, scale, 1.0), np.ones(len(away))])
     X, y = np.delete(X, -2, axis=1), X[:, -2]
-    inverse = np.linalg.inv(X.T @ X + RESIDUAL_RIDGE * len(X) * np.eye(X.shape[1]))
+    heavy = X if weights is None else weights[:, None] * X
+    inverse = np.linalg.inv(heavy.T @ X + RESIDUAL_RIDGE * total * np.eye(X.shape[1]))
     leverage = np.minimum(np.einsum("ij,jk,ik->i", X, inverse, X), MAX_LEVERAGE)
-    squares = np.square(y - X @ (inverse @ (X.T @ y))) / (1 - leverage)
-    return float((leverage @ squares) / leverage.sum() / max(squares.mean(), 1e-300)) if squares.any() else 1.0
+    squares = np.square(y - X @ (inverse @ (heavy.T @ y))) / (1 - leverage)
+    plain, leverage = column_means(squares, weights), leverage if weights is None else weights * leverage
+    return float((leverage @ squares) / leverage.sum() / max(plain, 1e-300)) if squares.any() else 1.0

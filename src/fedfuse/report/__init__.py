@@ -94,8 +94,8 @@ def fitted_baselines(
     if not wanted:
         return None, "Local and pooled models to compare with were not fitted."
     try:
-        federation = federation or _load_data(directory)
-        fitted = Baselines.of(federation, result.model, result.profile.metric)
+        profile, federation = result.profile, federation or _load_data(directory)
+        fitted = Baselines.of(federation, result.model, profile.metric, profile.class_weights)
     except (FedfuseError, OSError) as problem:
         return None, f"Local and pooled models to compare with are missing: {problem}."
     fitted.save(directory)

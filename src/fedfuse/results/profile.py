@@ -28,16 +28,18 @@ class Profile:
     encoder: Encoder | None = None
     shape: tuple[int, ...] | None = None
     metric: str = ""
+    class_weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", self.metric or metric_for(self.goal).name)
 
     @classmethod
-    def of(cls, federation: Federation, metric: str = "") -> Profile:
-        """Return the profile of a federation; devices are scored by this metric."""
+    def of(cls, federation: Federation, metric: str = "", class_weights: tuple[float, ...] = ()) -> Profile:
+        """Return the profile of a federation, scored by this metric and trained with these weights of classes."""
         f = federation
         features = f.features or default_features(f.n_features)
-        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, f.truth, f.encoder, f.shape, metric)
+        told = (f.truth, f.encoder, f.shape, metric, class_weights)
+        return cls(f.names, f.goal, f.classes, features, f.rows("all").counts, *told)
 
     def to_json(self) -> dict[str, Any]:
         """Return the profile as JSON-ready data."""

@@ -6,6 +6,7 @@ have a small ridge penalty.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -44,7 +45,8 @@ def pooled_model(federation: Federation, model: Model[Any], rows: Part = "train+
     """Return one model fitted to all devices' rows together (1 x d)."""
     part = federation.rows(rows)
     chosen = np.concatenate([np.arange(a, b) for a, b in zip(part.start, part.stop, strict=True)])
-    together = Rows(part.X[chosen], part.y[chosen], np.array([0]), np.array([chosen.size]))
+    weights = None if part.weights is None else part.weights[chosen]
+    together = Rows(part.X[chosen], part.y[chosen], np.array([0]), np.array([chosen.size]), weights)
     return _fitted(together, model)
 
 
@@ -65,10 +67,13 @@ class Baselines:
     alone: DistanceSnapshot
 
     @classmethod
-    def of(cls, federation: Federation, model: Model[Any], metric: str | None = None) -> Baselines:
+    def of(
+        cls, federation: Federation, model: Model[Any], metric: str | None = None, class_weights: Sequence[float] = ()
+    ) -> Baselines:
         """Fit local and pooled models, and score every device with them."""
-        local = local_models(federation, model)
-        pooled = np.repeat(pooled_model(federation, model), federation.m, axis=0)
+        trained = federation.weighted(class_weights)
+        local = local_models(trained, model)
+        pooled = np.repeat(pooled_model(trained, model), federation.m, axis=0)
         everyone = np.arange(federation.m)
         evaluator = Evaluator(federation, model, np.float32, metric_for(federation.goal, metric).name)
         scores = {name: evaluator.score("test", w) for name, w in zip(NAMES, (local, pooled), strict=True)}
@@ -108,7 +113,7 @@ def certify(result: Result, federation: Federation) -> Certificate:
     decay, start = float(config.get("work", {}).get("decay", 0.0)), result.cluster_models
     if config.get("lam") == "auto":
         federation, decay, start = standardised(federation), RIDGES[COMMON_RIDGE], np.zeros_like(start)
-    rows = model.load(federation.rows("train+validation"), dtype)
+    rows = model.load(federation.weighted(result.profile.class_weights).rows("train+validation"), dtype)
 
     def gradients_at(models: Floats) -> tuple[Floats, Floats]:
         w = models[labels].astype(dtype)

@@ -197,9 +197,16 @@ def _run(
 ) -> Run:
     """Return a run, with an engine under the conditions of its settings and a record of its progress."""
     own = engine if isinstance(engine, Engine) else None
-    devices = settings.around(_attacked(own, federation, model, settings, place), settings.seed)
+    class_weights = federation.class_weights(settings.class_weight)
+    if own and class_weights:
+        raise FedfuseError(
+            "an engine of your own has the rows: give its federation weights, and leave class_weight out"
+        )
+    trained = federation.weighted(class_weights)
+    devices = settings.around(_attacked(own, trained, model, settings, place), settings.seed)
     recorders = [progress.Recorder(run_directory.path)] if run_directory else []
-    return Run(federation, model, method, settings, devices, run_directory, (*recorders, *callbacks), dataset)
+    hooks = (*recorders, *callbacks)
+    return Run(federation, model, method, settings, devices, run_directory, hooks, dataset, class_weights)
 
 
 def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:

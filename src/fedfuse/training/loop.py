@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from fedfuse.core.metrics import metric_for
@@ -90,6 +91,7 @@ class Run:
     directory: RunDirectory | None = None
     callbacks: Sequence[Callback] = ()
     dataset: str = "arrays"
+    class_weights: tuple[float, ...] = ()
 
     k: int = 0
     place: int = 0  # Of the current stage.
@@ -108,7 +110,8 @@ class Run:
     def __post_init__(self) -> None:
         self.stages = stages_of(self.method, self.model, self.settings.rounds)
         settings = self.settings
-        self.info = info_of(self.federation, self.model, settings.seed, settings.dtype, settings.share)
+        trained = self.federation.weighted(self.class_weights)  # Scores are without the weights of classes.
+        self.info = info_of(trained, self.model, settings.seed, settings.dtype, settings.share)
         self.metric = metric_for(self.federation.goal, self.settings.metric)
         evaluated = (self.federation, self.model, self.settings.dtype, self.metric.name)
         self._evaluator = Evaluator(*evaluated) if self.federation.here else None
@@ -346,7 +349,7 @@ class Run:
         values = {part: s if s.ndim == 1 else self.metric.by_device(s) for part, s in scores.items()}
         suspects = self._suspects(found, values)
         return Result(
-            profile=Profile.of(self.federation, self.metric.name),
+            profile=Profile.of(self.federation, self.metric.name, self.class_weights),
             model=self.model,
             method=self.method.to_config(),
             dataset=self.dataset,
@@ -517,9 +520,9 @@ def info_of(
         return draw_initial(model, start, seed, number)
 
     parts: tuple[Part, ...] = ("train", "validation")
-    counts: dict[str, Ints] = {part: federation.rows(part).counts for part in parts}
+    counts: dict[str, npt.NDArray[Any]] = {part: federation.totals(part) for part in parts}
     if not federation.here:  # Rows that nobody here has seen weigh no more than others' make credible.
         share = "models" if tells_rows(federation) else share
-        counts = {part: np.minimum(n, upper_fence(n[n > 0])).astype(np.int64) for part, n in counts.items()}
+        counts = {part: np.minimum(n, upper_fence(n[n > 0])).astype(n.dtype) for part, n in counts.items()}
     counts["train+validation"] = counts["train"] + counts["validation"]
     return FederationInfo(federation.m, model, counts, initial, np.dtype(dtype), federation.truth, seed, share)

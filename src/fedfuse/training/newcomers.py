@@ -167,14 +167,15 @@ def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -
     """Admit the devices of another federation, with the same columns, by the rule of the run's method."""
     model, newcomers = result.model, aligned(result, newcomers)
     method, dtype = _rule(result), result.models.dtype
-    info = info_of(newcomers, model, result.seed, dtype)
+    trained = newcomers.weighted(result.profile.class_weights)
+    info = info_of(trained, model, result.seed, dtype)
     believed = np.setdiff1d(np.arange(len(result.labels)), result.suspects)
     if not believed.size:
         raise FedfuseError("every device of this run is suspected of lying: there is nobody to join")
     known = RunSummary(
         result.models[believed], result.labels[believed], result.profile.counts[believed], result.lam, result.kept
     )
-    engine = engine or InProcess(newcomers, model, seed=result.seed, dtype=dtype)
+    engine = engine or InProcess(trained, model, seed=result.seed, dtype=dtype)
     talks = [admission(method, known, info, i) for i in range(newcomers.m)]
     joined, iterations, ledger = _converse(talks, engine, model.d, dtype, result.seed)
     models = np.stack([j.model for j in joined])

@@ -98,6 +98,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "participation": (_participation, "a share above 0 and at most 1, or sizes(share)"),
     "dtype": (str, "'float32' or 'float64'"),
     "metric": (str, "the name of a metric"),
+    "class_weight": (str, "balanced, or weights by class, as a=1,b=5"),
     "delay": (str, "a distribution of seconds"),
     "compute": (str, "a distribution of seconds"),
     "lossy": (str, "lost:0.3,late:0.2,…"),

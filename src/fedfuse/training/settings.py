@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import ceil, floor
 from numbers import Integral, Real
@@ -56,6 +56,9 @@ class Settings:
         Rounds between two evaluations of groups, validation and test, and what devices are scored by (`core.metrics`):
         ``"accuracy"`` by default, ``"balanced-accuracy"``, ``"log-loss"``, ``"auc"``, ``"f1"``; ``"rmse"`` by default,
         ``"mae"``, ``"r2"``. Groups, and settings that are left open, are chosen in their own ways whatever it is.
+    class_weight
+        What rows of each class count for in training and in the choice of groups: ``"balanced"``, or by class,
+        ``{"a": 1, "b": 5}`` or ``"a=1,b=5"`` (1 for classes left out). Scores are without it.
     checkpoint_every
         Rounds between two checkpoints, where a directory is given.
     dtype
@@ -118,6 +121,7 @@ class Settings:
     tol: float = 1e-4
     evaluate_every: int = 10
     metric: str | None = None
+    class_weight: str | Mapping[Any, float] | None = None
     checkpoint_every: int = 25
     dtype: str = "float32"
     attack: Attack | None = None
