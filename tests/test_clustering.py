@@ -50,8 +50,7 @@ def problem(m, d=7, groups=20, seed=0):
     return x, y
 
 
-@pytest.mark.parametrize("m", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("lam", [4.0, 20.0])
+@pytest.mark.parametrize(("m", "lam"), [(1000, 4.0), (1000, 20.0), pytest.param(10_000, 4.0, marks=pytest.mark.slow)])
 def test_objective_is_that_of_a_reference_solver(m, lam):
     x, _ = problem(m)
     began = time.perf_counter()
