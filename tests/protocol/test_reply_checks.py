@@ -31,7 +31,8 @@ seeds = st.integers(0, 2**32 - 1)
 
 def test_examples_by_hand():
     assert overlong({i: np.ones(3) * (1 + i / 10) for i in range(6)} | {6: np.full(3, 1e4)}) == [6]
-    assert absurd_scores(np.array([0.4, np.nan, 0.5, 1e30]), greater_is_better=False) == [3]
+    assert absurd_scores(np.array([0.4, np.nan, 0.5, 0.6, 1e30]), greater_is_better=False) == [4]
+    assert absurd_scores(np.array([0.01, 0.01, 3.0, 3.0]), greater_is_better=False) == []
     assert absurd_scores(np.array([0.4, 1.0, 1.1]), greater_is_better=True) == [2]
     good, other, bad = [5.0, 7.0, 1.0, 0.9, 1.0], [5.1, 7.0, 1.0, 0.9, 1.0], [5.0, 7.0, 1.0, 9.0, 1.0]
     possible = [possible_statistics(np.array([*good, *piece, 1.0]), (9, 4)) for piece in (other, bad, good)]

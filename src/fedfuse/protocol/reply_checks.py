@@ -55,7 +55,9 @@ def absurd_scores(scores: Floats, greater_is_better: bool) -> list[int]:
     errors = 1 - scores if greater_is_better else scores
     known = np.isfinite(errors)
     fence = max(float(upper_fence(errors[known & (errors > 0)])[0]), float(greater_is_better))
-    return [int(i) for i in np.flatnonzero(known & ((errors < -ROUNDING_TOLERANCE) | (errors > fence)))]
+    far = known & (errors > fence)
+    far &= 4 * far.sum() <= known.sum()  # So many are no liars, but a group with a bad model.
+    return [int(i) for i in np.flatnonzero(far | (known & (errors < -ROUNDING_TOLERANCE)))]
 
 
 def possible_judgement(answer: Floats) -> bool:
