@@ -32,11 +32,11 @@ from fedfuse.utils.typing import Floats, Ints
 
 # From one lambda to the next, and how many at most.
 LAMBDA_RATIO, MAX_LAMBDAS = 1.6, 100
-# The first lambda is so many times this quantile of the edges' lengths: with less, hardly any points are fused.
-FIRST_LAMBDA_RATIO, FIRST_LAMBDA_QUANTILE = 4.0, 0.1
+# The first lambda is so many times this quantile of the lengths of the edges.
+FIRST_LAMBDA_RATIO, FIRST_LAMBDA_QUANTILE = 1.0, 0.1
 # Iterations for each lambda, up to the second number where few edges are left, and the violation of the optimality
 # conditions at which fewer are enough.
-MAX_PATH_ITERATIONS, MAX_ITERATIONS_OF_FEW, PATH_TOLERANCE = 20, 500, 1e-4
+MAX_PATH_ITERATIONS, MAX_ITERATIONS_OF_FEW, PATH_TOLERANCE = 30, 500, 1e-4
 # Updates of edges on which iterations may be spent in any case.
 MIN_PATH_UPDATES = 1 << 21
 # Points with theta = 0 collapse when they are as near as this, relative to their distance in the data.
