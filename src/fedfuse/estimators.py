@@ -62,7 +62,7 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         """Tell which rows are of devices that `fit` has seen; the others are predicted by the fallback model."""
         check_is_fitted(self, "coef_")
         X, groups = self._features(X, groups)
-        return self._row_labels(groups, len(X)) < self.n_clusters_
+        return np.asarray(self._row_tables(groups, len(X)) != self.n_clusters_)
 
     def _features(self, X: Any, groups: Any, *, reset: bool = False) -> tuple[Floats, Any]:
         """Return each row's features, those of a data frame encoded, and its device (None: nothing tells it)."""
@@ -102,9 +102,10 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         goal: Goal,
         classes: Sequence[Any] = (),
     ) -> Floats:
-        """Train on rows and class numbers or values; return each group's table of coefficients, the fallback's last.
+        """Train on rows and class numbers or values; return tables of coefficients.
 
-        A table is outputs x (features + 1), the intercept last, in the units of X and of this y.
+        They are those of groups, of the fallback, and of devices where these use models of their own. A table is
+        outputs x (features + 1), the intercept last, in the units of X and of this y.
         """
         distinct, codes = _distinct(groups, len(X))
         self.groups_ = distinct.to_numpy()
@@ -126,7 +127,9 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         self.labels_ = self.result_.labels
         self.n_clusters_ = self.result_.n_clusters
         self.n_iter_ = self.result_.rounds
-        models = [*self.result_.cluster_models, _fallback(self.result_, federation)]
+        self.verdict_ = self.result_.verdict or self.result_.default_verdict
+        own = self.result_.in_use if self.verdict_ in ("personal", "alone") else ()
+        models = [*self.result_.cluster_models, _fallback(self.result_, federation), *own]
         return _unscaled(np.stack([self.result_.model.coefficients(w) for w in models]), scaler)
 
     def _seed(self) -> int:
@@ -156,26 +159,30 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         """Return the linear outputs of each row by the model of its device's group (n x outputs)."""
         check_is_fitted(self, "coef_")
         X, groups = self._features(X, groups)
-        labels = self._row_labels(groups, len(X))
-        if (labels == self.n_clusters_).any():
-            unseen = _some(pd.Index(groups, tupleize_cols=False)[labels == self.n_clusters_].unique())
+        places = self._row_tables(groups, len(X))
+        if (places == self.n_clusters_).any():
+            unseen = _some(pd.Index(groups, tupleize_cols=False)[places == self.n_clusters_].unique())
             message = f"devices that fit has not seen are predicted by the fallback model: {unseen}; see known_rows"
             warnings.warn(message, UserWarning, stacklevel=3)
-        coef = np.concatenate([self.coef_, self.fallback_coef_[None]]).reshape(self.n_clusters_ + 1, -1, X.shape[1])
-        intercept = np.append(self.intercept_, self.fallback_intercept_).reshape(self.n_clusters_ + 1, -1)
+        coef = np.concatenate([self.coef_, self.fallback_coef_[None], self.device_coef_])
+        coef = coef.reshape(len(coef), -1, X.shape[1])
+        intercept = np.append(np.append(self.intercept_, self.fallback_intercept_), self.device_intercept_)
+        intercept = intercept.reshape(len(coef), -1)
         outputs = np.empty((len(X), coef.shape[1]))
-        for c in np.unique(labels):
-            rows = labels == c
-            outputs[rows] = X[rows] @ coef[c].T + intercept[c]
+        for k in np.unique(places):
+            rows = places == k
+            outputs[rows] = X[rows] @ coef[k].T + intercept[k]
         return outputs
 
     def _keep(self, tables: Floats) -> None:
-        """Keep coefficients and intercepts, of the groups and of the fallback (last)."""
-        self.coef_, self.intercept_ = tables[:-1, ..., :-1], tables[:-1, ..., -1]
-        self.fallback_coef_, self.fallback_intercept_ = tables[-1, ..., :-1], tables[-1, ..., -1]
+        """Keep coefficients and intercepts: of the groups, of the fallback, and of devices."""
+        groups, fallback, devices = np.split(tables, [self.n_clusters_, self.n_clusters_ + 1])
+        self.coef_, self.intercept_ = groups[..., :-1], groups[..., -1]
+        self.fallback_coef_, self.fallback_intercept_ = fallback[0, ..., :-1], fallback[0, ..., -1]
+        self.device_coef_, self.device_intercept_ = devices[..., :-1], devices[..., -1]
 
-    def _row_labels(self, groups: Any, n: int) -> Ints:
-        """Return the group of each row's device; ``n_clusters_`` where the device was not seen."""
+    def _row_tables(self, groups: Any, n: int) -> Ints:
+        """Return for each row whose model predicts it: a group's, then the fallback's, then a device's own."""
         if groups is None:
             if self.n_clusters_ > 1:
                 raise FedfuseError(
@@ -184,8 +191,10 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
             return np.zeros(n, np.int64)
         given, codes = _distinct(groups, n)
         devices = pd.Index(self.groups_, tupleize_cols=False).get_indexer(given)
+        own = len(self.device_coef_) > 0
+        used = self.n_clusters_ + 1 + np.arange(len(self.labels_)) if own else self.labels_
         # An unseen device has place -1, the last one.
-        return np.asarray(np.append(self.labels_, self.n_clusters_)[devices[codes]])
+        return np.asarray(np.append(used, self.n_clusters_)[devices[codes]])
 
 
 def _place(device: str | int, names: npt.NDArray[Any] | None, n: int) -> int:
@@ -260,6 +269,12 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
         one output per class, or for two classes one in all, which speaks for ``classes_[1]``.
     intercept_ : ndarray of shape (n_clusters, n_outputs)
         Each group's intercepts.
+    verdict_ : str
+        What predicts rows best that are left out in turn, and is used for devices that `fit` has seen: models of
+        ``"groups"``, one for all (``"pooled"``), devices' own, drawn towards the others (``"personal"``), or of their
+        own rows ``"alone"``.
+    device_coef_, device_intercept_ : ndarrays of shape (n_devices, n_outputs, n_features) and (n_devices, n_outputs)
+        Devices' own models, where these are used; else empty.
     fallback_coef_, fallback_intercept_ : ndarrays of shape (n_outputs, n_features) and (n_outputs,)
         The model of devices that `fit` has not seen: the mean of the devices' models or that of the largest group,
         whichever has the lower mean loss over devices.

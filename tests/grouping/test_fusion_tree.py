@@ -150,7 +150,7 @@ def test_everything_sent_is_counted(monkeypatch):
     monkeypatch.setattr(simulated_replies, "MAX_STATISTICS_MODELS", 0)
     federation = planted(m=2, groups=1, n=60, p=2)
     keep = Counting()
-    result = ff.fit(federation, callbacks=[keep])
+    result = ff.fit(federation, ff.FusionTree(personal=False), callbacks=[keep])
     assert result.cost_floats == keep.down + keep.up
     columns, d, m = 3, 3, 2
     rows = keep.by_task
@@ -163,7 +163,7 @@ def test_everything_sent_is_counted(monkeypatch):
 
 def test_rows_in_summary_are_all_that_linear_regression_needs():
     federation, keep = planted(m=8, n=100, p=3), Counting()
-    result = ff.fit(federation, callbacks=[keep])
+    result = ff.fit(federation, ff.FusionTree(personal=False), callbacks=[keep])
     assert result.ari == 1
     assert result.cost_floats == keep.down + keep.up
     assert keep.by_task == {"SendSufficientStatistics": 8 * (2 * (4 + 10) + 1), "Install": 8 * 4}

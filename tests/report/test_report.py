@@ -54,7 +54,8 @@ def links(page):
 @pytest.fixture
 def small(tmp_path):
     federation = planted(m=8, groups=2)
-    return federation, ff.fit(federation, out=tmp_path / "run", dataset="small"), tmp_path / "run"
+    result = ff.fit(federation, ff.FusionTree(personal=False), out=tmp_path / "run", dataset="small")
+    return federation, result, tmp_path / "run"
 
 
 def test_a_thousand_devices_in_less_than_three_megabytes(large_run):
@@ -165,8 +166,7 @@ def test_liars_are_no_groups(tmp_path):
     assert ">honest devices</th>" in page
     assert "all 3 liars found, nobody else accused" in page
     assert json.loads(re.findall(r'"groups": ?(\[[\d, ]+\])', page)[-1])[-1] == len(result.groups)  # of the slider
-    local = Baselines.load(tmp_path / "run").scores["local"]
-    assert f"{local[result.honest].mean():.4g} with every device alone" in page
+    assert f"{result.compared['alone'][result.honest].mean():.4g} with every device alone" in page
 
 
 def test_devices_are_called_what_the_table_calls_them(table_run):
@@ -191,6 +191,21 @@ def test_the_verdict_names_the_best_model(small):
     assert verdict(result, {"local": test / 2, "pooled": test}).startswith(
         "Every device alone predicts better here than one model per group: "
     )
+
+
+@pytest.mark.parametrize("used", ["groups", "personal", "alone"])
+def test_the_verdict_says_what_is_used(used, tmp_path):
+    federation = planted(m=8, groups=2)
+    result = ff.fit(federation, out=tmp_path / "run")
+    assert result.verdict == "groups"
+    said = verdict(replace(result, verdict=used, scores={"test": result.compared[used]}), {})
+    first = {"groups": "One model per group", "personal": "Each device's own model", "alone": "Every device alone"}
+    assert said.startswith(first[used])
+    assert f"RMSE {result.comparison()[used]:.4g}, against" in said
+    assert said.endswith("with one model for all.")
+    page = write_report(tmp_path / "run", federation=federation).read_text()
+    assert "Coloured dots are the model that is used: one model per group." in page
+    assert page.count(f"{result.comparison()['personal']:.4g}") >= 2
 
 
 def test_the_reason_for_doubt_is_said(small):
@@ -529,7 +544,7 @@ def test_intervals_are_on_the_page_where_rows_are_at_hand(table_run, small):
 
 def test_one_group_says_why_it_is_not_quite_one_model_for_all(tmp_path, capsys):
     federation = planted(m=5, groups=1)
-    result = ff.fit(federation, out=tmp_path / "run")
+    result = ff.fit(federation, ff.FusionTree(personal=False), out=tmp_path / "run")
     assert result.n_clusters == 1
     assert "the other has a fixed ridge" in write_report(tmp_path / "run", federation=federation).read_text()
     show(result, Baselines.load(tmp_path / "run").scores, Console())

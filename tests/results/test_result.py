@@ -21,8 +21,8 @@ from fedfuse.utils.files import without_nan
 from support.planted import planted, visits
 
 CONTRACT = [
-    *("dataset", "method", "seed", "lam", "rounds", "stages", "metric", "test", "validation", "n_clusters", "ari"),
-    *("cost_floats", "seconds", "labels", "version"),
+    *("dataset", "method", "seed", "lam", "rounds", "stages", "metric", "test", "validation", "scores"),
+    *("verdict", "n_clusters", "ari", "cost_floats", "seconds", "labels", "version"),
 ]
 EXACT = ff.FPFC(lam=0.3, work=Work(solver="exact"), refit=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import fedfuse as ff
@@ -39,6 +41,8 @@ def test_every_step_of_the_fusion_tree_and_path_is_listed(goal, method):
     assert set(seen) <= set(names)
     assert sorted(seen, key=names.index) == seen  # in the order in which they begin
     if goal == "regression" and method.name == "fusion-tree":  # sufficient statistics and models, once each
+        groups = replace(method, personal=False)
+        said, done = ff.explain(federation, groups), ff.fit(federation, groups)
         assert sum(step.floats for step in said.steps) == done.cost_floats
 
 

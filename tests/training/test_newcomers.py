@@ -200,7 +200,7 @@ def test_a_newcomer_that_draws_batches_does_not_wait_for_rest(both):
 
 def test_where_groups_were_refitted_losses_decide(both):
     old, new = both
-    result = fit(old, ff.FusionTree(), dtype="float64")
+    result = fit(old, ff.FusionTree(personal=False), dtype="float64")
     came = admit(result, new)
     assert came.clusters == (0, 1)
     np.testing.assert_allclose(came.models, result.cluster_models, rtol=1e-12)

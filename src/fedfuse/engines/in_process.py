@@ -14,6 +14,7 @@ from fedfuse.data.federation import Federation, Part, Rows
 from fedfuse.engines.base import Engine, pack_replies, unpack_replies
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model, plain
+from fedfuse.models.personal_fit import in_lots, personal_answers
 from fedfuse.protocol import tasks
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.privacy import Noise
@@ -126,6 +127,8 @@ class InProcess(Engine):
             case tasks.GradientCosine(traces=traces):
                 at, common = np.stack([t.at for t in asked]), np.stack([t.common for t in asked])
                 values = self._cosines(at, common, devices, traces)
+            case tasks.JudgePersonalModels() | tasks.SendPosterior() | tasks.PeekPersonalModels():
+                values = self._personal(asked, devices)
             case tasks.SendMoments():
                 values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(asked, devices, strict=True)]
             case tasks.SendSufficientStatistics():
@@ -202,6 +205,15 @@ class InProcess(Engine):
         away = (losses - means[:, None]) * weights
         covariance = away @ away.T * n / max(n - 1, 1)
         return np.concatenate([means, covariance[np.triu_indices(len(models))]])
+
+    def _personal(self, asked: list[Any], devices: Ints) -> Sequence[Floats]:
+        """Answer tasks about models of devices' own; their rows are looked at in lots of similar size."""
+        model, answers = self._model, [np.empty(0)] * len(asked)
+        for place, tables in in_lots(self._rows("train+validation"), devices, model):
+            lot = [asked[i] for i in place]
+            for i, answer in zip(place, personal_answers(model, tables, lot), strict=True):
+                answers[i] = answer
+        return answers
 
     def _train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         asked = [o.task for o in orders if isinstance(o.task, tasks.Train)]

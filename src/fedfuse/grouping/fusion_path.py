@@ -145,7 +145,8 @@ class Path:
         """Add the lambda of the reading most like what was found, and where both are the same its gap."""
         k = self.most_alike(found.labels)
         same = (canonical(self.readings[k]) == canonical(found.labels)).all() and np.isfinite(self.gaps[k]).all()
-        return found._replace(lam=float(self.lambdas[k]), kept={"gap": self.gaps[k]} if same else {})
+        kept = {**found.kept, **({"gap": self.gaps[k]} if same else {})}
+        return found._replace(lam=float(self.lambdas[k]), kept=kept)
 
     def best_readings(self) -> Ints:
         """Return the different groupings with the widest gaps; all devices alone or together are on every tree."""
@@ -286,7 +287,7 @@ class FusionPath(StepMethod[FusionPathState]):
         return {"lam": state.path.lam} if state.step == FusePairs.name else {}
 
     def outcome(self, state: FusionPathState) -> Outcome:
-        return state.path.complete(super().outcome(state))
+        return state.path.complete(super().outcome(state)._replace(kept=state.scales() | state.models_without()))
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> FusionPathState:
         if info.m > MAX_DEVICES:

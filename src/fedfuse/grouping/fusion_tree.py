@@ -374,14 +374,24 @@ class CheckGradients(Step[FusionTreeState]):
 
 @dataclass(frozen=True)
 class FusionTree(StepMethod[FusionTreeState]):
-    """Find the groups and train one model for each, without a parameter to give."""
+    """Find the groups and train one model for each, without a parameter to give.
+
+    Parameters
+    ----------
+    personal
+        Whether devices may also have models of their own, drawn to their group's, where these predict better.
+    """
 
     name: ClassVar[str] = "fusion-tree"
+    personal: bool = True
 
     def steps(self) -> dict[str, Step[Any]]:
         refit = refit_steps(self.robust, after_rescale, after_fit)
         proposing, checking = (FitHalf(), FitRidge(), CutTree(), CompareCandidates()), (CheckGroups(), CheckGradients())
         return by_name(*refit[:3], *proposing, refit[3], *checking, *refit[4:])
+
+    def outcome(self, state: FusionTreeState) -> Outcome:
+        return super().outcome(state)._replace(kept=state.scales() | state.models_without())
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> FusionTreeState:
         if not sends_statistics(info):

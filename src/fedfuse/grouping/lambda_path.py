@@ -34,10 +34,10 @@ import numpy as np
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.fpfc import FPFC, FPFCL1, BaseFPFC, FPFCState
 from fedfuse.methods.method import FederationInfo, Method, Outcome
-from fedfuse.methods.state_arrays import Arrays
 from fedfuse.pairs.state import FusionState, Residuals
 from fedfuse.protocol.tasks import Install, Score, Task, Train
 from fedfuse.results.result import mean_score
+from fedfuse.utils.files import Arrays
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 Strategy: TypeAlias = Literal["warmup", "separate"]

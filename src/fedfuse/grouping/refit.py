@@ -50,6 +50,8 @@ from fedfuse.utils.typing import Bools, Floats, Ints
 
 # Ridges that a device without companions chooses from.
 LOCAL_RIDGES = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
+# Ridge of a group's model without one of its devices.
+SOLVE_RIDGE = 1e-3
 # A column whose standard deviation is at most this share of its mean is constant but for rounding.
 CONSTANT_COLUMN_RATIO = 1e-9
 # Devices of which most can be believed: in a group of two nobody knows who lies.
@@ -99,6 +101,22 @@ class RefitState(StepState):
     def device_models(self, models: Floats) -> Floats:
         unscaled = [self.info.model.unscaled(w, self.shift, self.scale) for w in models]
         return np.stack(unscaled)[self.labels]
+
+    def scales(self) -> dict[str, Floats]:
+        """Return the scales of columns, for what comes after the groups."""
+        return {"shift": self.shift, "scale": self.scale}
+
+    def models_without(self) -> dict[str, Floats]:
+        """Return for every device its group's model without it, on the scales of columns, where statistics tell it."""
+        if self.simulable is None:
+            return {}
+        moments = self.simulated().part("train+validation", np.arange(self.info.m)).moments
+        moments[~self.simulable] = 0
+        rest = np.zeros((len(self.models), *moments.shape[1:]))
+        np.add.at(rest, self.labels, moments)
+        left = rest[self.labels] - moments
+        H = left[:, :-1, :-1] + SOLVE_RIDGE * np.maximum(left[:, -2, -2], 1)[:, None, None] * np.eye(self.info.d)
+        return {"without": np.linalg.solve(H, left[:, :-1, -1:])[:, :, 0]}
 
     def recovery(self) -> list[dict[int, Task]]:
         return [] if self.simulable is not None else self.rescaled()

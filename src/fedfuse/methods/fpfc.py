@@ -32,11 +32,11 @@ from fedfuse.core.robust_mean import MIN_USUAL_MOVE_RATIO, Robust, longest_moves
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.method import FederationInfo, Method, Outcome
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, TakesSingleReplies
-from fedfuse.methods.state_arrays import Arrays
 from fedfuse.pairs.neighbour_graph import check_graph
 from fedfuse.pairs.newcomer_pairs import NewcomerPairs
 from fedfuse.pairs.state import FusionState, Residuals, check_backend
 from fedfuse.protocol.tasks import Install, Task, Train
+from fedfuse.utils.files import Arrays
 from fedfuse.utils.typing import Floats, Ints
 
 Lambda: TypeAlias = Literal["auto", "warmup", "separate"]
@@ -166,6 +166,9 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     refit
         Train each group's model anew once the groups are found (`grouping.refit`), instead of keeping FPFC's own
         estimates, which are biased by the penalty.
+    personal
+        With ``lam="auto"``: whether devices may also have models of their own, drawn to their group's, where these
+        predict better (`grouping.personal`).
     rho
         Weight of the proximal term.
     nu
@@ -187,6 +190,7 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     lam: float | Lambda = "auto"
     grid: tuple[float, ...] = ()
     refit: bool = False
+    personal: bool = True
     rho: float = 1.0
     nu: float | None = None
     robust: Robust = "screen"

@@ -71,6 +71,8 @@ class Outcome(NamedTuple):
         Models that never saw the validation rows, for their score; None: ``models``, unless trained on these rows.
     stability, confidence
         How sure the grouping is as a whole and for every device (0 to 1), where the method can tell.
+    alternatives, verdict
+        Other models of every device, ``"personal"`` and ``"alone"``, and what predicts best (`grouping.personal`).
     """
 
     models: Floats
@@ -83,6 +85,13 @@ class Outcome(NamedTuple):
     stability: float | None = None
     confidence: Floats | None = None
     reasons: Mapping[str, str] = MappingProxyType({})
+    alternatives: Mapping[str, Floats] = MappingProxyType({})
+    verdict: str | None = None
+
+    @property
+    def in_use(self) -> Floats:
+        """The models that devices predict with."""
+        return self.models if self.verdict is None else self.alternatives.get(self.verdict, self.models)
 
 
 @dataclass(frozen=True)

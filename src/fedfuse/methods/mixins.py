@@ -11,8 +11,8 @@ import numpy as np
 
 from fedfuse.core.partitions import group_means
 from fedfuse.methods.method import FederationInfo, Outcome, check_setting
-from fedfuse.methods.state_arrays import Arrays
 from fedfuse.protocol.tasks import PeekModel, Score, Task
+from fedfuse.utils.files import Arrays
 from fedfuse.utils.typing import Floats, Ints
 
 

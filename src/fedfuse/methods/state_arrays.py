@@ -2,7 +2,8 @@
 
 No method packs by hand. Arrays are saved as they are, numbers, text, lists and dictionaries of these in one JSON
 header, dictionaries of arrays and nested dataclasses under a prefix, and an object with ``pack`` and ``filled`` (as the
-pair state has them) by its own rule. What the server knows of the federation anyway (`FederationInfo`) is left out.
+pair state has them) by its own rule. What the server knows anyway is left out: the federation (`info`), and what the
+stage before has found (`before`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Arrays = dict[str, npt.NDArray[Any]]
+from fedfuse.utils.files import Arrays, prefixed, within
+
 HEADER = "header"
-NOT_SAVED = "info"
+NOT_SAVED = ("info", "before")
 
 
 def pack_state(state: Any) -> Arrays:
@@ -58,18 +59,8 @@ def fill_state(fresh: Any, arrays: Arrays) -> Any:
     return fresh
 
 
-def prefixed(prefix: str, arrays: Arrays) -> Arrays:
-    """Return arrays with a prefix before their names."""
-    return {prefix + name: array for name, array in arrays.items()}
-
-
-def within(prefix: str, arrays: Arrays) -> Arrays:
-    """Return the arrays whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
 def _names(state: Any) -> list[str]:
-    return [f.name for f in fields(state) if f.name != NOT_SAVED]
+    return [f.name for f in fields(state) if f.name not in NOT_SAVED]
 
 
 def _holds_arrays(value: Any) -> bool:

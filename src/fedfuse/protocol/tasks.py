@@ -313,6 +313,55 @@ class GradientCosine(_Message):
 
 
 @dataclass(frozen=True)
+class JudgePersonalModels(_Message):
+    """Send how well each way to have a model of your own predicts your rows, each row left out in turn.
+
+    ``centres`` are models of groups, the device's own first, of whose rows it has this ``share``. The answer are mean
+    losses on training and validation rows: of the group that suits the other rows best; of a model drawn to that
+    group's with ``variances`` times each of ``to_group``; of one drawn to ``common``, with these times each of
+    ``to_common``; of a ridge on the device's own rows of each strength in ``alone``. ``noise`` is that of an average
+    device (0: unknown).
+    """
+
+    centres: Floats
+    common: Floats
+    variances: Floats  # of columns
+    share: Floats  # one number
+    noise: Floats  # one number
+    to_group: tuple[float, ...] = ()
+    to_common: tuple[float, ...] = ()
+    alone: tuple[float, ...] = ()
+
+    def floats_up(self, d: int) -> int:
+        return 1 + len(self.to_group) + len(self.to_common) + len(self.alone)
+
+
+@dataclass(frozen=True)
+class SendPosterior(_Message):
+    """Send your model, drawn to a centre; the variances of its columns given your rows; and the noise of your rows."""
+
+    centre: Floats
+    variances: Floats
+    noise: Floats  # one number
+
+    def floats_up(self, d: int) -> int:
+        return d + self.variances.size + 1
+
+
+@dataclass(frozen=True)
+class PeekPersonalModels(_Message):
+    """Send the models that you use at home: one drawn to this centre, and one of your rows alone. Not counted."""
+
+    centre: Floats
+    variances: Floats
+    noise: Floats
+    alone: float
+
+    def floats_up(self, d: int) -> int:
+        return 2 * d
+
+
+@dataclass(frozen=True)
 class SendMoments(_Message):
     """Send the means of your columns, then of their squares (for values the target is the last column)."""
 
@@ -348,12 +397,15 @@ class Rescale(_Message):
 
 
 # Tasks that are answered by numbers about rows, not by vectors of a model: the server computes with these in float64.
-STATISTICS = (Score, Losses, EvaluateModels, GradientCosine, SendMoments, SendSufficientStatistics)
+STATISTICS = (
+    Score, Losses, EvaluateModels, GradientCosine, JudgePersonalModels, SendPosterior, SendMoments,
+    SendSufficientStatistics,
+)  # fmt: skip
 
 Task: TypeAlias = (
     Install | Add | PeekModel | Train | MetaTrain | TrainPair | EnvelopeTrain | MixtureTrain | Choose | Subspace
-    | Score | FitLocally | Gradient | Losses | EvaluateModels | GradientCosine | SendMoments
-    | SendSufficientStatistics | Rescale
+    | Score | FitLocally | Gradient | Losses | EvaluateModels | GradientCosine | JudgePersonalModels | SendPosterior
+    | PeekPersonalModels | SendMoments | SendSufficientStatistics | Rescale
 )  # fmt: skip
 
 

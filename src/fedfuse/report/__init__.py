@@ -89,6 +89,8 @@ def fitted_baselines(
     if (known := Baselines.load(directory)) is not None:
         return known, ""
     result = Result.load(directory)
+    if not wanted and result.compared:
+        return None, ""
     if not result.model.convex:
         return None, "Local and pooled models to compare with are fitted for linear and softmax models only."
     if not wanted:

@@ -208,7 +208,12 @@ def warnings(result: Result, names_width: int = 0) -> list[str]:
 
 
 def verdict(result: Result, baselines: Mapping[str, Floats]) -> str:
-    """Say which model has the best mean score on test rows, and what the others have."""
+    """Say what predicts best, and what scores are on test rows.
+
+    Where devices might have models of their own, rows that were left out in turn have decided. Else test rows tell.
+    """
+    if result.compared:
+        return _decided(result)
     metric, noun, test = result.profile.metric, noun_of(result.profile), result.score("test")
     grouped = finds_groups(result) and 1 < result.n_clusters < len(result.labels)
     ours = "one model per group" if grouped else "the trained model"
@@ -227,6 +232,33 @@ def verdict(result: Result, baselines: Mapping[str, Floats]) -> str:
     top, others = best[0], {name: v for name, v in {ours: test, **scores}.items() if name != best[0]}
     text = f"{_capital(top)} predicts better here than {ours}"
     return f"{text}: {value} {score(scores[top], metric)}, against {_listed(others, metric)}."
+
+
+def _decided(result: Result) -> str:
+    """Say what predicts best on rows that were left out in turn, and the test scores of all."""
+    metric, noun, used = result.profile.metric, noun_of(result.profile), result.verdict or result.default_verdict
+    names = kinds_of_models(noun)
+    scores = {names[kind]: value for kind, value in result.comparison().items() if value is not None and kind != used}
+    if result.n_clusters == 1:
+        scores.pop(names["groups"], None)
+    test = f"{'' if METRICS[metric].pooled else 'mean '}test {metric_name(metric)}"
+    best = f"{_capital(names[used])} predicts left-out rows best, and is used"
+    return f"{best}: {test} {score(result.score('test'), metric)}, against {_listed(scores, metric)}."
+
+
+def kinds_of_models(noun: Noun) -> dict[str, str]:
+    """Return what the models that are compared are called, by the words of a verdict."""
+    own = f"each {noun.one}'s own model, drawn towards the others,"
+    return {"groups": "one model per group", "personal": own, "alone": alone_name(noun), "pooled": POOLED}
+
+
+def compared_scores(result: Result, baselines: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return devices' test scores, or sums, with each kind of model: those that the run compared, or baselines."""
+    if result.compared:
+        order = ("groups", "personal", "alone", *(["pooled"] if result.n_clusters > 1 else []))
+        return {kind: result.compared[kind] for kind in order if kind in result.compared}
+    ours = {"groups": result.sums.get("test", result.scores["test"])}
+    return ours | {kind: baselines[key] for key, kind in (("local", "alone"), ("pooled", "pooled")) if key in baselines}
 
 
 def alone_name(noun: Noun) -> str:
@@ -250,7 +282,8 @@ def _best(scores: Mapping[str, float], metric: str) -> list[str]:
 
 
 def _listed(scores: Mapping[str, float], metric: str) -> str:
-    return " and ".join(f"{score(value, metric)} with {name}" for name, value in scores.items())
+    told = [f"{score(value, metric)} with {name.rstrip(',')}" for name, value in scores.items()]
+    return " and ".join([", ".join(told[:-1]), told[-1]] if len(told) > 1 else told)
 
 
 def doubt(result: Result) -> str:

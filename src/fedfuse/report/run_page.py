@@ -83,8 +83,8 @@ def device_scores(result: Result, known: Mapping[str, Floats]) -> dict[str, Floa
 
 
 def _scores_or_sums(result: Result, known: Mapping[str, Floats]) -> dict[str, Floats]:
-    scores = {"together": result.sums.get("test", result.scores["test"])}
-    return scores | {name: known[key] for key, name in (("local", "alone"), ("pooled", "one for all")) if key in known}
+    names = {"groups": "together", "pooled": "one for all"}
+    return {names.get(kind, kind): scores for kind, scores in words.compared_scores(result, known).items()}
 
 
 def _data(result: Result, pairs: PairFrame, tree: DendrogramChart | None, noun: words.Noun) -> dict[str, Any]:
@@ -155,8 +155,9 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
     noun, metric, order = words.noun_of(result.profile), words.metric_name(result.profile.metric), device_order(result)
     group = "its group's model" if words.finds_groups(result) else "its model"
     names = {"together": group, "alone": words.alone_name(noun), "one for all": words.POOLED}
+    names["personal"] = "its own model, drawn towards the others"
     shown = {names[key]: values[order] for key, values in scores.items()}
-    x, numbers, ours = np.arange(len(order)), result.group_numbers[order], shown[group]
+    x, numbers, ours = np.arange(len(order)), result.group_numbers[order], result.scores["test"][order]
     y = Axis.around(
         np.concatenate([*shown.values()]), percent=words.in_percent(result.profile.metric), words=f"test {metric}"
     )

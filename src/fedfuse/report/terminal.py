@@ -306,10 +306,12 @@ def _score_table(result: Result, noun: words.Noun, baselines: Mapping[str, Float
     what = f"test {metric.label}{'' if metric.greater_is_better else ' (less is better)'}"
     whom = noun.many if result.attack is None else f"the {len(result.honest):,} honest devices"
     table = _plain_table(f"{what}, {'all rows of' if metric.pooled else 'mean over'} {whom}", "", left=True)
-    table.add_row("one model per group", f"[bold]{_number(result.score('test'))}[/bold]")
-    for key, title in (("local", words.alone_name(noun)), ("pooled", words.POOLED)):
-        if key in baselines:
-            table.add_row(title, _number(mean_score(baselines[key][result.honest], name)))
+    names = words.kinds_of_models(noun)
+    for kind, scores in words.compared_scores(result, baselines).items():
+        mean = _number(mean_score(scores[result.honest], name))
+        used = result.verdict if result.verdict in ("personal", "alone") else "groups"
+        name_shown = names["pooled" if result.compared and kind == "groups" and result.n_clusters == 1 else kind]
+        table.add_row(name_shown.rstrip(","), f"[bold]{mean}[/bold]" if kind == used else mean)
     return table
 
 

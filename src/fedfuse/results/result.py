@@ -22,13 +22,14 @@ from fedfuse.errors import FedfuseError
 from fedfuse.models import Model
 from fedfuse.results.profile import Profile
 from fedfuse.results.run_directory import read_run
-from fedfuse.utils.files import make_directory, write_arrays, write_csv, write_json
+from fedfuse.utils.files import make_directory, prefixed, write_arrays, write_csv, write_json
 from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats, Ints
 
 if TYPE_CHECKING:
     from fedfuse.training.newcomers import Newcomers
 
+VERDICTS = ("groups", "personal", "alone", "pooled")
 MIN_CONFIDENCE = 0.9  # Below this, a grouping or a device's place in it is called uncertain.
 
 
@@ -74,6 +75,14 @@ class Result:
     intervals
         Standard errors, confidence intervals and p-values of coefficients and of differences between groups, where they
         were asked for (`infer`; ``fedfuse run`` asks with a convex model).
+    alternatives
+        Where the method gives devices models of their own as well: those drawn to a centre (``"personal"``), of a
+        device's own rows (``"alone"``), and of all rows together (``"pooled"``), each m x d.
+    compared
+        Every device's test score with its group's model (``"groups"``) and with each of the `alternatives`.
+    verdict
+        What predicts best, by rows that choose (`grouping.personal`): ``"groups"``, ``"personal"``, ``"alone"`` or
+        ``"pooled"``. `predict` uses it.
     kept
         What else the method needs to admit newcomers.
     chosen
@@ -113,6 +122,9 @@ class Result:
     confidence: Floats | None = None
     certificate: Certificate | None = None
     intervals: pd.DataFrame | None = None
+    alternatives: dict[str, Floats] = field(default_factory=dict)
+    compared: dict[str, Floats] = field(default_factory=dict)
+    verdict: str | None = None
     kept: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     chosen: dict[str, Any] = field(default_factory=dict)
     attack: dict[str, Any] | None = None
@@ -153,6 +165,11 @@ class Result:
         return dict(zip(self.labels.tolist(), self.group_numbers.tolist(), strict=True))
 
     @property
+    def in_use(self) -> Floats:
+        """The parameters that every device predicts with (m x d), by the `verdict`."""
+        return self.models if self.verdict is None else self.alternatives.get(self.verdict, self.models)
+
+    @property
     def cut_short(self) -> bool:
         """Whether rounds were over before groups were found without a lambda."""
         without_lambda = self.method["method"] == "fusion-tree" or self.method.get("lam") == "auto"
@@ -191,7 +208,22 @@ class Result:
         """
         if part not in self.scores:
             raise FedfuseError(f"no scores for {part!r}; known: {', '.join(self.scores)}")
-        known = self.sums.get(part, self.scores[part])
+        return self._mean_score(self.sums.get(part, self.scores[part]), devices)
+
+    @property
+    def default_verdict(self) -> str:
+        """What devices predict with where nothing else was tried."""
+        if self.method["method"] == "local":
+            return "alone"
+        return "groups" if self.n_clusters > 1 else "pooled"
+
+    def comparison(self) -> dict[str, float | None]:
+        """Return the test score by groups, personal models, alone and with one model for all; None where unknown."""
+        known = {name: self._mean_score(scores) for name, scores in self.compared.items()}
+        known = known or {self.default_verdict: self.score("test")}
+        return {name: known.get(name) for name in VERDICTS}
+
+    def _mean_score(self, known: Floats, devices: Ints | None = None) -> float:
         if devices is None:
             believed = np.setdiff1d(np.arange(len(self.labels)), self.suspects)
             devices = self.honest if self.attack or not believed.size else believed
@@ -214,7 +246,7 @@ class Result:
             raise FedfuseError(f"X must be rows x {need} features, got an array of shape {rows.shape}")
         if not np.isfinite(rows).all():
             raise FedfuseError(f"X must be finite, got {rows[~np.isfinite(rows)][0]}; fill missing values first")
-        return self.model.outputs(self.models[self.index(device)], rows)
+        return self.model.outputs(self.in_use[self.index(device)], rows)
 
     def predict(self, device: str | int, X: npt.ArrayLike) -> npt.NDArray[Any]:
         """Return the predicted classes or values for rows by a device's model."""
@@ -375,6 +407,8 @@ class Result:
             "metric": self.profile.metric,
             "test": self.score("test"),
             "validation": self.score("validation"),
+            "scores": self.comparison(),
+            "verdict": self.verdict or self.default_verdict,
             "n_clusters": self.n_clusters,
             "ari": self.ari,
             "cost_floats": self.cost_floats,
@@ -432,6 +466,7 @@ class Result:
         if self.model.convex:
             self.save_coefficients(path)
         arrays: dict[str, npt.NDArray[Any]] = {"models": self.models, **self.scores}
+        arrays |= prefixed("alternative.", self.alternatives) | prefixed("compared.", self.compared)
         if self.confidence is not None:
             arrays["confidence"] = self.confidence
         if self.unheard.size:

@@ -17,12 +17,12 @@ import numpy as np
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import Outcome
 from fedfuse.methods.mixins import WorksAtHome
-from fedfuse.methods.state_arrays import Arrays, fill_state, pack_state, prefixed, within
+from fedfuse.methods.state_arrays import fill_state, pack_state
 from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.tasks import Install, Order, PeekModel, Task
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training.settings import takes_single_replies
-from fedfuse.utils.files import naming_damage
+from fedfuse.utils.files import Arrays, naming_damage, prefixed, within
 
 if TYPE_CHECKING:
     from fedfuse.training.loop import Run
@@ -145,6 +145,10 @@ def _packed(found: Outcome | None) -> Arrays:
     plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam])}
     plain |= {"settings": settings, "reasons": reasons}
     plain["suspects"] = np.asarray(found.suspects, np.int64)
+    sure = {"validated": found.validated, "confidence": found.confidence}
+    if found.stability is not None:
+        sure["stability"] = np.array([found.stability])
+    plain |= {name: array for name, array in sure.items() if array is not None}
     return plain | prefixed("kept.", dict(found.kept))
 
 
@@ -155,4 +159,6 @@ def _unpacked(arrays: Arrays) -> Outcome | None:
     settings, reasons = (json.loads(arrays[name].tobytes()) for name in ("settings", "reasons"))
     known = lam if np.isfinite(lam) else None
     found = Outcome(arrays["models"], arrays["labels"], known, settings, within("kept.", arrays))
-    return found._replace(suspects=arrays["suspects"], reasons=reasons)
+    sure = float(arrays["stability"][0]) if "stability" in arrays else None
+    found = found._replace(suspects=arrays["suspects"], reasons=reasons, stability=sure)
+    return found._replace(validated=arrays.get("validated"), confidence=arrays.get("confidence"))

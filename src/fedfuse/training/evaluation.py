@@ -41,13 +41,13 @@ def local_models(federation: Federation, model: Model[Any], rows: Part = "train+
     return _fitted(federation.rows(rows), model)
 
 
-def pooled_model(federation: Federation, model: Model[Any], rows: Part = "train+validation") -> Floats:
-    """Return one model fitted to all devices' rows together (1 x d)."""
-    part = federation.rows(rows)
+def pooled_model(federation: Federation, model: Model[Any], dtype: npt.DTypeLike = np.float32) -> Floats:
+    """Return one model fitted to all devices' training and validation rows together (1 x d)."""
+    part = federation.rows("train+validation")
     chosen = np.concatenate([np.arange(a, b) for a, b in zip(part.start, part.stop, strict=True)])
     weights = None if part.weights is None else part.weights[chosen]
     together = Rows(part.X[chosen], part.y[chosen], np.array([0]), np.array([chosen.size]), weights)
-    return _fitted(together, model)
+    return _fitted(together, model, dtype)
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ def standardised(federation: Federation) -> Federation:
     return replace(federation, X=scaled(federation.X), y=y)
 
 
-def _fitted(rows: Rows, model: Model[Any]) -> Floats:
-    data = model.load(rows, np.float32)
-    zero = np.zeros((len(rows.start), model.d), np.float32)
+def _fitted(rows: Rows, model: Model[Any], dtype: npt.DTypeLike = np.float32) -> Floats:
+    data = model.load(rows, dtype)
+    zero = np.zeros((len(rows.start), model.d), dtype)
     return model.train(data, np.arange(len(rows.start)), zero, zero, RIDGE, Work(solver="exact"))
 
 

@@ -51,7 +51,7 @@ from fedfuse.results.profile import Profile
 from fedfuse.results.result import Result, mean_score
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training import checkpoint
-from fedfuse.training.evaluation import Evaluator
+from fedfuse.training.evaluation import Evaluator, pooled_model
 from fedfuse.training.settings import Settings, check_mode, takes_single_replies
 from fedfuse.training.stages import Stage, stage_totals, stages_of
 from fedfuse.training.transport import ReceivedReply, Transport
@@ -344,6 +344,7 @@ class Run:
         """Return what the run has found so far."""
         found, attack = self._in_use(self.rule.outcome(self.state)), None
         scores = self._scores(found)
+        alternatives, compared = self._alternatives(found)
         if self.attack:
             attack = {"attack": self.attack.attack, "lies": self.attack.lies, "who": self.liars.tolist()}
         values = {part: s if s.ndim == 1 else self.metric.by_device(s) for part, s in scores.items()}
@@ -363,6 +364,9 @@ class Run:
             models=np.asarray(found.models),
             scores=values,
             sums={part: s for part, s in scores.items() if s.ndim > 1},
+            alternatives=alternatives,
+            compared=compared,
+            verdict=found.verdict,
             stability=found.stability,
             confidence=self._confidence(found),
             kept=dict(found.kept),
@@ -428,8 +432,26 @@ class Run:
             return {"validation": unknown, "test": unknown}
         return {
             "validation": unknown if validated is None else score("validation", validated),
-            "test": score("test", found.models),
+            "test": score("test", found.in_use),
         }
+
+    def _alternatives(self, found: Outcome) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """Return models that devices might use in place of their group's, and how each kind does on test rows.
+
+        One model for all is fitted here, from rows, where they are in this process: it is only to be compared with.
+        """
+        alternatives, here = dict(found.alternatives), self._evaluator
+        if not alternatives:
+            return {}, {}
+        if found.labels.max(initial=0) == 0:
+            alternatives["pooled"] = np.asarray(found.models)
+        elif here is not None:
+            alternatives["pooled"] = np.repeat(
+                pooled_model(self.federation, self.model, self.info.dtype), self.info.m, axis=0
+            )
+        score = self._asked_for_scores if here is None else here.score
+        models = {"groups": found.models, **alternatives}
+        return alternatives, {name: score("test", w) for name, w in models.items()}
 
     def _asked_for_scores(self, part: Part, models: Floats) -> Floats:
         asked: dict[str, Any] = {}

@@ -29,6 +29,7 @@ from fedfuse.engines import Engine, InProcess
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.admission import admit_by_losses
 from fedfuse.grouping.lambda_path import LambdaPath
+from fedfuse.grouping.personal import personal_model
 from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.methods.method import FederationInfo, Method
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
@@ -160,7 +161,8 @@ class Newcomers:
         """The run with the newcomers in the place of its devices: what predicts there predicts here."""
         profile = replace(self.run.profile, names=self.names, counts=self.counts, truth=None)
         labels = np.zeros(len(self.names), np.int64)
-        return replace(self.run, profile=profile, models=self.models, labels=labels, attack=None)
+        own: dict[str, Any] = {"models": self.models, "alternatives": {}, "compared": {}, "verdict": None}
+        return replace(self.run, profile=profile, labels=labels, attack=None, **own)
 
 
 def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -> Newcomers:
@@ -178,6 +180,11 @@ def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -
     engine = engine or InProcess(trained, model, seed=result.seed, dtype=dtype)
     talks = [admission(method, known, info, i) for i in range(newcomers.m)]
     joined, iterations, ledger = _converse(talks, engine, model.d, dtype, result.seed)
+    cost = ledger.floats
+    if result.verdict in ("personal", "alone"):
+        own = [personal_model(known, info, j, result.verdict) for j in joined]
+        joined, more, ledger = _converse(own, engine, model.d, dtype, result.seed)
+        iterations, cost = [a + b for a, b in zip(iterations, more, strict=True)], cost + ledger.floats
     models = np.stack([j.model for j in joined])
     metric = result.profile.metric
     scores = Evaluator(newcomers, model, dtype, metric).score("test", models.astype(dtype))
@@ -189,7 +196,7 @@ def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -
         scores=scores if scores.ndim == 1 else METRICS[metric].by_device(scores),
         overall=mean_score(scores, metric),
         iterations=tuple(iterations),
-        cost_floats=ledger.floats,
+        cost_floats=cost,
         counts=newcomers.rows("all").counts,
         grouped=method.finds_groups,
         run=result,
@@ -239,6 +246,7 @@ def with_noted(result: Result, directory: str | PathLike[str]) -> Result:
         result,
         profile=replace(profile, names=names, counts=np.array(counts), truth=None),
         models=np.concatenate([result.models, models]),
+        alternatives={name: np.concatenate([own, models]) for name, own in result.alternatives.items()},
         labels=np.append(result.labels, labels),
     )
 

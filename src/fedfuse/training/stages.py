@@ -16,6 +16,7 @@ from fedfuse.grouping.fusion_tree import FusionTree
 from fedfuse.grouping.lambda_path import N_LAMBDAS, LambdaPath, path_limit
 from fedfuse.grouping.network_path import NetworkFusionPath
 from fedfuse.grouping.network_tree import NetworkFusionTree, NetworkRefit
+from fedfuse.grouping.personal import Personal, has_personal_models
 from fedfuse.grouping.refit import Oracle, Refit
 from fedfuse.methods.fpfc import FPFC, BaseFPFC
 from fedfuse.methods.method import Method, Outcome
@@ -26,7 +27,7 @@ from fedfuse.tuning.grid_search import GridSearch
 # Rounds of a run where none are given: networks train for fewer, a search comes on top.
 DEFAULT_ROUNDS, DEFAULT_NETWORK_ROUNDS, DEFAULT_SEARCH_ROUNDS = 500, 60, 1000
 # Share of the rounds that is left for what follows a stage.
-REFIT_RATIO, TRAINING_RATIO = 1 / 3, 1 / 2
+REFIT_RATIO, TRAINING_RATIO, PERSONAL_RATIO = 1 / 3, 1 / 2, 1 / 8
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,9 @@ class Stage:
 
 def stages_of(method: Method[Any], model: Model[Any], rounds: int) -> tuple[Stage, ...]:
     """Return the stages of a run, in order, within so many rounds."""
-    if isinstance(method, FusionTree) and not model.convex:
-        return (Stage(method.name, NetworkFusionTree(**_common(method))),)
+    if isinstance(method, FusionTree):
+        tree: Method[Any] = method if model.convex else NetworkFusionTree(**_common(method))
+        return _with_personal(Stage(method.name, tree), method, model, rounds)
     if isinstance(method, Oracle) and not model.convex:
         return (Stage(method.name, NetworkRefit(work=method.work, start=method.start, true_groups=True)),)
     if isinstance(method, LambdaPath):
@@ -69,7 +71,7 @@ def _fpfc_stages(method: BaseFPFC, model: Model[Any], rounds: int) -> tuple[Stag
     if method.lam == "auto":
         assert isinstance(method, FPFC)
         kind = FusionPath if model.convex else NetworkFusionPath
-        return (Stage(method.name, kind(inner=method, **_common(method))),)
+        return _with_personal(Stage(method.name, kind(inner=method, **_common(method))), method, model, rounds)
     if not method.has_lambda:
         limit = path_limit(method.lam, len(method.grid) or N_LAMBDAS + 1, rounds)  # type: ignore[arg-type]
         how: dict[str, Any] = {"strategy": method.lam, "grid": method.grid, "limit": limit}
@@ -83,6 +85,13 @@ def _with_refit(stage: Stage, fpfc: BaseFPFC, model: Model[Any], rounds: int) ->
         return (stage,)
     refit: Method[Any] = Refit(robust=fpfc.robust) if model.convex else NetworkRefit(**_common(fpfc))
     return replace(stage, max_rounds=max(1, rounds - int(REFIT_RATIO * rounds))), Stage("refit", refit)
+
+
+def _with_personal(stage: Stage, method: FusionTree | FPFC, model: Model[Any], rounds: int) -> tuple[Stage, ...]:
+    if not (method.personal and has_personal_models(model)):
+        return (stage,)
+    limit = max(1, rounds - int(PERSONAL_RATIO * rounds))
+    return replace(stage, max_rounds=limit), Stage("personal", Personal(robust=method.robust))
 
 
 def _common(method: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from fedfuse.errors import FedfuseError
 log = logging.getLogger(__name__)
 
 NUMBER, NOTHING = (int, float), type(None)
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 Kinds: TypeAlias = Any  # A type, list[int] or dict[str, int], or a tuple of these.
 MAX_JSON_BYTES = 1 << 25
 MAX_TABLE_BYTES = 1 << 28
@@ -292,3 +293,13 @@ def _read(path: Path, read: Callable[[], Any]) -> Any:
         raise FedfuseError(f"{path.parent} holds no run of fedfuse: {path.name} is missing") from None
     except Exception as problem:  # there is no end to what readers raise on damaged files
         raise FedfuseError(f"{path} is damaged or cut short ({problem})") from None
+
+
+def prefixed(prefix: str, arrays: Arrays) -> Arrays:
+    """Return arrays with a prefix before their names."""
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def within(prefix: str, arrays: Arrays) -> Arrays:
+    """Return the arrays whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,291 @@
+"""Personal models, and the verdict: groups, models of devices' own, each device alone, or one model for all.
+
+Real sites differ continuously, so that a device's own rows often know better than its group. After the refit
+
+    devices: judge at home, by leaving out each row in turn, their group's model, models drawn to it, and models of
+             their own rows alone; the groups' models stand if none of these is better
+    all:     empirical Bayes: devices send the model that their rows draw from a common centre, and how sure it is; the
+             server learns the centre, how much devices differ in each column, and the noise, in a few rounds
+    devices: judge models drawn to the common centre and to their groups, with these variances
+    server:  the verdict: what has the least loss, and the groups' unless another is better beyond chance
+
+A device is put into the group that suits its other rows when a row is left out, and the group's model is taken without
+the device: else groups, which were chosen by the same rows, look better than they are. For linear and softmax
+regression with up to `MAX_PARAMETERS`; the mathematics is in `models.personal_fit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedfuse.core.partitions import canonical, group_means
+from fedfuse.grouping.refit import RescaleColumns
+from fedfuse.grouping.simulated_replies import n_columns
+from fedfuse.grouping.steps import END, Step, StepMethod, StepState, by_name
+from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WorksAtHome
+from fedfuse.models.personal_fit import as_tables
+from fedfuse.protocol.tasks import JudgePersonalModels, PeekPersonalModels, Rescale, SendPosterior, Task
+from fedfuse.utils.typing import Floats, Ints
+
+# Beyond this many parameters a device's Hessian matrix is too dear.
+MAX_PARAMETERS = 256
+# Ridges on a device's own rows that are tried, for each row and in columns that it standardises for itself.
+ALONE_STRENGTHS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
+# Variances around groups' models that are tried first, and later as factors of what was learned.
+FIRST_VARIANCES = (1.0, 0.1, 0.01)
+GROUP_FACTORS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
+COMMON_FACTORS = (3.0, 1.0, 0.3)
+# By how much models of devices' own must beat those of groups before more is asked of devices.
+MIN_GAIN_RATIO = 0.005
+# Rounds of empirical Bayes, and the change of variances (as a ratio) and of the centre at which it ends.
+MAX_PRIOR_ROUNDS, VARIANCE_TOLERANCE, CENTRE_TOLERANCE = 10, 0.1, 0.01
+MIN_COLUMN_VARIANCE, MAX_COLUMN_VARIANCE = 1e-6, 1e3
+# Models of devices' own must beat those of groups in a paired t test over devices, one-sided, at this level.
+VERDICT_LEVEL = 0.05
+# Groups whose models are judged by a device, the nearest to its own.
+MAX_JUDGED_GROUPS = 20
+NO_GROUP = "pooled"
+
+
+@dataclass
+class PersonalState(StepState):
+    """The groups that were found, in standardised columns; what devices said; and what was learned of them."""
+
+    before: Outcome = field(kw_only=True)
+    shift: Floats = field(init=False)
+    scale: Floats = field(init=False)
+    shares: Floats = field(init=False)  # of every device in its group's rows
+    without: Floats = field(init=False)  # every device's group's model without it, where that is known
+    order: Ints = field(init=False)  # groups by their distance to each
+    losses: Floats = field(init=False)  # of every device: by its group, drawn, alone
+    strength: float = ALONE_STRENGTHS[-1]
+    centre: Floats = field(init=False)
+    variances: Floats = field(init=False)
+    noise: float = 0.0
+    factor: float = 1.0
+    to_groups: bool = True
+    rounds: int = 0
+    verdict: str = ""
+
+    def __post_init__(self, previous: Outcome | None) -> None:
+        super().__post_init__(previous)
+        info, rows = self.info, self.info.counts["train+validation"].astype(np.float64)
+        self.labels = canonical(self.labels)
+        columns, kept = n_columns(info), self.before.kept
+        self.shift, self.scale = kept.get("shift", np.zeros(columns)), kept.get("scale", np.ones(columns))
+        raw = group_means(self.before.models, self.labels, np.ones(info.m))
+        self.models = np.stack([info.model.unscaled(w, *_inverse(self.shift, self.scale)) for w in raw])
+        self.shares = rows / np.maximum(np.bincount(self.labels, rows)[self.labels], 1)
+        apart = np.linalg.norm(self.models[:, None] - self.models[None], axis=2)
+        self.order = np.argsort(apart, axis=1, kind="stable")[:, :MAX_JUDGED_GROUPS]
+        self.without = kept.get("without", np.empty((0, info.d)))
+        self.losses = np.full((info.m, 3), np.nan)
+        self.centre = np.average(self.models[self.labels], axis=0, weights=np.maximum(rows, 1e-12))
+        self.variances = np.ones(info.model.n_features + 1)
+
+    @property
+    def n_groups(self) -> int:
+        return len(self.models)
+
+    def judged(self, devices: Ints, **kinds: tuple[float, ...]) -> list[Task]:
+        """Return what asks devices for losses."""
+        common, noise = self.centre.astype(self.info.dtype), np.array([self.noise])
+        asked: list[Task] = []
+        for i in devices:
+            models, share = self.models[self.order[self.labels[i]]].astype(self.info.dtype), self.shares[[i]]
+            if len(self.without) and share < 1:
+                models[0], share = self.without[i], np.zeros(1)
+            asked.append(JudgePersonalModels(models, common, self.variances, share, noise, **kinds))
+        return asked
+
+    def heard(self, size: int) -> tuple[Ints, Floats]:
+        """Return who has answered, and what a device with such losses risks: RMSE, or log-loss."""
+        who = np.array(list(self.answers), np.int64)
+        losses = np.reshape([self.answers[int(i)] for i in who], (len(who), size))
+        return who, np.sqrt(losses) if self.info.model.goal == "regression" else losses
+
+    def prior(self, device: int) -> tuple[Floats, Floats, Floats]:
+        """Return what a device's own model is drawn to: centre, variances of columns, noise."""
+        own = self.models[self.labels[device]] if self.to_groups and self.shares[device] < 1 else self.centre
+        return own, self.factor * self.variances, np.array([self.noise])
+
+    def decide(self) -> str:
+        """Set the verdict, and end."""
+        by_group, drawn, alone = self.losses[np.isfinite(self.losses).all(axis=1)].T
+        best, name = (drawn, "personal") if drawn.mean() <= alone.mean() else (alone, "alone")
+        gain = by_group - best
+        better = len(gain) > 1 and bool(gain.mean() > _bound(len(gain)) * gain.std(ddof=1) / np.sqrt(len(gain)))
+        self.verdict = name if better else ("groups" if self.n_groups > 1 else NO_GROUP)
+        return END
+
+    def learned(self) -> dict[str, Floats]:
+        """Return what a newcomer's own model needs: see `personal_model`."""
+        numbers = np.array([self.noise, self.strength, self.to_groups])
+        return {"centre": self.centre, "variances": self.factor * self.variances, "personal": numbers}
+
+    def recovery(self) -> list[dict[int, Task]]:
+        told = self.answers if self.step == RescaleColumns.name else range(self.info.m)
+        return [dict.fromkeys(told, Rescale(self.shift, self.scale))]
+
+
+def _bound(n: int) -> float:
+    """Return the standard errors by which the mean of n differences must be above 0."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1, 1 - VERDICT_LEVEL))
+
+
+def _inverse(shift: Floats, scale: Floats) -> tuple[Floats, Floats]:
+    """Return the rescaling that undoes one."""
+    return -shift / scale, 1 / scale
+
+
+class JudgeGroups(Step[PersonalState]):
+    """Devices judge their group's model, models drawn to it, and models of their own rows alone."""
+
+    name = "judge groups"
+    size_is_known = False
+
+    def ask(self, state: PersonalState, devices: Ints) -> list[Task]:
+        return state.judged(devices, to_group=FIRST_VARIANCES, alone=ALONE_STRENGTHS)
+
+    def take(self, state: PersonalState) -> str:
+        drawn = len(FIRST_VARIANCES)
+        who, risks = state.heard(1 + drawn + len(ALONE_STRENGTHS))
+        if len(who) < 2:
+            state.verdict = "groups" if state.n_groups > 1 else NO_GROUP
+            return END
+        lone = int(risks[:, 1 + drawn :].mean(axis=0).argmin())
+        single = state.shares[who] >= 1  # Without companions the group's model is one of a device's own rows.
+        risks[single, 0] = risks[single, 1 + drawn + lone]
+        means = risks.mean(axis=0)
+        first = int(means[1 : 1 + drawn].argmin())
+        state.factor, state.strength = FIRST_VARIANCES[first], ALONE_STRENGTHS[lone]
+        state.losses[who] = risks[:, [0, 1 + first, 1 + drawn + lone]]
+        best = float(means[[0, 1 + first, 1 + drawn + lone]].min())
+        state.noise = best**2 if state.info.model.goal == "regression" else 1.0
+        if best > (1 - MIN_GAIN_RATIO) * means[0]:
+            return state.decide()
+        state.variances = np.full_like(state.variances, max(state.factor, FIRST_VARIANCES[1]))
+        return LearnPrior.name
+
+
+class LearnPrior(Step[PersonalState]):
+    """Devices send models that their rows draw from a common centre; the server learns how much they differ."""
+
+    name = "learn prior"
+
+    def ask(self, state: PersonalState, devices: Ints) -> list[Task]:
+        centre = state.centre.astype(state.info.dtype)
+        return [SendPosterior(centre, state.variances, np.array([state.noise]))] * len(devices)
+
+    def possible(self, state: PersonalState, device: int, answer: Floats) -> bool:
+        return bool((answer[state.info.d :] >= 0).all())
+
+    def take(self, state: PersonalState) -> str:
+        d, p = state.info.d, len(state.variances)
+        sent = np.reshape(list(state.answers.values()), (-1, d + p + 1))
+        state.rounds += 1
+        if not len(sent):
+            return JudgePersonal.name
+        away = as_tables(state.info.model, sent[:, :d] - state.centre)
+        # MacKay's update: squared deviations by how many of them the rows determine.
+        known = np.maximum((1 - sent[:, d : d + p] / state.variances).sum(axis=0), 1e-3)
+        new = np.clip(np.square(away).mean(axis=1).sum(axis=0) / known, MIN_COLUMN_VARIANCE, MAX_COLUMN_VARIANCE)
+        step = (sent[:, :d] - state.centre).mean(axis=0)
+        moved = np.abs(np.log(new / state.variances))[new > 1e3 * MIN_COLUMN_VARIANCE].max(initial=0)
+        still = moved < VARIANCE_TOLERANCE and np.abs(step).max() < CENTRE_TOLERANCE
+        state.variances, state.centre = new, state.centre + step
+        if state.info.model.goal == "regression":
+            state.noise = float(sent[:, -1].mean())
+        return JudgePersonal.name if still or state.rounds == MAX_PRIOR_ROUNDS else self.name
+
+
+class JudgePersonal(Step[PersonalState]):
+    """Devices judge models drawn to the common centre and to their groups."""
+
+    name = "judge personal"
+    size_is_known = False
+
+    def ask(self, state: PersonalState, devices: Ints) -> list[Task]:
+        return state.judged(devices, to_group=self._group_factors(state), to_common=COMMON_FACTORS)
+
+    def _group_factors(self, state: PersonalState) -> tuple[float, ...]:
+        return GROUP_FACTORS if state.n_groups > 1 else ()
+
+    def take(self, state: PersonalState) -> str:
+        factors = (*self._group_factors(state), *COMMON_FACTORS)
+        who, risks = state.heard(1 + len(factors))
+        if not len(who):
+            return state.decide()
+        best = int(risks[:, 1:].mean(axis=0).argmin())
+        state.factor, state.to_groups = factors[best], best < len(self._group_factors(state))
+        state.losses[who, 1] = risks[:, 1 + best]
+        return state.decide()
+
+
+@dataclass(frozen=True)
+class Personal(StepMethod[PersonalState], WorksAtHome):
+    """Give each device a model of its own, drawn to its group's or to that of all, where that predicts better."""
+
+    name: ClassVar[str] = "personal"
+
+    def steps(self) -> dict[str, Step[Any]]:
+        begin = RescaleColumns(lambda state: JudgeGroups.name)
+        return by_name(begin, JudgeGroups(), LearnPrior(), JudgePersonal())
+
+    def first_state(self, info: FederationInfo, previous: Outcome | None) -> PersonalState:
+        assert previous is not None
+        return PersonalState(info, canonical(previous.labels), previous, before=previous)
+
+    def current(self, state: PersonalState) -> Outcome:
+        kept = {name: array for name, array in state.before.kept.items() if name != "without"}
+        return state.before._replace(suspects=np.flatnonzero(state.suspects), kept=kept | state.learned())
+
+    def outcome(self, state: PersonalState) -> Outcome:
+        return self.current(state)._replace(verdict=state.verdict or None)
+
+    def at_home(self, state: PersonalState) -> list[Task]:
+        if not state.verdict:
+            return []
+        alone = state.strength
+        return [PeekPersonalModels(*state.prior(i), alone) for i in range(state.info.m)]
+
+    def in_use(self, state: PersonalState, found: Outcome, seen: list[Floats]) -> Outcome:
+        d, model = state.info.d, state.info.model
+        sizes = {len(values) for values in seen}
+        assert sizes <= {d, 2 * d}
+        own = [np.split(values, 2) if len(values) == 2 * d else (None, None) for values in seen]
+        named = {"personal": [a for a, _ in own], "alone": [b for _, b in own]}
+        alternatives = {
+            name: np.stack(
+                [group if w is None else model.unscaled(w, state.shift, state.scale)
+                 for w, group in zip(models, found.models, strict=True)]
+            )
+            for name, models in named.items()
+        }  # fmt: skip
+        return found._replace(alternatives=alternatives)
+
+
+def personal_model(known: RunSummary, info: FederationInfo, joined: AdmissionResult, verdict: str) -> AdmissionDialogue:
+    """Let a newcomer that has joined a group have a model of its own, as the devices of the run have."""
+    kept = known.kept
+    noise, alone, to_groups = kept["personal"]
+    shift, scale, centre = kept["shift"], kept["scale"], kept["centre"]
+    if to_groups:
+        centre = info.model.unscaled(joined.model, *_inverse(shift, scale))
+    yield Rescale(shift, scale)
+    if joined.group is None:
+        return joined
+    seen = yield PeekPersonalModels(centre.astype(info.dtype), kept["variances"], np.array([noise]), float(alone))
+    drawn, lone = np.split(seen, 2)
+    return joined._replace(model=info.model.unscaled(drawn if verdict == "personal" else lone, shift, scale))
+
+
+def has_personal_models(model: Any) -> bool:
+    """Whether devices can have models of their own: small ones, whose loss is convex."""
+    return bool(model.convex) and model.d <= MAX_PARAMETERS

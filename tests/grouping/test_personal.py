@@ -1,0 +1,178 @@
+"""Personal models and the verdict, in whole runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.support.planted import planted
+
+import fedfuse as ff
+from fedfuse.grouping import personal
+
+
+def continuous(seed=0, m=40, n=14, p=3, spread=0.7, *, classes=False, noise=1.0):
+    """Devices that differ from each other a little, in no groups."""
+    rng = np.random.default_rng(seed)
+    data = {}
+    for i in range(m):
+        w = np.array([1.0, -1.0, 0.5]) + spread * rng.normal(size=p)
+        X = rng.normal(size=(n, p))
+        y = X @ w + spread * rng.normal() + noise * rng.normal(size=n)
+        data[f"site {i}"] = (X, (y > 0).astype(int) if classes else y)
+    return ff.Federation.from_arrays(data, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_devices_differ_continuously_their_own_models_are_used(seed):
+    result = ff.fit(continuous(seed))
+    scores = result.comparison()
+    assert result.verdict == "personal"
+    assert scores["personal"] == pytest.approx(result.score("test"))
+    assert scores["personal"] < min(scores["groups"], scores["pooled"])
+    assert scores["personal"] <= 1.02 * scores["alone"]
+
+
+@pytest.mark.parametrize("goal", ["regression", "classification"])
+def test_where_groups_are_true_their_models_are_used(goal):
+    result = ff.fit(planted(goal, m=12, n=120, groups=3))
+    assert result.ari == 1
+    assert result.verdict == "groups"
+    np.testing.assert_array_equal(result.in_use, result.models)
+
+
+def test_one_model_for_all():
+    result = ff.fit(planted(m=12, n=60, groups=1))
+    assert result.verdict == "pooled"
+    assert result.comparison()["pooled"] == result.comparison()["groups"] == result.score("test")
+
+
+def test_far_apart_devices_stay_alone():
+    result = ff.fit(continuous(spread=30.0, n=60))
+    assert result.verdict in ("alone", "personal", "groups")
+    assert result.score("test") <= 1.02 * result.comparison()["alone"]
+
+
+def test_classes_too():
+    federation = continuous(1, n=60, spread=1.5, classes=True, noise=0.5)
+    result = ff.fit(federation)
+    scores = result.comparison()
+    assert result.verdict in ("personal", "alone")
+    assert result.score("test") > scores["pooled"]
+
+
+def test_empirical_bayes_learns_how_much_devices_differ():
+    """The variances around the centre are those that were planted, and so is the noise."""
+    federation = continuous(3, m=300, n=30, spread=0.6, noise=0.8)
+    result = ff.fit(federation, ff.FusionTree())
+    kept = result.kept
+    scale = kept["scale"]
+    expected = np.square(0.6 * scale[:3] / scale[3])
+    factor = kept["variances"][:3] / expected
+    assert result.verdict == "personal"
+    # The strength may be chosen three times stronger or weaker, the same for all columns.
+    np.testing.assert_allclose(factor / np.median(factor), 1, rtol=0.35)
+    assert 0.25 <= np.median(factor) <= 4
+    assert kept["personal"][0] == pytest.approx(np.square(0.8 / scale[3]), rel=0.25)
+
+
+def test_predictions_come_from_the_model_in_use(tmp_path):
+    federation = continuous()
+    result = ff.fit(federation, out=tmp_path / "run")
+    X = np.ones((2, 3))
+    own = result.alternatives["personal"][5]
+    expected = X @ own[:-1] + own[-1]
+    np.testing.assert_allclose(result.predict("site 5", X), expected, rtol=1e-5)
+    again = ff.Result.load(tmp_path / "run")
+    assert again.verdict == "personal"
+    assert again.comparison() == result.comparison()
+    np.testing.assert_array_equal(again.predict("site 5", X), result.predict("site 5", X))
+
+
+def test_groups_alone():
+    result = ff.fit(continuous(), ff.FusionTree(personal=False))
+    assert result.verdict is None
+    assert not result.alternatives
+    assert result.summary()["verdict"] in ("groups", "pooled")
+
+
+def test_a_path_of_lambdas_has_them_too():
+    result = ff.fit(continuous(), ff.FPFC(lam="auto"))
+    assert result.verdict == "personal"
+
+
+def test_resumed_in_every_round_equals_uninterrupted(tmp_path):
+    federation = continuous(m=10)
+    whole = ff.fit(federation, checkpoint_every=1, participation=0.5)
+    first = next(i for i, stage in enumerate(whole.history["stage"]) if stage == "judge groups")
+    for rounds in range(first, whole.rounds, 3):
+        path = tmp_path / str(rounds)
+
+        class Stop(ff.Callback):
+            def on_round(self, run, row, at=rounds):
+                if run.k == at:
+                    raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            ff.fit(federation, checkpoint_every=1, participation=0.5, out=path, callbacks=[Stop()])
+        resumed = ff.resume(path, federation=federation)
+        assert resumed.verdict == whole.verdict
+        assert resumed.cost_floats == whole.cost_floats
+        np.testing.assert_array_equal(resumed.in_use, whole.in_use)
+
+
+def test_worker_processes_find_the_same():
+    federation = continuous(m=8)
+    here, there = ff.fit(federation), ff.fit(federation, engine="workers", workers=2)
+    assert here.verdict == there.verdict
+    np.testing.assert_allclose(there.in_use, here.in_use, rtol=1e-6, atol=1e-7)
+
+
+def test_newcomers_have_models_of_their_own():
+    federation = continuous(5, m=41)
+    arrays = {name: federation.rows("all").of(i) for i, name in enumerate(federation.names)}
+    last = federation.names[-1]
+    old = ff.Federation.from_arrays({name: rows for name, rows in arrays.items() if name != last})
+    result = ff.fit(old)
+    came = result.admit({last: arrays[last]}, test=0.0)
+    group = result.models[result.labels == came.clusters[0]][0] if came.clusters[0] is not None else None
+    assert group is None or not np.allclose(came.models[0], group)
+
+
+def test_estimators_use_them():
+    federation = continuous(2)
+    rows = federation.rows("all")
+    site = np.repeat(federation.names, rows.counts)
+    model = ff.GroupedRegressor().fit(rows.X, rows.y, groups=site)
+    assert model.verdict_ == "personal"
+    assert model.device_coef_.shape == (40, 3)
+    place = int(np.flatnonzero(model.groups_ == "site 7")[0])
+    expected = model.device_coef_[place].sum() + model.device_intercept_[place]
+    assert model.predict(np.ones((1, 3)), groups=["site 7"])[0] == pytest.approx(expected)
+    with pytest.warns(UserWarning, match="fallback"):
+        model.predict(np.ones((1, 3)), groups=["elsewhere"])
+    assert not model.known_rows(np.ones((1, 3)), ["elsewhere"])[0]
+
+
+def test_what_is_sent_is_bounded(monkeypatch):
+    """With many groups a device judges the nearest of them."""
+    monkeypatch.setattr(personal, "MAX_JUDGED_GROUPS", 2)
+    few = ff.fit(planted(m=12, n=60, groups=4))
+    monkeypatch.undo()
+    many = ff.fit(planted(m=12, n=60, groups=4))
+    sent = [next(s["floats"] for s in r.stages if s["name"] == "judge groups") for r in (few, many)]
+    assert few.verdict == many.verdict == "groups"
+    assert sent[1] - sent[0] == 12 * 2 * few.model.d
+
+
+def test_devices_that_do_not_answer_keep_their_groups_models():
+    result = ff.fit(continuous(m=12), lossy="lost:0.3")
+    assert result.verdict is not None
+    assert np.isfinite(result.in_use).all()
+
+
+def test_large_models_have_none():
+    wide = replace(ff.SoftmaxRegression()).sized(200, 10)
+    assert not personal.has_personal_models(wide)
+    assert personal.has_personal_models(ff.LinearRegression().sized(200, 0))
