@@ -13,7 +13,7 @@ from fedfuse.core.partitions import Gap
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.fpfc import MAX_ADMISSION_ROUNDS_SGD
-from fedfuse.methods.mixins import RunSummary
+from fedfuse.methods.mixins import AdmitsNewcomers, RunSummary
 from fedfuse.methods.registry import METHODS
 from fedfuse.protocol.local_work import Decay
 from fedfuse.training.fit import fit
@@ -58,9 +58,9 @@ def both():
     return parted(planted(m=10, n=80), [1, 8])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if issubclass(METHODS[name], AdmitsNewcomers)])
 @pytest.mark.parametrize("goal", ["regression", "classification"])
-def test_every_method_has_a_model_for_those_who_come_late(name, goal, tmp_path):
+def test_every_method_with_a_rule_has_a_model_for_those_who_come_late(name, goal, tmp_path):
     """Also from its directory, and with what was left open and then chosen."""
     old, new = parted(planted(goal, m=10, n=60), [1, 8])
     result = fit(old, RULES[name], rounds=25, participation=0.5, out=tmp_path / "run")
@@ -73,6 +73,14 @@ def test_every_method_has_a_model_for_those_who_come_late(name, goal, tmp_path):
     again = admit(ff.Result.load(tmp_path / "run"), new)
     np.testing.assert_array_equal(again.models, came.models)
     assert again.cost_floats == came.cost_floats
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if not issubclass(METHODS[name], AdmitsNewcomers)])
+def test_a_method_without_a_rule_says_so(name, both):
+    old, new = both
+    result = fit(old, METHODS[name](work=WORK), rounds=25)
+    with pytest.raises(FedfuseError, match=f"{name} has no way to take in newcomers"):
+        admit(result, new)
 
 
 def test_local_trains_as_long_as_the_others_did(both):

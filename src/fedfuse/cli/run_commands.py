@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # Written out: help and completion need not import the methods.
 _METHOD = """fusion-tree, fpfc, fpfc-l1, local, fedavg, fedasync, lg-fedavg, per-fedavg, ifca, cfl, pacfl, fedprox,
-scaffold, fedavg-ft, ditto, fedper, fedrep, pfedme, l2gd, fedamp, mocha, fedem, hypcluster, oracle
-(default: fusion-tree; with --lam, fpfc)."""
+scaffold, fedavg-ft, ditto, fedper, fedrep, pfedme, l2gd, fedamp, mocha, fedem, hypcluster, odcl-cc, odcl-km, fl-hc,
+stocfl, network-lasso, oracle (default: fusion-tree; with --lam, fpfc)."""
 _LAM = "Strength of FPFC's penalty, or warmup or separate: chosen as in the paper."
 _GRID = "Lambdas, e.g. 0,0.5,1; or candidates of other settings, e.g. eps1=0.1,eps2=0.2;eps1=0.5,eps2=1."
 

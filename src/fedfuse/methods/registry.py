@@ -52,6 +52,11 @@ METHODS = Registry(
         "mocha": "fedfuse.methods.personal.mocha:MOCHA",
         "fedem": "fedfuse.methods.personal.fedem:FedEM",
         "hypcluster": "fedfuse.methods.clustered.hypcluster:HypCluster",
+        "odcl-cc": "fedfuse.methods.clustered.odcl:ODCLCC",
+        "odcl-km": "fedfuse.methods.clustered.odcl:ODCLKM",
+        "fl-hc": "fedfuse.methods.clustered.flhc:FLHC",
+        "stocfl": "fedfuse.methods.clustered.stocfl:StoCFL",
+        "network-lasso": "fedfuse.methods.clustered.network_lasso:NetworkLasso",
         "oracle": "fedfuse.grouping.refit:Oracle",
     }
 )

@@ -1,0 +1,151 @@
+"""ODCL: one exchange. Devices fit their own models, and the server groups and averages them.
+
+A. Armacki, D. Bajović, D. Jakovetić, S. Kar: One-Shot Federated Learning for Model Clustering and Learning in
+Heterogeneous Environments (2022).
+
+    device: sends a_i, the least of f_i
+    server: ODCL-CC groups the a_i by convex clustering, the least of
+                1/2 sum_i ||x_i - a_i||^2 + lambda sum_{i<j} ||x_i - x_j||, devices with equal x_i are a group;
+            ODCL-KM by k-means; every device is sent the mean of its group, weighted by rows
+
+The original takes lambda from an interval that depends on the groups; here it is lam max_i ||a_i - mean a|| / m, so
+that lam = 0 leaves all apart and 1 joins all or nearly so, and validation rows choose. With ``solver="gd"`` a device
+takes ``local_steps`` steps.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import scipy
+
+from fedfuse.core.edge_admm import convex_clustering
+from fedfuse.core.partitions import canonical, group_means
+from fedfuse.methods.method import FederationInfo, Method, Outcome, check_setting
+from fedfuse.methods.mixins import Broadcasts, GathersReplies, SearchesOneSetting
+from fedfuse.pairs.state import Residuals
+from fedfuse.protocol.tasks import Install, Task, Train
+from fedfuse.utils.random import generator
+from fedfuse.utils.typing import Bools, Floats, Ints
+
+KMEANS_STARTS = 10
+
+
+@dataclass
+class OneShotState:
+    """The models that devices have sent, who has, and the groups once all have."""
+
+    info: FederationInfo
+    models: Floats
+    heard: Bools
+    labels: Ints
+
+
+@dataclass(frozen=True)
+class OneShot(SearchesOneSetting, Method[OneShotState], Broadcasts, GathersReplies):
+    """Groups of devices' own models, found in one exchange.
+
+    Parameters
+    ----------
+    local_steps
+        Gradient steps (with mini-batches: passes) of a device, where it has no exact solver.
+    """
+
+    local_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_setting("local_steps", self.local_steps, least=1, auto=False)
+
+    @abstractmethod
+    def group(self, models: Floats, seed: int) -> Ints:
+        """Return the groups of devices with these models."""
+
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> OneShotState:
+        models = np.tile(info.initial(self.start), (info.m, 1)).astype(info.dtype)
+        return OneShotState(info, models, np.zeros(info.m, np.bool_), np.arange(info.m))
+
+    def restart(self, info: FederationInfo, used: OneShotState) -> OneShotState:
+        return self._concluded(replace(self.init(info), models=used.models, heard=used.heard))
+
+    def opening(self, state: OneShotState) -> dict[int, Task]:
+        return {i: Install(w, known=w.size) for i, w in enumerate(state.models)}
+
+    def devices(self, state: OneShotState, drawn: Ints) -> Ints:
+        return np.flatnonzero(~state.heard)
+
+    def tasks(self, state: OneShotState, devices: Ints, k: int) -> list[Task]:
+        work = self.work.at(0)
+        whole = work if work.solver == "exact" else replace(work, steps=self.local_steps)
+        return [Train(whole, rows=self.rows)] * len(devices)
+
+    def update(self, state: OneShotState, devices: Ints, values: list[Floats]) -> Residuals | None:
+        if values:
+            state.models[devices], state.heard[devices] = np.stack(values), True
+            self._concluded(state)
+        return None
+
+    def _concluded(self, state: OneShotState) -> OneShotState:
+        if state.heard.all():
+            state.labels = canonical(self.group(state.models.astype(np.float64), state.info.seed))
+        return state
+
+    def finished(self, state: OneShotState) -> bool:
+        return bool(state.heard.all())
+
+    def broadcast(self, state: OneShotState) -> dict[int, Task]:
+        return {i: Install(w) for i, w in enumerate(self.outcome(state).models)} if self.finished(state) else {}
+
+    def outcome(self, state: OneShotState) -> Outcome:
+        means = group_means(state.models, state.labels, state.info.counts[self.rows])
+        return Outcome(means[state.labels].astype(state.models.dtype), state.labels)
+
+
+@dataclass(frozen=True)
+class ODCLCC(OneShot):
+    """One exchange, groups by convex clustering.
+
+    Parameters
+    ----------
+    lam
+        Strength of the penalty, from 0 to 1; ``"auto"`` chooses on validation rows.
+    """
+
+    name: ClassVar[str] = "odcl-cc"
+    open_setting: ClassVar[str] = "lam"
+    values_to_try: ClassVar[tuple[float, ...]] = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    lam: float | Literal["auto"] = "auto"
+
+    def group(self, models: Floats, seed: int) -> Ints:
+        widest = float(np.linalg.norm(models - models.mean(axis=0), axis=1).max())
+        return convex_clustering(models, self.setting * widest / len(models))[1]
+
+
+@dataclass(frozen=True)
+class ODCLKM(OneShot):
+    """One exchange, groups by k-means.
+
+    Parameters
+    ----------
+    n_models
+        Number of groups; ``"auto"`` chooses on validation rows.
+    """
+
+    name: ClassVar[str] = "odcl-km"
+    open_setting: ClassVar[str] = "n_models"
+    values_to_try: ClassVar[tuple[float, ...]] = (1, 2, 3, 4, 6, 8, 12)
+    n_models: int | Literal["auto"] = "auto"
+
+    def candidates(self, state: Any) -> list[dict[str, Any]]:
+        return [{"n_models": int(n)} for n in self.values_to_try if n <= state.info.m]
+
+    def group(self, models: Floats, seed: int) -> Ints:
+        count = min(int(self.setting), len(np.unique(models, axis=0)))
+        tries = []
+        for number in range(KMEANS_STARTS):
+            means, labels = scipy.cluster.vq.kmeans2(models, count, minit="++", rng=generator(seed, "k-means", number))
+            tries.append((float(np.square(models - means[labels]).sum()), labels))
+        return np.asarray(min(tries, key=lambda each: each[0])[1], np.int64)
