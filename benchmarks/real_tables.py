@@ -162,13 +162,8 @@ def row(name: str) -> tuple[list[str], float]:
     numbers = [f"{means[key]:.4g}" for key in ("fedfuse", "by groups", "alone", "one model", "random slopes")]
     print(f"{name}: {worse:+.1f} % {means} ({time.perf_counter() - clock:.0f} s)", flush=True)
     shown = f"{name}: {TABLES[name][1]}{', accuracy' if accuracy else ''}"
-    return [
-        shown,
-        str(runs[0]["sites"]),
-        verdicts,
-        *numbers,
-        f"{abs(worse):.1f} % {'worse' if worse > 0 else 'better'}",
-    ], worse
+    from_best = f"{abs(worse):.1f} % {'worse' if worse > 0 else 'better'}"
+    return [shown, str(runs[0]["sites"]), verdicts, *numbers, from_best], worse
 
 
 def main() -> None:
