@@ -23,7 +23,8 @@ from fedfuse.utils.typing import Floats, Ints
 AVERAGE_INTERCEPT = "intercept (at average features)"
 # Each group is compared with every other; with more groups than this, with the largest.
 MAX_PAIRED_GROUPS = 20
-MAX_COEFFICIENTS = 1000
+# Newton steps and the leverages of every device cost the cube of this.
+MAX_COEFFICIENTS = 150
 # A column of which other columns leave no larger share of the variance is a combination of these.
 MIN_VARIANCE_LEFT = 1e-8
 
