@@ -71,7 +71,7 @@ def distance(rows, table):
 @pytest.mark.parametrize("n", [1, 2])
 def test_means_and_covariances_of_one_or_two_rows_are_these_rows(n):
     table = np.random.default_rng(n).normal(size=(n, 4))
-    sent = written([np.random.default_rng(0).normal(size=(9, 4)), table])
+    sent = written([(np.random.default_rng(0).normal(size=(9, 4)), None), (table, None)])
     mean, covariance = (each[0] for each in unpack_moments(parts(sent[None])["validation"]))
     assert distance(reconstructed(mean, covariance, n), table) < 1e-6
 

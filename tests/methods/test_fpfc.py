@@ -331,7 +331,7 @@ def test_settings_of_l1():
         (ff.FPFC(lam=0.6, refit=True), ["fpfc", "refit"]),
         (ff.FPFC(lam="warmup"), ["lambda path"]),
         (ff.FPFC(lam="separate", refit=True), ["lambda path", "refit"]),
-        (ff.FusionTree(), ["fusion-tree"]),
+        (ff.FusionTree(personal=False), ["fusion-tree"]),
         (ff.CFL(), ["grid search", "cfl"]),
         (ff.CFL(eps1=1.0, eps2=1.0), ["cfl"]),
     ],
@@ -344,6 +344,14 @@ def test_stages(method, stages, network):
     assert [stage.name for stage in found] == stages
     assert sum(stage.max_rounds or 0 for stage in found) < 90
     assert from_config(method.to_config()) == method
+
+
+def test_personal_models_follow_the_groups_of_small_convex_models():
+    for method in (ff.FusionTree(), ff.FPFC(lam="auto")):
+        names = [stage.name for stage in stages_of(method, ff.LinearRegression().sized(3, 0), 500)]
+        assert names == [method.name, "personal"]
+        assert len(stages_of(method, ff.SoftmaxRegression().sized(60, 10), 500)) == 1
+        assert len(stages_of(method, MLP(hidden=(3,)).sized(3, 2), 500)) == 1
 
 
 def test_unknown_method():

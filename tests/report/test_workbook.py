@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from fedfuse.results.result import Result
-from fedfuse.training.evaluation import Baselines
 
 
 def test_sheets_have_the_tables_of_the_report(table_run, fedfuse, tmp_path):
@@ -19,7 +18,7 @@ def test_sheets_have_the_tables_of_the_report(table_run, fedfuse, tmp_path):
     assert list(sheets) == ["findings", "groups", "devices", "contrasts", "coefficients", "intervals", "history"]
     assert sheets["groups"]["group"].tolist() == [1, 2]
     assert sheets["groups"]["devices"].tolist() == [6, 4]
-    alone = Baselines.load(path).scores["local"]
+    alone = result.compared["alone"]
     np.testing.assert_allclose(sheets["devices"]["alone"], alone)
     np.testing.assert_allclose(sheets["groups"]["alone"][0], alone[result.group_numbers == 1].mean())
     np.testing.assert_allclose(sheets["intervals"]["low"], result.intervals["low"])

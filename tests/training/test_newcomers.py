@@ -63,13 +63,19 @@ def both():
 def test_every_method_with_a_rule_has_a_model_for_those_who_come_late(name, goal, tmp_path):
     """Also from its directory, and with what was left open and then chosen."""
     old, new = parted(planted(goal, m=10, n=60), [1, 8])
-    result = fit(old, RULES[name], rounds=25, participation=0.5, out=tmp_path / "run")
+    rule = RULES.get(name) or METHODS[name](work=WORK)
+    result = fit(old, rule, rounds=25, participation=0.5, out=tmp_path / "run")
+    if not isinstance(rule, AdmitsNewcomers):
+        with pytest.raises(FedfuseError, match=f"{name} has no way to take in newcomers"):
+            admit(result, new)
+        return
     came = admit(result, new)
     assert came.models.shape == (2, result.model.d)
     assert np.isfinite(came.models).all()
     assert came.names == new.names
     assert came.cost_floats >= 0
-    assert (came.cost_floats == 0) == (name == "local")
+    # Without weights that all share, FedPer and FedRep are LOCAL.
+    assert (came.cost_floats == 0) == (name in ("local", "fedper", "fedrep"))
     again = admit(ff.Result.load(tmp_path / "run"), new)
     np.testing.assert_array_equal(again.models, came.models)
     assert again.cost_floats == came.cost_floats

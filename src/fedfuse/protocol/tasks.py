@@ -332,6 +332,10 @@ class JudgePersonalModels(_Message):
     to_common: tuple[float, ...] = ()
     alone: tuple[float, ...] = ()
 
+    @property
+    def floats_down(self) -> int:
+        return super().floats_down + len(self.to_group) + len(self.to_common) + len(self.alone)
+
     def floats_up(self, d: int) -> int:
         return 1 + len(self.to_group) + len(self.to_common) + len(self.alone)
 
@@ -419,7 +423,9 @@ def for_device(task: Task, seed: int, k: int, device: int, most: float = np.inf)
     work: Work | None = getattr(task, "work", None)
     if work is None or work.solver == "exact":
         return task
-    steps = work.steps.drawn(seed, k, device) if isinstance(work.steps, DrawnPerDevice) else value(work.steps, k)
+    steps = (
+        work.steps.drawn(seed, max(k, 0), device) if isinstance(work.steps, DrawnPerDevice) else value(work.steps, k)
+    )
     limited = max(1, int(min(steps, most)))
     return task if limited == work.steps else with_work(task, replace(work, steps=limited))
 

@@ -225,7 +225,7 @@ class Result:
 
     def _mean_score(self, known: Floats, devices: Ints | None = None) -> float:
         if devices is None:
-            believed = np.setdiff1d(np.arange(len(self.labels)), self.suspects)
+            believed = np.setdiff1d(np.arange(len(known)), self.suspects)
             devices = self.honest if self.attack or not believed.size else believed
         return mean_score(known[devices], self.profile.metric)
 

@@ -29,6 +29,9 @@ DEFAULT_ROUNDS, DEFAULT_NETWORK_ROUNDS, DEFAULT_SEARCH_ROUNDS = 500, 60, 1000
 # Share of the rounds that is left for what follows a stage.
 REFIT_RATIO, TRAINING_RATIO, PERSONAL_RATIO = 1 / 3, 1 / 2, 1 / 8
 
+# Fewer rounds are not kept back for personal models: groups come first.
+MIN_PERSONAL_ROUNDS = 20
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -90,7 +93,8 @@ def _with_refit(stage: Stage, fpfc: BaseFPFC, model: Model[Any], rounds: int) ->
 def _with_personal(stage: Stage, method: FusionTree | FPFC, model: Model[Any], rounds: int) -> tuple[Stage, ...]:
     if not (method.personal and has_personal_models(model)):
         return (stage,)
-    limit = max(1, rounds - int(PERSONAL_RATIO * rounds))
+    kept = int(PERSONAL_RATIO * rounds)
+    limit = rounds - kept if kept >= MIN_PERSONAL_ROUNDS else None
     return replace(stage, max_rounds=limit), Stage("personal", Personal(robust=method.robust))
 
 
