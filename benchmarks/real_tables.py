@@ -47,44 +47,45 @@ def standardised(federation: ff.Federation) -> tuple[Parts, float]:
     return {k: ((X - mean) / scale, (y - shift) / unit if unit != 1 else y, g) for k, (X, y, g) in parts.items()}, unit
 
 
-def ridge_by_kernel(K: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float, np.ndarray]:
-    """Return leave-one-out errors for every strength (rows x strengths), and what predicts by each (dual vectors)."""
-    n = len(y)
-    centre = np.eye(n) - 1 / n
-    values, vectors = np.linalg.eigh(centre @ K @ centre)
-    q = vectors.T @ (y - y.mean())
-    errors, duals = [], []
+def ridge(Z: np.ndarray, T: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return leave-one-out errors and predictions of test rows, for every strength (rows x strengths)."""
+    n, mean = len(y), Z.mean(axis=0)
+    Z, T = Z - mean, T - mean
+    squares, V = np.linalg.eigh(Z.T @ Z if Z.shape[1] <= n else Z @ Z.T)
+    use = squares > 1e-10 * squares[-1]
+    squares, V = squares[use], V[:, use]
+    U = Z @ V / np.sqrt(squares) if Z.shape[1] <= n else V
+    along = T @ V if Z.shape[1] <= n else T @ (Z.T @ V) / np.sqrt(squares)
+    q, errors, predicted = U.T @ (y - y.mean()), [], []
     for strength in STRENGTHS:
-        shrink = values / (values + n * strength)
-        leverage = np.square(vectors) @ shrink + 1 / n
-        errors.append((y - y.mean() - vectors @ (shrink * q)) / np.maximum(1 - leverage, 1e-6))
-        duals.append(vectors @ (q / (values + n * strength)))
-    return np.array(errors).T, float(y.mean()), np.array(duals).T
-
-
-def predict_by_kernel(K: np.ndarray, K_train: np.ndarray, mean: float, dual: np.ndarray) -> np.ndarray:
-    """Return predictions with a kernel that was centred on training rows."""
-    return (K - K_train.mean(axis=0)) @ (dual - dual.mean()) + mean
+        shrink = squares / (squares + n * strength)
+        leverage = np.square(U) @ shrink + 1 / n
+        errors.append((y - y.mean() - U @ (shrink * q)) / np.maximum(1 - leverage, 1e-6))
+        predicted.append(along @ (shrink / np.sqrt(squares) * q) + y.mean())
+    return np.array(errors).T, np.array(predicted).T
 
 
 def linear(parts: Parts) -> dict[str, np.ndarray]:
     """Return predictions of test rows."""
     (X, y, g), (T, _, h) = parts["train+validation"], parts["test"]
-    sites, found = np.unique(g), {"alone": np.zeros(len(h))}
-    own = {}
-    for s in sites:
+    own, m = {}, int(g.max()) + 1
+    for s in range(m):
         mean, scale = X[g == s].mean(axis=0), X[g == s].std(axis=0)
-        Z = [(part - mean) / np.where(scale > 1e-9, scale, 1.0) for part in (X[g == s], T[h == s])]
-        own[s] = (Z, *ridge_by_kernel(Z[0] @ Z[0].T, y[g == s]))
-    best = np.mean([np.sqrt(np.square(each[1]).mean(axis=0)) for each in own.values()], axis=0).argmin()
-    for s, (Z, _, mean, duals) in own.items():
-        found["alone"][h == s] = predict_by_kernel(Z[1] @ Z[0].T, Z[0] @ Z[0].T, mean, duals[:, best])
-    for name, slopes in (("one model", 0.0), ("random slopes", 1.0)):
-        K = X @ X.T + slopes * (g[:, None] == g) * (X @ X.T + 1)
-        K_test = T @ X.T + slopes * (h[:, None] == g) * (T @ X.T + 1)
-        errors, mean, duals = ridge_by_kernel(K, y)
-        best = np.square(errors).mean(axis=0).argmin()
-        found[name] = predict_by_kernel(K_test, K, mean, duals[:, best])
+        own[s] = ridge(
+            *((part - mean) / np.where(scale > 1e-9, scale, 1.0) for part in (X[g == s], T[h == s])), y[g == s]
+        )
+    best = np.mean([np.sqrt(np.square(errors).mean(axis=0)) for errors, _ in own.values()], axis=0).argmin()
+    found = {"alone": np.zeros(len(h))}
+    for s, (_, predicted) in own.items():
+        found["alone"][h == s] = predicted[:, best]
+
+    def slopes(X: np.ndarray, g: np.ndarray) -> np.ndarray:
+        site = (g[:, None] == np.arange(m)).astype(float)
+        return np.hstack([X, site, *(site * X[:, [j]] for j in range(X.shape[1]))])
+
+    for name, designs in (("one model", (X, T)), ("random slopes", (slopes(X, g), slopes(T, h)))):
+        errors, predicted = ridge(*designs, y)
+        found[name] = predicted[:, np.square(errors).mean(axis=0).argmin()]
     return found
 
 
