@@ -180,8 +180,8 @@ def main() -> None:
     print(f"\n{table}\n\n{told}")
     if asked.into:
         page = asked.into.read_text(encoding="utf-8")
-        marks = ("<!-- table -->\n", "\n<!-- end of table -->")
-        page = re.sub(f"{marks[0]}.*{marks[1]}", lambda _: f"{marks[0]}{table}\n\n{told}{marks[1]}", page, flags=re.S)
+        first, last = "<!-- table -->\n", "<!-- end of table -->"
+        page = re.sub(f"{first}.*{last}", lambda _: f"{first}{table}\n\n{told}\n{last}", page, flags=re.S)
         asked.into.write_text(page, encoding="utf-8")
 
 
