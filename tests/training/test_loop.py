@@ -430,6 +430,7 @@ OPTIONS = {"rounds": 20, "tol": 0, "participation": 0.5, "checkpoint_every": 4}
 def interrupted_fit(federation, directory, at, times):
     model = default_model(federation.goal).sized(federation.n_features, federation.n_classes)
     engine = Interrupted(federation, model, at=at, times=times)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Other libraries may have left one that ends the process.
     with pytest.raises(KeyboardInterrupt):
         fit(federation, METHOD, out=directory, engine=engine, **OPTIONS)
 
