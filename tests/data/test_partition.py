@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
-from fedfuse.data.partition import (
-    MAX_DRAWS,
-    LabelSwap,
-    Partition,
-    Rotation,
-    consecutive_groups,
-    deal,
-    draw,
-    draw_test,
-)
+from fedfuse.data.partition import Partition, deal, draw, draw_test
 from fedfuse.errors import FedfuseError
 
 labels_lists = st.lists(st.integers(0, 6), min_size=40, max_size=200).map(lambda v: np.array(v, dtype=np.int64))
@@ -97,9 +87,7 @@ def test_every_device_has_enough(labels, least, seed):
 def test_the_error_of_small_devices_says_what_to_change():
     labels = np.repeat(np.arange(2), 20)
     words = (
-        r"device \d of 10 got [0-4] test rows, but needs at least 5, "
-        rf"in the best of {MAX_DRAWS} tries to deal 40 to 10 "
-        r"devices; use a larger alpha \(it is 0\.5\), fewer devices, or another seed"
+        r"device \d of 10 got [0-4] test rows, but needs at least 5; use fewer devices, a larger alpha \(it is 0\.5\)"
     )
     with pytest.raises(FedfuseError, match=words):
         draw(labels, 10, 0.5, rng(), 5, "test rows")
@@ -115,66 +103,8 @@ def test_the_error_of_small_devices_says_what_to_change():
         (lambda: deal(np.zeros(3, int), 2, np.inf, rng()), "alpha must be"),
         (lambda: deal(np.zeros(3, int), 4, None, rng()), "3 rows cannot be dealt to 4 devices; use 1 to 3"),
         (lambda: deal(np.zeros(3, int), 0, 1.0, rng()), "cannot be dealt to 0 devices"),
-        (
-            lambda: Partition.by_shares(np.array([2]), np.ones((2, 1)), rng()),
-            "shares for 2 classes, but a row has class 2",
-        ),
-        (lambda: consecutive_groups(3, 4), "4 groups need at least as many devices, got devices=3"),
-        (lambda: rotate(np.zeros((1, 2, 2)), 45), "multiples of 90 degrees, got 45"),
-        (lambda: rotate(np.zeros((1, 2, 3)), 90), "2 x 3 pixels are not square: turn them by 0 or 180"),
     ],
 )
 def test_bad_input(wrong, words):
     with pytest.raises(FedfuseError, match=words):
         wrong()
-
-
-@given(labels_lists, st.integers(0, 9), st.integers(0, 9))
-def test_a_swap_undoes_itself(labels, a, b):
-    swap = LabelSwap(((a, b),))
-    images, swapped = swap.apply(np.zeros((len(labels), 1, 1)), labels, 0)
-    assert swapped.dtype == labels.dtype
-    assert np.array_equal(swap.apply(images, swapped, 0)[1], labels)
-    assert np.array_equal(swapped != labels, np.isin(labels, [a, b]) & (a != b))
-
-
-def test_the_swaps_of_the_paper():
-    labels = np.arange(10)
-    for c in range(4):
-        swapped = LabelSwap().apply(np.zeros((10, 1, 1)), labels, c)[1]
-        assert np.flatnonzero(swapped != labels).tolist() == [c, 8 - c]
-        assert swapped[c] == 8 - c
-        assert swapped[8 - c] == c
-
-
-def rotate(images, degrees):
-    return Rotation((degrees,)).apply(images, np.zeros(len(images)), 0)[0]
-
-
-pixels = arrays(np.uint8, st.tuples(st.integers(1, 4), st.integers(1, 3), st.just(5), st.just(5)))
-
-
-@given(pixels, st.integers(-4, 8))
-def test_four_quarter_turns_are_none(images, k):
-    turned = images
-    for _ in range(4):
-        turned = rotate(turned, 90)
-    assert np.array_equal(turned, images)
-    assert np.array_equal(rotate(rotate(images, 90 * k), -90 * k), images)
-    assert np.shares_memory(rotate(images, 180), images)
-
-
-def test_a_quarter_turn_is_counter_clockwise():
-    image = np.array([[[1, 2], [3, 4]]])
-    quarters = [Rotation().apply(image, np.array([0]), g)[0][0].tolist() for g in range(4)]
-    assert quarters == [[[1, 2], [3, 4]], [[2, 4], [1, 3]], [[4, 3], [2, 1]], [[3, 1], [4, 2]]]
-    assert rotate(np.zeros((1, 2, 3)), 180).shape == (1, 2, 3)
-
-
-@given(st.integers(1, 9), st.integers(0, 50))
-def test_groups_of_neighbours_of_about_one_size(n_groups, more):
-    groups = consecutive_groups(n_groups + more, n_groups)
-    assert np.array_equal(groups, np.sort(groups))
-    sizes = np.bincount(groups, minlength=n_groups)
-    assert sizes.sum() == n_groups + more
-    assert np.ptp(sizes) <= 1

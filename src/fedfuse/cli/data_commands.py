@@ -31,12 +31,12 @@ def data_list(data_dir: args.DataDir = None) -> None:
 def data_fetch(
     name: Annotated[str, Arg(help="A data set with files: mnist, fashion-mnist.")], data_dir: args.DataDir = None
 ) -> None:
-    """Download and verify the files of a data set; files already there are kept, partial downloads resumed."""
+    """Download and verify the files of a data set; files already there are kept."""
     from fedfuse.data.download import fetch
     from fedfuse.report.terminal import download_bars
 
     with download_bars(console) as progress:
-        done = fetch(name, data_dir, progress=progress)
+        done = fetch(name, data_dir, progress)
     if not done.new and not done.present:
         words = f"{name} needs no files"
     else:

@@ -9,7 +9,6 @@ from fedfuse.utils.lazy import lazy_names
 if TYPE_CHECKING:
     from fedfuse.data import images, partition
     from fedfuse.data.catalog import Source, available, load
-    from fedfuse.data.datasets import federation_from_datasets
     from fedfuse.data.download import data_directory
     from fedfuse.data.encoders import Encoder
     from fedfuse.data.housing import housing_bodyfat
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Encoder", "Federation", "Goal", "Rows", "Source", "SyntheticTruth", "available", "data_directory",
-    "federation_from_datasets", "federation_from_frame", "housing_bodyfat", "images", "load", "partition", "read_table",
+    "federation_from_frame", "housing_bodyfat", "images", "load", "partition", "read_table",
     "synthetic", "synthetic_truth",
 ]  # fmt: skip
 
@@ -28,7 +27,6 @@ __getattr__ = lazy_names(
     {
         "": "images partition",
         "catalog": "Source available load",
-        "datasets": "federation_from_datasets",
         "download": "data_directory",
         "encoders": "Encoder",
         "housing": "housing_bodyfat",

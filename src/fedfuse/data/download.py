@@ -1,13 +1,12 @@
-"""Data files: where they are, their checksums, and downloads (resumable, mirror after mirror, never over a file)."""
+"""Data files: where they are, their checksums, and downloads (mirror after mirror, never over a file)."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from platformdirs import user_cache_dir
 
@@ -16,31 +15,12 @@ from fedfuse.errors import FedfuseError
 # The file, bytes so far, and bytes in all where the server says.
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 
+# Seconds without a byte after which a mirror is given up.
 TIMEOUT_SECONDS = 30.0
 _CHUNK_BYTES = 1 << 16
 
-
-@dataclass(frozen=True)
-class FileSpec:
-    """A file of a data set: its place below the data directory, and its checksums.
-
-    Mirrors have it under its last name, with the first checksum; the others are those of copies that are as good.
-    """
-
-    file: str
-    sha256: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Collection:
-    """The files of a data set, and the mirrors (addresses that end in /) that are tried in turn."""
-
-    files: tuple[FileSpec, ...] = ()
-    mirrors: tuple[str, ...] = ()
-
-
-# As sha256sum prints them. The second lines of MNIST are the same images and labels in another gzip; those of
-# Fashion-MNIST all 70,000 images in another stratified split.
+# As sha256sum prints them, the mirrors' first. The second lines of MNIST are the same images and labels in another
+# gzip; those of Fashion-MNIST all 70,000 images in another stratified split.
 _CHECKSUMS = """
 440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609  mnist/train-images-idx3-ubyte.gz
 0b367032e93c5d0cea0925647cfdb18614af8ee15f83e6f2fc2ad904a6835971  mnist/train-images-idx3-ubyte.gz
@@ -59,29 +39,21 @@ a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845  fashion-mnist/
 de34377a9f15b743089e8ff434fc6792f668c7e7c0219fb13c5b8aa6cd7b7cb2  tabular/housing.csv
 2bb020cc52d6ce86e82d71f0c0d197cfd22763a9223cf26ae7a7d63a540c9085  tabular/bodyfat.csv
 """
-
-
-def _collection(folder: str, *mirrors: str) -> Collection:
-    sums: dict[str, list[str]] = {}
-    for sha256, file in map(str.split, _CHECKSUMS.strip().splitlines()):
-        if file.startswith(f"{folder}/"):
-            sums.setdefault(file, []).append(sha256)
-    return Collection(tuple(FileSpec(file, tuple(found)) for file, found in sums.items()), mirrors)
-
-
-COLLECTIONS: dict[str, Collection] = {
-    "mnist": _collection(
-        "mnist",
+# The checksums of every file below the data directory, and the addresses that have the files of a folder.
+CHECKSUMS: dict[str, list[str]] = {}
+for _line in _CHECKSUMS.split("\n")[1:-1]:
+    CHECKSUMS.setdefault(_line[66:], []).append(_line[:64])
+MIRRORS: dict[str, tuple[str, ...]] = {
+    "mnist": (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
-    "fashion-mnist": _collection(
-        "fashion-mnist",
+    "fashion-mnist": (
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ),
-    "housing-bodyfat": _collection("tabular"),  # No mirror has these tables in this form.
 }
+_FOLDERS = {"housing-bodyfat": "tabular"}
 
 
 def data_directory(explicit: str | Path | None = None) -> Path:
@@ -92,7 +64,8 @@ def data_directory(explicit: str | Path | None = None) -> Path:
 
 def files_of(name: str) -> tuple[str, ...]:
     """Return the files of a data set, below the data directory; those of ``mnist:rotated`` are those of ``mnist``."""
-    return tuple(spec.file for spec in _collection_of(name).files)
+    folder = _FOLDERS.get(name, name.partition(":")[0])
+    return tuple(file for file in CHECKSUMS if file.startswith(f"{folder}/"))
 
 
 def missing_files(name: str, data_dir: str | Path | None = None) -> list[str]:
@@ -104,7 +77,7 @@ def directory_with(name: str, data_dir: str | Path | None = None) -> Path:
     """Return the data directory if it holds all files of a data set; otherwise raise an error that says what to do."""
     directory, missing, files = data_directory(data_dir), missing_files(name, data_dir), files_of(name)
     if missing:
-        what = f"get it with 'fedfuse data fetch {name}'" if _collection_of(name).mirrors else "put it there"
+        what = f"get it with 'fedfuse data fetch {name}'" if name.partition(":")[0] in MIRRORS else "put it there"
         listed = " and ".join(files) if len(files) < 3 else f"{files[0]} and {len(files) - 1} more files"
         raise FedfuseError(
             f"{name} needs the file {str(directory / missing[0])!r}, which is not there; {what}, "
@@ -113,12 +86,7 @@ def directory_with(name: str, data_dir: str | Path | None = None) -> Path:
     return directory
 
 
-def _collection_of(name: str) -> Collection:
-    return COLLECTIONS.get(name.partition(":")[0], Collection())
-
-
-@dataclass(frozen=True)
-class Fetched:
+class Fetched(NamedTuple):
     """What `fetch` did: the directory, the files downloaded, and those that were there."""
 
     directory: Path
@@ -126,115 +94,72 @@ class Fetched:
     present: tuple[str, ...]
 
 
-def fetch(
-    name: str,
-    data_dir: str | Path | None = None,
-    *,
-    mirrors: Sequence[str] | None = None,
-    timeout: float = TIMEOUT_SECONDS,
-    progress: Progress | None = None,
-) -> Fetched:
-    """Download the files of a named data set that are not there yet.
+def fetch(name: str, data_dir: str | Path | None = None, progress: Progress | None = None) -> Fetched:
+    """Download the files of a named data set that are not there yet; see `data_directory` for where.
 
     A wrong file that is there is left alone and raises a `FedfuseError`; so does a file that no mirror sends.
-
-    Parameters
-    ----------
-    name, data_dir
-        ``"mnist"``, ``"fashion-mnist"`` or ``"housing-bodyfat"``, and where to put the files; see `data_directory`.
-    mirrors
-        Addresses to try in turn instead of the known ones.
-    timeout
-        Seconds without a byte after which a mirror is given up.
-    progress
-        Called with a file, its bytes so far, and its bytes in all (None where unknown).
     """
     from fedfuse.data.catalog import check_name
 
     check_name(name)
-    collection, directory = _collection_of(name), data_directory(data_dir)
-    chosen = tuple(mirrors) if mirrors is not None else collection.mirrors
-    present = [spec for spec in collection.files if (directory / spec.file).exists()]
-    for spec in present:
-        _check_present(spec, directory / spec.file, name, chosen)
-    missing = [spec for spec in collection.files if spec not in present]
-    if missing and not chosen:
-        files = " and ".join(repr(str(directory / spec.file)) for spec in missing)
+    directory, mirrors = data_directory(data_dir), MIRRORS.get(name.partition(":")[0], ())
+    present = tuple(file for file in files_of(name) if (directory / file).exists())
+    missing = tuple(file for file in files_of(name) if file not in present)
+    for file in present:
+        found = _sha256(directory / file)
+        if found not in CHECKSUMS[file]:
+            advice = "move it away or delete it, then fetch again" if mirrors else "see that its columns are right"
+            raise FedfuseError(
+                f"{str(directory / file)!r} is there, but it is not the file of {name} (its sha256 is {found}, "
+                f"expected is {CHECKSUMS[file][0]}); {advice}"
+            )
+    if missing and not mirrors:
+        files = " and ".join(repr(str(directory / file)) for file in missing)
         raise FedfuseError(
             f"{name} cannot be downloaded: no lasting address is known that has its tables in this form; put {files} "
             "there by hand ('fedfuse run' says which columns they need)"
         )
-    for spec in missing:
-        _from_mirrors(spec, directory / spec.file, chosen, timeout, progress)
-    return Fetched(directory, tuple(s.file for s in missing), tuple(s.file for s in present))
-
-
-def _check_present(spec: FileSpec, path: Path, name: str, mirrors: Sequence[str]) -> None:
-    found = _sha256(path)
-    if found not in spec.sha256:
-        advice = "move it away or delete it, then fetch again" if mirrors else "see that its rows and columns are right"
-        raise FedfuseError(
-            f"{str(path)!r} is there, but it is not the file of {name} (its sha256 is {found}, expected is "
-            f"{spec.sha256[0]}); {advice}"
-        )
+    for file in missing:
+        reasons = []
+        for mirror in mirrors:
+            problem = _download(mirror + Path(file).name, directory / file, CHECKSUMS[file][0], progress)
+            if problem is None:
+                break
+            reasons.append(f"{mirror}: {problem}")
+        else:
+            raise FedfuseError(
+                f"no mirror sent {file}: {'; '.join(reasons)}; try again later, or put the file into "
+                f"{str((directory / file).parent)!r} yourself"
+            )
+    return Fetched(directory, missing, present)
 
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _from_mirrors(
-    spec: FileSpec, path: Path, mirrors: Sequence[str], timeout: float, progress: Progress | None
-) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part, reasons = path.with_name(path.name + ".part"), []
-    for mirror in mirrors:
-        # A part that another mirror sent may be what is wrong: then start over.
-        for _ in range(1 + part.exists()):
-            reason = _download(mirror.rstrip("/") + "/" + path.name, part, timeout, progress)
-            if reason is not None:
-                break
-            if _sha256(part) == spec.sha256[0]:
-                part.replace(path)
-                return
-            part.unlink()
-        reasons.append(f"{mirror}: {reason or 'sent other bytes than expected (the checksum is wrong)'}")
-    raise FedfuseError(
-        f"no mirror sent {spec.file}: {'; '.join(reasons)}; try again later (what has come is kept and gone on "
-        f"with), or put the file into {str(path.parent)!r} yourself"
-    )
-
-
-def _download(url: str, part: Path, timeout: float, progress: Progress | None) -> str | None:
-    """Download a file, or what follows the part that is here; return why that failed, None if it did not."""
+def _download(url: str, path: Path, sha256: str, progress: Progress | None) -> str | None:
+    """Download a file by way of another one beside it; return why that failed, None if it did not."""
     import requests
     import urllib3
 
-    have = part.stat().st_size if part.exists() else 0
-    # Without compression on the way, the bytes counted are those of the file.
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
     try:
-        with requests.get(url, headers=headers, stream=True, timeout=timeout) as answer:
-            if have and answer.status_code == requests.codes.requested_range_not_satisfiable:
-                return None  # Nothing follows the part.
-            return _write(answer, part, have, progress) if answer.ok else f"{answer.status_code} {answer.reason}"
-    except (requests.Timeout, urllib3.exceptions.TimeoutError):
-        return f"no byte came for {timeout:g} s"
-    except (requests.ConnectionError, urllib3.exceptions.HTTPError) as problem:
-        word, size = type(problem).__name__, part.stat().st_size if part.exists() else 0
-        return f"no connection ({word})" if "Connection" in word else f"broke off with {size:,} bytes here"
-    except requests.RequestException as problem:
+        # Without compression on the way, the bytes counted are those of the file.
+        headers = {"Accept-Encoding": "identity"}
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS) as answer, part.open("wb") as out:
+            answer.raise_for_status()
+            length = answer.headers.get("Content-Length", "")
+            for chunk in answer.raw.stream(_CHUNK_BYTES, decode_content=False):
+                out.write(chunk)
+                if progress:
+                    progress(path.name, out.tell(), int(length) if length.isdigit() else None)
+        if _sha256(part) != sha256:
+            return "sent other bytes than expected (the checksum is wrong)"
+        part.replace(path)
+        return None
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as problem:
         return " ".join(str(problem).split())
-
-
-def _write(answer: Any, part: Path, have: int, progress: Progress | None) -> str | None:
-    start = have if answer.status_code == 206 else 0  # A server without ranges sends the whole file again.
-    length = answer.headers.get("Content-Length", "")
-    total = start + int(length) if length.isdigit() else None
-    with part.open("ab" if start else "wb") as file:
-        for chunk in answer.raw.stream(_CHUNK_BYTES, decode_content=False):
-            file.write(chunk)
-            if progress:
-                progress(part.stem, file.tell(), total)
-        done = file.tell()
-    return f"broke off after {done:,} of {total:,} bytes" if total is not None and done < total else None
+    finally:
+        part.unlink(missing_ok=True)

@@ -290,16 +290,6 @@ class Federation:
         build: Callable[..., Federation] = load("fedfuse.data.tables:federation_from_frame")
         return build(frame, device=device, target=target, **options)
 
-    @classmethod
-    def from_datasets(cls, data: Mapping[Any, Any] | Sequence[Any], **options: Any) -> Federation:
-        """Build a federation from one data set per device, or one (training set, test set).
-
-        A data set is anything with a length whose items are (x, y), a PyTorch Dataset for instance. See
-        `fedfuse.data.datasets.federation_from_datasets` for the options: goal, truth, test, validation, seed.
-        """
-        build: Callable[..., Federation] = load("fedfuse.data.datasets:federation_from_datasets")
-        return build(data, **options)
-
 
 @dataclass(frozen=True, repr=False)
 class RemoteFederation(Federation):

@@ -8,54 +8,39 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.data import partition
 from fedfuse.data.checks import check_splits
 from fedfuse.data.download import directory_with, files_of
 from fedfuse.data.federation import Federation, cuts_with_test, default_features
-from fedfuse.data.partition import Grouping, TestPartition
-from fedfuse.errors import FedfuseError
+from fedfuse.data.partition import Partition, TestPartition, draw, draw_test
+from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
 
-Groups: TypeAlias = Literal["swap", "rotate"] | Grouping
+Groups: TypeAlias = Literal["swap", "rotate"]
 
-N_CLASSES = 10
+N_CLASSES, N_GROUPS = 10, 4
 _UNSIGNED_BYTE = 0x08  # The type code of an idx file; image data sets use no other.
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-@dataclass(frozen=True)
-class Images:
-    """Images with their labels.
-
-    ``pixels`` are rows (x channels) x height x width, ``labels`` class numbers from 0; division by ``brightest`` brings
-    features between 0 and 1.
-    """
+class Images(NamedTuple):
+    """Images: pixels (rows x height x width) that become features between 0 and 1, and class numbers from 0."""
 
     pixels: npt.NDArray[Any]
     labels: Ints
     brightest: float = 255.0
 
-    def __post_init__(self) -> None:
-        if self.pixels.ndim not in (3, 4) or len(self.pixels) != len(self.labels) or not len(self.labels):
-            raise FedfuseError(
-                f"images must be rows x (channels x) height x width with one label each, got arrays of shapes "
-                f"{self.pixels.shape} and {self.labels.shape}"
-            )
-
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one image, channels first."""
-        height, width = self.pixels.shape[-2:]
-        return (self.pixels.shape[1] if self.pixels.ndim == 4 else 1, height, width)
+        return (1, *self.pixels.shape[1:])
 
     def at(self, rows: Ints) -> Images:
         """Return some of the images."""
@@ -94,7 +79,7 @@ def digits(
     known = load_digits()
     whole = Images(known.images.astype(np.uint8), known.target.astype(np.int64), 16.0)
     shares = np.tile([1 - test, test], (N_CLASSES, 1))
-    sets = partition.Partition.by_shares(whole.labels, shares, generator(seed, "digits test images"))
+    sets = Partition.by_shares(whole.labels, shares, generator(seed, "digits test images"))
     learned, tested = (whole.at(rows) for rows in sets.rows())
     return image_federation(learned, tested, seed=seed, alpha=alpha, min_rows=min_rows, **options)
 
@@ -111,7 +96,7 @@ def image_federation(
     validation: float = 0.2,
     min_rows: int = 1,
 ) -> Federation:
-    """Give images to devices in groups.
+    """Give images to devices in four groups.
 
     Parameters
     ----------
@@ -120,8 +105,8 @@ def image_federation(
     devices
         How many; consecutive ones are in one group, five each by default.
     groups
-        ``"swap"``: group c exchanges the labels c and 8 - c. ``"rotate"``: its images are rotated by c times 90
-        degrees. Or a `partition.LabelSwap` or `partition.Rotation` of your own.
+        ``"swap"``: group c exchanges the labels c and 8 - c. ``"rotate"``: its images are rotated counter-clockwise by
+        c times 90 degrees.
     alpha
         Parameter of the Dirichlet distribution of the devices' shares in each class; None for even shares.
     test_partition
@@ -133,15 +118,18 @@ def image_federation(
         Every device has at least so many training, validation and test images.
     """
     check_splits(0, validation, seed)
-    if train.shape != test.shape:
-        raise FedfuseError(f"training images have the shape {train.shape}, test images {test.shape}: they must agree")
-    rule = _grouping(groups)
-    truth = partition.consecutive_groups(devices, rule.n_groups)
+    check_choice("groups", groups, Groups)
+    if train.shape != test.shape or (groups == "rotate" and train.shape[1] != train.shape[2]):
+        need = "must agree, and be square where images are rotated"
+        raise FedfuseError(f"training images have the shape {train.shape}, test images {test.shape}: they {need}")
+    if devices < N_GROUPS:
+        raise FedfuseError(f"{N_GROUPS} groups need at least as many devices, got devices={devices}")
+    truth = np.sort(np.arange(devices) % N_GROUPS)
     # The purposes key the draws: other words would be other data.
-    need, rng = _rows_needed(min_rows, validation), generator(seed, "deal training rows")
-    learned = partition.draw(train.labels, devices, alpha, rng, need, "training rows")
+    need_rows, rng = _rows_needed(min_rows, validation), generator(seed, "deal training rows")
+    learned = draw(train.labels, devices, alpha, rng, need_rows, "training rows")
     rng = generator(seed, "deal test rows")
-    tested = partition.draw_test(learned, test.labels, alpha, rng, min_rows, test_partition)
+    tested = draw_test(learned, test.labels, alpha, rng, min_rows, test_partition)
     cuts = cuts_with_test(learned.counts, tested.counts, validation)
     # From bytes to numbers in one step, device by device.
     X: Floats = np.empty((int(cuts[-1, -1]), prod(train.shape)), np.float32)
@@ -150,21 +138,16 @@ def image_federation(
         rows = generator(seed, "split", i).permutation(rows)
         start, _, middle, stop = cuts[i]
         for images, at, span in ((train, rows, slice(start, middle)), (test, test_rows, slice(middle, stop))):
-            some = images.at(at)
-            pixels, y[span] = rule.apply(some.pixels, some.labels, int(truth[i]))
+            pixels, labels, group = images.pixels[at], images.labels[at], int(truth[i])
+            if groups == "rotate":
+                pixels = np.rot90(pixels, group, axes=(1, 2))
+            else:
+                labels = np.where(labels == group, 8 - group, np.where(labels == 8 - group, group, labels))
+            y[span] = labels
             np.divide(pixels.reshape(len(at), -1), np.float32(images.brightest), out=X[span], casting="same_kind")
     classes = tuple(range(max(N_CLASSES, int(y.max()) + 1)))
     names, columns = tuple(str(i) for i in range(devices)), default_features(X.shape[1])
     return Federation(names, X, y, cuts, "classification", classes, columns, truth, shape=train.shape)
-
-
-def _grouping(groups: Groups) -> Grouping:
-    if not isinstance(groups, str):
-        return groups
-    rules: dict[str, Grouping] = {"swap": partition.LabelSwap(), "rotate": partition.Rotation()}
-    if groups not in rules:
-        raise FedfuseError(f"groups must be 'swap' or 'rotate', or a LabelSwap or Rotation, got {groups!r}")
-    return rules[groups]
 
 
 def _rows_needed(min_rows: int, validation: float) -> int:
