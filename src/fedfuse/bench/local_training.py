@@ -17,7 +17,9 @@ from fedfuse.bench.measurement import BenchSizes, Curve, Figure, once, race, spe
 from fedfuse.core.partitions import components
 from fedfuse.data.federation import Part, Rows
 from fedfuse.data.synthetic import synthetic
-from fedfuse.engines import Engine, InProcess, Workers
+from fedfuse.engines.base import Engine
+from fedfuse.engines.in_process import InProcess
+from fedfuse.engines.workers import Workers
 from fedfuse.models import model_called
 from fedfuse.protocol.tasks import Order, Train
 from fedfuse.training.loop import Run

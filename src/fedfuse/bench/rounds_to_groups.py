@@ -10,7 +10,7 @@ from fedfuse import FPFC, Settings, SoftmaxRegression, Work
 from fedfuse.bench.measurement import BenchSizes, Figure
 from fedfuse.core.partitions import adjusted_rand
 from fedfuse.data.synthetic import synthetic
-from fedfuse.engines import InProcess
+from fedfuse.engines.in_process import InProcess
 from fedfuse.training.loop import Run
 
 METHODS = {"lambda 0.6, exact local solves": FPFC(lam=0.6, work=Work(solver="exact")), "the fusion path": FPFC()}

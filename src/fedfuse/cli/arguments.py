@@ -135,7 +135,7 @@ def method_and_settings(
     dataset: str, method: str, words: list[str], seed: int, engine: str, model: str | None = None
 ) -> tuple[Method[Any], dict[str, Any]]:
     """Return the method, and what else the options tell `fit`; all of it checked."""
-    from fedfuse.engines import EngineSpec
+    from fedfuse.engines.factory import EngineSpec
     from fedfuse.models import is_network
     from fedfuse.training.options import build, parse_options
     from fedfuse.training.settings import Settings, check_mode

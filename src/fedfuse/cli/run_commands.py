@@ -124,7 +124,7 @@ def resume(
     json_: args.Json = False,
 ) -> None:
     """Continue an interrupted run or comparison; the result is the same as without the interruption."""
-    from fedfuse.engines import EngineSpec
+    from fedfuse.engines.factory import EngineSpec
     from fedfuse.studies.compare import is_comparison, resume_comparison
     from fedfuse.studies.tune import Tuning, is_tuning
     from fedfuse.training.fit import resume as go_on

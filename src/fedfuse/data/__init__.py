@@ -1,25 +1,12 @@
 """Federations, and the data sets, tables and arrays that they are built from."""
 
-from typing import TYPE_CHECKING
-
-from fedfuse.data.federation import Federation, Goal, Rows
-from fedfuse.data.synthetic import SyntheticTruth, synthetic, synthetic_truth
+from fedfuse.data.federation import Federation as Federation
+from fedfuse.data.federation import Goal as Goal
+from fedfuse.data.federation import Rows as Rows
+from fedfuse.data.synthetic import SyntheticTruth as SyntheticTruth
+from fedfuse.data.synthetic import synthetic as synthetic
+from fedfuse.data.synthetic import synthetic_truth as synthetic_truth
 from fedfuse.utils.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from fedfuse.data import images, partition
-    from fedfuse.data.catalog import Source, available, load
-    from fedfuse.data.download import data_directory
-    from fedfuse.data.encoders import Encoder
-    from fedfuse.data.housing import housing_bodyfat
-    from fedfuse.data.readers import read_table
-    from fedfuse.data.tables import federation_from_frame
-
-__all__ = [
-    "Encoder", "Federation", "Goal", "Rows", "Source", "SyntheticTruth", "available", "data_directory",
-    "federation_from_frame", "housing_bodyfat", "images", "load", "partition", "read_table",
-    "synthetic", "synthetic_truth",
-]  # fmt: skip
 
 # Imported when first used: tables need pandas.
 __getattr__ = lazy_names(

@@ -43,27 +43,23 @@ def natural_key(name: str) -> tuple[list[Any], str]:
     return parts, name
 
 
-def named_devices(data: Any, what: str) -> dict[str, Any]:
-    """Return the devices' data by name, from a mapping or a list; ``what`` says in errors what each device has."""
-    if not isinstance(data, Iterable):
-        raise FedfuseError(f"expected {{name: {what}}} or a list of {what}, got {_describe(data)}")
-    devices: dict[str, Any] = {}
-    for key, value in data.items() if isinstance(data, Mapping) else enumerate(data):
-        if str(key) in devices:
-            raise FedfuseError(f"two devices are called {str(key)!r} (names are compared as text): rename one")
-        devices[str(key)] = value
-    if not devices:
-        raise FedfuseError(f"the federation is empty: give at least one device with its {what}")
-    return devices
-
-
 def named_pairs(data: Any) -> dict[str, tuple[Any, Any]]:
     """Return the devices' (X, y) by name, from a mapping or a list."""
-    devices = named_devices(data, "(X, y)")
-    for name, pair in devices.items():
+    if not isinstance(data, Iterable):
+        got = f"an object of type {type(data).__name__}"
+        raise FedfuseError(f"expected {{name: (X, y)}} or a list of (X, y), got {got}")
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for key, pair in data.items() if isinstance(data, Mapping) else enumerate(data):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise FedfuseError(f"device {name!r}: expected a pair (X, y), got {_describe(pair)}")
-    return devices
+            shape = getattr(pair, "shape", None)
+            got = f"an object of type {type(pair).__name__}" if shape is None else f"an array of shape {shape}"
+            raise FedfuseError(f"device {str(key)!r}: expected a pair (X, y), got {got}")
+        if str(key) in pairs:
+            raise FedfuseError(f"two devices are called {str(key)!r} (names are compared as text): rename one")
+        pairs[str(key)] = pair[0], pair[1]
+    if not pairs:
+        raise FedfuseError("the federation is empty: give at least one device with its (X, y)")
+    return pairs
 
 
 def check_same(values: Mapping[str, Any], message: str) -> None:
@@ -173,15 +169,12 @@ def check_finite(X: Floats, device: str, features: Sequence[str]) -> None:
     """Refuse NaN, infinity and values too large to be squared, and say where they are."""
     if not X.size or (X.max() <= MAX_ABS_VALUE and X.min() >= -MAX_ABS_VALUE):  # False where there is a NaN.
         return
-    bad = ~np.isfinite(X)
-    finite = not bad.any()
-    row, column = np.argwhere(np.abs(X) > MAX_ABS_VALUE if finite else bad)[0]
+    row, column = np.argwhere(~(np.abs(X) <= MAX_ABS_VALUE))[0]
+    need = f"values above {MAX_ABS_VALUE:g} are too large to be squared; divide the column by a power of ten"
+    if not np.isfinite(X[row, column]):
+        need = "every value must be a finite number; fill such rows, or use Federation.from_frame, which fills gaps"
     where = f"device {device!r}: X[{row}, {column}] is {X[row, column]:g} (column {features[column]!r})"
-    if finite:
-        need = f"values above {MAX_ABS_VALUE:g} are too large to be squared; divide the column by a power of ten"
-        raise FedfuseError(f"{where}, but {need}")
-    need = "every value must be a finite number; fill or drop such rows, or use Federation.from_frame, which fills"
-    raise FedfuseError(f"{where}, but {need} missing values")
+    raise FedfuseError(f"{where}, but {need}")
 
 
 def check_splits(test: float, validation: float, seed: int) -> None:
@@ -238,11 +231,6 @@ def is_missing(array: npt.NDArray[Any]) -> Bools:
     import pandas as pd
 
     return np.asarray(pd.isna(array))
-
-
-def _describe(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return f"an array of shape {shape}" if shape is not None else f"an object of type {type(value).__name__}"
 
 
 def _is_frame(X: Any) -> bool:

@@ -1,9 +1,9 @@
 """Worker processes: devices on several cores, one process and one thread each.
 
 Any worker can do any device's order: all of them map the same rows, and what a device remembers (its own last model)
-stays here and goes along with its orders. So orders go to any free worker, the longest first, and those of a worker
-that died go to another. Randomness is keyed by device, hence neither the number of workers nor who does what changes a
-bit.
+stays here and goes along with its orders. So orders go to a pool of processes, the longest first, and those of a pool
+that broke go to the next one. Randomness is keyed by device, hence neither the number of workers nor who does what
+changes a bit.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
-from multiprocessing import get_context, parent_process, resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,10 +42,10 @@ from fedfuse.utils.typing import Floats
 
 log = logging.getLogger(__name__)
 
-# Workers that may end over one order, or before they could begin.
+# Times in a row that workers may end over an order, or before they could begin.
 MAX_DEATHS = 3
-# Seconds that a process has between closing its pipe and its end.
-EXIT_SECONDS = 5.0
+# More balance the load better, but each costs a change of processes, twice.
+LOTS_PER_WORKER = 8
 
 _CONTEXT = get_context("spawn")
 _MAIN = 'In a script, put the call under `if __name__ == "__main__":`; standard error has what the worker said'
@@ -60,36 +60,21 @@ def check_workers(workers: int | None) -> int:
     return int(workers)
 
 
-# -- messages between this process and a worker
-
-
-class Edition(NamedTuple):
-    """The scale of all devices' columns, and how often it has changed."""
-
-    number: int
-    scale: Rescale | None
-
-
 class Lot(NamedTuple):
-    """Orders for one worker, with the columns that they see and their devices' own last models."""
+    """Orders for one worker, with their devices' own last models, and the scale of columns that they see."""
 
-    edition: Edition
     orders: list[Order]
     own: Floats
+    edition: int  # how often the scale has changed
+    scale: Rescale | None
+
+    def one_by_one(self) -> list[Lot]:
+        """Return a lot for each order."""
+        return [self._replace(orders=[o], own=self.own[i : i + 1]) for i, o in enumerate(self.orders)]
 
 
-class Done(NamedTuple):
-    """All orders of a lot are performed; without replies the first message of a worker that can take one."""
-
-    replies: list[Reply]
-    own: Floats  # the devices' new last models
-
-
-class Failed(NamedTuple):
-    """An order raised an error, and nothing of its lot counts; or the setup did."""
-
-    error: str
-    trace: str
+# The reply to each order of a lot, and the device's new last model.
+Answers: TypeAlias = list[tuple[Reply, Floats]]
 
 
 class Workers(Engine):
@@ -127,19 +112,16 @@ class Workers(Engine):
         self._names = federation.names
         self._cost = federation.rows("all").counts
         self._own: Floats = np.zeros((federation.m, model.d), dtype)  # the devices' own last models
-        self._edition = Edition(0, None)
-        self._workers: list[_Worker] = []
-        self._queue: list[_Job] = []
+        self._edition, self._scale = 0, None  # type: tuple[int, Rescale | None]
+        self._pool: ProcessPoolExecutor | None = None
+        self._lifeline: Connection | None = None  # workers end when it does
+        self._waiting: deque[Lot] = deque()
+        self._performed: dict[Future[Answers], Lot] = {}
+        self._suspects = 0  # of those waiting, so many are done one by one: a worker has died over one of them
+        self._breaks = 0  # of the pool, since the last answer
         self._asked: set[int] = set()  # devices with an order under way
-        self._min_cost = 0.0  # of a lot
         self._replies: list[Reply] = []
-        self._submissions = self._stillborn = 0
         self._closed = False
-
-    @property
-    def pids(self) -> list[int]:
-        """The process numbers of the workers that are there now."""
-        return [w.process.pid for w in self._workers if w.process.pid is not None]
 
     def submit(self, orders: Sequence[Order]) -> None:
         """Send these orders, also while others are under way; a device has at most one at a time."""
@@ -148,16 +130,13 @@ class Workers(Engine):
         for order in orders:
             if order.device in self._asked:
                 raise FedfuseError(f"{self._text(order)}: the device has an order under way already")
-        self._submissions += 1
-        self._min_cost = self._cost[[o.device for o in orders]].sum() / (8 * self._size)
         for alike in group_orders(orders):
             if isinstance(alike[0].task, Rescale):  # orders from now on see the new columns
-                self._edition = Edition(self._edition.number + 1, alike[0].task)
+                self._edition, self._scale = self._edition + 1, alike[0].task
                 self._replies += [Reply(o.device, o.round, np.empty(0)) for o in alike]
                 continue
-            for order in alike:
-                cost = int(self._cost[order.device])
-                heappush(self._queue, _Job(self._submissions, -cost, order.device, order, self._edition))
+            for some in cut_into_lots(alike, self._cost, self._size):
+                self._waiting.append(Lot(some, self._own[[o.device for o in some]], self._edition, self._scale))
             self._asked.update(o.device for o in alike)
         self._dispatch()
 
@@ -174,164 +153,95 @@ class Workers(Engine):
         end = None if patience is None else time.monotonic() + patience
         while self._asked and not self._replies:
             self._dispatch()
-            left = None if end is None else max(0.0, end - time.monotonic())
-            ready = wait([w.connection for w in self._workers], left)
-            if not ready:
+            done = wait(self._performed, None if end is None else max(0.0, end - time.monotonic()), FIRST_COMPLETED)[0]
+            if not done:
                 break
-            for worker in [w for w in self._workers if w.connection in ready]:
-                self._receive(worker)
-            self._dispatch()
+            if any(isinstance(future.exception(), BrokenProcessPool) for future in done):
+                self._begin_again()
+            else:
+                for future in done:
+                    self._take(self._performed.pop(future), future)
         replies, self._replies = self._replies, []
         return replies
 
     def close(self) -> None:
-        """End all workers, whatever they are doing."""
+        """End all workers, whatever they are doing: they hold nothing that could be lost."""
         self._closed = True
-        ending, self._workers, self._queue = self._workers, [], []
+        self._waiting.clear()
+        self._performed.clear()
         self._asked.clear()
-        for worker in ending:
-            worker.process.kill()  # they hold nothing that could be lost
-        for worker in ending:
-            worker.end()
+        self._end_pool()
 
     def _dispatch(self) -> None:
-        """Give waiting orders to free workers; start those that are missing."""
-        while self._queue and len(self._workers) < self._size:
-            self._workers.append(_started(self._rows))
-        for worker in [w for w in self._workers if w.ready and not w.jobs]:
-            if self._queue:
-                worker.jobs = self._next_lot()
-                orders = [job.order for job in worker.jobs]
-                self._send(worker, Lot(worker.jobs[0].edition, orders, self._own[[o.device for o in orders]]))
+        """Give waiting orders to the pool; those that may kill, one after the other."""
+        while self._waiting and not (self._suspects and self._performed):
+            if self._pool is None:
+                here, self._lifeline = _CONTEXT.Pipe(duplex=False)
+                given = here, self._rows, self._setup
+                self._pool = ProcessPoolExecutor(self._size, _CONTEXT, initializer=begin, initargs=given)
+            lot = self._waiting.popleft()
+            with _without_interrupts():  # processes start here, and ignore Ctrl-C from the first moment
+                self._performed[self._pool.submit(perform, lot)] = lot
 
-    def _send(self, worker: _Worker, message: Any) -> None:
-        try:
-            worker.connection.send(message)
-        except ConnectionError:
-            self._replace(worker)
-
-    def _next_lot(self) -> list[_Job]:
-        """Take the next orders from the queue: a share of what waits, so that lots become smaller towards the end.
-
-        They do not become very small: each costs a change of processes, twice.
-        """
-        room = max(sum(job.cost for job in self._queue) / (2 * self._size), self._min_cost)
-        jobs = [heappop(self._queue)]
-        while self._queue and jobs[0].goes_with(self._queue[0]):
-            room -= jobs[-1].cost
-            if room < self._queue[0].cost:
-                break
-            jobs.append(heappop(self._queue))
-        return jobs
-
-    def _receive(self, worker: _Worker) -> None:
-        """Take a worker's message, or note that it has died."""
-        try:
-            message = worker.connection.recv()
-        except (EOFError, ConnectionError):
-            self._replace(worker)
+    def _take(self, lot: Lot, future: Future[Answers]) -> None:
+        """Take the answers to a lot; where that failed, do its orders one by one, and raise the error of one alone."""
+        problem = future.exception()
+        if problem is not None and len(lot.orders) > 1:
+            self._waiting.extend(lot.one_by_one())
             return
-        match message:
-            case Done(replies=replies, own=own):
-                devices = [job.device for job in worker.jobs]
-                self._own[devices] = own
-                self._asked.difference_update(devices)
-                self._replies += replies
-                worker.ready, worker.jobs, self._stillborn = True, [], 0
-            case Failed():
-                self._fail(worker, message)
-            case _:  # the process runs, and asks for its setup
-                self._send(worker, self._setup)
+        self._asked.difference_update(o.device for o in lot.orders)
+        self._suspects, self._breaks = max(0, self._suspects - 1), 0
+        if problem is not None:
+            log.error("in a worker process:", exc_info=problem)
+            raise FedfuseError(f"{self._text(lot.orders[0])}: {problem}")
+        for reply, own in future.result():
+            self._own[reply.device] = own
+            self._replies.append(reply)
 
-    def _fail(self, worker: _Worker, failed: Failed) -> None:
-        """Put the orders of a lot that failed back into the queue, one by one; raise the error of an order alone."""
-        jobs, worker.jobs = worker.jobs, []
-        if len(jobs) > 1:
-            for job in jobs:
-                job.alone = True
-                heappush(self._queue, job)
-            return
-        log.error("in a worker process:\n%s", failed.trace.rstrip())
-        if not jobs:
-            raise FedfuseError(f"worker processes cannot use this model: {failed.error}")
-        self._asked.discard(jobs[0].device)
-        raise FedfuseError(f"{self._text(jobs[0].order)}: {failed.error}")
+    def _begin_again(self) -> None:
+        """Do the orders of a pool that broke again, one by one; give one up over which workers end again and again."""
+        lots = [one for lot in self._performed.values() for one in lot.one_by_one()]
+        self._performed.clear()
+        self._end_pool()
+        self._breaks += 1
+        log.warning("a worker ended (short of memory?); the orders under way (%d) are done again", len(lots))
+        self._waiting.extendleft(reversed(lots))
+        self._suspects = max(self._suspects, len(lots))
+        if self._breaks == MAX_DEATHS:
+            self._suspects, self._breaks = self._suspects - 1, 0
+            order = self._waiting.popleft().orders[0]
+            self._asked.discard(order.device)
+            raise FedfuseError(
+                f"{self._text(order)}: {MAX_DEATHS} workers ended over it, or before they began. {_MAIN}"
+            )
 
-    def _replace(self, worker: _Worker) -> None:
-        """Put the orders of a worker that died back into the queue, unless they are what kills."""
-        self._workers.remove(worker)
-        code = worker.end()
-        if not worker.ready:
-            self._stillborn += 1
-            if self._stillborn == MAX_DEATHS:
-                raise FedfuseError(f"worker processes end before they can begin: {_ending(code)}. {_MAIN}")
-        if worker.jobs:
-            log.warning("a worker ended: %s; its orders (%d) are done again", _ending(code), len(worker.jobs))
-        for job in worker.jobs:
-            job.deaths, job.alone = job.deaths + 1, True
-            if job.deaths == MAX_DEATHS:
-                self._asked.discard(job.device)
-                which, last = self._text(job.order), _ending(code)
-                raise FedfuseError(f"{which}: {MAX_DEATHS} workers ended over it, the last with {last}")
-            heappush(self._queue, job)
+    def _end_pool(self) -> None:
+        if self._pool is not None and self._lifeline is not None:
+            self._lifeline.close()
+            self._pool.shutdown(cancel_futures=True)
+        self._pool = self._lifeline = None
 
     def _text(self, order: Order) -> str:
         return f"device {self._names[order.device]!r}, {type(order.task).__name__} of round {order.round}"
 
 
-@dataclass(order=True)
-class _Job:
-    """An order on its way; earlier submissions come first, and within one the longest."""
-
-    submission: int
-    minus_cost: int
-    device: int
-    order: Order = field(compare=False)
-    edition: Edition = field(compare=False)
-    deaths: int = field(default=0, compare=False)
-    alone: bool = field(default=False, compare=False)  # its lot has failed, or its worker died: to see which it was
-
-    @property
-    def cost(self) -> int:
-        return -self.minus_cost
-
-    def goes_with(self, other: _Job) -> bool:
-        """Whether both may be in one lot."""
-        return self.edition is other.edition and not self.alone and not other.alone
+def cut_into_lots(orders: Sequence[Order], cost: npt.NDArray[Any], workers: int) -> list[list[Order]]:
+    """Cut orders into lots of about the same cost, the longest first: several for each worker, so that none waits."""
+    costs = cost[[o.device for o in orders]]
+    ranked = np.argsort(-costs, kind="stable")
+    behind = np.cumsum(costs[ranked]) - costs[ranked]
+    bounds = np.flatnonzero(np.diff(behind * LOTS_PER_WORKER * workers // max(costs.sum(), 1))) + 1
+    return [[orders[i] for i in lot] for lot in np.split(ranked, bounds)]
 
 
-@dataclass(eq=False)
-class _Worker:
-    """A process, the pipe to it, and its orders."""
-
-    process: SpawnProcess
-    connection: Connection
-    ready: bool = False
-    jobs: list[_Job] = field(default_factory=list)
-
-    def end(self) -> int | None:
-        """Wait for the end of the process and return its exit code."""
-        self.connection.close()
-        self.process.join(EXIT_SECONDS)
-        if self.process.exitcode is None:
-            self.process.kill()
-            self.process.join()
-        code = self.process.exitcode
-        self.process.close()
-        return code
-
-
-def _started(rows: Any) -> _Worker:
-    here, there = _CONTEXT.Pipe()
-    process = _CONTEXT.Process(target=main, args=(there, rows), name="fedfuse-worker", daemon=True)
-    resource_tracker.ensure_running()  # starting it with the process would let interrupts through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # a worker ignores Ctrl-C from the first moment
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    resource_tracker.ensure_running()  # starting it with a process would let interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        process.start()
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    there.close()  # so that the pipe ends when the worker does
-    return _Worker(process, here)
 
 
 def _mapped(rows: Any, federation: Federation) -> Floats:
@@ -350,31 +260,7 @@ def _pickled(*setup: Any) -> bytes:
         ) from None
 
 
-def _ending(code: int | None) -> str:
-    text = f"exit code {code}" if code is None or code >= 0 else f"exit code {code}, {signal.Signals(-code).name}"
-    return f"{text} (short of memory?)" if code == -signal.SIGKILL else text
-
-
 # -- inside a worker process
-
-
-def main(connection: Connection, rows: Any) -> None:
-    """Perform lots until the parent hangs up."""
-    _prepare()
-    with suppress(EOFError, ConnectionError):  # the parent has gone, or wants nothing more
-        connection.send(None)
-        setup: bytes = connection.recv()
-        try:
-            federation, model, options = pickle.loads(setup)
-        except Exception as problem:  # a user's class may raise anything when it is imported here
-            connection.send(_failed(problem))
-            return
-        if torch := sys.modules.get("torch"):
-            torch.set_num_threads(1)
-        devices = _Devices(replace(federation, X=_mapped(rows, federation)), model, **options)
-        connection.send(Done([], np.empty((0, model.d))))
-        while True:
-            connection.send(devices.perform(connection.recv()))
 
 
 class _Devices(InProcess):
@@ -382,39 +268,47 @@ class _Devices(InProcess):
 
     _edition = 0
 
-    def perform(self, lot: Lot) -> Done | Failed:
+    def perform(self, lot: Lot) -> Answers:
         """Perform a lot."""
         devices = [o.device for o in lot.orders]
-        try:
-            if lot.edition.number != self._edition:
-                self._edition = lot.edition.number
-                self._rescale(lot.edition.scale)
-            self._own = np.zeros(self._own.shape, self._dtype)  # untouched rows take no room
-            self._own[devices] = lot.own
-            self._waiting, self._done = list(lot.orders), []
-            return Done(self.collect(), self._own[devices])
-        except Exception as problem:  # a user's model may raise anything
-            return _failed(problem)
+        if lot.edition != self._edition:
+            self._edition = lot.edition
+            self._rescale(lot.scale)
+        self._own = np.zeros(self._own.shape, self._dtype)  # untouched rows take no room
+        self._own[devices] = lot.own
+        self._waiting, self._done = list(lot.orders), []
+        replies = {reply.device: reply for reply in self.collect()}
+        return [(replies[i], self._own[i]) for i in devices]
 
 
-def _prepare() -> None:
-    """One core's worth of threads, Ctrl-C ignored, and an end when the parent ends."""
+_devices: _Devices
+
+
+def begin(lifeline: Connection, rows: Any, setup: bytes) -> None:
+    """Prepare a worker: one core's worth of threads, Ctrl-C ignored, and an end when the engine or its process ends."""
+    global _devices
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # for libraries that are still to come
     threadpool_limits(1)
     keep_to(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    federation, model, options = pickle.loads(setup)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+    _devices = _Devices(replace(federation, X=_mapped(rows, federation)), model, **options)
 
 
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)  # in the middle of a computation: nothing waits for it
+def _end_with(lifeline: Connection) -> None:
+    lifeline.poll(None)  # nothing is ever sent: it closes
+    os._exit(1)  # in the middle of a computation: nothing waits for it
 
 
-def _failed(problem: Exception) -> Failed:
-    words = " ".join(str(problem).split())
-    known = isinstance(problem, FedfuseError)
-    return Failed(words if known else f"{type(problem).__name__}: {words}", traceback.format_exc())
+def perform(lot: Lot) -> Answers:
+    """Perform a lot in a worker."""
+    try:
+        return _devices.perform(lot)
+    except FedfuseError:
+        raise
+    except Exception as problem:  # a user's model may raise anything, even what cannot be sent
+        raise FedfuseError(f"{type(problem).__name__}: {' '.join(str(problem).split())}") from problem

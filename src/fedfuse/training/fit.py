@@ -11,8 +11,9 @@ from typing import Any
 
 from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
-from fedfuse.engines import Attacks, Engine, EngineSpec
-from fedfuse.engines.attacks import draw_liars, flipped
+from fedfuse.engines.attacks import Attacks, draw_liars, flipped
+from fedfuse.engines.base import Engine
+from fedfuse.engines.factory import EngineSpec
 from fedfuse.errors import FedfuseError, Terminated
 from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.methods.method import Method

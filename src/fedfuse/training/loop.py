@@ -24,8 +24,8 @@ from fedfuse.core.metrics import metric_for
 from fedfuse.core.partitions import adjusted_rand
 from fedfuse.core.robust_mean import upper_fence
 from fedfuse.data.federation import Federation, Part
-from fedfuse.engines import Engine
 from fedfuse.engines.attacks import known_attack
+from fedfuse.engines.base import Engine
 from fedfuse.errors import FedfuseError, Terminated
 from fedfuse.methods.method import FederationInfo, Method, Outcome, Share
 from fedfuse.methods.mixins import AsksFirst, Broadcasts, GathersReplies, WorksAtHome

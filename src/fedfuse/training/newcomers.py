@@ -25,7 +25,8 @@ from fedfuse.data.encoders import Encoder
 from fedfuse.data.federation import Federation, cut_points, shuffled_rows
 from fedfuse.data.readers import read_table
 from fedfuse.data.targets import target_array
-from fedfuse.engines import Engine, InProcess
+from fedfuse.engines.base import Engine
+from fedfuse.engines.in_process import InProcess
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.admission import admit_by_losses
 from fedfuse.grouping.lambda_path import LambdaPath

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from fedfuse.engines import EngineSpec
+from fedfuse.engines.factory import EngineSpec
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods.method import Method
 from fedfuse.methods.registry import METHODS, method_called

@@ -12,10 +12,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fedfuse.engines import Engine, Faults, Latency
 from fedfuse.engines.attacks import Attack, Lies, Scope, check_attack
-from fedfuse.engines.faults import Trouble
-from fedfuse.engines.latency import Distribution
+from fedfuse.engines.base import Engine
+from fedfuse.engines.faults import Faults, Trouble
+from fedfuse.engines.latency import Distribution, Latency
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods.method import Method, Share, check_share, make_plain
 from fedfuse.methods.mixins import TakesSingleReplies

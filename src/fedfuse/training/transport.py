@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.engines import Engine
-from fedfuse.engines.base import clock, pack_replies, unpack_replies
+from fedfuse.engines.base import Engine, clock, pack_replies, unpack_replies
 from fedfuse.errors import FedfuseError
 from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.reply_checks import fault
