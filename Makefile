@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Real data are read where they are; tests that need them skip with a reason otherwise.
 export FEDFUSE_DATA ?= $(abspath $(wildcard ../shared/data))
 
-.PHONY: run test coverage slow lint bench docs clean
+.PHONY: run test coverage slow lint bench docs dist clean
 
 run: .venv/core
 	$(BIN)/fedfuse run synthetic:S1
@@ -34,6 +34,14 @@ docs: .venv/ready
 	$(BIN)/python docs/make_cli.py
 	$(BIN)/mkdocs build --strict
 
+# wheel and sdist of a release, in an environment of their own
+dist:
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --quiet build twine
+	rm -rf dist
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/twine check --strict dist/*
+
 # what a first run needs, and what developers need on top of it
 INSTALL = $(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable
 
@@ -47,4 +55,4 @@ INSTALL = $(BIN)/python -m pip install --quiet --quiet --constraint constraints.
 	touch $@
 
 clean:
-	rm -rf .venv runs site docs/figures .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-dist dist runs site docs/figures .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -39,4 +39,4 @@ def test_without_the_extra_it_says_what_to_install(table_run, fedfuse, tmp_path,
     monkeypatch.setattr("fedfuse.report.workbook.find_spec", lambda name: None)
     status, _, err = fedfuse("export", table_run[0], "--to", tmp_path / "tables.xlsx")
     assert status == 2
-    assert "pip install '.[excel]'" in err
+    assert "pip install 'fedfuse[excel]'" in err

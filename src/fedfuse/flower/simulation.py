@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ _ENVIRONMENT = {
 
 def check_installed() -> None:
     """Raise an error that says what to install, unless Flower and Ray are installed."""
+    if sys.version_info < (3, 11):
+        raise FedfuseError("engine 'flower' needs Python 3.11 or newer, as Flower does")
     for name in ("flwr", "ray"):
         if importlib.util.find_spec(name) is None:
             raise FedfuseError(f"engine 'flower' needs {name}, which is not installed: pip install 'fedfuse[flower]'")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedfuse import Callback, Federation, Result, __version__
+from fedfuse import Callback, Federation, Result
 from fedfuse.data.catalog import load
 from fedfuse.data.images import image_federation, read_images
 from fedfuse.data.synthetic import SCENARIOS
@@ -29,6 +29,8 @@ TEST_IMAGE_RATIO = 0.4  # Test images per training image where only some are use
 IMAGE_DEVICES = 20
 IMAGE_FILES = ("mnist", "fashion-mnist")  # Data sets of images that are read from files.
 _NOT_HASHED = ("checkpoint_every",)  # Settings that a result does not depend on.
+# Part of every hash: raised when a method or a data set changes so that finished runs no longer stand for it.
+RUNS_VERSION = "0.1.0"
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Trial(Job):
     def description(self) -> dict[str, Any]:
         """All that the result depends on, as JSON-ready data."""
         return {
-            "version": __version__,
+            "version": RUNS_VERSION,
             "data": asdict(self.recipe),
             "seed": self.seed,
             "data_seed": self._data_seed,

@@ -20,7 +20,7 @@ from fedfuse.utils.files import atomic_write, read_csv
 def write_workbook(directory: str | PathLike[str], path: str | PathLike[str]) -> Path:
     """Write the tables of a finished run to an ``.xlsx`` file."""
     if find_spec("openpyxl") is None:
-        raise FedfuseError("workbooks need the package openpyxl: pip install '.[excel]'")
+        raise FedfuseError("workbooks need the package openpyxl: pip install 'fedfuse[excel]'")
     file, whole = Path(path), BytesIO()
     with pd.ExcelWriter(whole, engine="openpyxl") as book:
         for name, table in tables(Path(directory)).items():

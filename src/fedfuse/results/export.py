@@ -97,7 +97,7 @@ def _onnx(result: Result, models: Floats, of_device: dict[str, int]) -> bytes:
     try:
         from onnx import TensorProto, helper, numpy_helper
     except ImportError:
-        raise FedfuseError("ONNX files need the package onnx: pip install '.[onnx]'") from None
+        raise FedfuseError("ONNX files need the package onnx: pip install 'fedfuse[onnx]'") from None
     constants = {"coef": models[:, :, :-1].transpose(0, 2, 1), "intercept": models[:, :, -1], "axis": np.array([1])}
     steps = [
         ("Gather", ["coef", "model"], "slopes"),
