@@ -6,8 +6,9 @@ export FEDFUSE_DATA ?= $(abspath $(wildcard ../shared/data))
 
 .PHONY: run test coverage slow lint bench docs dist clean
 
+# FPFC and the fusion tree beside every device alone, one model for all, and what knows the groups
 run: .venv/core
-	$(BIN)/fedfuse run synthetic:S1
+	$(BIN)/fedfuse compare synthetic:S1 --methods fpfc,fusion-tree,local,fedavg,oracle --seeds 1 --out runs/mission
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2

@@ -11,7 +11,7 @@ def test_nobody_is_led_into_exit_code_608(fedfuse, here):
     """The line that keeps Flower from installing dependencies stands before the first command of flwr, everywhere."""
     _, said, _ = fedfuse("flower", "new", "hospitals")
     texts = [said, Path("hospitals/README.md").read_text()]
-    texts += [(ROOT / name).read_text() for name in ("README.md", "docs/flower.md", "docs/flower-tutorial.md")]
+    texts += [(ROOT / name).read_text() for name in ("docs/flower.md", "docs/flower-tutorial.md")]
     for text in texts:
         assert 0 <= text.find(INSTALL_NOTHING) < text.find("flwr run")
 
