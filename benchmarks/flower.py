@@ -2,21 +2,23 @@
 
 What: FedAvg with one gradient step on devices with few rows, d = 610, so that nearly all time is transport. In process;
 on Flower's simulation engine with 20 and 100 devices, against a round of Flower's own there: `send_and_receive` of a
-vector of that size to an app that sends it back and does nothing else; with --deployment on a real SuperLink with 4
-SuperNodes on loopback. Bytes are those of the arrays and lines of JSON in all messages of a
+vector of that size to an app that sends it back and does nothing else; with --deployment also on a real SuperLink with
+4 SuperNodes on loopback, runs of both apps by turns. Bytes are those of the arrays and lines of JSON in all messages of a
 run, against `cost_floats` x 4, without the envelopes of Flower and HTTP.
 How long: not measured on idle cores; many minutes beside other jobs. Command:
-    python benchmarks/flower.py [--rounds 20] [--deployment]
+    python benchmarks/flower.py [--rounds 20] [--deployment | --only]
 Measured: docs/flower.md, "What it costs".
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -122,24 +124,103 @@ def size(message: Any) -> int:
     return sum(len(a.data) for a in arrays.values()) + sum(len(str(value)) for value in config.values())
 
 
-def in_deployment(rounds: int) -> float:
-    """Time a round on a SuperLink with four SuperNodes."""
+NO_OP_SERVER = """
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    while len(list(grid.get_node_ids())) < NODES:
+        time.sleep(0.2)
+    ends = [time.time()]
+    for _ in range(context.run_config["num-server-rounds"]):
+        vector = ArrayRecord({"w": Array(np.zeros(4, np.float32))})
+        asked = [Message(RecordDict({"arrays": vector}), node, "train") for node in grid.get_node_ids()]
+        answers = list(grid.send_and_receive(asked))
+        assert len(answers) == NODES and not any(answer.has_error() for answer in answers)
+        ends.append(time.time())
+    out = Path(context.run_config["out"])
+    out.mkdir()
+    (out / "times.json").write_text(json.dumps(ends))
+    (out / "summary.json").write_text("{}")
+"""
+NO_OP_CLIENT = """
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    return Message(message.content, reply_to=message)
+"""
+
+
+def in_deployment(rounds: int, repeats: int) -> None:
+    """Print rounds on a SuperLink with four SuperNodes: Flower's no-op app and ours by turns."""
     from fedfuse.flower.project_template import write_app
-    from fedfuse.results.result import Result
     from support.flower_cluster import Cluster, wait_for
 
-    folder = Path(tempfile.mkdtemp(prefix="ffb-"))
+    folder, nodes = Path(tempfile.mkdtemp(prefix="ffb-")), 4
+    took: dict[str, list[float]] = {"noop": [], "ours": []}
+    cpu: dict[str, list[float]] = {"noop": [], "ours": []}
     try:
-        write_app(folder / "four")
-        with Cluster(folder / "c", 4) as cluster:
-            for k in range(4):
+        for name in took:
+            write_app(folder / name)
+        (folder / "noop/noop/server_app.py").write_text(NO_OP_SERVER.replace("NODES", str(nodes)))
+        (folder / "noop/noop/client_app.py").write_text(NO_OP_CLIENT)
+        with Cluster(folder / "c", nodes) as cluster:
+            for k in range(nodes):
                 cluster.start_node(k, f'device="{k}"')
-            wait_for(lambda: cluster.online() == 4, 120, "four SuperNodes")
-            words = f"method='fedavg' set='steps=1 lr=0.1 tol=0' num-server-rounds={rounds} num-devices=4"
-            cluster.finish(cluster.run(folder / "four", f"{words} out='{folder / 'run'}'"), folder / "run", 600)
-            return seconds_per_round(Result.load(folder / "run").history)
+            wait_for(lambda: cluster.online() == nodes, 300, "four SuperNodes")
+            words = f"method='fedavg' set='steps=1 lr=0.1 tol=0' num-server-rounds={rounds} num-devices={nodes}"
+            for turn in range(repeats):
+                for name in took:
+                    out, before = folder / f"{name}{turn}", cluster.processor_seconds()
+                    cluster.finish(cluster.run(folder / name, f"{words} out='{out}'"), out, 1200)
+                    cpu[name].append((cluster.processor_seconds() - before) / rounds)
+                    took[name] += round_seconds(out)[1:]
+                    print(f"{name}: {took[name][1 - rounds :]}, {cpu[name][-1]:.1f} s of processor time", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    theirs, ours = (float(np.median(took[name])) for name in took)
+    print(
+        f"\ndeployment, 4 SuperNodes: {ours:.1f} s per round, Flower's no-op {theirs:.1f} s, ratio {ours / theirs:.2f}"
+    )
+    theirs, ours = (float(np.median(cpu[name])) for name in cpu)
+    print(f"processor time of a run, per round: {ours:.1f} s, no-op {theirs:.1f} s, ratio {ours / theirs:.2f}")
+
+
+def round_seconds(out: Path) -> list[float]:
+    """Return the seconds of each round of a run in deployment."""
+    if (out / "times.json").exists():
+        ends = json.loads((out / "times.json").read_text())
+    else:
+        log = map(json.loads, (out / "audit.jsonl").read_text().splitlines())
+        ends = [datetime.fromisoformat(line["time"]).timestamp() for line in log if line["event"] in ("start", "round")]
+    return [round(float(each), 1) for each in np.diff(ends)]
+
+
+def on_one_machine(rounds: int) -> None:
+    """Print rounds in process and simulated, and bytes."""
+    print("| devices | in process | simulation | Flower's own no-op round | ratio |\n| --- | --- | --- | --- | --- |")
+    for m in (20, 100):
+        federation = devices(m)
+        plain = in_process(federation, rounds)
+        theirs, ours = no_op_round(m, rounds), on_simulation(federation, rounds)
+        print(f"| {m} | {1e3 * plain:.1f} ms | {ours:.2f} s | {theirs:.2f} s | {ours / theirs:.2f} |", flush=True)
+    share, rest = bytes_on_the_wire()
+    print(f"\nbytes: cost_floats x 4 are {share:.2f} of all; {rest:.0f} bytes per message besides")
 
 
 def main() -> None:
@@ -147,17 +228,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--deployment", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each app in deployment")
+    parser.add_argument("--only", action="store_true", help="deployment alone")
     words = parser.parse_args()
-    print("| devices | in process | simulation | Flower's own no-op round | ratio |\n| --- | --- | --- | --- | --- |")
-    for m in (20, 100):
-        federation = devices(m)
-        plain = in_process(federation, words.rounds)
-        theirs, ours = no_op_round(m, words.rounds), on_simulation(federation, words.rounds)
-        print(f"| {m} | {1e3 * plain:.1f} ms | {ours:.2f} s | {theirs:.2f} s | {ours / theirs:.2f} |", flush=True)
-    share, rest = bytes_on_the_wire()
-    print(f"\nbytes: cost_floats x 4 are {share:.2f} of all; {rest:.0f} bytes per message besides")
-    if words.deployment:
-        print(f"\ndeployment, 4 SuperNodes: {in_deployment(6):.1f} s per round")
+    if not words.only:
+        on_one_machine(words.rounds)
+    if words.deployment or words.only:
+        in_deployment(6, words.repeats)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 import fedfuse as ff
 from fedfuse.data.federation import is_text, misfits
 from fedfuse.errors import FedfuseError
-from fedfuse.flower import FlowerEngine, client_app
+from fedfuse.flower import FlowerEngine, client_app, message_puller
 from fedfuse.flower import client as client_module
 from fedfuse.flower import engine as engine_module
 from fedfuse.flower import node_registry as nodes
@@ -127,15 +127,28 @@ def test_the_run_needs_a_minimum(tmp_path):
 def test_a_node_may_come_back(monkeypatch):
     monkeypatch.setattr(nodes, "RETRY_SECONDS", 0.0)
     grid = LocalGrid(app_of(three()), 3)
+    grid.forge = hello_with("1", rows=[0, 0, 0])
+    registry = NodeRegistry(grid)
+    registry.look(now=True)
+    registry.look()
+    assert list(registry.left_out) == ["1"]
+    grid.forge = lambda asked, answer: answer
+    assert gather(registry, 3, 5).names == ("0", "1", "2")
+    assert registry.left_out == {}
+
+
+def test_who_was_left_out_when_the_run_began_stays_named(monkeypatch):
+    """0.1.0 knew nobody who was left out; later versions forgot it when the node said hello again."""
+    monkeypatch.setattr(nodes, "RETRY_SECONDS", 0.0)
+    grid = LocalGrid(app_of(three()), 3)
     grid.forge = hello_with("1", columns=7)
     registry = NodeRegistry(grid)
     assert gather(registry, 0, 5).names == ("0", "2")
-    assert list(registry.left_out) == ["1"]
-    grid.forge = lambda asked, answer: answer
+    grid.add(1003, {"partition-id": 0, "device": "00"})
     for _ in range(3):
         registry.look(now=True)
-    assert registry.left_out == {}
-    assert registry.node_of["1"] == 1001
+    assert registry.left_out == {"1": "it has columns 7, most others 3", "00": nodes.NEW}
+    assert set(registry.node_of) == {"0", "2"}
 
 
 def test_a_node_that_is_left_out_holds_up_nobody(monkeypatch):
@@ -349,7 +362,7 @@ def test_a_device_that_is_seldom_heard_is_unsure(tmp_path):
 
 
 def test_deadlines_hold_while_a_pull_is_stuck(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_module, "_PULL_SECONDS", 0.2)
+    monkeypatch.setattr(message_puller, "PATIENCE_SECONDS", 0.2)
     federation = planted(m=4, groups=1)
     grid = LocalGrid(app_of(federation), 4)
     pull, stuck = grid.pull_messages, threading.Event()
@@ -374,3 +387,32 @@ def test_deadlines_hold_while_a_pull_is_stuck(tmp_path, monkeypatch):
     assert max(np.diff(times)) < 4
     assert rounds[0] == 4
     assert rounds[-1] == 3
+
+
+def test_a_hello_that_is_stuck_holds_up_nobody(tmp_path, monkeypatch):
+    """A node that was stopped in mid-upload of its hello: of the others, only those of the same look wait for it."""
+    monkeypatch.setattr(message_puller, "PATIENCE_SECONDS", 0.2)
+    grid = LocalGrid(app_of(three()), 3)
+    pull, stuck = grid.pull_messages, threading.Event()
+
+    def blocking(ids):
+        ids = list(ids)
+        if any(grid._box[i].metadata.dst_node_id == 1001 for i in ids if i in grid._box):
+            stuck.wait(60)
+        return pull(ids)
+
+    monkeypatch.setattr(grid, "pull_messages", blocking)
+    registry = NodeRegistry(grid)
+    registry.look(now=True)
+    registry.look(now=True)  # All are asked with one pull, which is stuck.
+    assert registry.node_of == {}
+    grid.add(1003, {"partition-id": 3, "num-partitions": 4})
+    monkeypatch.setattr(grid, "app", app_of(planted(m=4, groups=1)))
+    for _ in range(2):
+        registry.look(now=True)
+    assert registry.node_of == {"3": 1003}
+    stuck.set()
+    end = time.monotonic() + 30
+    while len(registry.node_of) < 4 and time.monotonic() < end:
+        registry.look(now=True)
+    assert set(registry.node_of) == {"0", "1", "2", "3"}

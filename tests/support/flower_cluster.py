@@ -98,13 +98,19 @@ class Cluster:
         self._start("link", "flower-superlink", *how, "--host", "127.0.0.1", "--port", str(self.port))
         wait_for(self._healthy, 60, "the SuperLink")
 
-    def start_node(self, k: int, config: str, key: str | None = None) -> None:
+    def start_node(self, k: int, config: str, key: str | None = None, link: int | None = None) -> None:
         how = ["--root-certificates", str(self.folder / "ca.crt")] if self.tls else ["--insecure"]
         if self.tls:
             how += ["--auth-supernode-private-key", str(self.folder / (key or f"node{k}"))]
         place = ["--host", "127.0.0.1", "--port", str(self.ports[k])]
-        link = ["--superlink", f"127.0.0.1:{self.port}"]
-        self._start(f"node{k}", "flower-supernode", *how, *link, *place, "--node-config", config)
+        there = ["--superlink", f"127.0.0.1:{link or self.port}"]
+        self._start(f"node{k}", "flower-supernode", *how, *there, *place, "--node-config", config)
+
+    def signal_node(self, k: int, how: int) -> None:
+        """Send a signal to a node and all that it has started, as where its whole machine fails."""
+        os.killpg(self.processes[f"node{k}"].pid, how)
+        if how == signal.SIGKILL:
+            self.processes[f"node{k}"].wait()
 
     def stop(self, name: str, how: int = signal.SIGTERM) -> None:
         process = self.processes.pop(name)
@@ -136,6 +142,11 @@ class Cluster:
         """Processes of this federation with a word in their command line."""
         mark = f"FLWR_HOME={self.home}".encode()
         return [p for p in _pids() if mark in _environment(p) and word.encode() in _read(p, "cmdline")]
+
+    def processor_seconds(self) -> float:
+        """What our processes and those that they have started and waited for have used."""
+        stats = [_read(pid, "stat").rpartition(b")")[2].split() for pid in self.children("")]
+        return sum(sum(map(int, fields[11:15])) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
     # -- the command line
 

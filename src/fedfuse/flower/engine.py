@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from flwr.serverapp import Grid
 from fedfuse.engines.base import Engine
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device_state import DeviceShadow
+from fedfuse.flower.message_puller import MessagePuller
 from fedfuse.flower.messages import Envelope, UnreadableError, read_reply, write_order
 from fedfuse.flower.node_registry import CHANGED, RESCAN_SECONDS, NodeRegistry
 from fedfuse.models.model import Model
@@ -38,7 +37,6 @@ MAX_MESSAGES = 3  # for one order
 # Polling takes time from everything else: pauses are this share of the time since the last order, within these bounds.
 _POLL_RATIO = 0.2
 _POLL_SECONDS = (0.01, 0.5)
-_PULL_SECONDS = 5.0  # that a pull may take before others are tried one by one
 _MAX_FAILURES = 20  # of devices before the first reply; then the app is at fault
 _NODE_UNAVAILABLE = 5  # Flower's error code; others come from the app
 
@@ -104,8 +102,7 @@ class FlowerEngine(Engine):
         self._ready: list[Reply] = []
         self._trouble: Counter[str] = Counter()
         self._any_reply = False
-        self._arrived: SimpleQueue[list[Message] | Exception] = SimpleQueue()
-        self._stuck: set[str] = set()  # messages whose pull has not come back
+        self._puller = MessagePuller(grid)
 
     @property
     def busy(self) -> frozenset[int]:
@@ -202,36 +199,10 @@ class FlowerEngine(Engine):
         by_message = {job.message: job for job in self._pending.values() if job.message is not None}
         if not by_message:
             return
-        for message in self._pulled(list(by_message)):
+        for message in self._puller.pull(by_message):
             job = by_message.get(message.metadata.reply_to_message_id)
             if job is not None and job.message == message.metadata.reply_to_message_id:
                 self._take_in(job, message)
-
-    def _pulled(self, messages: list[str]) -> list[Message]:
-        """Return what has come. Flower waits for hours for a reply whose node died in mid-upload: so in threads."""
-        waiting = [m for m in messages if m not in self._stuck]
-        one_by_one = bool(self._stuck)
-        for batch in [[m] for m in waiting] if one_by_one else [waiting]:
-            if not batch or not self._arrived.empty():  # What has just come must not be pulled twice.
-                break
-            self._stuck.update(batch)
-            thread = threading.Thread(target=self._pull_batch, args=(batch,), daemon=True)
-            thread.start()
-            thread.join(_PULL_SECONDS)
-        arrived: list[Message] = []
-        while not self._arrived.empty():
-            got = self._arrived.get()
-            if isinstance(got, Exception):
-                raise got
-            arrived += got
-        return arrived
-
-    def _pull_batch(self, batch: list[str]) -> None:
-        try:
-            self._arrived.put(list(self._grid.pull_messages(batch)))
-        except Exception as problem:  # For the thread that waits.
-            self._arrived.put(problem)
-        self._stuck.difference_update(batch)
 
     def _take_in(self, job: _Pending, message: Message) -> None:
         device, shadow = job.order.device, self._shadows[job.order.device]

@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 
 from fedfuse.data.federation import MAX_REMOTE_TEXT, impossible, is_text
 from fedfuse.errors import check_choice
+from fedfuse.flower.message_puller import MessagePuller
 from fedfuse.flower.messages import UnreadableError, hello, read_hello
 from fedfuse.utils.audit_log import record
 
@@ -32,6 +33,7 @@ HELLO_SECONDS = 120.0  # that a node has to identify itself
 MAX_REASON = 300  # characters of what a node says of its trouble
 RETRY_SECONDS = 60.0  # after which a node that was left out is asked again
 CHANGED = "it has other rows now than when the run began"
+NEW = "it was not among the devices when the run began"
 _APP_ERROR = 2  # Flower's error code for an app that raised
 
 
@@ -57,6 +59,7 @@ class NodeRegistry:
         self.trouble: Counter[str] = Counter()
         self.moved: Callable[[str], None] = lambda name: None  # called when a device has a node
         self._grid, self._identities = grid, identities
+        self._puller = MessagePuller(grid)
         self._asked: dict[str, int] = {}  # pending hello messages and their nodes
         self._name_of: dict[int, str | None] = {}  # None: replaced by another node
         self._refused: dict[int, float] = {}  # nodes that were left out, and when
@@ -118,7 +121,7 @@ class NodeRegistry:
         self._asked |= {m.metadata.message_id: node for node, m in messages.items() if m.metadata.message_id}
 
     def _hear(self) -> None:
-        for answer in self._grid.pull_messages(list(self._asked)):
+        for answer in self._puller.pull(self._asked):
             node = self._asked.pop(answer.metadata.reply_to_message_id, None)
             if node is not None:
                 self._identify(node, answer)
@@ -137,11 +140,14 @@ class NodeRegistry:
             facts = read_hello(answer)
             name = self._identity(node, facts)
             who = who if self.node_of.get(name, node) != node else name  # Another node may be that device.
-            changed = CHANGED if facts.get("digest") != self.digests.get(name, facts.get("digest")) else ""
-            if reason := str(facts.get("problem", ""))[:MAX_REASON] or impossible(facts) or changed:
+            if (
+                reason := str(facts.get("problem", ""))[:MAX_REASON]
+                or impossible(facts)
+                or self._misplaced(name, facts)
+            ):
                 raise UnreadableError(reason)
-        except UnreadableError as problem:
-            self._leave_out(node, who, str(problem))
+        except UnreadableError as unusable:
+            self._leave_out(node, who, str(unusable))
             return
         self._name_of[node], self.facts[name] = name, facts
         record("hello", device=name, node=node, fedfuse=facts["fedfuse"], policy=facts["policy"])
@@ -149,6 +155,12 @@ class NodeRegistry:
         for known in (f"node {node}", name):
             self.left_out.pop(known, None)
         self._set(name, node)
+
+    def _misplaced(self, name: str, facts: dict[str, Any]) -> str:
+        """Say why a device has no place in a run that has begun; empty if it has, or no run has begun."""
+        if self.digests and name not in self.digests:
+            return self.left_out.get(name, NEW)
+        return "" if self.digests.get(name, facts["digest"]) == facts["digest"] else CHANGED
 
     def _identity(self, node: int, facts: dict[str, Any]) -> str:
         declared, registered = facts.get("device"), self._registered.get(node)
