@@ -3,8 +3,8 @@
 What: FedAvg with one gradient step on devices with few rows, d = 610, so that nearly all time is transport. In process;
 on Flower's simulation engine with 20 and 100 devices, against a round of Flower's own there: `send_and_receive` of a
 vector of that size to an app that sends it back and does nothing else; with --deployment also on a real SuperLink with
-4 SuperNodes on loopback, runs of both apps by turns. Bytes are those of the arrays and lines of JSON in all messages of a
-run, against `cost_floats` x 4, without the envelopes of Flower and HTTP.
+4 SuperNodes on loopback, runs of both apps by turns. Bytes are those of the arrays and lines of JSON in all messages of
+a run, against `cost_floats` x 4, without the envelopes of Flower and HTTP.
 How long: not measured on idle cores; many minutes beside other jobs. Command:
     python benchmarks/flower.py [--rounds 20] [--deployment | --only]
 Measured: docs/flower.md, "What it costs".
