@@ -7,7 +7,6 @@ from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
-import scipy
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import validate_data
@@ -16,7 +15,7 @@ from fedfuse.core.partitions import canonical, group_means
 from fedfuse.core.penalties import PENALTIES
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.pairs.collapsing_path import CollapsingPath
-from fedfuse.pairs.neighbour_graph import MAX_TREE_DIMENSIONS, Edges, check_graph, neighbour_edges
+from fedfuse.pairs.neighbour_graph import Edges, LeafTree, check_graph, neighbour_edges
 from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.utils.typing import Floats
 
@@ -85,8 +84,8 @@ class FusionClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         """Find the groups of the rows of X."""
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
         k, lam = self._checked()
-        # In the order of a k-d tree's leaves: neighbours are then near in memory.
-        order = scipy.spatial.cKDTree(X).indices if X.shape[1] <= MAX_TREE_DIMENSIONS else np.arange(len(X))
+        # In the order of a tree's leaves, neighbours are near in memory.
+        order = LeafTree.of(X).order
         x = np.ascontiguousarray(X[order] - X.mean(axis=0))
         edges = neighbour_edges(x, k or len(x))
         solver = CollapsingPath(x, edges, self._edge_weights(x, edges), PENALTIES[self.penalty](1.0), order).run(lam)
@@ -95,8 +94,8 @@ class FusionClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         state, self.kkt_ = solver.solve(step, self.tol, self.max_iter)
         back = np.argsort(order)
         # Before the solution is exact, edges may seem fused that are not.
-        self.labels_ = canonical(state.labels(0.0)[back] if self.kkt_ <= self.tol else self.path_.labels(step))
-        self.estimates_ = state.omega[back] + X.mean(axis=0)
+        self.labels_ = canonical(state.labels()[back] if self.kkt_ <= self.tol else self.path_.labels(step))
+        self.estimates_ = state.omega[back, : X.shape[1]] + X.mean(axis=0)
         self.cluster_centers_ = group_means(X, self.labels_, np.ones(len(X))).astype(X.dtype)
         self.lam_, self.objective_, self.n_iter_ = self.path_.lambdas[step], state.objective(), solver.n_iter
         if self.kkt_ > self.tol:

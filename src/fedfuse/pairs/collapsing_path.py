@@ -25,15 +25,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedfuse.core.penalties import Penalty
-from fedfuse.pairs.edge_state import EdgeState
+from fedfuse.pairs.edge_state import JOB_SIZE, WORK_PER_NUMBER
 from fedfuse.pairs.neighbour_graph import Edges
 from fedfuse.pairs.numpy_state import row_squares
+from fedfuse.utils import threads
+from fedfuse.utils.jit import Kernels
 from fedfuse.utils.typing import Floats, Ints
 
 # From one lambda to the next, and how many at most.
 LAMBDA_RATIO, MAX_LAMBDAS = 1.6, 100
 # The first lambda is so many times this quantile of the lengths of the edges.
-FIRST_LAMBDA_RATIO, FIRST_LAMBDA_QUANTILE = 1.0, 0.1
+FIRST_LAMBDA_RATIO, FIRST_LAMBDA_QUANTILE = 4.0, 0.1
 # Iterations for each lambda, up to the second number where few edges are left, and the violation of the optimality
 # conditions at which fewer are enough.
 MAX_PATH_ITERATIONS, MAX_ITERATIONS_OF_FEW, PATH_TOLERANCE = 30, 500, 1e-4
@@ -49,57 +51,100 @@ SAME_PARTITION_RATIO = 1.1
 MIN_LIFE_RATIO, MAX_LIFE_RATIO = 2.5, 10.0
 # Points that a group needs to count as one, and share of the points in such groups that a partition needs.
 MIN_GROUP_POINTS, MIN_GROUPED_SHARE = 5, 0.5
+# Violation of the optimality conditions that single precision can still tell from its own errors.
+MIN_SINGLE_TOLERANCE = 1e-5
+
+_kernels = Kernels("fedfuse.pairs.edge_kernels")
 
 
-class PointState(EdgeState):
+class PointState:
     """Points ``x`` with masses ``sizes``, their estimates ``omega``, and weighted edges between them.
 
-    ``duals`` are those of the edges (per weight); by default edges are taken for parted, which determines them.
+    An edge is kept at both ends. So an iteration is one pass over memory, from point to point, and parts of it may go to
+    threads. ``duals`` are those of the edges (per weight); by default edges are taken for parted, which determines them.
     """
 
     def __init__(
         self, x: Floats, omega: Floats, sizes: Floats, edges: Edges, weights: Floats, penalty: Penalty,
         rho: float = 1.0, duals: Floats | None = None,
     ) -> None:  # fmt: skip
-        self.x, self.sizes, self.omega = x, sizes, omega.copy()
-        self._rho, self.penalty = rho, penalty
-        lengths = np.sqrt(row_squares(omega[edges.lo] - omega[edges.hi]))
-        slope = penalty.derivative(lengths) / np.maximum(rho * lengths, 1e-12)
-        self._set_edges(edges, (1 / (1 + slope)).astype(x.dtype))
-        self.delta *= (1 + slope).astype(x.dtype)[:, None]
+        penalty.check(rho)
+        self.x, self.omega, self.sizes, self.edges, self.weights = padded(x), padded(omega), sizes, edges, weights
+        self.penalty, self.rho = penalty, rho
+        degrees = [np.bincount(ends, minlength=self.m) for ends in edges]
+        starts = np.append(0, np.cumsum(degrees[0] + degrees[1]))
+        others, numbers = np.empty((2, starts[-1]), np.int32)
+        self._slots = np.empty(edges.lo.size, np.int32)  # of each edge, at its lower end
+        _kernels.list_both_ways(*edges, starts[:-1].copy(), others, numbers, self._slots)
+        self._graph = starts, others, weights[numbers].astype(x.dtype)
+        lengths = np.sqrt(row_squares(self.omega[edges.lo] - self.omega[edges.hi]))
+        slopes = (penalty.derivative(lengths) / np.maximum(rho * lengths, 1e-12)).astype(x.dtype)
+        self._duals: Floats = np.empty((starts[-1], self.x.shape[1]), x.dtype)  # v / rho
+        _kernels.set_parted(self._graph, numbers, self.omega, slopes, self._duals)
         if duals is not None:
-            fused = duals.any(axis=1)
-            self.delta[fused], self.s[fused] = duals[fused] / rho, 0
-        self.weights = weights.astype(x.dtype)
-        self._index()
-        self.masses = DEGREE_RATIO * np.maximum(self.masses - 1, 1e-300)
+            fused = duals.any(axis=1)[numbers]
+            numbers = numbers[fused]
+            signs = np.where(self._slots[numbers] == np.flatnonzero(fused), 1 / rho, -1 / rho)
+            self._duals[fused] = signs[:, None] * duals[numbers]
+        self._fused = np.zeros(starts[-1], np.bool_)
+        masses = sum(np.bincount(ends, weights, self.m) for ends in edges)
+        self._masses = DEGREE_RATIO * np.maximum(masses, 1e-300)
 
-    def duals(self) -> Floats:
-        """Return v of every edge."""
-        return np.asarray(self.rho * (1 - self.s)[:, None] * self.delta)
+    @property
+    def m(self) -> int:
+        """Number of points."""
+        return len(self.x)
+
+    def duals(self, edges: Ints) -> Floats:
+        """Return v of these edges."""
+        return np.asarray(self.rho * self._duals[self._slots[edges]])
+
+    @property
+    def fused(self) -> Ints:
+        """Numbers of the edges with theta = 0."""
+        return np.flatnonzero(self._fused[self._slots])
+
+    def labels(self) -> Ints:
+        """Return the groups of points that fused edges join."""
+        return Edges(*(ends[self.fused] for ends in self.edges)).components(self.m)
+
+    def in_precision_of(self, x: Floats) -> PointState:
+        """Take these points in place of the same ones in another precision."""
+        self.x, self.omega, self._duals = padded(x), self.omega.astype(x.dtype), self._duals.astype(x.dtype)
+        self._graph = *self._graph[:2], self._graph[2].astype(x.dtype)
+        return self
 
     def iterate(self, spread: float, tol: float, most: int) -> tuple[int, float]:
         """Iterate until optimality is violated by at most ``tol``, in units of ``spread``; return how often, and that.
 
         The violation is the larger root mean square of the gradients (per mass) and of omega_i - omega_j - theta_ij.
         """
-        everyone, moved = np.arange(self.m), np.ones(self.m, np.bool_)
-        total = self.sizes + self.rho * self.masses
-        own, steps = (self.sizes / total).astype(self.x.dtype)[:, None], (total / self.sizes)[:, None]
-        n, violation = 0, np.inf
+        bounds = np.append(np.arange(0, self.m, JOB_SIZE), self.m)
+        squares, pieces, new = np.empty((bounds.size - 1, 2)), self.penalty.pieces(self.rho), np.empty_like(self.omega)
+        mass, edges, n, violation = self.sizes.sum(), max(len(self._duals), 1), 0, np.inf
+        work = WORK_PER_NUMBER * self._duals.size / self.m * np.diff(bounds)
+
+        def run(jobs: Ints) -> None:
+            points = self.x, self.omega, new, self.sizes, self._masses
+            _kernels.fuse_points(points, self._graph, self._duals, self._fused, pieces, self.rho, bounds, squares, jobs)
+
         while n < most and violation > tol:
-            anchors = self._anchors(everyone)
-            new = anchors + own * (self.x - anchors)
-            gradients = float(np.average(row_squares((new - self.omega) * steps), weights=self.sizes))
-            self.omega = new
-            primal = self.update_edges(moved)[0] / max(self.s.size, 1)
-            n, violation = n + 1, np.sqrt(max(gradients, primal)) / spread
-        return n, float(violation)
+            if n:
+                self.omega, new = new, self.omega
+            threads.spread(run, work)
+            gradients, primal = squares.sum(axis=0).tolist()
+            n, violation = n + 1, float(np.sqrt(max(gradients / mass, primal / edges))) / spread
+        return n, violation
 
     def objective(self) -> float:
         """Return what is minimised."""
         lengths = np.sqrt(row_squares(self.omega[self.edges.lo] - self.omega[self.edges.hi]))
         return float(self.sizes @ row_squares(self.omega - self.x) / 2 + self.weights @ self.penalty.value(lengths))
+
+
+def padded(rows: Floats) -> Floats:
+    """Return rows with zeros behind, so that kernels can take eight numbers at a time."""
+    return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8))))
 
 
 @dataclass
@@ -152,27 +197,26 @@ class PartitionPath:
 
 
 class CollapsingPath:
-    """Solutions for one set of points: `run` goes along the path, `solve` returns one on the whole graph."""
+    """Solutions for one set of points: `run` goes along the path, `solve` returns one on the whole graph.
+
+    The path is in single precision, which its tolerance allows.
+    """
 
     def __init__(self, x: Floats, edges: Edges, weights: Floats, penalty: Penalty, order: Ints | None = None) -> None:
-        self.x, self.edges, self.weights, self.penalty = x, edges, weights, penalty
+        self.exact, self.edges, self.weights, self.penalty = x, edges, weights, penalty
+        self.x = padded(x.astype(np.float32))
         self.found = PartitionPath(np.arange(len(x)) if order is None else order)
         self.n_iter = 0
         self._spread = float(np.sqrt(x.var(axis=0, dtype=np.float64).sum())) or 1.0
         self._estimates: list[Floats] = []
-        self._duals: Floats = np.zeros((edges.lo.size, x.shape[1]), x.dtype)
+        self._duals: Floats = np.zeros((edges.lo.size, self.x.shape[1]), self.x.dtype)
 
     def run(self, last: float = np.inf) -> CollapsingPath:
         """Raise lambda until all points are fused, or to the last one."""
         lengths = np.sqrt(row_squares(self.x[self.edges.lo] - self.x[self.edges.hi]))
         shortest = np.quantile(lengths[lengths > 0], FIRST_LAMBDA_QUANTILE) if lengths.any() else self._spread
-        x = omega = self.x
-        sizes, edges, weights, lam = (
-            np.ones(len(x)),
-            self.edges,
-            self.weights,
-            min(FIRST_LAMBDA_RATIO * float(shortest), last),
-        )
+        lam = min(FIRST_LAMBDA_RATIO * float(shortest), last)
+        x, omega, sizes, edges, weights = self.x, self.x, np.ones(len(self.x)), self.edges, self.weights
         labels = np.arange(len(x))
         while True:
             degrees = sum(np.bincount(ends, weights, len(x)) for ends in edges)
@@ -199,7 +243,7 @@ class CollapsingPath:
         inner = np.flatnonzero((a != b) & (group[a] == group[b]))
         a, b, (lo, hi) = a[inner], b[inner], state.edges
         where = np.searchsorted(lo * state.m + hi, np.minimum(a, b) * state.m + np.maximum(a, b))
-        self._duals[inner] = np.where(a < b, 1, -1)[:, None] * state.duals()[where]
+        self._duals[inner] = np.where(a < b, 1, -1)[:, None] * state.duals(where)
 
     def solve(self, step: int, tol: float, max_iter: int) -> tuple[PointState, float]:
         """Return the solution for a lambda of the path on the whole graph, and its violation of optimality."""
@@ -210,17 +254,19 @@ class CollapsingPath:
             self.x, omega[labels], np.ones(len(self.x)), self.edges, self.weights, replace(self.penalty, lam=lam),
             rho=max(1.0, float(np.sqrt(lam / self._spread))), duals=self._duals * inner[:, None],
         )  # fmt: skip
-        n, violation = state.iterate(self._spread, tol, max_iter)
+        n, violation = state.iterate(self._spread, max(tol, MIN_SINGLE_TOLERANCE), max_iter)
+        if self.exact.dtype != self.x.dtype:
+            more, violation = state.in_precision_of(self.exact).iterate(self._spread, tol, max(max_iter - n, 1))
+            n += more
         self.n_iter += n
         return state, violation
 
 
 def _collapsing(state: PointState) -> Ints:
     """Return the groups of points that are fused and have met."""
-    lo, hi = state.edges
+    lo, hi = (ends[state.fused] for ends in state.edges)
     near = row_squares(state.omega[lo] - state.omega[hi]) <= COLLAPSE_RATIO**2 * row_squares(state.x[lo] - state.x[hi])
-    fused = near & (state.s == 0)
-    return Edges(lo[fused], hi[fused]).components(state.m)
+    return Edges(lo[near], hi[near]).components(state.m)
 
 
 def _means(rows: Floats, group: Ints, sizes: Floats) -> Floats:

@@ -8,9 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from fedfuse.pairs.pair_kernels import FASTMATH, shrink, square_change
-from fedfuse.utils.jit import kernel
+from fedfuse.utils.jit import COMMON, kernel
+from fedfuse.utils.simd import choose, load, load_short, short, splat, splat_short, store, total, width
+
+# Rows of points have a multiple of so many numbers.
+PADDED = 8
+_INNER: dict[str, Any] = {**COMMON, "fastmath": FASTMATH, "forceinline": True}
 
 
 @kernel(fastmath=FASTMATH)
@@ -76,18 +82,162 @@ def pulls(
 
 
 @kernel(fastmath=FASTMATH)
+def list_both_ways(lo: Any, hi: Any, places: Any, others: Any, numbers: Any, slots: Any) -> None:
+    """List the edges of every point: the other end and the number of each; ``places`` has where a point's begin.
+
+    ``slots`` gets the place of each edge at its lower end.
+    """
+    for e in range(lo.size):
+        i, j = lo[e], hi[e]
+        slots[e] = places[i]
+        others[places[i]], numbers[places[i]] = j, e
+        others[places[j]], numbers[places[j]] = i, e
+        places[i] += 1
+        places[j] += 1
+
+
+@kernel(fastmath=FASTMATH)
+def set_parted(graph: Any, numbers: Any, omega: Any, slopes: Any, duals: Any) -> None:
+    """Set duals to those of edges that have parted: a slope for each number times omega_i - omega_j."""
+    starts, others, _ = graph
+    for i in range(omega.shape[0]):
+        for e in range(starts[i], starts[i + 1]):
+            for q in range(omega.shape[1]):
+                duals[e, q] = slopes[numbers[e]] * (omega[i, q] - omega[others[e], q])
+
+
+@njit(**_INNER)
+def _fuse_edge(mine: Any, theirs: Any, dual: Any, weight: Any, pieces: Any, pull: Any) -> Any:
+    """Update a dual, and add to the pull on its first end: return s, and lanes of |omega_i - omega_j - theta|^2."""
+    one = mine.dtype.type(1)
+    norm = rest = splat_short(one - one)
+    for q in range(0, mine.size, PADDED):
+        for r in range(q, q + PADDED, short(mine)):
+            new = load_short(mine, r) - load_short(theirs, r) + load_short(dual, r)
+            norm = norm + new * new
+    s = mine.dtype.type(shrink(np.sqrt(total(norm)), pieces))
+    theta, keep, gain, c = splat_short(s), splat_short(one - s), splat_short(s + s - one), splat_short(weight)
+    for q in range(0, mine.size, PADDED):
+        for r in range(q, q + PADDED, short(mine)):
+            apart = load_short(mine, r) - load_short(theirs, r)
+            new = apart + load_short(dual, r)
+            store(dual, r, keep * new)
+            store(pull, r, load_short(pull, r) + c * (gain * new - apart))
+            rest = rest + (apart - theta * new) * (apart - theta * new)
+    return s, rest
+
+
+@kernel(fastmath=FASTMATH)
+def fuse_points(
+    points: Any, graph: Any, duals: Any, fused: Any, pieces: Any, rho: float, bounds: Any, squares: Any, jobs: Any
+) -> None:
+    """One iteration over some points: update the duals of their edges, and then their estimates.
+
+    delta = omega_i - omega_j + dual, theta = s delta, dual <- (1 - s) delta for every edge, at both ends; a point goes
+    from its anchor, omega_i + sum c (2 theta - delta - (omega_i - omega_j)) / mass, towards x. ``new`` gets estimates,
+    ``squares`` the squared gradients by size, and the sum of |omega_i - omega_j - theta|^2.
+    """
+    x, omega, new, sizes, masses = points
+    starts, others, weights = graph
+    for c in jobs:
+        gradients = primal = 0.0
+        for i in range(bounds[c], bounds[c + 1]):
+            mine, pull, size, apart = omega[i], new[i], sizes[i], splat_short(omega.dtype.type(0))
+            for q in range(mine.size):
+                pull[q] = 0
+            for e in range(starts[i], starts[i + 1]):
+                s, rest = _fuse_edge(mine, omega[others[e]], duals[e], weights[e], pieces, pull)
+                fused[e] = s == 0
+                apart = apart + rest
+            primal += total(apart)
+            share, gradient = size / (size + rho * masses[i]), 0.0
+            for q in range(mine.size):
+                # the gradient of size / 2 |omega - x|^2 and of what edges pull with, per size
+                step = mine[q] - x[i, q] - rho / size * pull[q]
+                gradient += step * step
+                pull[q] = mine[q] - share * step
+            gradients += size * gradient
+        squares[c, 0], squares[c, 1] = gradients, primal
+
+
+@kernel(fastmath=FASTMATH)
 def nearest(products: Any, squares: Any, start: int, chosen: Any, least: Any, jobs: Any) -> None:
     """Choose the k nearest others of some rows, from the inner products of these with all."""
-    k = chosen.shape[1]
     for b in jobs:
-        n = 0
+        least[b] = np.inf
         for j in range(products.shape[1]):
-            apart = squares[j] - 2 * products[b, j]
-            if (n == k and apart >= least[b, k - 1]) or j == start + b:
+            if j != start + b:
+                _insert(squares[j] - 2 * products[b, j], j, chosen[b], least[b])
+
+
+@njit(**_INNER)
+def _insert(apart: Any, j: Any, chosen: Any, least: Any) -> None:
+    """Put a point in its place among the nearest, if it is nearer than the last of them."""
+    place = least.size - 1
+    if apart >= least[place]:
+        return
+    while place > 0 and least[place - 1] > apart:
+        least[place], chosen[place] = least[place - 1], chosen[place - 1]
+        place -= 1
+    least[place], chosen[place] = apart, j
+
+
+@njit(**_INNER)
+def _box_distance(low: Any, high: Any, a: Any, b: Any) -> Any:
+    """Return the squared distance of two boxes."""
+    square = low.dtype.type(0)
+    for c in range(low.shape[1]):
+        gap = max(low[a, c] - high[b, c], low[b, c] - high[a, c])
+        if gap > 0:
+            square += gap * gap
+    return square
+
+
+@kernel(fastmath=FASTMATH)
+def nearest_in_leaves(
+    columns: Any, bounds: Any, low: Any, high: Any, chosen: Any, least: Any, space: Any, jobs: Any
+) -> None:
+    """Find the nearest others of the points of some leaves (`pairs.neighbour_graph.LeafTree`)."""
+    apart, away, nodes, far = space
+    leaves, d, places, k = len(columns), low.shape[1], away.size, least.shape[1]
+    w, none = width(columns), splat(low.dtype.type(0))
+    for own in jobs:
+        mine, first, size = columns[own], bounds[own], bounds[own + 1] - bounds[own]
+        worst = least[first, k - 1]
+        nodes[0], far[0], n = 1, 0, 1
+        while n > 0:
+            n -= 1
+            node = nodes[n]
+            if far[n] >= worst:
                 continue
-            place = min(n, k - 1)
-            while place > 0 and least[b, place - 1] > apart:
-                least[b, place], chosen[b, place] = least[b, place - 1], chosen[b, place - 1]
-                place -= 1
-            least[b, place], chosen[b, place] = apart, j
-            n = min(n + 1, k)
+            if node < leaves:
+                a, b = 2 * node, 2 * node + 1
+                to_a, to_b = _box_distance(low, high, a, leaves + own), _box_distance(low, high, b, leaves + own)
+                if to_a < to_b:
+                    a, b, to_a, to_b = b, a, to_b, to_a
+                nodes[n], far[n], nodes[n + 1], far[n + 1] = a, to_a, b, to_b  # the nearer one is next
+                n += 2
+                continue
+            leaf, row = node - leaves, columns[node - leaves]
+            for e in range(0, places, w):
+                square = none
+                for c in range(d):
+                    x, l, h = load(mine, c * places + e), splat(low[node, c]), splat(high[node, c])
+                    gap = choose(l, x, l - x, choose(x, h, x - h, none))
+                    square = square + gap * gap
+                store(away, e, square)
+            worst = 0
+            for q in range(size):
+                near, theirs = least[first + q], chosen[first + q]
+                if away[q] < near[k - 1]:
+                    for e in range(0, places, w):
+                        square = none
+                        for c in range(d):
+                            gap = load(row, c * places + e) - splat(mine[c * places + q])
+                            square = square + gap * gap
+                        store(apart, e, square)
+                    if leaf == own:
+                        apart[q] = np.inf
+                    for p in range(bounds[leaf + 1] - bounds[leaf]):
+                        _insert(apart[p], bounds[leaf] + p, theirs, near)
+                worst = max(worst, near[k - 1])

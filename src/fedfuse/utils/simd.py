@@ -35,11 +35,11 @@ _INT32 = ir.IntType(32)
 
 
 class Lanes(types.Type):
-    """As many numbers as there are in a register."""
+    """As many numbers as there are in a register, or in so many bytes."""
 
-    def __init__(self, dtype: Any) -> None:
-        self.dtype, self.width = dtype, BYTES * 8 // dtype.bitwidth
-        super().__init__(name=f"Lanes({dtype})")
+    def __init__(self, dtype: Any, size: int = BYTES) -> None:
+        self.dtype, self.width = dtype, size * 8 // dtype.bitwidth
+        super().__init__(name=f"Lanes({dtype}, {self.width})")
 
 
 @register_model(Lanes)
@@ -65,10 +65,10 @@ def _address(context: Any, builder: Any, array: Any, value: Any, index: Any, kin
     return builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
 
 
-def _lanes_of(array: Any) -> Lanes:
+def _lanes_of(array: Any, size: int = BYTES) -> Lanes:
     if array.layout != "C":
         raise TypingError(f"kernels take contiguous arrays alone, got {array}")
-    return Lanes(array.dtype)
+    return Lanes(array.dtype, size)
 
 
 def _places(numbers: Iterable[int]) -> Any:
@@ -86,25 +86,52 @@ def _count(size: int) -> Any:
     return _intrinsic(count)
 
 
-# width(array): how many of its numbers are lanes; line(array): how many are a cache line.
-width, line = _count(BYTES), _count(LINE)
+# Bytes of lanes for rows of few numbers, on every processor.
+SHORT_BYTES = 32
+# width(array), short(array): how many of its numbers are lanes, short ones; line(array): how many are a cache line.
+width, short, line = _count(BYTES), _count(SHORT_BYTES), _count(LINE)
 
 
-@_intrinsic
-def load(_typing: Any, array: Any, _index: Any) -> Any:
-    """``array[index : index + width]``, without a check of the index."""
-    lanes = _lanes_of(array)
+def _loads(size: int) -> Any:
+    """Return an intrinsic: lanes of so many bytes."""
 
-    def emit(context: Any, builder: Any, value: Any, index: Any) -> Any:
-        address = _address(context, builder, array, value, index, context.get_value_type(lanes))
-        return builder.load(address, align=array.dtype.bitwidth // 8)
+    def load(_typing: Any, array: Any, _index: Any) -> Any:
+        lanes = _lanes_of(array, size)
 
-    return _code(lanes(array, types.intp), emit)
+        def emit(context: Any, builder: Any, value: Any, index: Any) -> Any:
+            address = _address(context, builder, array, value, index, context.get_value_type(lanes))
+            return builder.load(address, align=array.dtype.bitwidth // 8)
+
+        return _code(lanes(array, types.intp), emit)
+
+    return _intrinsic(load)
+
+
+def _splats(size: int) -> Any:
+    """Return an intrinsic: lanes of so many bytes that are all one number."""
+
+    def splat(_typing: Any, number: Any) -> Any:
+        lanes = Lanes(number, size)
+
+        def emit(context: Any, builder: Any, value: Any) -> Any:
+            nothing = ir.Constant(context.get_value_type(lanes), ir.Undefined)
+            first = builder.insert_element(nothing, value, _INT32(0))
+            return builder.shuffle_vector(first, nothing, _places([0] * lanes.width))
+
+        return _code(lanes(number), emit)
+
+    return _intrinsic(splat)
+
+
+# load(array, index): array[index : index + width], without a check of the index; splat(number): lanes that are all this
+# number. The short ones are for rows of few numbers.
+load, splat = _loads(BYTES), _splats(BYTES)
+load_short, splat_short = _loads(SHORT_BYTES), _splats(SHORT_BYTES)
 
 
 @_intrinsic
 def store(_typing: Any, array: Any, _index: Any, lanes: Any) -> Any:
-    """``array[index : index + width] = lanes``, without a check of the index."""
+    """``array[index : index + lanes] = lanes``, without a check of the index."""
     _lanes_of(array)
 
     def emit(context: Any, builder: Any, value: Any, index: Any, vector: Any) -> None:
@@ -126,19 +153,6 @@ def prefetch(_typing: Any, array: Any, _index: Any) -> Any:
         builder.call(function, [pointer, _INT32(0), _INT32(3), _INT32(1)])
 
     return _code(types.none(array, types.intp), emit)
-
-
-@_intrinsic
-def splat(_typing: Any, number: Any) -> Any:
-    """Lanes that are all this number."""
-    lanes = Lanes(number)
-
-    def emit(context: Any, builder: Any, value: Any) -> Any:
-        nothing = ir.Constant(context.get_value_type(lanes), ir.Undefined)
-        first = builder.insert_element(nothing, value, _INT32(0))
-        return builder.shuffle_vector(first, nothing, _places([0] * lanes.width))
-
-    return _code(lanes(number), emit)
 
 
 @_intrinsic
