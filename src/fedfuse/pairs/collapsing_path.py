@@ -60,8 +60,8 @@ _kernels = Kernels("fedfuse.pairs.edge_kernels")
 class PointState:
     """Points ``x`` with masses ``sizes``, their estimates ``omega``, and weighted edges between them.
 
-    An edge is kept at both ends. So an iteration is one pass over memory, from point to point, and parts of it may go to
-    threads. ``duals`` are those of the edges (per weight); by default edges are taken for parted, which determines them.
+    An edge is kept at both ends. So an iteration is one pass over memory, from point to point, which threads may share.
+    ``duals`` are those of the edges (per weight); by default edges are taken for parted, which determines them.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class PointState:
         self._duals: Floats = np.empty((starts[-1], self.x.shape[1]), x.dtype)  # v / rho
         _kernels.set_parted(self._graph, numbers, self.omega, slopes, self._duals)
         if duals is not None:
-            fused = duals.any(axis=1)[numbers]
+            fused = np.flatnonzero(np.asarray(duals.any(axis=1))[numbers])
             numbers = numbers[fused]
-            signs = np.where(self._slots[numbers] == np.flatnonzero(fused), 1 / rho, -1 / rho)
+            signs = np.where(self._slots[numbers] == fused, 1 / rho, -1 / rho)
             self._duals[fused] = signs[:, None] * duals[numbers]
         self._fused = np.zeros(starts[-1], np.bool_)
         masses = sum(np.bincount(ends, weights, self.m) for ends in edges)

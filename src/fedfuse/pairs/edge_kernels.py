@@ -222,8 +222,8 @@ def nearest_in_leaves(
             for e in range(0, places, w):
                 square = none
                 for c in range(d):
-                    x, l, h = load(mine, c * places + e), splat(low[node, c]), splat(high[node, c])
-                    gap = choose(l, x, l - x, choose(x, h, x - h, none))
+                    x, least_x, most_x = load(mine, c * places + e), splat(low[node, c]), splat(high[node, c])
+                    gap = choose(least_x, x, least_x - x, choose(x, most_x, x - most_x, none))
                     square = square + gap * gap
                 store(away, e, square)
             worst = 0
