@@ -6,7 +6,7 @@ all nodes are at work and the server updates on every reply, for half of the sim
 the time at which asynchronous training stays at or above the final test accuracy of synchronous training, relative to
 the whole time of the latter. Test rows are only looked at.
 How long: about a minute on two cores. Command:
-    python benchmarks/asynchronous.py [--rounds 400] [--seeds 3] [--delay "uniform(0,20)"] [--plot asynchronous.png]
+    python benchmarks/asynchronous.py [--rounds 400] [--seeds 3] [--delay "uniform(0,20)"]
 Measured: see benchmarks/README.md.
 """
 
@@ -21,7 +21,6 @@ import numpy as np
 import fedfuse as ff
 from fedfuse.core.partitions import adjusted_rand
 from fedfuse.data.synthetic import synthetic
-from fedfuse.report.plots import plot_scores, save_picture
 
 SIZES, ACTIVE, LAM = "5,5,5,5", 5, 0.6
 
@@ -58,21 +57,16 @@ def time_to(result: ff.Result, target: float) -> float:
 
 
 def main() -> None:
-    """Print one line per seed and draw the first."""
+    """Print one line per seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--delay", default="uniform(0,20)")
     parser.add_argument("--compute", default="0")
-    parser.add_argument("--plot", default="asynchronous.png")
     given = parser.parse_args()
     for seed in range(given.seeds):
         runs = both(seed, given.rounds, given.delay, given.compute)
         sync, one = runs.values()
-        if seed == 0:
-            axes = plot_scores(runs, against="time", marks=True)
-            axes.set_title(f"FPFC, 20 nodes, lambda {LAM}, delay {given.delay} s per update")
-            save_picture(axes, given.plot)
         whole = float(sync.history["time"].iloc[-1])
         target = float(sync.history["test"].dropna().iloc[-1])
         share = time_to(one, target) / whole

@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Warm-up against separate tuning on S1.")
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="a directory for tables and pictures")
+    parser.add_argument("--out", type=Path, help="a directory for tables")
     args = parser.parse_args()
     federation = synthetic("S1", "uniform", args.seed)
     ff.fit(federation, _method(), rounds=2)  # compile
@@ -38,7 +38,7 @@ def main() -> None:
         found[strategy] = tuning
         print(f"\n{tuning!r}\n{tuning.table.to_string(index=False)}", flush=True)
         if args.out:
-            _save(tuning, args.out / f"{strategy}-seed{args.seed}")
+            tuning.save(args.out / f"{strategy}-seed{args.seed}")
     _compare(found["warmup"], found["separate"])
 
 
@@ -67,13 +67,6 @@ def _least(tuning: ff.Tuning) -> float:
         last = away[away].index[-1] if away.any() else curve.index[0]
         total += curve["seconds"][last] - curve["seconds"].iloc[0]
     return total
-
-
-def _save(tuning: ff.Tuning, directory: Path) -> None:
-    from fedfuse.report.plots import save_picture
-
-    tuning.save(directory)
-    save_picture(tuning.plot(), directory / "tuning.png")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ page is generated from the code by `python docs/make_cli.py`.
 KEYS_HEAD = """\
 ## Keys of `--set`
 
-For example `fedfuse run synthetic:S1 --set participation=0.5 --set steps=5`. In `compare` and `sweep` a key goes to all
+For example `fedfuse run synthetic:S1 --set participation=0.5 --set steps=5`. In `compare` a key goes to all
 methods that have it, and `--set fpfc.lam=0.6` to one. The defaults below are those of the classes. Data sets with a
 name have some of their own (such as participation, rounds and steps); on tables, devices solve their problem exactly
 (`solver=exact`) unless steps, lr, batch or momentum is given.

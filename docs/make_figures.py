@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from scipy.cluster.hierarchy import dendrogram, linkage
 
 import fedfuse as ff
 from fedfuse.report import plots, write_report
@@ -92,11 +93,11 @@ def pairs(directory: Path) -> None:
     for snapshot, ax in zip(shown, axes, strict=True):
         plots.plot_distances(snapshot, federation.truth, ax)
     _save(figure, directory / "pairs.svg")
-    result = ff.fit(federation)
-    alone = Baselines.of(federation, result.model).alone
-    ax = plots.plot_dendrogram(alone, result.labels)
-    ax.set_ylabel("")
-    _save(ax.figure, directory / "tree.svg")
+    figure, ax = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    alone = Baselines.of(federation, ff.fit(federation).model).alone
+    dendrogram(linkage(alone.pairs, "average"), ax=ax, orientation="right", labels=federation.names)
+    ax.set_xlabel("distance at which groups merge")
+    _save(figure, directory / "tree.svg")
 
 
 def _visits() -> ff.Federation:

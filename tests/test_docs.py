@@ -74,7 +74,7 @@ def test_blocks_that_are_not_run_are_few():
         for page in (ROOT / "docs").rglob("*.md")
         if "notest" in (text := page.read_text())
     }
-    assert marked == {"howto.md": 1}  # trackers: test_tracking.py has them
+    assert marked == {"howto.md": 1}  # a tracker, which need not be installed
 
 
 def test_the_reference_names_all_that_is_exported():
@@ -104,7 +104,7 @@ def test_the_page_of_the_command_line_is_up_to_date(reference):
     """If this fails: python docs/make_cli.py."""
     text = reference.page()
     assert (ROOT / "docs" / "cli.md").read_text() == text
-    for words in ("fedfuse run", "fedfuse path", "fedfuse data fetch", "fedfuse flower new"):
+    for words in ("fedfuse run", "fedfuse data fetch", "fedfuse flower new"):
         assert f"## {words}\n" in text
     assert "|  |  |" not in text  # an option without a meaning
 

@@ -58,9 +58,9 @@ def test_a_comparison_in_which_nothing_is_sent(fedfuse, reg):
     assert fedfuse("report", "c1")[0] == 0
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "sweep"])
+@pytest.mark.parametrize("command", ["run", "compare"])
 def test_a_number_of_bytes_is_finite(refused, reg, command):
-    how = {"run": ["--lam", "1"], "compare": ["--methods", "fpfc"], "sweep": ["--over", "lam=1,2"]}[command]
+    how = {"run": ["--lam", "1"], "compare": ["--methods", "fpfc"]}[command]
     assert "memory takes a number of bytes, e.g. 4GB, got 'inf'" in refused(
         command, *TABLE, *how, "--set", "memory=inf"
     )

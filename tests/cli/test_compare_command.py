@@ -1,4 +1,4 @@
-"""``fedfuse compare``, ``tune`` and ``path`` as a person uses them."""
+"""``fedfuse compare`` and ``tune`` as a person uses them."""
 
 from __future__ import annotations
 
@@ -117,6 +117,15 @@ def test_notes_are_shown_once(fedfuse, small):
     assert err == "note: column 'empty' is dropped: it is empty in all training rows\n"
 
 
+def test_values_of_a_setting(fedfuse, small):
+    words = ["compare", *DATA, "--methods", "fpfc,local", "--over", "lam=0.1,30", "--seeds", "1", "--rounds", "10"]
+    status, out, err = fedfuse(*words, "--jobs", "1", "--out", "c")
+    assert (status, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["fpfc-lam=0.1", "fpfc-lam=30", "local"]
+    assert Path("c/runs/fpfc-lam=30-seed0/summary.json").exists()
+    assert fedfuse("resume", "c")[1] == out
+
+
 BAD = {
     "--methods moon": "unknown method 'moon'; known: fusion-tree, fpfc",
     "--methods fpfc,fpfc": "method 'fpfc' is there twice",
@@ -139,6 +148,13 @@ BAD = {
     "--task guess": "--task must be classification or regression",
     "--target gone": "the table has no target column 'gone'",
     "--features normal": "--features normal is for synthetic data only",
+    "--over lam": "over takes key=value,value,",
+    "--over lam=0.1,,0.2": "over takes key=value,value,",
+    "--over lam=1,1": "with every value once",
+    "--over lamda=1,2": "there is no setting 'lamda'; did you mean 'lam'?",
+    "--over lam=0.1,x": "lam takes a number",
+    "--over eps1=1,2 --methods fpfc": "none of the methods compared (fpfc) has a setting 'eps1'",
+    "--over lam=1,2 --set lam=3": "lam is given twice",
     "--out s.csv": "s.csv is a file; a run needs a directory",
     "--out s.csv/c": "cannot write to s.csv/c: Not a directory",
 }
@@ -165,8 +181,8 @@ def test_a_directory_with_something_else(fedfuse, refused, small):
 def test_ctrl_c_in_this_process(fedfuse, small, monkeypatch):
     whole = json.loads(fedfuse(*WORDS, "--json", "--out", "whole")[1])
 
-    def interrupt(bars, board):
-        if board.get(1)[1] == 4:  # rounds of the second run
+    def interrupt(bars, shares):
+        if 0.3 < shares[1] < 0.5:  # rounds of the second run
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -259,14 +275,13 @@ def test_ctrl_c_ends_all_workers(begun):
     assert err == "fedfuse: interrupted; go on with: fedfuse resume c\n"
 
 
-# --------------------------------------------------------------------------------------- tune and path
+# --------------------------------------------------------------------------------------- tune
 
 TUNE = ["tune", *DATA, "--grid", "0,0.3,30", "--set", "refit=no", "--rounds", "40"]
 
 
 def test_tune(fedfuse, small):
-    pytest.importorskip("matplotlib").use("Agg")
-    status, out, err = fedfuse(*TUNE, "--out", "t", "--plot", "t.svg")
+    status, out, err = fedfuse(*TUNE, "--out", "t")
     assert (status, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
     assert lines[0] == ["lambda", "rounds", "seconds", "numbers", "sent", "groups", "validation", "RMSE"]
@@ -274,8 +289,7 @@ def test_tune(fedfuse, small):
     assert [line[-1] for line in lines[1:4]].count("chosen") == 1
     assert lines[2][-1] == "chosen"
     assert "lambda 0.3 by warmup tuning" in out
-    assert out.endswith("files: t\nreport: t/report.html\npicture: t.svg\n")
-    assert Path("t.svg").exists()
+    assert out.endswith("files: t\nreport: t/report.html\n")
     assert {"tuning.csv", "curve.csv", "tuning.json", "summary.json"} <= {p.name for p in Path("t").iterdir()}
 
 
@@ -294,7 +308,6 @@ TUNE_BAD = {
     "--grid 2,1": "the grid of lambdas must increase, got 2, 1",
     "--strategy guess": "strategy",
     "--method oracle": "oracle",
-    "--plot t.gif": "a picture must end in .png, .svg, .pdf, got t.gif",
     "--set lam=1": "--set lam: lambda is chosen here; --grid takes the candidates",
     "--cap 0": "cap",
 }
@@ -302,21 +315,4 @@ TUNE_BAD = {
 
 @pytest.mark.parametrize("words", TUNE_BAD)
 def test_bad_tuning(refused, small, words):
-    pytest.importorskip("matplotlib")
     assert TUNE_BAD[words] in refused("tune", *DATA, *words.split())
-
-
-def test_path(fedfuse, small):
-    pytest.importorskip("matplotlib").use("Agg")
-    status, out, err = fedfuse("path", *DATA, "--grid", "0,0.1,0.3,1", "--out", "p.png")
-    assert (status, err) == (0, "")
-    assert out.endswith("picture: p.png\n")
-    assert Path("p.png").stat().st_size > 5000
-
-
-def test_bad_paths(refused, small):
-    pytest.importorskip("matplotlib")
-    assert "a picture must end in" in refused("path", *DATA, "--out", "p.txt")
-    assert "penalty" in refused("path", *DATA, "--penalty", "ridge", "--out", "p.png")
-    assert "--grid takes increasing numbers" in refused("path", *DATA, "--grid", "x", "--out", "p.png")
-    assert "Missing option '--out'" in refused("path", *DATA)

@@ -149,17 +149,14 @@ def test_how_long_is_left(quick, monkeypatch, capsys):
     from rich.console import Console
 
     from fedfuse.report import terminal
-    from fedfuse.studies.jobs import DONE, RUNNING, Board
+    from fedfuse.studies.jobs import DONE
 
     trials = items()["tableE4"].experiment.trials(quick)[:4]
     clock = [0.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: clock[0])
     watcher = terminal.ComparisonBars(Console(stderr=True), lambda trial: 10.0)
     watcher.begin(trials)
-    board = Board([0] * Board.size(4))
-    board.put(0, DONE)
-    board.put(1, RUNNING, 50, 100)
     clock[0] = 90.0
-    watcher.look(board)  # 1.5 of 4 in 90 seconds: 150 more
+    watcher.look([DONE, 0.5, 0.0, 0.0])  # 1.5 of 4 in 90 seconds: 150 more
     watcher.close()
     assert capsys.readouterr().err == "runs: 1 of 4, about 2 min left\n"

@@ -1,25 +1,14 @@
-"""A run that goes on, seen from outside: in a terminal, in a pipe, in a browser."""
+"""A run that goes on, seen from outside: in a terminal, in a pipe."""
 
-import base64
-import hashlib
 import io
 import json
-import re
-import threading
-import time
-import urllib.error
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import fedfuse as ff
-from fedfuse.errors import FedfuseError
-from fedfuse.report.watch import Progress, Server, picture, read_progress, sparkline, state, watch
+from fedfuse.report.watch import Progress, picture, read_progress, watch
 from fedfuse.training.progress import ROUNDS
-from fedfuse.utils.page_server import LOOPBACK
 from support.planted import planted
 
 
@@ -60,11 +49,9 @@ def test_a_run_that_goes_on(tmp_path, all_rounds):
     unfinished(tmp_path / "run")
     look = Progress.of(tmp_path / "run")
     assert look.state == "running"
-    assert look.limit == 30
-    assert 7 <= len(look.rows) <= 8
     rows = [json.loads(line) for line in (tmp_path / "run" / ROUNDS).read_text().splitlines()]
-    assert look.rows == rows
-    assert look.curve("test")[0] == [row["round"] + 1 for row in rows if "test" in row]
+    assert 7 <= len(rows) <= 8
+    assert look.facts["round"] == f"{len(rows)} of at most 30"
     text = shown([look])
     assert "<b>d</b> · FPFC, running" in text
     assert "of at most 30" in text
@@ -74,7 +61,7 @@ def test_a_finished_run_says_what_it_came_to(tmp_path):
     result = finished(tmp_path / "run")
     look = Progress.of(tmp_path / "run")
     assert look.state == "finished"
-    assert dict(look.facts())["groups"] == str(result.n_clusters)
+    assert look.facts["groups"] == str(result.n_clusters)
     assert f"{result.cost_floats:,}" in look.line()
 
 
@@ -110,25 +97,18 @@ def test_a_comparison_is_watched_run_by_run(tmp_path):
     (tmp_path / "c" / "runs" / "b-seed0").rename(tmp_path / "elsewhere")
     looks = read_progress(tmp_path / "c")
     assert [look.state for look in looks] == ["finished", "waiting"]
-    text = shown(looks)
-    assert "1 of 2 runs finished" in text
+    assert "b-seed0, waiting" in shown(looks)
     assert looks[1].line() == "waiting"
 
 
 def test_a_long_silence_is_told():
-    look = Progress("r", "running", "score", [{"round": 0, "cost_floats": 5}], None, silent=100.0)
+    look = Progress("r", "running", {"round": "1"}, silent=100.0)
     assert "nothing was written for 100 s" in shown([look])
-    assert "nothing" not in shown([Progress("r", "running", "score", look.rows, None, silent=5.0)])
-
-
-def test_sparklines_fit():
-    assert len(sparkline(list(range(1000)))) == 32
-    assert sparkline(list(range(1000)))[-1] == "█"
+    assert "nothing" not in shown([Progress("r", "running", look.facts, silent=5.0)])
 
 
 def test_no_run_is_refused(refused, here):
     assert "holds no run" in refused("watch", "nothing")
-    assert "holds no run" in refused("watch", "nothing", "--web")
 
 
 def test_the_command_line(fedfuse, here):
@@ -136,101 +116,3 @@ def test_the_command_line(fedfuse, here):
     status, out, _ = fedfuse("watch", "run")
     assert status == 0
     assert "finished" in out
-
-
-@pytest.fixture
-def served():
-    servers = []
-
-    def serve(directory):
-        server = Server(Path(directory))
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        servers.append((server, thread))
-        return server
-
-    yield serve
-    for server, thread in servers:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def get(server, path, host=None):
-    request = urllib.request.Request(server.url + path, headers={"Host": host} if host else {})
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        return reply.read().decode()
-
-
-def test_only_this_computer_is_answered_and_three_addresses_are_known(tmp_path, served):
-    unfinished(tmp_path / "run")
-    server = served(tmp_path / "run")
-    assert server.server_address[0] == LOOPBACK == "127.0.0.1"
-    assert "&lt;b&gt;" not in get(server, "")  # names come with the numbers, as text
-    assert json.loads(get(server, "state.json"))["runs"][0]["state"] == "running"
-    for path in ("config.json", "../config.json", "%2e%2e/config.json", "report.html"):
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            get(server, path)
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        get(server, "state.json", host="evil.example")
-    for guess in ("", "state.json", "x/state.json", f"{server.prefix[1:-2]}/state.json"):
-        with (
-            pytest.raises(urllib.error.HTTPError, match="404"),
-            urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/{guess}", timeout=60),
-        ):
-            pass
-
-
-def test_two_hundred_requests_at_once(tmp_path, served):
-    """All are answered, none by a connection that the system refuses for want of room."""
-    unfinished(tmp_path / "run")
-    server, begin = served(tmp_path / "run"), threading.Barrier(200)
-
-    def ask(_):
-        begin.wait(60)
-        return json.loads(get(server, "state.json"))["runs"][0]["state"]
-
-    with ThreadPoolExecutor(200) as pool:
-        start = time.monotonic()
-        assert list(pool.map(ask, range(200))) == ["running"] * 200
-    assert time.monotonic() - start < 30
-
-
-def test_headers_allow_the_scripts_of_the_page_and_no_others(tmp_path, served):
-    unfinished(tmp_path / "run")
-    server = served(tmp_path / "run")
-    with urllib.request.urlopen(server.url, timeout=60) as reply:
-        headers, page = reply.headers, reply.read().decode()
-    assert headers["X-Content-Type-Options"] == "nosniff"
-    policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
-    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
-    assert policy["script-src"].split() == [f"'sha256-{each}'" for each in hashes]
-    assert len(scripts) == 3
-
-
-def test_the_state_has_curves_and_a_picture(tmp_path):
-    unfinished(tmp_path / "run")
-    now = state(tmp_path / "run")
-    assert not now["finished"]
-    assert now["heat"]["n"] == 6
-    assert now["heat"]["round"] == 8
-    finished(tmp_path / "other")
-    done = state(tmp_path / "other")
-    assert done["finished"]
-    for name in ("test RMSE", "number of groups", "numbers sent so far"):
-        assert f"{name}</span>" in done["charts"]
-    json.dumps(done, allow_nan=False)
-
-
-def test_a_port_that_is_taken_is_told(tmp_path, served):
-    finished(tmp_path / "run")
-    port = served(tmp_path / "run").server_port
-    with pytest.raises(FedfuseError, match="free one"):
-        Server(tmp_path / "run", port)
-
-
-def test_the_report_is_served_when_the_run_is_over(tmp_path, served):
-    finished(tmp_path / "run")
-    assert "6 devices form 2 groups" in get(served(tmp_path / "run"), "report.html")

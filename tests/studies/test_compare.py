@@ -129,16 +129,6 @@ def test_one_seed_has_no_spread(found):
     assert "seed 4" in repr(made)
 
 
-def test_the_picture(found):
-    plt = pytest.importorskip("matplotlib.pyplot")
-    plt.switch_backend("Agg")
-    ax = found.plot()
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["apart", "fused"]
-    assert sum(len(points.get_offsets()) for points in ax.collections) == len(found.scores)
-    assert "RMSE" in ax.get_xlabel()
-    plt.close("all")
-
-
 # ----------------------------------------------------------------------------------------- significance
 
 RNG = np.random.default_rng(0)
@@ -243,6 +233,19 @@ def test_the_best_is_one_that_did_all_seeds(found):
     assert "b: 1 of 2 runs failed: diverged" in half.to_markdown()
 
 
+def test_each_value_of_a_setting_is_the_run_that_it_says():
+    federation, words = planted(), ["solver=exact"]
+    found = compare(federation, "fpfc,local", 2, over="lam=0.1,0.4", rounds=20, words=words)
+    assert found.methods == ("fpfc-lam=0.1", "fpfc-lam=0.4", "local")
+    for row in found.runs[found.runs["method"] != "local"].itertuples():
+        method = ff.FPFC(lam=float(row.method.partition("=")[2]), work=ff.Work(solver="exact"))
+        by_hand = ff.fit(federation, method, rounds=20, seed=row.seed)
+        assert row.test == pytest.approx(by_hand.score(), rel=1e-9)
+        assert row.n_clusters == by_hand.n_clusters
+    schedules = compare(federation, "fpfc", 1, over="steps=2,uneven(4)", rounds=3, words=["lam=0.3"])
+    assert schedules.methods == ("fpfc-steps=2", "fpfc-steps=uneven_4_")
+
+
 # ------------------------------------------------------------------------------- directories and going on
 
 
@@ -252,7 +255,7 @@ class Interrupt(Watcher):
     def __init__(self, after):
         self.left = after
 
-    def look(self, board):
+    def look(self, shares):
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt

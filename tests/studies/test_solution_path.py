@@ -6,7 +6,6 @@ import pytest
 import fedfuse as ff
 from fedfuse.core import penalties
 from fedfuse.studies.solution_path import Quadratics, figure_1, solution_path, toy
-from support.planted import planted
 
 POINTS = np.array([[-1.2, 0.0], [-1.0, 0.2], [1.0, 0.1], [1.1, -0.1], [1.3, 0.0]])
 
@@ -49,17 +48,6 @@ def test_lambda_zero_is_every_device_alone():
     path = solution_path(POINTS, "scad", [0.0])
     np.testing.assert_array_equal(path.estimates[0], POINTS)
     assert path.n_clusters.tolist() == [5]
-
-
-@pytest.mark.parametrize("goal", ["regression", "classification"])
-def test_a_federation_has_a_path(goal):
-    federation = planted(goal, m=6, n=60)
-    path = solution_path(federation, "smoothed-scad", [0, 0.25, 0.5, 1.0], rounds=300)
-    assert path.estimates.shape == (4, 6, 4 if goal == "regression" else 12)
-    assert path.ari.max() == 1
-    assert path.n_clusters[0] == 6
-    assert (np.diff(path.n_clusters) <= 0).all()
-    assert np.isfinite(path.validation).all()
 
 
 def test_grid_by_itself_ends_with_one_cluster():

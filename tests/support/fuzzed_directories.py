@@ -32,7 +32,7 @@ import pandas as pd
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.report import render
-from fedfuse.report.watch import read_progress, state
+from fedfuse.report.watch import read_progress
 from fedfuse.results.export import export
 from fedfuse.results.result import Result
 from fedfuse.training.newcomers import noted, with_noted
@@ -215,7 +215,7 @@ def use(directory: Path, rng: random.Random, federation) -> None:
     elif kind == 0:
         render(directory, baselines=False)
     elif kind == 1:
-        json.dumps(state(directory))
+        [run.line() for run in read_progress(directory)]
     elif kind == 2:
         export(Result.load(directory), directory / "export")
     else:

@@ -1,4 +1,4 @@
-"""The command line: run, compare, tune, path, resume, report, watch, predict, join, export, data, flower, paper, …"""
+"""The command line: run, compare, tune, resume, report, watch, predict, join, export, data, flower, paper, …"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedfuse.cli.console import INTERRUPTED_STATUS, fail, notes
 from fedfuse.cli.data_commands import data_fetch, data_list, flower_new
 from fedfuse.cli.result_commands import export, join, predict, report, watch
 from fedfuse.cli.run_commands import resume, run, tune
-from fedfuse.cli.study_commands import bench, compare, paper, path, sweep
+from fedfuse.cli.study_commands import bench, compare, paper
 from fedfuse.errors import FedfuseError, Terminated
 
 __all__ = ["app", "main"]
@@ -34,7 +34,7 @@ data_app = typer.Typer(help="Data sets that have a name.")
 app.add_typer(data_app, name="data")
 flower_app = typer.Typer(help="Federations of real hosts, on Flower.")
 app.add_typer(flower_app, name="flower")
-for _command in (run, compare, sweep, tune, path, resume, report, watch, predict, join, export, bench, paper):
+for _command in (run, compare, tune, resume, report, watch, predict, join, export, bench, paper):
     app.command(cls=Command)(_command)  # in the order of --help
 data_app.command("list", cls=Command)(data_list)
 data_app.command("fetch", cls=Command)(data_fetch)

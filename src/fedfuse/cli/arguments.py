@@ -61,7 +61,6 @@ Rounds = Annotated[int | None, Opt(help=_ROUNDS)]
 _METRIC = "What is reported: accuracy, balanced-accuracy, log-loss, auc, f1; rmse, mae, r2 (default: accuracy, rmse)."
 Metric = Annotated[str | None, Opt(help=_METRIC)]
 ClassWeight = Annotated[str | None, Opt(help="What rows of a class count for in training: balanced, or as a=1,b=5.")]
-Plot = Annotated[Path | None, Opt(help="A picture to write (.png, .svg or .pdf).")]
 
 
 _TEST = "Share of each device's rows for the test; 0 for none (default: 0.2)."

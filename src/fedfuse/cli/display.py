@@ -94,17 +94,11 @@ def compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_
     _show_study(comparison, show_comparison, directory, as_json)
 
 
-def show_tuned(tuning: Tuning, directory: Path, as_json: bool, plot: Path | None) -> None:
-    """Show the candidates and their scores; draw them where a picture is asked for."""
+def show_tuned(tuning: Tuning, directory: Path, as_json: bool) -> None:
+    """Show the candidates and their scores."""
     from fedfuse.report.terminal import show_tuning
 
-    if plot:
-        from fedfuse.report.plots import save_picture
-
-        save_picture(tuning.plot(), plot)
     _show_study(tuning, show_tuning, directory, as_json)
-    if plot and not as_json:
-        Answers().say(f"picture: {plot}")
 
 
 def write_page(directory: Path, baselines: bool = True, out: Path | None = None) -> Path:

@@ -83,13 +83,11 @@ def tune(
     engine: args.Engine = "inprocess",
     out: args.Out = None,
     set_: args.Set = [],  # noqa: B006
-    plot: args.Plot = None,
     json_: args.Json = False,
 ) -> None:
     """Choose lambda, or the settings of another method, on validation rows, and train with them."""
     from fedfuse.methods.mixins import Searchable
     from fedfuse.methods.registry import method_called
-    from fedfuse.report.plots import check_picture
     from fedfuse.studies.tune import check_tuning, tune
 
     kind = method_called(method)
@@ -103,8 +101,6 @@ def tune(
     chosen, settings = args.method_and_settings(dataset, method, words, seed, engine)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
     check_tuning(chosen, strategy, candidates, dataset=dataset, **limits)
-    if plot:
-        check_picture(plot)
     way = "search" if searched else strategy or "warmup"
     directory = args.free_directory(out, dataset, f"tune-{way}-{method}-seed{seed}")
     source = data.source_of(dataset, seed)
@@ -115,7 +111,7 @@ def tune(
         how: Any = strategy
         return tune(federation, chosen, how, candidates, out=directory, callbacks=callbacks, **named, **settings)
 
-    show_tuned(train_with_progress(train, directory), directory, json_, plot)
+    show_tuned(train_with_progress(train, directory), directory, json_)
 
 
 def resume(
@@ -143,4 +139,4 @@ def resume(
         return
     tuning = Tuning.of(train_with_progress(train, directory))
     tuning.save(directory)
-    show_tuned(tuning, directory, json_, None)
+    show_tuned(tuning, directory, json_)

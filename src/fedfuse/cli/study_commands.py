@@ -1,29 +1,15 @@
-"""Commands of many runs and of measurements: compare, sweep, path, bench, paper."""
+"""Commands of many runs and of measurements: compare, bench, paper."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fedfuse.cli import arguments as args
-from fedfuse.cli.arguments import Arg, DataOptions, Opt
+from fedfuse.cli.arguments import Arg, Opt
 from fedfuse.cli.console import INTERRUPTED_STATUS, Answers, console, fail
 from fedfuse.cli.display import compare_and_show
 from fedfuse.errors import FedfuseError
-
-if TYPE_CHECKING:
-    from fedfuse.studies.comparison import Comparison
-    from fedfuse.studies.jobs import Watcher
-
-
-def _study(
-    dataset: str, what: str, *, seeds: str, rounds: int | None, out: Path | None, words: list[str], data: DataOptions
-) -> dict[str, Any]:
-    """Return what `compare` and `sweep` are given besides methods; all of it checked."""
-    if rounds is not None:
-        args.refuse_key("rounds", words, f"--rounds {rounds} is given too; leave one of them out")
-    place = out or args.next_directory(dataset, what)
-    return {"seeds": args.read_seeds(seeds), "rounds": rounds, "out": place, "words": words, **data.source()}
 
 
 @args.with_data_options
@@ -31,6 +17,7 @@ def compare(
     dataset: args.Dataset,
     *,
     methods: Annotated[str, Opt(help="paper, clustered, personal, all, or names separated by commas.")] = "paper",
+    over: Annotated[str | None, Opt(help="Run methods with each value of a setting, e.g. lam=0.1,0.2,0.4.")] = None,
     seeds: Annotated[str, Opt(help="How many (3), or which (0,5,7).")] = "3",
     rounds: args.Rounds = None,
     metric: args.Metric = None,
@@ -41,75 +28,15 @@ def compare(
     set_: Annotated[list[str], Opt("--set", help="key=value or method.key=value, e.g. fpfc.lam=0.6.")] = [],  # noqa: B006
     json_: args.Json = False,
 ) -> None:
-    """Compare methods by mean and spread over seeds, with the same data for all."""
+    """Compare methods, or values of a setting, by mean and spread over seeds, with the same data for all."""
     from fedfuse.studies.compare import compare
 
+    if rounds is not None:
+        args.refuse_key("rounds", set_, f"--rounds {rounds} is given too; leave one of them out")
+    place, numbers = out or args.next_directory(dataset, "compare"), args.read_seeds(seeds)
     words = args.words_of(set_, metric=metric, class_weight=class_weight)
-    how = _study(dataset, "compare", seeds=seeds, rounds=rounds, out=out, words=words, data=data)
-    compare_and_show(lambda watcher: compare(dataset, methods, jobs=jobs, watcher=watcher, **how), how["out"], json_)
-
-
-@args.with_data_options
-def sweep(
-    dataset: args.Dataset,
-    *,
-    over: Annotated[str, Opt(help="A setting and its values, e.g. lam=0.1,0.2,0.4; or start=50 for random starts.")],
-    method: Annotated[str, Opt(help="Names separated by commas.")] = "fpfc",
-    seeds: Annotated[str, Opt(help="How many (1), or which (0,5,7).")] = "1",
-    rounds: args.Rounds = None,
-    jobs: args.Jobs = None,
-    data: args.DataOptions,
-    out: args.StudyOut = None,
-    plot: args.Plot = None,
-    set_: args.Set = [],  # noqa: B006
-    json_: args.Json = False,
-) -> None:
-    """Show how much a setting matters: the same runs for each of its values, or from random starts."""
-    from fedfuse.report.plots import check_picture, save_picture
-    from fedfuse.studies.sweep import Over, sweep
-
-    key = Over.read(over).key
-    if plot:
-        check_picture(plot)
-    how = _study(dataset, f"sweep-{key}", seeds=seeds, rounds=rounds, out=out, words=set_, data=data)
-
-    def work(watcher: Watcher) -> Comparison:
-        found = sweep(dataset, over, method, jobs=jobs, watcher=watcher, **how)
-        if plot:
-            save_picture(found.plot(), plot)
-        return found.comparison
-
-    compare_and_show(work, how["out"], json_)
-
-
-@args.with_data_options
-def path(
-    *,
-    out: Annotated[Path, Opt(help="The picture (.png, .svg or .pdf).")],
-    dataset: Annotated[str | None, Arg(help="As for run; without it, the paper's toy example (its Figure 1).")] = None,
-    penalty: Annotated[str, Opt(help="smoothed-scad, scad, mcp, l1 or l2.")] = "smoothed-scad",
-    grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1 (default: from distances).")] = None,
-    seed: args.Seed = 0,
-    data: args.DataOptions,
-) -> None:
-    """Draw how devices' models meet as lambda grows, each device's problem solved exactly."""
-    from fedfuse.report.plots import check_picture, plot_figure1, save_picture
-    from fedfuse.studies.solution_path import check_penalty, solution_path
-
-    check_picture(out)
-    check_penalty(penalty)
-    lambdas = None if grid is None else args.read_grid(grid)
-    if dataset is None:
-        with console.status("the toy example under four penalties …"):
-            axes = plot_figure1()
-    else:
-        federation = args.load_data(data.source_of(dataset, seed))
-        with console.status("following the devices' models along lambda …"):
-            found = solution_path(federation, penalty, lambdas)
-        Answers().say(repr(found))
-        axes = found.plot()
-    save_picture(axes, out)
-    Answers().say(f"picture: {out}")
+    how: dict[str, Any] = {"rounds": rounds, "out": place, "words": words, "over": over, "jobs": jobs, **data.source()}
+    compare_and_show(lambda watcher: compare(dataset, methods, numbers, watcher=watcher, **how), place, json_)
 
 
 def bench(

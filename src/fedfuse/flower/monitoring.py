@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.node_registry import NodeRegistry
 from fedfuse.training.loop import Callback, Row, Run
-from fedfuse.utils.page_server import LOOPBACK, PLAIN, Page, PageServer
+from fedfuse.utils.page_server import LOOPBACK, PageServer
 
 MAX_SILENT_DEADLINES = 3.0  # after which a run without a new round is not healthy
 
@@ -45,14 +45,14 @@ class Monitor(Callback):
         ]
         self._text, self._since = "".join(samples), time.monotonic()
 
-    def page(self, path: str) -> Page | None:
+    def page(self, path: str) -> str | None:
         """Return the page of a path."""
         if path == "healthz":
             silent = time.monotonic() - self._since
             if not self._nodes.node_of or silent > self._patience:
                 raise FedfuseError(f"{len(self._nodes.node_of)} devices online, {silent:.0f} seconds without a round")
-            return PLAIN, "ok\n"
-        return (PLAIN, self._text) if path == "metrics" else None
+            return "ok\n"
+        return self._text if path == "metrics" else None
 
     @contextmanager
     def serving(self, address: str) -> Iterator[None]:

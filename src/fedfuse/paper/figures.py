@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 
 from fedfuse import Tuning
+from fedfuse.core.metrics import metric_for
 from fedfuse.grouping.lambda_path import Strategy
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED
 from fedfuse.report.palette import COLOURS
-from fedfuse.report.plots import _plain, _pyplot, box_of_points, plot_distances, plot_tuning
+from fedfuse.report.plots import _plain, _pyplot, plot_distances
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
 
@@ -95,7 +96,7 @@ def starts(table: pd.DataFrame) -> Any:
         for ax, data, some in _panels(row, table):
             for place, label in enumerate(methods):
                 points = scale * some.loc[some["method"] == label, what].to_numpy(float)
-                box_of_points(ax, place, points, COLOURS[place])
+                _box_of_points(ax, place, points, COLOURS[place])
             ax.set_xticks(range(len(methods)), [PRINTED[label] for label in methods])
             ax.set(ylabel=words, title=data if what == "test" else "")
     return axes
@@ -173,6 +174,40 @@ def tuning(tunings: Mapping[str, Mapping[Strategy, Tuning]]) -> Any:
     axes = _grid(4, rows=len(tunings), height=4.0)
     for row, (data, found) in zip(axes, tunings.items(), strict=True):
         for place, tuning in enumerate(found.values()):
-            plot_tuning(tuning, row[2 * place : 2 * place + 2])
+            _tuning(tuning, row[2 * place], row[2 * place + 1])
         row[0].set_title(f"{data}\n{row[0].get_title()}", pad=28)
     return axes
+
+
+def _tuning(tuning: Tuning, left: Any, right: Any) -> None:
+    """Draw the validation metric by round, coloured by lambda, and beside it the time that each lambda took."""
+    table, curve, result = tuning.table, tuning.curve, tuning.result
+    colours = _pyplot().get_cmap("viridis")(np.linspace(0, 0.92, len(table)))
+    of = dict(zip(table["lam"], colours, strict=True))
+    for _, piece in curve.groupby((curve["stage"] != curve["stage"].shift()).cumsum()):
+        lam, onwards = piece["lam"].iloc[0], piece["stage"].iloc[0] == "training on"
+        left.plot(piece["round"], piece["validation"], color=of[lam], lw=1.8, ls="--" if onwards else "-")
+        # The label stands where the stage begins, above the curve.
+        place = {"xycoords": ("data", "axes fraction"), "rotation": 60, "fontsize": 8}
+        left.annotate(f"{lam:g}", (piece["round"].iloc[0], 1.01), **place)
+    if tuning.strategy == "warmup":
+        for name, style in (("trying a lambda", "-"), ("training on", "--")):
+            left.plot([], [], color="grey", ls=style, label=name)
+        left.legend(frameon=False, loc="best")
+    left.set(xlabel="round", ylabel=f"validation {metric_for(result.profile.goal).name}")
+    left.set_title(f"{tuning.strategy}: lambda {tuning.lam:g} chosen", pad=28)
+    bars = right.bar([f"{lam:g}" for lam in table["lam"]], table["seconds"], color=colours)
+    for bar, chosen in zip(bars, table["chosen"], strict=True):
+        if chosen:
+            bar.set(edgecolor="black", linewidth=2)
+    right.bar_label(bars, [f"{n}" for n in table["rounds"]], fontsize=8, padding=2)
+    right.set(xlabel="lambda (chosen: outlined)", ylabel="seconds (above: rounds)")
+    right.set_title(f"{tuning.seconds:.0f} s of tuning")
+    _plain(left), _plain(right)
+
+
+def _box_of_points(ax: Any, place: float, points: Floats, shade: str) -> None:
+    """Draw points beside each other at a place of the horizontal axis, and a box around their middle half."""
+    jitter = np.random.default_rng(int(place)).uniform(-0.18, 0.18, len(points))
+    ax.scatter(place + jitter, points, s=14, color=shade, alpha=0.6, lw=0)
+    ax.boxplot([points], positions=[place], widths=0.5, showfliers=False, medianprops={"color": "black"})

@@ -31,7 +31,7 @@ def comparison_page(directory: Path) -> dict[str, Any]:
     table = directory / "table.json"
     return {
         "title": f"{found.dataset}: {counted(len(found.methods), 'method')}",
-        "overline": f"{found.dataset} · {counted(len(found.seeds), found.repeats)} · comparison",
+        "overline": f"{found.dataset} · {counted(len(found.seeds), 'seed')} · comparison",
         "headline": _headline(found),
         "supporting": [_sentence(note, found.methods) for note in footnotes(found)[1:]],
         "noun": words.noun_of(found.results[first].profile),
@@ -39,7 +39,6 @@ def comparison_page(directory: Path) -> dict[str, Any]:
         "body": list(zip(rows, found.table["best"].tolist(), _links(found, directory), strict=True)),
         "metric": found.metric,
         "many": len(found.seeds) > 1,
-        "repeats": f"{found.repeats}s",
         "spread": _spread(found),
         "cost": _cost(found),
         "barcodes": _barcodes(found),

@@ -20,7 +20,7 @@ from fedfuse.report import explanations as words
 from fedfuse.results.formatting import counted, data_size, duration, refusals
 from fedfuse.results.result import Result, mean_score
 from fedfuse.studies.comparison import Comparison, cells, footnotes
-from fedfuse.studies.jobs import DONE, FAILED, RUNNING, Board, Job, JobState, Watcher
+from fedfuse.studies.jobs import DONE, FAILED, Job, Watcher
 from fedfuse.training.loop import Callback, Row, Run
 from fedfuse.utils.typing import Floats
 
@@ -89,49 +89,40 @@ def download_bars(console: Console) -> Iterator[Callable[[str, int, int | None],
 
 
 class ComparisonBars(Watcher):
-    """A bar for all runs of a comparison, one for each that is at work, and about how long is left.
+    """A bar for all runs of a comparison, and about how long is left.
 
     ``effort`` says about how long a run takes, in any unit. Where there is no terminal, a line a minute says the same.
     """
 
     def __init__(self, console: Console, effort: Callable[[Any], float] = lambda job: 1.0) -> None:
-        texts = [bars.TextColumn(f"{{task.{name}}}") for name in ("description", "fields[note]")]
-        columns = (bars.SpinnerColumn(), texts[0], bars.BarColumn(20), texts[1], bars.TimeElapsedColumn())
-        self._console, self._effort, self._progress = console, effort, _bars(console, *columns)
-        self._bars: dict[int, bars.TaskID] = {}
-        self._jobs: Sequence[Job] = ()
+        columns = (
+            bars.SpinnerColumn(),
+            bars.TextColumn("runs"),
+            bars.BarColumn(20),
+            bars.TextColumn("{task.description}"),
+        )
+        self._progress = _bars(console, *columns, bars.TimeElapsedColumn())
+        self._console, self._effort, self._bar = console, effort, self._progress.add_task("")
         self._efforts: list[float] = []
-        self._all = self._progress.add_task("runs", note="")
-        self._hint = ""
         self._began = self._said = 0.0
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        while self._bars:
-            self._progress.remove_task(self._bars.popitem()[1])
-        self._jobs, self._efforts = jobs, [max(self._effort(job), 0.1) for job in jobs]
+        self._efforts = [max(self._effort(job), 0.1) for job in jobs]
         self._began = self._said = time.monotonic()
-        self._progress.reset(self._all, total=sum(self._efforts))
+        self._progress.reset(self._bar, total=sum(self._efforts))
         self._progress.start()
 
-    def look(self, board: Board) -> None:
-        states = [board.get(number) for number in range(len(self._jobs))]
-        for number, (state, done, most) in enumerate(states):
-            if state == RUNNING:
-                # where the method itself says when it is done, the bar cannot tell how much is left
-                note = f"round {done} of {most}" if most else f"round {done}"
-                self._progress.update(self._bar(number), completed=done, total=most or done + 1, note=note)
-            elif number in self._bars:
-                self._progress.remove_task(self._bars.pop(number))
-        finished = sum(work * _share_done(state) for work, state in zip(self._efforts, states, strict=True))
-        note = f"{_ended(states)}{self._left(finished)} {self._hint}".rstrip()
-        self._progress.update(self._all, completed=finished, note=note)
+    def look(self, shares: Sequence[float]) -> None:
+        failed, ended = (sum(share in kinds for share in shares) for kinds in ((FAILED,), (DONE, FAILED)))
+        finished = sum(work * abs(share) for work, share in zip(self._efforts, shares, strict=True))
+        note = f"{ended} of {len(shares)}{f' {failed} failed' if failed else ''}{self._left(finished)}"
+        self._progress.update(self._bar, completed=finished, description=note)
         if not self._console.is_terminal and time.monotonic() - self._said > REPORT_SECONDS:
             self._said = time.monotonic()
             _say(self._console, f"runs: {note}")
 
     def stopping(self) -> None:
-        self._hint = "stopping after this round (Ctrl-C again: at once)"
-        self._progress.update(self._all, note=self._hint)
+        self._progress.update(self._bar, description="stopping after this round (Ctrl-C again: at once)")
 
     def close(self) -> None:
         """Give the terminal back, also after an error."""
@@ -142,26 +133,6 @@ class ComparisonBars(Watcher):
         if finished < 0.01 * total or passed < 5:
             return ""
         return f", about {duration(passed * (total - finished) / finished)} left"
-
-    def _bar(self, number: int) -> bars.TaskID:
-        if number not in self._bars:
-            job = self._jobs[number]
-            self._bars[number] = self._progress.add_task(f"{job.label}, seed {job.seed}", note="")
-        return self._bars[number]
-
-
-def _ended(states: Sequence[JobState]) -> str:
-    failed = sum(state == FAILED for state, _, _ in states)
-    ended = failed + sum(state == DONE for state, _, _ in states)
-    return f"{ended} of {len(states)}{f' {failed} failed' if failed else ''}"
-
-
-def _share_done(state: JobState) -> float:
-    """Return the share of a run that is done; where the method itself decides when to end, that is a guess."""
-    what, done, most = state
-    if what == RUNNING:
-        return min(done / most, 1.0) if most else 0.3
-    return float(what in (DONE, FAILED))
 
 
 def show_comparison(comparison: Comparison, console: Console) -> None:

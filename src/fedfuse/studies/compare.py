@@ -26,7 +26,7 @@ from fedfuse.models import Model, model_called
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.comparison import Comparison
 from fedfuse.studies.jobs import Job, Watcher, finished_run, load_seed, run_jobs
-from fedfuse.training.options import build, common_words, options_by_method
+from fedfuse.training.options import build, common_words, keys, options_by_method
 from fedfuse.training.presets import preset
 from fedfuse.training.settings import Settings
 from fedfuse.utils.files import directory_lock, make_directory, read_json, write_json
@@ -48,6 +48,7 @@ def compare(
     jobs: int | None = 1,
     rounds: int | None = None,
     words: Sequence[str] = (),
+    over: str | None = None,
     features: FeatureDistribution = "uniform",
     device: str | None = None,
     target: str | None = None,
@@ -56,11 +57,9 @@ def compare(
     test: float | None = None,
     validation: float | None = None,
     watcher: Watcher | None = None,
-    name: str = "arrays",
-    repeats: str = "seed",
     **settings: Any,
 ) -> Comparison:
-    """Compare methods on the same data, by mean and spread over seeds.
+    """Compare methods, or values of a setting, on the same data, by mean and spread over seeds.
 
     Parameters
     ----------
@@ -84,12 +83,12 @@ def compare(
         As for `fit`, for all methods. Without them, those of `training.presets.preset` for the data set.
     words
         ``key=value`` or ``method.key=value``, as of ``--set``, for methods given by name; they override the settings.
+    over
+        A key of ``words`` and its values, ``"lam=0.1,0.2,0.4"``: methods that have it are run with each of them.
     features, device, target, goal, data_dir, test, validation
         As for `data.load`, where a name is given.
     watcher
         Sees the progress of the runs.
-    name, repeats
-        What a federation is called in tables, and what the runs of a method differ by.
 
     Examples
     --------
@@ -110,7 +109,8 @@ def compare(
     if source is None and jobs not in (None, 1):
         raise FedfuseError("a federation from Python cannot be built again in other processes: leave out jobs")
     given = settings if rounds is None else {**settings, "rounds": rounds}
-    entries = entries_of(methods, data if isinstance(data, str) else "arrays", words, given)
+    dataset = data if isinstance(data, str) else "arrays"
+    entries = entries_of(methods, dataset, words, given, over)
     numbers, directory = seeds_of(seeds), None if out is None else Path(out)
     before = None if directory is None else _request_in(directory)
     witness = before.witness if before else numbers[0]
@@ -119,8 +119,8 @@ def compare(
         log.warning("the oracle is left out: the true groups of these data are not known")
         entries = {label: entry for label, entry in entries.items() if not isinstance(entry.method, Oracle)}
     request = Request(
-        data if isinstance(data, str) else name, source, witness, federation.fingerprint,
-        None if model is None else type(model).__name__, common_words(words) | given, entries, numbers, repeats,
+        dataset, source, witness, federation.fingerprint, None if model is None else type(model).__name__,
+        common_words(words) | given, entries, numbers,
     )  # fmt: skip
     if before and directory:
         request = before.extended(request, directory)
@@ -253,7 +253,6 @@ class Request:
     common: dict[str, Any]  # settings that were given to all methods alike
     methods: dict[str, Entry]  # by their names in the table
     seeds: tuple[int, ...]  # increasing
-    repeats: str = "seed"  # what the runs of a method differ by, as tables call it
 
     @property
     def runs(self) -> list[tuple[str, int]]:
@@ -295,32 +294,53 @@ class Request:
         """Read ``compare.json``."""
         data = read_json(directory / FILE)
         try:
-            saved = {"repeats": "seed", **data}  # Older files have no such entry.
             entries = {label: Entry(from_config(e["method"]), e["settings"]) for label, e in data["methods"].items()}
-            saved |= {"methods": entries, "seeds": tuple(data["seeds"])}
+            saved = {**data, "methods": entries, "seeds": tuple(data["seeds"])}
             return cls(**{f.name: saved[f.name] for f in fields(cls)})
         except (KeyError, TypeError, AttributeError) as gap:
             raise FedfuseError(f"{directory / FILE} is not a comparison of fedfuse: {gap}") from None
 
 
 def entries_of(
-    methods: Methods, dataset: str, words: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+    methods: Methods,
+    dataset: str,
+    words: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    over: str | None = None,
 ) -> dict[str, Entry]:
     """Return the methods that are asked for, by name or as they are, with the settings of their runs.
 
-    ``settings`` go to all; ``words`` are those of ``--set``, go to methods given by name, and take precedence.
+    ``settings`` go to all; ``words`` are those of ``--set``, go to methods given by name, and take precedence. Methods
+    that have the setting of ``over`` are there once for each of its values.
     """
     chosen = _by_label(methods)
     names = [label for label, method in chosen.items() if method is None]
-    if words and not names:
+    if (words or over) and not names:
         raise FedfuseError("key=value words are for methods given by name; set the fields of the others themselves")
-    options = options_by_method(words, names)
-    return {
-        label: Entry(*build(dataset, label, options[label], settings=settings))
-        if method is None
-        else Entry(method, {**preset(dataset, method.name).settings, **(settings or {})})
-        for label, method in chosen.items()
-    }
+    key, values = _read_over(over) if over else ("", [""])
+    options = {value: options_by_method([*words, *([f"{key}={value}"] if over else [])], names) for value in values}
+    entries = {}
+    for label, method in chosen.items():
+        if method is not None:
+            entries[label] = Entry(method, {**preset(dataset, method.name).settings, **(settings or {})})
+            continue
+        for value, found in options.items():
+            varied = f"{label}-{key}={re.sub(r'[^A-Za-z0-9.+-]+', '_', value)}" if key in keys(label) else label
+            entries[varied] = Entry(*build(dataset, label, found[label], settings=settings))
+    return entries
+
+
+def _read_over(text: str) -> tuple[str, list[str]]:
+    """Read a key and its values; schedules have commas of their own.
+
+    >>> _read_over("steps=10,decay(9,0.9,5)")
+    ('steps', ['10', 'decay(9,0.9,5)'])
+    """
+    key, _, rest = (part.strip() for part in text.partition("="))
+    values = [part.strip() for part in re.split(r",(?![^(]*\))", rest)]
+    if not key or not all(values) or len(set(values)) < len(values):
+        raise FedfuseError(f"over takes key=value,value,… with every value once, got {text!r}")
+    return key, values
 
 
 def seeds_of(seeds: int | Iterable[int]) -> tuple[int, ...]:

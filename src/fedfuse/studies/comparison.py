@@ -17,7 +17,7 @@ from fedfuse._version import __version__
 from fedfuse.core.metrics import METRICS
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
-from fedfuse.results.formatting import counted, cut_short, data_size
+from fedfuse.results.formatting import cut_short, data_size
 from fedfuse.results.result import Result
 from fedfuse.studies.jobs import finished_run
 from fedfuse.utils.files import atomic_write, without_nan, write_csv, write_json
@@ -52,8 +52,6 @@ class Comparison:
         Whether the devices are the same for all seeds, as those of a table are; if not, a seed draws new ones.
     oracles
         The methods that are given the true groups: an upper bound, never marked as best.
-    repeats
-        What the runs of a method differ by: their seed, or their random start.
     """
 
     dataset: str
@@ -64,7 +62,6 @@ class Comparison:
     errors: dict[Run, str]
     same_devices: bool
     oracles: frozenset[str] = frozenset()
-    repeats: str = "seed"
 
     @classmethod
     def of(cls, request: Request, outcomes: Mapping[Run, Result | str]) -> Comparison:
@@ -86,7 +83,6 @@ class Comparison:
             # A named data set is drawn or cut anew by each seed; of a table, only the split changes.
             same_devices=request.source is None or request.source["device"] is not None,
             oracles=frozenset(label for label, method in methods.items() if isinstance(method, Oracle)),
-            repeats=request.repeats,
         )
 
     @classmethod
@@ -135,10 +131,8 @@ class Comparison:
         (Wilcoxon's signed ranks over ``pairs`` devices, two-sided), ``p_holm`` the same with Holm's correction for
         testing all other methods.
         """
-        both = mean_and_sd(self.runs, ["method"], NUMBERS)
-        table: pd.DataFrame = (
-            both[[name for n in NUMBERS for name in (n, f"{n}_sd")]].reindex(self.methods).rename_axis("method")
-        )
+        both, names = mean_and_sd(self.runs, ["method"], NUMBERS), [name for n in NUMBERS for name in (n, f"{n}_sd")]
+        table: pd.DataFrame = both[names].reindex(self.methods).rename_axis("method")
         table.insert(0, "runs", [sum((m, s) in self.results for s in self.seeds) for m in self.methods])
         best = self._best(table)
         table["best"] = (table["test"] == table["test"].get(best, np.nan)) & table.index.isin(self.contestants)
@@ -187,10 +181,6 @@ class Comparison:
         with atomic_write(path / "table.md") as file:
             file.write(self.to_markdown().encode())
         write_json(path / "table.json", self.summary())
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw every device's test score by method; needs ``fedfuse[report]``."""
-        return load("fedfuse.report.plots:plot_comparison")(self, ax)
 
     def __repr__(self) -> str:
         rows = cells(self, spreads=False)
@@ -318,9 +308,9 @@ def _row(found: Comparison, method: str, row: pd.Series[float], marked: bool, sp
 
 def footnotes(found: Comparison) -> list[str]:
     """Return what a reader must know: what the means are over, what the mark means, which runs failed."""
-    n, seeds = len(found.seeds), f"{found.repeats} {found.seeds[0]}"
+    n, seeds = len(found.seeds), f"seed {found.seeds[0]}"
     if n > 1:
-        seeds = f"mean ± population sd over {counted(n, found.repeats)}"
+        seeds = f"mean ± population sd over {n} seeds"
     notes = [f"{found.dataset}, {seeds}"]
     if found.table["p"].notna().any():
         notes.append(_verdict(found))
@@ -341,7 +331,7 @@ def _verdict(found: Comparison) -> str:
     if _too_few_pairs(table):
         return f"{int(table['pairs'].max())} devices are too few for a paired test of {len(table)} methods"
     if len(found.seeds) > 1:
-        scores += f" {'averaged over' if found.same_devices else 'of all'} {found.repeats}s"
+        scores += f" {'averaged over' if found.same_devices else 'of all'} seeds"
     how = f"by Wilcoxon's signed-rank test on {scores} (two-sided, Holm-corrected, level {SIGNIFICANCE_LEVEL:g})"
     best = ", ".join(str(method) for method in table.index[table["best"]])
     if table["best"].all():

@@ -21,7 +21,7 @@ from functools import lru_cache
 from logging.handlers import BufferingHandler
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from fedfuse.data.catalog import load
 from fedfuse.data.federation import Federation
@@ -36,7 +36,7 @@ from fedfuse.utils.threads import usable_cores
 
 log = logging.getLogger(__name__)
 
-WAITING, RUNNING, DONE, FAILED = range(4)
+DONE, FAILED = 1.0, -1.0  # In the place of the share of a job's rounds that is done.
 POLL_SECONDS = 0.1
 THREAD_VARIABLES = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 JobOutcome: TypeAlias = Result | str  # a result or an error message
@@ -95,51 +95,14 @@ def finished_run(directory: Path) -> JobOutcome:
         return str(problem)
 
 
-class JobState(NamedTuple):
-    """A job's status and progress; ``max_rounds`` is 0 where the method itself decides when to stop."""
-
-    status: int
-    rounds: int
-    max_rounds: int
-
-
-class Board:
-    """Progress of all jobs, in an array that workers write and their parent reads.
-
-    There is no lock: a worker that is killed would never release it.
-    """
-
-    def __init__(self, cells: Any) -> None:
-        self.cells = cells  # Whether to stop; then the state of each job.
-
-    @staticmethod
-    def size(jobs: int) -> int:
-        """Return how many cells the board of this many jobs has."""
-        return 1 + 3 * jobs
-
-    @property
-    def stop(self) -> bool:
-        """Whether jobs are asked to stop."""
-        return bool(self.cells[0])
-
-    def put(self, job: int, *numbers: int) -> None:
-        """Write a job's status and, where they are given, its rounds and maximum of rounds."""
-        for place, number in enumerate(numbers, 1 + 3 * job):
-            self.cells[place] = number
-
-    def get(self, job: int) -> JobState:
-        """Return a job's state."""
-        return JobState(*self.cells[1 + 3 * job : 4 + 3 * job])
-
-
 class Watcher:
     """Observer of many jobs, such as a progress bar."""
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """Before the first job."""
 
-    def look(self, board: Board) -> None:
-        """Now and then."""
+    def look(self, shares: Sequence[float]) -> None:
+        """Now and then, with the share of each job that is done, or `FAILED`."""
 
     def stopping(self) -> None:
         """When jobs are asked to stop."""
@@ -149,18 +112,22 @@ class Watcher:
 
 
 class _Progress(Callback):
-    """Writes a run's progress to the board, and ends the run where the board says so."""
+    """Writes the share of a run that is done to the board, and ends the run where the board says so.
 
-    def __init__(self, board: Board, job: int, watcher: Watcher) -> None:
+    The board is an array that workers write and their parent reads: whether to stop, then the share of each job. There
+    is no lock: a worker that is killed would never release it.
+    """
+
+    def __init__(self, board: Any, job: int, watcher: Watcher) -> None:
         self._board, self._job, self._watcher = board, job, watcher
 
-    def on_round(self, run: Run, row: Row) -> None:
-        self.on_start(run)
+    def put(self, share: float) -> None:
+        self._board[1 + self._job] = share
+        self._watcher.look(self._board[1:])
 
-    def on_start(self, run: Run) -> None:
-        self._board.put(self._job, RUNNING, run.k, run.settings.rounds)
-        self._watcher.look(self._board)
-        if self._board.stop:
+    def on_round(self, run: Run, row: Row) -> None:
+        self.put(0.99 * run.k / run.settings.rounds)
+        if self._board[0]:
             raise KeyboardInterrupt  # Training saves a checkpoint then.
 
 
@@ -184,7 +151,7 @@ def run_jobs(
     try:
         if processes > 1:
             return _run_in_workers(jobs, processes, watcher)
-        board = Board([0] * Board.size(len(jobs)))
+        board = [0.0] * (1 + len(jobs))
         watcher.begin(jobs)
         return [_run(job, number, board, watcher, federation) for number, job in enumerate(jobs)]
     except BrokenProcessPool:
@@ -195,26 +162,24 @@ def run_jobs(
         _load_source.cache_clear()
 
 
-def _run(job: Job, number: int, board: Board, watcher: Watcher, federation: Federation | None = None) -> JobOutcome:
+def _run(job: Job, number: int, board: Any, watcher: Watcher, federation: Federation | None = None) -> JobOutcome:
     outcome: JobOutcome
-    board.put(number, RUNNING)
-    watcher.look(board)
+    progress = _Progress(board, number, watcher)
     try:
-        outcome = job.perform(job.data(federation), [_Progress(board, number, watcher)])
+        outcome = job.perform(job.data(federation), [progress])
     except Exception as problem:
         outcome = " ".join(str(problem).split())
         if not isinstance(problem, FedfuseError):
             outcome = f"{type(problem).__name__}: {outcome}"
-    board.put(number, FAILED if isinstance(outcome, str) else DONE)
-    watcher.look(board)
+    progress.put(FAILED if isinstance(outcome, str) else DONE)
     return outcome
 
 
 def _run_in_workers(jobs: Sequence[Job], processes: int, watcher: Watcher) -> list[JobOutcome]:
     context = get_context("spawn")
-    board = Board(context.RawArray("q", Board.size(len(jobs))))
+    board = context.RawArray("d", 1 + len(jobs))
     others = set(active_children())
-    pool = ProcessPoolExecutor(processes, context, _become_worker, (board.cells,))
+    pool = ProcessPoolExecutor(processes, context, _become_worker, (board,))
     try:
         with _worker_environment(max(1, usable_cores() // processes)):
             futures = [pool.submit(_work, number, job) for number, job in enumerate(jobs)]
@@ -222,7 +187,7 @@ def _run_in_workers(jobs: Sequence[Job], processes: int, watcher: Watcher) -> li
         _wait(futures, board, watcher)
         reports = [future.result() for future in futures]
     except BaseException:
-        board.cells[0] = 1
+        board[0] = 1
         watcher.stopping()
         try:
             pool.shutdown(cancel_futures=True)
@@ -237,24 +202,24 @@ def _run_in_workers(jobs: Sequence[Job], processes: int, watcher: Watcher) -> li
     return [error or finished_run(job.directory or Path()) for job, (error, _) in zip(jobs, reports, strict=True)]
 
 
-def _wait(futures: list[Future[JobReport]], board: Board, watcher: Watcher) -> None:
+def _wait(futures: list[Future[JobReport]], board: Any, watcher: Watcher) -> None:
     waiting = set(futures)
     while waiting:
         done, waiting = wait(waiting, timeout=POLL_SECONDS)
-        watcher.look(board)
+        watcher.look(board[1:])
         for future in done:
             future.result()  # Raises at once if the pool is broken.
 
 
 # -- in a worker
 
-_board: Board  # The board of this worker.
+_board: Any  # The board of this worker.
 _logged = BufferingHandler(1_000_000)  # What the library logs: only the parent may write to the terminal.
 
 
-def _become_worker(cells: Any) -> None:
+def _become_worker(board: Any) -> None:
     global _board
-    _board = Board(cells)
+    _board = board
     _logged.setLevel(logging.WARNING)
     logger = logging.getLogger("fedfuse")
     logger.addHandler(_logged)
@@ -272,13 +237,12 @@ def _exit_with_parent() -> None:
 
 
 def _work(number: int, job: Job) -> JobReport:
-    if _board.stop:
+    if _board[0]:
         return "stopped", []
     try:
         outcome: JobOutcome = _run(job, number, _board, Watcher())
     except KeyboardInterrupt:
         outcome = "stopped"
-        _board.put(number, FAILED)
     warnings = [record.getMessage() for record in _logged.buffer]
     _logged.flush()
     return outcome if isinstance(outcome, str) else None, warnings

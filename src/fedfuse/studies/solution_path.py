@@ -1,34 +1,26 @@
-"""Solution paths: how the devices' estimates meet as lambda grows, for any penalty (the paper's Figure 1).
+"""Solution paths: how estimates meet as lambda grows, for any penalty (the paper's Figure 1).
 
 An analysis on one computer, not a federated method: the same pairs and the same iteration as FPFC (`FusionState`), but
-every device's problem is solved exactly, all take part in each round, and each lambda starts from where the last ended.
+each estimate is found exactly, all take part in each round, and each lambda starts from where the last ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedfuse.core.partitions import adjusted_rand
 from fedfuse.core.penalties import PENALTIES, Penalty
-from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
-from fedfuse.models import Model, default_model
 from fedfuse.pairs.state import FusionState
-from fedfuse.protocol.local_work import Work
-from fedfuse.results.result import mean_score
-from fedfuse.training.evaluation import RIDGE, local_models
 from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats, Ints
 
 FIGURE_1 = ("l2", "l1", "scad", "smoothed-scad")
-
-Solve: TypeAlias = Callable[[Floats], Floats]  # from anchors to every device's exact minimiser
-Score: TypeAlias = Callable[[Floats], float]
 
 
 @dataclass(frozen=True)
@@ -59,8 +51,6 @@ class SolutionPath:
         lambdas x devices x parameters.
     labels, n_clusters
         The group of every device, and the number of groups, for each lambda.
-    validation
-        Mean over devices of accuracy or RMSE on their validation rows (nan where there are no rows).
     converged
         Whether the iteration reached its tolerance.
     truth
@@ -72,7 +62,6 @@ class SolutionPath:
     estimates: Floats
     labels: Ints
     n_clusters: Ints
-    validation: Floats
     converged: npt.NDArray[np.bool_]
     truth: Ints | None = None
 
@@ -98,11 +87,10 @@ class SolutionPath:
 
 
 def solution_path(
-    data: Federation | Quadratics | npt.ArrayLike,
+    data: Quadratics | npt.ArrayLike,
     penalty: str = "smoothed-scad",
     grid: Sequence[float] | npt.ArrayLike | None = None,
     *,
-    model: Model[Any] | None = None,
     rho: float = 1.0,
     rounds: int = 2000,
     tol: float = 1e-5,
@@ -113,14 +101,11 @@ def solution_path(
     Parameters
     ----------
     data
-        A federation (trained on training rows, scored on validation rows), `Quadratics`, or one estimate per device
-        (m x d) with the loss ``||w - estimate||^2 / 2``.
+        `Quadratics`, or one estimate per device (m x d) with the loss ``||w - estimate||^2 / 2``.
     penalty
         ``smoothed-scad``, ``scad``, ``mcp``, ``l1`` or ``l2``; ``**shape`` are its other parameters (a, xi).
     grid
         Increasing lambdas; default: 41 from 0 to the largest distance between two devices' own estimates.
-    model
-        For a federation, as for `fit`.
     rho
         Weight of the proximal terms of the iteration.
     rounds, tol
@@ -132,8 +117,10 @@ def solution_path(
     >>> path.n_clusters.tolist(), path.labels[-1].tolist()
     ([4, 4, 2], [0, 0, 1, 1])
     """
-    kind = check_penalty(penalty)
-    start, solve, score, truth = _problem(data, model, rho)
+    if penalty not in PENALTIES:
+        raise FedfuseError(f"unknown penalty {penalty!r}; known: {', '.join(PENALTIES)}")
+    kind, quadratics = PENALTIES[penalty], data if isinstance(data, Quadratics) else _points(data)
+    start, everyone = quadratics.centres, np.arange(len(quadratics.centres))
     if len(start) < 2:
         raise FedfuseError("a path shows how devices' models meet, and one device has no pairs; give at least two")
     lambdas = _lambdas(grid, start)
@@ -141,12 +128,14 @@ def solution_path(
     found = []
     for lam in lambdas:
         state.penalty = _with(kind, float(lam), shape)
-        converged = _iterate(state, solve, rounds, tol) if lam > 0 else True
+        converged = lam == 0 or any(
+            state.update(everyone, quadratics.solve(state.anchors(everyone), rho)).largest <= tol for _ in range(rounds)
+        )
         # Below the width of a smoothed kink, theta is as good as zero.
         labels = state.labels(1.01 * float(getattr(state.penalty, "xi", 0.0)) if lam else 0.0)
-        found.append((state.omega.copy(), labels, score(state.omega), converged))
-    omegas, groups, scores, converged_at = (np.array(column) for column in zip(*found, strict=True))
-    return SolutionPath(penalty, lambdas, omegas, groups, groups.max(axis=1) + 1, scores, converged_at, truth)
+        found.append((state.omega.copy(), labels, converged))
+    omegas, groups, converged_at = (np.array(column) for column in zip(*found, strict=True))
+    return SolutionPath(penalty, lambdas, omegas, groups, groups.max(axis=1) + 1, converged_at, quadratics.truth)
 
 
 def toy(m: int = 50, n: int = 100, noise: float = 4.0, seed: int = 1) -> Quadratics:
@@ -177,13 +166,6 @@ def figure_1(seed: int = 1, points: int = 41) -> list[SolutionPath]:
     return [solution_path(data, name, grids[name], tol=1e-4) for name in FIGURE_1]
 
 
-def check_penalty(name: str) -> type[Penalty]:
-    """Return the penalty of this name."""
-    if name not in PENALTIES:
-        raise FedfuseError(f"unknown penalty {name!r}; known: {', '.join(PENALTIES)}")
-    return PENALTIES[name]
-
-
 def _with(kind: type[Penalty], lam: float, shape: dict[str, float]) -> Penalty:
     try:
         return kind(lam, **shape)
@@ -191,32 +173,11 @@ def _with(kind: type[Penalty], lam: float, shape: dict[str, float]) -> Penalty:
         raise FedfuseError(f"penalty {kind.name!r} has no such parameters: {', '.join(shape)}") from None
 
 
-def _problem(data: Any, model: Model[Any] | None, rho: float) -> tuple[Floats, Solve, Score, Ints | None]:
-    """Return the devices' own estimates, their exact solver, their validation score, and the truth."""
-    if isinstance(data, Federation):
-        return _federated(data, model or default_model(data.goal), rho)
-    if not isinstance(data, Quadratics):
-        centres = np.array(data, dtype=np.float64)
-        if centres.ndim != 2 or not np.isfinite(centres).all():
-            raise FedfuseError(f"estimates must be finite, one row per device; got an array of shape {centres.shape}")
-        data = Quadratics(centres, np.ones(len(centres)))
-    return data.centres, lambda anchors: data.solve(anchors, rho), lambda omega: np.nan, data.truth
-
-
-def _federated(data: Federation, model: Model[Any], rho: float) -> tuple[Floats, Solve, Score, Ints | None]:
-    model = model.sized(data.n_features, data.n_classes)
-    everyone, exact = np.arange(data.m), Work(solver="exact")
-    train, held_out = (model.load(data.rows(part), np.float64) for part in ("train", "validation"))
-    start: Floats = local_models(data, model, "train").astype(np.float64)
-    own = start
-
-    def solve(anchors: Floats) -> Floats:
-        nonlocal own
-        # With the ridge of the local models, rho/2 |w - z|^2 + ridge/2 |w|^2 is one pull to a point in between.
-        own = model.train(train, everyone, own, rho / (rho + RIDGE) * anchors, rho + RIDGE, exact)
-        return own
-
-    return start, solve, lambda w: mean_score(model.metric(held_out, everyone, w)), data.truth
+def _points(data: Any) -> Quadratics:
+    centres = np.array(data, dtype=np.float64)
+    if centres.ndim != 2 or not np.isfinite(centres).all():
+        raise FedfuseError(f"estimates must be finite, one row per device; got an array of shape {centres.shape}")
+    return Quadratics(centres, np.ones(len(centres)))
 
 
 def _lambdas(grid: Any, start: Floats) -> Floats:
@@ -227,9 +188,3 @@ def _lambdas(grid: Any, start: Floats) -> Floats:
     if lambdas.ndim != 1 or not lambdas.size or not (np.diff(lambdas) > 0).all():
         raise FedfuseError(f"the grid of lambdas must be increasing numbers, got {grid!r}")
     return lambdas
-
-
-def _iterate(state: FusionState, solve: Solve, rounds: int, tol: float) -> bool:
-    """Run full rounds until the residual is within ``tol``; return whether that was reached."""
-    everyone = np.arange(state.m)
-    return any(state.update(everyone, solve(state.anchors(everyone))).largest <= tol for _ in range(rounds))

@@ -32,7 +32,6 @@ from fedfuse.training.settings import Settings
 from fedfuse.training.stages import REFIT_RATIO
 from fedfuse.tuning.grid_search import JUDGING, TRYING, GridSearch
 from fedfuse.utils.files import write_csv, write_json
-from fedfuse.utils.lazy import load
 
 Grid: TypeAlias = Sequence[float] | Sequence[Mapping[str, Any]]
 
@@ -114,11 +113,6 @@ class Tuning:
     def load(cls, directory: str | PathLike[str]) -> Tuning:
         """Read a tuning from the directory of its run."""
         return cls.of(Result.load(directory))
-
-    def plot(self, axes: Any = None) -> Any:
-        """Draw the validation metric and the time of each candidate; needs ``fedfuse[report]``."""
-        what = "plot_search" if self.strategy == "search" else "plot_tuning"
-        return load(f"fedfuse.report.plots:{what}")(self, axes)
 
     @property
     def words(self) -> str:
