@@ -733,8 +733,8 @@ def test_every_key_reaches_its_place():
         "preset": "paper",
         "workers": "3", "alpha": "0.5", "power": "1", "mode": "sync", "at_once": "3", "ahead": "7",
         "delay": "uniform(0,20)", "compute": "2", "lossy": "lost:0.1", "deadline": "9.5", "minimum": "2",
-        "overselect": "0.5", "late": "use", "budget": "100", "robust": "median", "attack": "gaussian", "liars": "0.2",
-        "lies": "models", "scope": "fused", "screen": "yes", "clip": "3", "epsilon": "8", "delta": "1e-6",
+        "late": "use", "budget": "100", "robust": "median", "attack": "gaussian", "liars": "0.2",
+        "lies": "models", "scope": "fused", "clip": "3", "epsilon": "8", "delta": "1e-6",
         "memory": "4GB", "spill": "pairs", "backend": "threads", "blocks": "3", "grid": "0,0.5,1", "metric": "auc",
         "class_weight": "a=1,b=5", "share": "models",
     }  # fmt: skip
@@ -752,8 +752,8 @@ def test_every_key_reaches_its_place():
     assert options.engine == {"workers": 3}
     assert ff.Settings(**options.settings) == ff.Settings(
         rounds=8, participation=0.5, tol=0.0, evaluate_every=7, checkpoint_every=9, dtype="float64", at_once=3, ahead=7,
-        delay="uniform(0,20)", compute="2", lossy="lost:0.1", deadline=9.5, minimum=2, overselect=0.5, late="use",
-        budget=100, attack="gaussian", liars=0.2, lies="models", scope="fused", screen=True,
+        delay="uniform(0,20)", compute="2", lossy="lost:0.1", deadline=9.5, minimum=2, late="use",
+        budget=100, attack="gaussian", liars=0.2, lies="models", scope="fused",
         clip=3.0, epsilon=8.0, delta=1e-6, metric="auc", class_weight="a=1,b=5", share="models",
     )  # fmt: skip
     assert build_method("fedasync", Work(), parse_options(["alpha=0.5", "power=1"])).alpha == 0.5

@@ -121,7 +121,7 @@ def check_counts(result):
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 @pytest.mark.parametrize(
     "more",
-    [{}, {"delay": "uniform(0,20)", "deadline": 12.0}, {"late": "use", "overselect": 0.4, "delay": "exponential(3)"}],
+    [{}, {"delay": "uniform(0,20)", "deadline": 12.0}, {"late": "use", "delay": "exponential(3)"}],
     ids=["plain", "deadline", "late"],
 )
 def test_counts_add_up(method, more):

@@ -185,7 +185,7 @@ def test_a_refit_is_synchronous():
     assert result.ari == 1.0
 
 
-@pytest.mark.parametrize(("name", "value"), [("minimum", 2), ("overselect", 0.5), ("budget", 10)])
+@pytest.mark.parametrize(("name", "value"), [("minimum", 2), ("budget", 10)])
 def test_rounds_of_several_devices_have_no_meaning(name, value):
     with pytest.raises(FedfuseError, match=f"{name} is for rounds of several devices"):
         Settings(mode="async", **{name: value})

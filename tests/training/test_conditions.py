@@ -148,7 +148,7 @@ def test_stages_wait_longer_for_stragglers(method):
         assert result.ari == 1.0
 
 
-# ----------------------------------------------------------------------------------- minimum and overselect
+# ----------------------------------------------------------------------------------- minimum
 
 
 def test_a_round_with_too_few_replies_is_given_up():
@@ -182,31 +182,6 @@ def test_nobody_ever_answers(mode, more):
     assert result.orders["sent"] == 6 + result.orders["unanswered"]
 
 
-def test_the_first_ones_make_the_round():
-    """Half more are drawn; a round takes as long as the third fastest of them, not as the slowest."""
-    options = {"rounds": 40, "tol": 0, "participation": 0.25, "delay": "exponential(10)"}
-    plain = fit(planted(m=12), FPFC, **options)
-    result = fit(planted(m=12), FPFC, overselect=1.0, **options)
-    assert (result.history["replies"] == 3).all()
-    assert result.history["active"].iloc[0] == 6
-    assert result.history["time"].iloc[-1] < 0.6 * plain.history["time"].iloc[-1]
-    assert set(result.refused) == {"late"}
-
-
-def test_overselection_prefers_nobody():
-    """Where all answer at the same time, too."""
-    keep = Keep()
-    fit(planted(m=8), FPFC, rounds=60, tol=0, participation=0.25, overselect=1.0, callbacks=[keep])
-    assert keep.run.turns.min() > 15
-    assert (keep.run.state.pairs.omega != 0).any(axis=1).all()
-
-
-@pytest.mark.parametrize("participation", [[0.5] * 6, lambda k, m: [0]])
-def test_overselection_needs_a_number(participation):
-    with pytest.raises(FedfuseError, match="overselect needs a participation share"):
-        Settings(participation=participation, overselect=0.5)
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -218,7 +193,6 @@ def test_overselection_needs_a_number(participation):
         ({"budget": 1.5}, "budget must be"),
         ({"deadline": -1.0}, "deadline must be a positive number of seconds"),
         ({"deadline": "soon"}, "deadline must be"),
-        ({"overselect": -0.1}, "overselect must be a share of at least 0"),
         ({"delay": "soon"}, "not a distribution of times"),
         ({"lossy": "much"}, "lossy takes"),
     ],

@@ -24,16 +24,6 @@ from fedfuse.utils.typing import Bools, Floats, Ints
 SOLVER_TOLERANCE, ROUNDING_TOLERANCE, COVARIANCE_TOLERANCE = 1e-3, 1e-5, 1e-6
 # Absolute tolerance for gradients.
 GRADIENT_TOLERANCE = 1e-4
-# With fewer uploads nothing is said of their lengths.
-MIN_UPLOADS = 5
-
-
-def overlong(uploads: Mapping[int, Floats]) -> list[int]:
-    """Return the devices whose vectors are absurdly long, by the others' lengths."""
-    if len(uploads) < MIN_UPLOADS:
-        return []
-    lengths = np.array([float(np.linalg.norm(v)) for v in uploads.values()])
-    return [i for i, far in zip(uploads, lengths > upper_fence(lengths), strict=True) if far]
 
 
 def possible_moments(answer: Floats) -> bool:

@@ -64,7 +64,7 @@ AS_SUMMARISED = (
 INTERVALS = ["cluster", "group", "against", "output", "feature", "estimate", "se", "df", "low", "high", "p", "p_holm"]
 INTERVALS += ["detectable"]
 _META = "meta"
-CHECKPOINT, SNAPSHOTS = "checkpoint", "snapshots"  # Folders of an unfinished run.
+CHECKPOINT = "checkpoint"  # The folder of an unfinished run.
 
 
 class RunDirectory:
@@ -72,7 +72,6 @@ class RunDirectory:
 
     def __init__(self, directory: str | PathLike[str]) -> None:
         self.path = Path(directory)
-        self._made: list[Path] = []  # directories that this run has made
 
     def check_free(self) -> None:
         """Refuse a directory that holds a run already."""
@@ -87,19 +86,14 @@ class RunDirectory:
     def create(self, config: dict[str, Any]) -> None:
         """Write what the run is asked; refuse to write over another run."""
         self.check_free()
-        self._make()
-        write_json(self.path / "config.json", config)
-
-    def _make(self) -> None:
-        self._made += [path for path in (self.path, *self.path.parents) if not path.exists()]
         make_directory(self.path)
+        write_json(self.path / "config.json", config)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes out of the directory, which is made if there is none."""
-        self._make()
-        for folder in (CHECKPOINT, SNAPSHOTS):
-            check_no_link(self.path / folder)
+        make_directory(self.path)
+        check_no_link(self.path / CHECKPOINT)
         with directory_lock(self.path):
             yield
 
@@ -108,20 +102,6 @@ class RunDirectory:
         path = self.path / "config.json"
         config = check_fields(read_json(path), CONFIG, path, whole=False)
         return {**config, "method": modern_config(config["method"])} if "method" in config else config
-
-    def withdraw(self) -> None:
-        """Undo `create`, and remove the directories made for the run if they are empty."""
-        (self.path / "config.json").unlink(missing_ok=True)
-        self.tidy()
-        for path in self._made:
-            if any(path.iterdir()):
-                break
-            path.rmdir()
-
-    @property
-    def under_way(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
-        return self._checkpoint.exists()
 
     @property
     def started(self) -> bool:

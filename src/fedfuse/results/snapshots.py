@@ -1,27 +1,24 @@
 """Snapshots of all pairwise distances during a run, one byte per pair.
 
 A snapshot costs one matrix product and 500 kB for 1,000 devices. The rounds between two of them grow with their number,
-so that a run of thousands of rounds has about thirty. During the run each is a file in ``snapshots/``; at the
-end they are put together in ``snapshots.npz``.
+so that a run of thousands of rounds has about thirty. They are in ``snapshots.npz``, without a compression until the
+end.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
 from fedfuse.errors import FedfuseError
-from fedfuse.results.run_directory import SNAPSHOTS
-from fedfuse.utils.files import make_directory, read_arrays, write_arrays
+from fedfuse.utils.files import read_arrays, write_arrays
 from fedfuse.utils.typing import Floats, Ints
 
 log = logging.getLogger(__name__)
@@ -123,63 +120,28 @@ class SnapshotFile:
     """The snapshots of a run directory."""
 
     def __init__(self, directory: Path) -> None:
-        self.file, self.folder = directory / FILE, directory / SNAPSHOTS
+        self.path = directory / FILE
 
-    def rounds(self) -> list[int]:
-        """Return the rounds of single files."""
-        return sorted(int(path.stem) for path in self.folder.glob("*.npz") if path.stem.isdigit())
-
-    def add(self, snapshot: DistanceSnapshot) -> None:
-        """Write one snapshot."""
-        make_directory(self.folder)
-        write_arrays(self._path(snapshot.round), _packed([snapshot]), compress=True)
-
-    def forget_after(self, k: int) -> None:
-        """Remove snapshots of later rounds: a resumed run takes them again."""
-        for later in self.rounds():
-            if later > k:
-                self._path(later).unlink()
-        if self.folder.exists() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
-
-    def bind(self) -> None:
-        """Put all snapshots of a finished run in one file."""
-        if pages := self.load():
-            write_arrays(self.file, _packed(pages), compress=True)
-        shutil.rmtree(self.folder, ignore_errors=True)  # and what a killed process left half-written
+    def save(self, pages: Sequence[DistanceSnapshot], *, compress: bool = False) -> None:
+        """Write all snapshots so far."""
+        columns = {name: np.stack([getattr(page, name) for page in pages]) for name in _COLUMNS}
+        write_arrays(self.path, {**columns, "devices": pages[0].devices}, compress=compress)
 
     def load(self) -> list[DistanceSnapshot]:
         """Return all snapshots; a file that cannot be read is left out, with a note, as no result depends on it."""
-        if not self.folder.exists() and self.file.exists():
-            return _readable(self.file)
-        pages = [page for k in self.rounds() for page in _readable(self._path(k))]
-        return [page for page in pages if np.array_equal(page.devices, pages[-1].devices)]
-
-    def _path(self, k: int) -> Path:
-        return self.folder / f"{k:08d}.npz"
-
-
-def _packed(pages: Sequence[DistanceSnapshot]) -> dict[str, npt.NDArray[Any]]:
-    columns = {name: np.stack([getattr(page, name) for page in pages]) for name in _COLUMNS}
-    return {**columns, "devices": pages[0].devices}
-
-
-def _readable(path: Path) -> list[DistanceSnapshot]:
-    try:
-        return _unpacked(path)
-    except FedfuseError as problem:
-        log.warning("a snapshot is left out: %s", problem)
+        if not self.path.exists():
+            return []
+        try:
+            arrays = read_arrays(self.path)
+            devices = arrays["devices"]
+            m = len(devices)
+            if arrays["levels"].shape[1:] != (m * (m - 1) // 2,) or arrays["labels"].shape[1:] != (m,):
+                raise ValueError(f"levels of shape {arrays['levels'].shape} for {m} devices")
+            rows = zip(*(arrays[name] for name in _COLUMNS), strict=True)
+            return [DistanceSnapshot(int(k), seen, float(top), labels, devices) for k, seen, top, labels in rows]
+        except FedfuseError as problem:
+            why = str(problem)
+        except (KeyError, TypeError, ValueError) as gap:
+            why = f"{self.path} holds no snapshots of fedfuse: {gap}"
+        log.warning("snapshots are left out: %s", why)
         return []
-
-
-def _unpacked(path: Path) -> list[DistanceSnapshot]:
-    arrays = read_arrays(path)
-    try:
-        devices = arrays["devices"]
-        m = len(devices)
-        if arrays["levels"].shape[1:] != (m * (m - 1) // 2,) or arrays["labels"].shape[1:] != (m,):
-            raise ValueError(f"levels of shape {arrays['levels'].shape} for {m} devices")
-        rows = zip(*(arrays[name] for name in _COLUMNS), strict=True)
-        return [DistanceSnapshot(int(k), seen, float(largest), labels, devices) for k, seen, largest, labels in rows]
-    except (KeyError, TypeError, ValueError) as gap:
-        raise FedfuseError(f"{path} holds no snapshots of fedfuse: {gap}") from None

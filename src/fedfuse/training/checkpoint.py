@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
 
 
 def save(run: Run, run_directory: RunDirectory) -> None:
@@ -136,29 +136,20 @@ def _restore_transport(run: Run, sent: Arrays, state: Arrays) -> None:
 
 
 def _packed(found: Outcome | None) -> Arrays:
+    """Return what a stage has found as arrays; numbers, text and dictionaries of these as JSON."""
     if found is None:
         return {}
-    lam = np.nan if found.lam is None else found.lam
-    settings, reasons = (
-        np.frombuffer(json.dumps(dict(each)).encode(), np.uint8) for each in (found.settings, found.reasons)
-    )
-    plain = {"models": found.models, "labels": found.labels, "lam": np.array([lam])}
-    plain |= {"settings": settings, "reasons": reasons}
-    plain["suspects"] = np.asarray(found.suspects, np.int64)
-    sure = {"validated": found.validated, "confidence": found.confidence}
-    if found.stability is not None:
-        sure["stability"] = np.array([found.stability])
-    plain |= {name: array for name, array in sure.items() if array is not None}
-    return plain | prefixed("kept.", dict(found.kept))
+    values = {**found._asdict(), "suspects": np.asarray(found.suspects, np.int64)}
+    parts = {name: dict(values.pop(name)) for name in ("kept", "alternatives")}
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    plain = {name: dict(v) if isinstance(v, Mapping) else v for name, v in values.items() if name not in arrays}
+    arrays["plain"] = np.frombuffer(json.dumps(plain).encode(), np.uint8)
+    return arrays | {key: array for name, part in parts.items() for key, array in prefixed(f"{name}.", part).items()}
 
 
 def _unpacked(arrays: Arrays) -> Outcome | None:
     if not arrays:
         return None
-    lam = float(arrays["lam"][0])
-    settings, reasons = (json.loads(arrays[name].tobytes()) for name in ("settings", "reasons"))
-    known = lam if np.isfinite(lam) else None
-    found = Outcome(arrays["models"], arrays["labels"], known, settings, within("kept.", arrays))
-    sure = float(arrays["stability"][0]) if "stability" in arrays else None
-    found = found._replace(suspects=arrays["suspects"], reasons=reasons, stability=sure)
-    return found._replace(validated=arrays.get("validated"), confidence=arrays.get("confidence"))
+    own: dict[str, Any] = {name: array for name, array in arrays.items() if "." not in name}
+    parts: dict[str, Any] = {name: within(f"{name}.", arrays) for name in ("kept", "alternatives")}
+    return Outcome(**json.loads(own.pop("plain").tobytes()), **own, **parts)

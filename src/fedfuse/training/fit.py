@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -33,6 +34,7 @@ from fedfuse.training.settings import Settings
 from fedfuse.training.stages import default_rounds, stages_of
 
 log = logging.getLogger(__name__)
+REMOVED_SETTINGS = ("overselect", "screen")  # That directories of older versions have, nearly always switched off.
 
 
 def fit(
@@ -97,19 +99,14 @@ def fit(
     if run_directory:
         run_directory.check_free()
     run = _run(federation, model, method, chosen, engine, place, run_directory, callbacks, dataset)
-    if run_directory is None:
-        return _finish(run)
-    config = _config(run, source, place)
-    with run_directory.lock():
-        run_directory.create(config)
-        try:
+    with closing(run.engine):
+        run.begin()  # What cannot be is refused before anything is written.
+        if run_directory is None:
+            return run.go()
+        config = _config(run, source, place)
+        with run_directory.lock():
+            run_directory.create(config)
             return _finish(run)
-        except FedfuseError:
-            if not (run_directory.under_way or run_directory.finished):
-                # The run never got under way: the corrected command may have its directory.
-                progress.forget(run_directory.path)
-                run_directory.withdraw()
-            raise
 
 
 def resume(
@@ -131,7 +128,11 @@ def resume(
     run_directory.config()  # A directory without a run is refused, and not made.
     with run_directory.lock():
         if not run_directory.finished:
-            return _finish(_saved(run_directory, federation, callbacks, model, engine, workers), restore=True)
+            run = _saved(run_directory, federation, callbacks, model, engine, workers)
+            with closing(run.engine):
+                if not run.restore():
+                    run.begin()
+                return _finish(run)
         _tidy(run_directory)
     return Result.load(directory, model)
 
@@ -147,7 +148,8 @@ def _saved(
     """Return the run that a directory's configuration asks for."""
     directory, config = run_directory.path, run_directory.config()
     try:
-        settings, method = Settings(**config["settings"]), method_from_config(config["method"])
+        known = {k: v for k, v in config["settings"].items() if v or k not in REMOVED_SETTINGS}
+        settings, method = Settings(**known), method_from_config(config["method"])
         model, dataset = model_from_config(config["model"], model), config["dataset"]
         source, fingerprint = config["source"], config["fingerprint"]
         place = EngineSpec(**config.get("engine", {}))
@@ -221,16 +223,12 @@ def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -
     return load_again(source, Path(directory) / "config.json")
 
 
-def _finish(run: Run, *, restore: bool = False) -> Result:
+def _finish(run: Run) -> Result:
     try:
-        if not (restore and run.restore()):
-            run.begin()
         result = run.go()
     except (KeyboardInterrupt, Terminated):
         run.save()
         raise
-    finally:
-        run.engine.close()
     if run.directory:
         result.save(run.directory.path)
         _tidy(run.directory)

@@ -33,20 +33,9 @@ from fedfuse.models import Model
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.ledger import CommunicationLedger
 from fedfuse.protocol.privacy import spent
-from fedfuse.protocol.reply_checks import absurd_scores, overlong
+from fedfuse.protocol.reply_checks import absurd_scores
 from fedfuse.protocol.sufficient_statistics import tells_rows
-from fedfuse.protocol.tasks import (
-    EVALUATION_ROUND,
-    EnvelopeTrain,
-    MetaTrain,
-    Order,
-    Score,
-    Task,
-    Train,
-    TrainPair,
-    for_device,
-    steps_of,
-)
+from fedfuse.protocol.tasks import EVALUATION_ROUND, Order, Score, Task, for_device, steps_of
 from fedfuse.results.profile import Profile
 from fedfuse.results.result import Result, mean_score
 from fedfuse.results.run_directory import RunDirectory
@@ -116,6 +105,7 @@ class Run:
         evaluated = (self.federation, self.model, self.settings.dtype, self.metric.name)
         self._evaluator = Evaluator(*evaluated) if self.federation.here else None
         check_mode(self.method, self.settings.mode)
+        self.settings.check_devices(self.info.m)
         self.transport = Transport(self.engine, self.info.m, self.info.d, self.info.dtype)
         self.attack = known_attack(self.engine)
         self.liars: Ints = self.attack.who if self.attack else np.empty(0, np.int64)
@@ -162,18 +152,17 @@ class Run:
         """Train to the end."""
         clock, before = time.perf_counter(), self.seconds
         self._tell("on_start")
-        with _termination_waits() as terminated:
+        with _signals_wait() as noted:
             while not self.over or self._next_stage():
-                with _interrupts_wait():
-                    self.between_rounds = False
-                    row = self.round()
-                    self.seconds = before + time.perf_counter() - clock
-                    moment = self.seconds if self.engine.time is None else self.engine.time
-                    self.history.append({**row, "seconds": self.seconds, "time": moment})
-                    self.between_rounds = True
+                self.between_rounds = False
+                row = self.round()
+                self.seconds = before + time.perf_counter() - clock
+                moment = self.seconds if self.engine.time is None else self.engine.time
+                self.history.append({**row, "seconds": self.seconds, "time": moment})
+                self.between_rounds = True
                 self._tell("on_round", self.history[-1])
-                if terminated:
-                    raise Terminated(0)
+                if noted:
+                    raise KeyboardInterrupt if signal.SIGINT in noted else Terminated(0)
                 if self.directory and self.k % self.settings.checkpoint_every == 0:
                     self.save()
         result = self.result()
@@ -242,12 +231,10 @@ class Run:
             if not heard:
                 self.transport.give_up(settings.deadline)
         else:
-            first_ones = settings.overselect and not isinstance(self.rule, GathersReplies)
-            wanted = settings.wanted(self.info.m) if first_ones else asked
-            heard = self.transport.gather(max(wanted, 1), settings.deadline, late=late)
+            heard = self.transport.gather(max(asked, 1), settings.deadline, late=late)
             self.transport.close()
         heard.sort(key=lambda h: h.reply.device)
-        return self._screened(heard if self.federation.here else self._bounded(heard))
+        return heard if self.federation.here else self._bounded(heard)
 
     def _bounded(self, heard: list[ReceivedReply]) -> list[ReceivedReply]:
         """Bound the scores that devices send of themselves: a false one must not choose lambda for all."""
@@ -257,16 +244,6 @@ class Run:
         for h in scored:
             h.reply.values[-1] = min(h.reply.values[-1], most)
         return heard
-
-    def _screened(self, heard: list[ReceivedReply]) -> list[ReceivedReply]:
-        """Refuse models that are absurdly long beside the others of the round."""
-        if not self.settings.screen:
-            return heard
-        trained = (Train, MetaTrain, TrainPair, EnvelopeTrain)
-        models = {h.reply.device: h.reply.values for h in heard if isinstance(h.task, trained)}
-        wrong = overlong(models)
-        self.transport.drop([h for h in heard if h.reply.device in wrong], "far too long")
-        return [h for h in heard if h.reply.device not in wrong]
 
     def _take_in(self, heard: list[ReceivedReply]) -> Residuals | None:
         """Give replies to the method, unless they are too few."""
@@ -285,7 +262,7 @@ class Run:
         if self.failures == MAX_FAILED_ROUNDS:
             raise FedfuseError(
                 f"in {MAX_FAILED_ROUNDS} rounds in a row fewer than minimum={self.settings.minimum} devices answered: "
-                "lower it, raise participation or overselect, or give them more time (deadline)"
+                "lower it, raise participation, or give them more time (deadline)"
             )
 
     def _next_stage(self) -> bool:
@@ -482,46 +459,28 @@ class Run:
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of a round, so that what is saved is whole; a second one does not wait."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    asked: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        asked.append(number)
-        if len(asked) > 1:
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if asked:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def _termination_waits() -> Iterator[list[int]]:
-    """Note SIGTERM for the end of the round; a second one does not wait."""
-    before, noted = signal.getsignal(signal.SIGTERM), list[int]()
-    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
-        yield noted
-        return
+def _signals_wait() -> Iterator[list[int]]:
+    """Note Ctrl-C and SIGTERM for the end of the round, so that what is saved is whole; a second one does not wait."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
+    if before[signal.SIGINT] is not signal.default_int_handler:
+        ours = [number for number in ours if number != signal.SIGINT]  # Somebody else looks after Ctrl-C.
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    noted = list[int]()
 
     def note(number: int, frame: Any) -> None:
         noted.append(number)
         if len(noted) > 1:
-            raise Terminated(128 + number)
+            raise KeyboardInterrupt if number == signal.SIGINT else Terminated(128 + number)
 
-    signal.signal(signal.SIGTERM, note)
+    for number in ours:
+        signal.signal(number, note)
     try:
         yield noted
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> Floats:

@@ -35,12 +35,11 @@ from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.methods.method import FederationInfo, Method
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
 from fedfuse.methods.registry import from_config
-from fedfuse.protocol.ledger import CommunicationLedger
-from fedfuse.protocol.reply_checks import fault
 from fedfuse.protocol.tasks import Order, PeekModel, Task, for_device
 from fedfuse.results.result import Result, mean_score
 from fedfuse.training.evaluation import Evaluator
 from fedfuse.training.loop import info_of
+from fedfuse.training.transport import Transport
 from fedfuse.tuning.grid_search import GridSearch
 from fedfuse.utils.files import read_json, write_json
 from fedfuse.utils.typing import Bools, Floats, Ints
@@ -93,10 +92,6 @@ class Newcomers:
         """Return the position of a newcomer given by name or position."""
         return checks.position_of(newcomer, {name: i for i, name in enumerate(self.names)}, "newcomer")
 
-    def outputs(self, newcomer: str | int, X: npt.ArrayLike) -> Floats:
-        """Return values, or class probabilities (n x classes), for rows by a newcomer's model."""
-        return self._joined.outputs(self.index(newcomer), X)
-
     def predict(self, newcomer: str | int, X: npt.ArrayLike) -> npt.NDArray[Any]:
         """Return the predicted classes or values for rows by a newcomer's model."""
         return self._joined.predict(self.index(newcomer), X)
@@ -123,12 +118,6 @@ class Newcomers:
         if self.grouped:
             return f"{self.names[i]}: fits no group of this run, and keeps a model of its own"
         return f"{self.names[i]}: has a model ({self.run.method['method']} finds no groups)"
-
-    def table(self) -> pd.DataFrame:
-        """Return one row per newcomer."""
-        rows = pd.DataFrame(self.summary()["newcomers"]).drop(columns="fits").rename(columns={"name": "newcomer"})
-        table: pd.DataFrame = rows.astype({"cluster": "Int64", "group": "Int64", "sure": "float64"})
-        return table
 
     def summary(self) -> dict[str, Any]:
         """Return the admission as JSON-ready data."""
@@ -180,12 +169,11 @@ def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -
     )
     engine = engine or InProcess(trained, model, seed=result.seed, dtype=dtype)
     talks = [admission(method, known, info, i) for i in range(newcomers.m)]
-    joined, iterations, ledger = _converse(talks, engine, model.d, dtype, result.seed)
-    cost = ledger.floats
+    joined, iterations, cost = _converse(talks, engine, model.d, dtype, result.seed)
     if result.verdict in ("personal", "alone"):
         own = [personal_model(known, info, j, result.verdict) for j in joined]
-        joined, more, ledger = _converse(own, engine, model.d, dtype, result.seed)
-        iterations, cost = [a + b for a, b in zip(iterations, more, strict=True)], cost + ledger.floats
+        joined, more, sent = _converse(own, engine, model.d, dtype, result.seed)
+        iterations, cost = [a + b for a, b in zip(iterations, more, strict=True)], cost + sent
     models = np.stack([j.model for j in joined])
     metric = result.profile.metric
     scores = Evaluator(newcomers, model, dtype, metric).score("test", models.astype(dtype))
@@ -275,35 +263,26 @@ def admission(method: Method[Any], known: RunSummary, info: FederationInfo, devi
 
 def _converse(
     talks: Sequence[AdmissionDialogue], engine: Engine, d: int, dtype: Any, seed: int
-) -> tuple[list[AdmissionResult], list[int], CommunicationLedger]:
-    """Let every newcomer's conversation go on until it ends."""
-    ledger, ends, turns = CommunicationLedger(), {}, [0] * len(talks)
+) -> tuple[list[AdmissionResult], list[int], int]:
+    """Let every newcomer's conversation go on until it ends; return also its exchanges, and the floats sent in all."""
+    transport, ends, turns = Transport(engine, len(talks), d, dtype), {}, [0] * len(talks)
     tasks: dict[int, Task] = {i: next(talk) for i, talk in enumerate(talks)}
     k = 0
     while tasks:
-        asked = {i: Order(i, k, for_device(task, seed, k, i)) for i, task in tasks.items()}
-        for order in asked.values():
-            ledger.sent(order)
-        looks = {i for i, task in tasks.items() if isinstance(task, PeekModel)}
-        engine.submit(list(asked.values()))
-        tasks, waiting = {}, dict(asked)
-        while waiting and (arrived := engine.collect()):
-            for reply in arrived:
-                if reply.device not in looks:
-                    ledger.received(reply)
-                wrong = fault(reply, waiting, len(talks), d, dtype)
-                if wrong:
-                    raise FedfuseError(f"newcomer {reply.device} sent something that cannot be used: {wrong}")
-                del waiting[reply.device]
-                turns[reply.device] += 1
-                try:
-                    tasks[reply.device] = talks[reply.device].send(reply.values)
-                except StopIteration as end:
-                    ends[reply.device] = end.value
-        if waiting:
-            raise FedfuseError(f"newcomer {min(waiting)} did not answer")
-        k += 1
-    return [ends[i] for i in range(len(talks))], turns, ledger
+        looks = {i: task for i, task in tasks.items() if isinstance(task, PeekModel)}
+        asked = [Order(i, k, for_device(task, seed, k, i)) for i, task in tasks.items() if i not in looks]
+        answers = {reply.device: reply.values for reply in transport.exchange(asked)} | transport.seen(looks)
+        if silent := sorted(tasks.keys() - answers):
+            why = ", ".join(transport.ledger.refused) or "no answer"
+            raise FedfuseError(f"newcomer {silent[0]} sent nothing that can be used: {why}")
+        tasks, k = {}, k + 1
+        for i, values in answers.items():
+            turns[i] += 1
+            try:
+                tasks[i] = talks[i].send(values)
+            except StopIteration as end:
+                ends[i] = end.value
+    return [ends[i] for i in range(len(talks))], turns, transport.ledger.floats
 
 
 def gathered(

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,16 +28,15 @@ class Recorder(Callback):
 
     def __init__(self, directory: Path) -> None:
         self._path, self._album = directory / ROUNDS, SnapshotFile(directory)
+        self._pages: list[DistanceSnapshot] = []
         self._waiting: list[Row] = []
         self._written = -float("inf")
-        self._last: int | None = None
 
     def on_start(self, run: Run) -> None:
         """Start again from the checkpoint."""
         with atomic_write(self._path) as file:
             file.write("".join(map(_line, run.history)).encode())
-        self._album.forget_after(run.k)
-        self._last = max(self._album.rounds(), default=None)
+        self._pages = [page for page in self._album.load() if page.round <= run.k]
         self._look(run)
 
     def on_round(self, run: Run, row: Row) -> None:
@@ -48,13 +48,15 @@ class Recorder(Callback):
 
     def on_end(self, run: Run, result: Result) -> None:
         """Add the distances at the end."""
-        self._album.add(DistanceSnapshot.of(run.k, result.models[:, run.model.fused], result.labels))
+        self._pages = [page for page in self._pages if page.round < run.k]
+        self._pages.append(DistanceSnapshot.of(run.k, result.models[:, run.model.fused], result.labels))
+        self._album.save(self._pages, compress=True)
 
     def _look(self, run: Run) -> None:
-        if due(run.k, self._last, _new_stage(run.history)):
+        if due(run.k, self._pages[-1].round if self._pages else None, _new_stage(run.history)):
             now = run.rule.current(run.state)
-            self._album.add(DistanceSnapshot.of(run.k, now.models[:, run.model.fused], now.labels))
-            self._last = run.k
+            self._pages.append(DistanceSnapshot.of(run.k, now.models[:, run.model.fused], now.labels))
+            self._album.save(self._pages)
 
     def _flush(self) -> None:
         append_text(self._path, "".join(map(_line, self._waiting)))
@@ -62,15 +64,9 @@ class Recorder(Callback):
 
 
 def tidy(directory: Path) -> None:
-    """Put the snapshots of a finished run in one file; the rows are in its history."""
-    SnapshotFile(directory).bind()
+    """Remove what a finished run needs no more: the rows are in its history."""
     (directory / ROUNDS).unlink(missing_ok=True)
-
-
-def forget(directory: Path) -> None:
-    """Remove the files of a run that never got under way."""
-    SnapshotFile(directory).forget_after(-1)
-    (directory / ROUNDS).unlink(missing_ok=True)
+    shutil.rmtree(directory / "snapshots", ignore_errors=True)  # Of unfinished runs of older versions.
 
 
 def read_rounds(directory: Path) -> list[Row]:

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import ceil, floor
+from math import floor
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -21,7 +21,7 @@ from fedfuse.methods.method import Method, Share, check_share, make_plain
 from fedfuse.methods.mixins import TakesSingleReplies
 from fedfuse.protocol.privacy import Noise, calibrated
 from fedfuse.utils.random import generator
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Ints
 
 Sampler: TypeAlias = Callable[[int, int], Ints]
 Mode: TypeAlias = Literal["sync", "async"]
@@ -33,7 +33,7 @@ MIN_WHOLE = {"rounds": 1, "seed": 0, "evaluate_every": 1, "checkpoint_every": 1,
 MIN_WHOLE_OPTIONAL = {"at_once": 1, "budget": 1}
 WORDS = {"mode": get_args(Mode), "late": get_args(Late), "dtype": ("float32", "float64"), "share": get_args(Share)}
 # Settings of rounds of several devices, and their values where they are left out.
-SYNCHRONOUS_ONLY = {"minimum": 0, "overselect": 0, "budget": None}
+SYNCHRONOUS_ONLY = {"minimum": 0, "budget": None}
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,6 @@ class Settings:
     attack, liars, lies, scope
         For experiments: this share of the devices lies, and how (`engines.Attacks`). Scores are then means over the
         others.
-    screen
-        Refuse models whose length is far outside that of the others of a round (`protocol.reply_checks.overlong`).
     clip, epsilon, delta
         Devices clip what they send to the norm ``clip`` and add Gaussian noise, so that all uploads of a device
         together are (``epsilon``, ``delta``) differentially private (`privacy`); 0 for no noise.
@@ -87,8 +85,6 @@ class Settings:
     minimum
         A round with fewer replies is given up, and others are drawn in the next; ten such rounds in a row are an
         error. Methods whose replies add up over rounds (fusion tree, refit) use what has come.
-    overselect
-        Draw this share more devices than take part, and go on with the first ones that answer.
     late
         What comes after its round: ``"refuse"`` it, or ``"use"`` it if it is the newest that its device was asked for
         and the method can (those that can be asynchronous).
@@ -109,7 +105,6 @@ class Settings:
     ahead: int = 50
     deadline: float | None = None
     minimum: int = 0
-    overselect: float = 0.0
     late: Late = "refuse"
     delay: str | float | None = None
     compute: str | float | None = None
@@ -128,7 +123,6 @@ class Settings:
     liars: float = 0.2
     lies: Lies = "all"
     scope: Scope = "all"
-    screen: bool = False
     clip: float = 0.0
     epsilon: float = 0.0
     delta: float = 1e-5
@@ -146,7 +140,6 @@ class Settings:
         object.__setattr__(self, "participation", _read_participation(self.participation))
         positive = self.deadline is None or (_is_number(self.deadline) and self.deadline > 0)
         self._require("deadline", "a positive number of seconds", positive)
-        self._require("overselect", "a share of at least 0", _is_number(self.overselect))
         self._require("tol", "a number of at least 0", _is_number(self.tol))
         self._require("liars", "a share from 0 to 1", _is_number(self.liars, 1.0))
         self._check_together()
@@ -163,8 +156,6 @@ class Settings:
 
     def _check_together(self) -> None:
         """Refuse settings that contradict each other."""
-        if self.overselect and not isinstance(self.participation, (Real, str)):
-            raise FedfuseError("overselect needs a participation share: else there is no number of devices to exceed")
         if (self.clip == 0) != (self.epsilon == 0):
             raise FedfuseError(f"clip and epsilon go together, got clip={self.clip!r}, epsilon={self.epsilon!r}")
         given = [name for name, none in SYNCHRONOUS_ONLY.items() if getattr(self, name) != none]
@@ -197,13 +188,17 @@ class Settings:
             return _distinct_devices(self.participation(k, m), k, m)
         rng = generator(self.seed, "participation", k)
         if isinstance(self.participation, tuple):
-            return np.flatnonzero(rng.random(m) < _one_each(self.participation, m))
+            return np.flatnonzero(rng.random(m) < np.array(self.participation))
         by_size = isinstance(self.participation, str) and rows is not None
         weights = rows / rows.sum() if by_size else None  # type: ignore[union-attr]
-        count = min(m, ceil(self.wanted(m) * (1 + self.overselect) - 1e-9))
-        drawn: Ints = rng.choice(m, count, replace=False, p=weights)
-        # of those drawn in excess nobody may be preferred because of a small number
-        return drawn if self.overselect else np.sort(drawn)
+        drawn: Ints = rng.choice(m, self.wanted(m), replace=False, p=weights)
+        return np.sort(drawn)
+
+    def check_devices(self, m: int) -> None:
+        """Refuse probabilities to take part that are not one for each device."""
+        p = self.participation
+        if isinstance(p, tuple) and len(p) != m:
+            raise FedfuseError(f"participation needs one probability for each of {m} devices, got {len(p)}")
 
     def wanted(self, m: int) -> int:
         """Return how many devices make a round, where that is a share of them."""
@@ -254,12 +249,6 @@ def _share_of(text: str) -> float:
         raise FedfuseError(
             f"participation must be a share above 0 and at most 1, sizes(share) or probabilities, got {text!r}"
         ) from None
-
-
-def _one_each(probabilities: tuple[float, ...], m: int) -> Floats:
-    if len(probabilities) != m:
-        raise FedfuseError(f"participation needs one probability for each of {m} devices, got {len(probabilities)}")
-    return np.array(probabilities)
 
 
 def takes_single_replies(method: Method[Any]) -> bool:

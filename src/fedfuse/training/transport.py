@@ -8,7 +8,7 @@ replies are wanted and it is the newest that its device was asked for. Any other
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,7 +106,7 @@ class Transport:
         seen: dict[int, Floats] = {}
         missing = dict(enumerate(tasks))
         for _ in range(MAX_PEEKS):
-            seen |= self._seen(missing)
+            seen |= self.seen(missing)
             missing = {i: task for i, task in enumerate(tasks) if i not in seen}
             if not missing:
                 break
@@ -114,7 +114,8 @@ class Transport:
             raise FedfuseError(f"device {min(missing)} does not let its model be seen (it does not answer)")
         return [seen[i] if i in seen else instead[i] for i in range(len(tasks))]  # type: ignore[index]
 
-    def _seen(self, tasks: dict[int, Task]) -> dict[int, Floats]:
+    def seen(self, tasks: Mapping[int, Task]) -> dict[int, Floats]:
+        """Look as `look` does, at some devices, once; return what came."""
         self._wait_for(tasks)
         self.engine.submit([Order(i, EVALUATION_ROUND, task) for i, task in tasks.items()])
         seen: dict[int, Floats] = {}
@@ -124,7 +125,7 @@ class Transport:
             self._arrived.extend(reply for reply in arrived if reply.round != EVALUATION_ROUND)
         return seen
 
-    def _fits(self, reply: Reply, tasks: dict[int, Task]) -> bool:
+    def _fits(self, reply: Reply, tasks: Mapping[int, Task]) -> bool:
         expected = (tasks[reply.device].floats_up(self._gate["d"]),)
         return reply.values.shape == expected and bool(np.isfinite(reply.values).all())  # Training may have diverged.
 
