@@ -360,8 +360,6 @@ def test_numbers_of_numpy_are_saved(fed, here, method):
         ((*RUN, "--out", ""), "'' is not a directory; give a name, or . for the current one"),
         (("compare", *TABLE, "--out", ""), "'' is not a directory"),
         (("run", "folder.csv", "--device", "site", "--target", "y"), "folder.csv' is a directory; give a file"),
-        (("tune", *TABLE, "--method", "cfl", "--grid", "1,2"), "--grid takes candidates such as eps1=0.1"),
-        (("tune", *TABLE, "--method", "cfl", "--grid", "eps1=x"), "eps1 takes a number or auto, got 'x'"),
         (("compare", *TABLE, "--seeds", "0"), "--seeds takes how many (at least 1)"),
         (("compare", *TABLE, "--seeds", "-2"), "got '-2'"),
         ((*RUN, "--rounds", "5", "--set", "rounds=3"), "rounds is given twice, as 3 and as 5: leave one out"),
@@ -374,7 +372,6 @@ def test_numbers_of_numpy_are_saved(fed, here, method):
 )
 def test_messages_speak_of_what_was_typed(refused, reg, finished, here, words, message):
     (here / "folder.csv").mkdir()
-    reg.assign(site="one").to_csv("one.csv", index=False)
     shutil.copytree(finished, here / "run")
     assert message in refused(*words)
 

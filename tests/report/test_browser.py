@@ -109,8 +109,6 @@ def test_the_pointer_reads_off_pairs_devices_and_curves(large_run, opened):
     assert "every device alone" in tip(browser)
     hover(browser, "#communication .plot")
     assert "numbers sent so far" in tip(browser)
-    hover(browser, "#tree", -100)
-    assert re.search(r"Cut at distance .*: \d+ groups?", tip(browser))
 
 
 def test_all_of_it_by_keys(table_run, opened):
@@ -130,7 +128,7 @@ def test_all_of_it_by_keys(table_run, opened):
             break
         seen.append(name)
     assert seen[0] == "Skip to content"
-    for part in ("theme", "round", "play", "heat", "map", "cut", "Scores by group", "Coefficients by group"):
+    for part in ("theme", "round", "play", "heat", "map", "Scores by group", "Coefficients by group"):
         assert part in seen, seen
     keys(browser, "#heat", "ARROW_DOWN", "ARROW_RIGHT")
     assert "distance" in tip(browser)
@@ -140,10 +138,6 @@ def test_all_of_it_by_keys(table_run, opened):
     assert "group" in tip(browser)
     keys(browser, "#communication .plot", "END")
     assert "round" in tip(browser)
-    before = browser.find_element("id", "groups-at").text
-    keys(browser, "#cut", "HOME")
-    assert browser.find_element("id", "groups-at").text != before
-    assert "10 groups" in browser.find_element("id", "groups-at").text
 
 
 def test_the_theme_is_remembered(table_run, opened):

@@ -335,29 +335,6 @@ def test_the_command_line(fedfuse, tables, here):
     assert not (here / "t" / FILE).exists()
 
 
-def test_of_a_comparison_every_run_may_have_a_page(fedfuse, here):
-    words = (
-        "synthetic:4,4",
-        "--methods",
-        "fusion-tree,local",
-        "--seeds",
-        "1",
-        "--rounds",
-        "20",
-        "--jobs",
-        "1",
-        "--out",
-        "c",
-    )
-    assert fedfuse("compare", *words)[0] == 0
-    assert (here / "c" / FILE).exists()
-    assert fedfuse("report", "c", "--runs")[0] == 0
-    page = (here / "c" / FILE).read_text()
-    inside = [value for _, value in links(page) if value.startswith("runs/")]
-    assert sorted(inside) == ["runs/fusion-tree-seed0/report.html", "runs/local-seed0/report.html"]
-    assert all((here / "c" / value).exists() for value in inside)
-
-
 def test_no_run_no_page(refused, here):
     assert "config.json" in refused("report", "nothing") or "holds no run" in refused("report", "nothing")
 
@@ -434,24 +411,13 @@ def test_many_devices_share_cells():
     assert heat[290, 5] == 255
 
 
-def test_the_tree_has_the_groups_where_it_is_cut():
+def test_the_tree_has_the_colours_of_the_groups():
     points = np.array([0.0, 0.1, 0.2, 5.0, 5.1, 11.0])[:, None]
     labels = np.array([0, 0, 0, 1, 1, 2])
     tree = DendrogramChart.of(DistanceSnapshot.of(0, points, np.arange(6)), labels + 1)
-    assert tree.groups_at_cut == 3
-    assert tree.exact
-    assert 0.2 < tree.cut < 5.0
+    assert sorted(tree.leaves.tolist()) == list(range(6))
     assert {tone for tone, _ in tree.paths} == {"g0", "g1", "g2", "between"}
     assert DendrogramChart.of(DistanceSnapshot.of(0, np.zeros((4, 2)), np.arange(4)), np.ones(4, int)) is None
-
-
-def test_a_tree_that_has_the_groups_at_no_height():
-    """It is cut where it agrees best, not where their number is the same: here that would tear the first group."""
-    points = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 50.1, 50.2, 50.3, 50.4])[:, None]
-    labels = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])
-    tree = DendrogramChart.of(DistanceSnapshot.of(0, points, np.arange(10)), labels + 1)
-    assert tree.groups_at_cut == 2
-    assert not tree.exact
 
 
 @pytest.mark.parametrize(

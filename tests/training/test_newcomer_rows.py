@@ -212,16 +212,6 @@ def test_nobody_to_join(refused, tables):
     assert "written as .csv" in refused("join", tables / "run", tables / "new.csv", "--out", "p.txt")
 
 
-def test_join_a_data_set_with_a_name(fedfuse, tmp_path):
-    from fedfuse.data.catalog import load
-
-    federation = load("synthetic:S4", seed=0)
-    ff.fit(federation.only(range(10)), out=tmp_path / "run")
-    status, out, _ = fedfuse("join", tmp_path / "run", "synthetic:S4", "--json")
-    assert status == 0
-    assert len(json.loads(out)["newcomers"]) == 50
-
-
 def test_liars_on_the_command_line(fedfuse, refused):
     words = ("run", "digits", "--method", "fedavg", "--rounds", "2", "--json", "--set", "liars=0.4")
     status, out, _ = fedfuse(*words, "--set", "attack=sign-flip", "--set", "lies=models")

@@ -170,22 +170,6 @@ def read_grid(text: str) -> list[float]:
         raise FedfuseError(f"--grid takes increasing numbers separated by commas, got {text!r}") from None
 
 
-def read_candidates(text: str, method: str) -> list[dict[str, Any]]:
-    """Read the ``--grid`` of a method with other settings than lambda: candidates separated by semicolons.
-
-    >>> read_candidates("eps1=0.1, eps2=0.2; eps1=0.5, eps2=1", "cfl")
-    [{'eps1': 0.1, 'eps2': 0.2}, {'eps1': 0.5, 'eps2': 1.0}]
-    """
-    from fedfuse.training.options import parse_options
-
-    words = [candidate.split(",") for candidate in text.split(";") if candidate.strip()]
-    named = all("=" in word for candidate in words for word in candidate)
-    candidates = [parse_options(candidate, method).method for candidate in words] if named else []
-    if not candidates or not all(candidates):
-        raise FedfuseError(f"--grid takes candidates such as eps1=0.1,eps2=0.2;eps1=0.5,eps2=1, got {text!r}")
-    return candidates
-
-
 def read_seeds(text: str) -> list[int]:
     """Read ``--seeds``: how many, counted from 0, or which, separated by commas.
 

@@ -23,14 +23,8 @@ def report(
     directory: Annotated[Path, Arg(help="The directory of a finished run, or of a comparison.")],
     out: Annotated[Path | None, Opt(help="The page (default: report.html in the directory).")] = None,
     baselines: Annotated[bool, Opt(help="Fit local and pooled models to compare with, unless the run did.")] = True,
-    runs: Annotated[bool, Opt(help="Comparison: write the page of each of its runs, too.")] = False,
 ) -> None:
     """Write one page that shows what was found; it opens from disk, without a network."""
-    from fedfuse.studies.compare import is_comparison
-
-    if runs and is_comparison(directory):
-        for place in sorted(directory.glob("runs/*/summary.json")):
-            write_page(place.parent, baselines)
     Answers().say(write_page(directory, baselines, out))
 
 
@@ -77,43 +71,33 @@ def predict(
 
 def join(
     directory: Finished,
-    newcomers: Annotated[str, Arg(help="A table file like that of the run, or a data set with a name.")],
+    newcomers: Annotated[Path, Arg(help="A table file like that of the run.")],
     out: Annotated[Path | None, Opt(help="A .csv file for predictions of rows without a target.")] = None,
-    seed: Annotated[int | None, Opt(help="Seed of a data set with a name (default: that of the run).")] = None,
-    features: args.Features = "uniform",
-    data_dir: args.DataDir = None,
     json_: args.Json = False,
 ) -> None:
     """Admit devices that the run does not know: their group, how sure that is, and predictions."""
-    from fedfuse.data.readers import is_table, read_table
+    from fedfuse.data.readers import read_table
     from fedfuse.results.result import Result
     from fedfuse.training.newcomers import admit, from_table, note
 
     _check_csv(out)
     result = Result.load(directory)
-    path, arrived = Path(newcomers).expanduser(), None
-    if is_table(path):
-        arrived = from_table(result, read_table(path), seed=result.seed)
-        federation = arrived.federation
-        if federation is None:
-            raise FedfuseError(_nobody(arrived))
-    else:
-        data = args.DataOptions(features, data_dir=data_dir)
-        federation = args.load_data(data.source_of(newcomers, result.seed if seed is None else seed))
-    joined = admit(result, federation)
+    arrived = from_table(result, read_table(newcomers), seed=result.seed)
+    if arrived.federation is None:
+        raise FedfuseError(_nobody(arrived))
+    joined = admit(result, arrived.federation)
     note(joined, directory)
-    if arrived:
-        _predict_waiting(arrived, joined, out)
+    _predict_waiting(arrived, joined, out)
     if json_:
         print_json(joined.summary())
     else:
         from fedfuse.report.terminal import show_newcomers
 
         show_newcomers(joined, Answers())
-    if arrived and arrived.familiar:
+    if arrived.familiar:
         known = "their devices are in the run already (fedfuse predict)"
         console.say(f"{arrived.familiar} rows ignored: {known}", "yellow")
-    if arrived and arrived.strangers:
+    if arrived.strangers:
         console.say(f"not admitted, as no row has a target: {', '.join(arrived.strangers[:10])}", "yellow")
 
 

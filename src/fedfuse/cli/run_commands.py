@@ -20,7 +20,6 @@ _METHOD = """fusion-tree, fpfc, fpfc-l1, local, fedavg, fedasync, lg-fedavg, per
 scaffold, fedavg-ft, ditto, fedper, fedrep, pfedme, l2gd, fedamp, mocha, fedem, hypcluster, odcl-cc, odcl-km, fl-hc,
 stocfl, network-lasso, oracle (default: fusion-tree; with --lam, fpfc)."""
 _LAM = "Strength of FPFC's penalty, or warmup or separate: chosen as in the paper."
-_GRID = "Lambdas, e.g. 0,0.5,1; or candidates of other settings, e.g. eps1=0.1,eps2=0.2;eps1=0.5,eps2=1."
 
 
 @args.with_data_options
@@ -72,7 +71,7 @@ def tune(
     dataset: args.Dataset,
     *,
     strategy: Annotated[str | None, Opt(help="For lambda: warmup (default) or separate.")] = None,
-    grid: Annotated[str | None, Opt(help=_GRID)] = None,
+    grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1.")] = None,
     method: Annotated[str, Opt(help="fpfc, fpfc-l1, cfl, pacfl or ifca.")] = "fpfc",
     rounds: Annotated[int | None, Opt(help="Maximum for each lambda (separate) or in all (warmup).")] = None,
     cap: Annotated[int | None, Opt(help="Maximum for one lambda (warmup) or other candidate.")] = None,
@@ -92,9 +91,7 @@ def tune(
 
     kind = method_called(method)
     searched, lam = issubclass(kind, Searchable), 0 if hasattr(kind, "lam") else None
-    candidates: Any = None
-    if grid is not None:
-        candidates = args.read_candidates(grid, method) if searched else args.read_grid(grid)
+    candidates = None if grid is None else args.read_grid(grid)
     if lam is not None:
         args.refuse_key("lam", set_, "lambda is chosen here; --grid takes the candidates")
     words = args.words_of(set_, lam=lam, rounds=rounds, metric=metric, class_weight=class_weight)

@@ -47,7 +47,7 @@ def comparison_page(directory: Path) -> dict[str, Any]:
         "settings": settings_of(directory / "runs" / f"{first[0]}-seed{first[1]}", found.results[first]),
         "settings_of": f"{first[0]}, seed {first[1]}",
         "versions": versions(read_json(table).get("version") if table.exists() else None),
-        "data": {"names": [], "groups": [], "pairs": None, "tree": None},
+        "data": {"names": [], "groups": [], "pairs": None},
     }
 
 

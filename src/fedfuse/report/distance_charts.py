@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.linalg import eigh
 from scipy.sparse.linalg import eigsh
 
-from fedfuse.core.partitions import adjusted_rand
 from fedfuse.report.charts import SIDE, Axis, thinned
 from fedfuse.report.palette import tone
 from fedfuse.results.result import Result
@@ -24,7 +23,6 @@ MAX_FRAMES = 16
 MAX_CELLS = 300
 # Colours tell this share of all pairs apart: a device that lies may be far out.
 SHOWN_PERCENTILE = 99.5
-MERGE_AXIS = "distance at which groups merge"
 
 
 @dataclass(frozen=True)
@@ -190,21 +188,12 @@ class DendrogramChart:
     ----------
     paths
         (colour, SVG path) for each group, and for what joins groups.
-    heights
-        Where two groups merge, increasing.
-    cut
-        Where the groups of the tree agree best with those found (adjusted Rand index).
-    exact
-        Whether they are the same there.
     leaves
         The devices from top to bottom.
     """
 
     paths: list[tuple[str, str]]
     x: Axis
-    heights: Floats
-    cut: float
-    exact: bool
     leaves: Ints
 
     @classmethod
@@ -213,44 +202,9 @@ class DendrogramChart:
         merges = average_linkage(alone)
         if not len(merges) or alone.largest == 0:
             return None
-        heights = merges[:, 2]
-        axis = Axis(0.0, 1.03 * float(heights[-1]), words=MERGE_AXIS)
-        shown = groups[alone.devices]
-        paths, leaves = _drawn(merges, shown, axis)
-        return cls(paths, axis, heights, *_best_cut(merges, shown), alone.devices[leaves])
-
-    @property
-    def groups_at_cut(self) -> int:
-        return len(self.heights) + 1 - int((self.heights <= self.cut).sum())
-
-
-def merged_groups(merges: Floats, groups: Ints) -> Ints:
-    """Return the group of every node of a tree, leaves first; -1 for nodes with devices of several groups."""
-    owner = np.concatenate([groups, np.full(len(merges), -1)])
-    for k, (left, right) in enumerate(merges[:, :2].astype(np.int64)):
-        owner[len(groups) + k] = owner[left] if owner[left] == owner[right] else -1
-    return owner
-
-
-def _best_cut(merges: Floats, groups: Ints) -> tuple[float, bool]:
-    """Return the middle of the stretch in which the tree agrees best with the groups, and whether it has these."""
-    heights = merges[:, 2]
-    ends = np.concatenate([[0.0], heights, [1.03 * heights[-1]]])
-    agreement = np.array([adjusted_rand(groups, labels) for labels in _levels(merges, len(groups))], float)
-    stretch = np.diff(ends)
-    agreement[stretch <= 0] = -1.0  # nothing lies between two merges at one height
-    best = np.flatnonzero(agreement == agreement.max())
-    place = best[np.argmax(stretch[best])]
-    return float((ends[place] + ends[place + 1]) / 2), bool(agreement[place] == 1)
-
-
-def _levels(merges: Floats, n: int) -> Iterator[Ints]:
-    """Yield the groups of a tree's leaves after no merge, after the first, and so on."""
-    labels = np.arange(n)
-    yield labels
-    for k, (left, right) in enumerate(merges[:, :2].astype(np.int64)):
-        labels = np.where((labels == left) | (labels == right), n + k, labels)
-        yield labels
+        axis = Axis(0.0, 1.03 * float(merges[-1, 2]), words="distance at which groups merge")
+        paths, leaves = _drawn(merges, groups[alone.devices], axis)
+        return cls(paths, axis, alone.devices[leaves])
 
 
 def _drawn(merges: Floats, groups: Ints, axis: Axis) -> tuple[list[tuple[str, str]], Ints]:
@@ -259,7 +213,10 @@ def _drawn(merges: Floats, groups: Ints, axis: Axis) -> tuple[list[tuple[str, st
     x = np.concatenate([np.zeros(n), SIDE * axis.share(merges[:, 2])])
     y = np.zeros(2 * n - 1)
     y[leaves] = (np.arange(n) + 0.5) / n * SIDE
-    tones = [tone(max(int(group), 0)) for group in merged_groups(merges, groups)]
+    owner = np.concatenate([groups, np.zeros(n - 1, np.int64)])  # Of every node; 0 for devices of several groups.
+    for node, (left, right) in enumerate(merges[:, :2].astype(np.int64), n):
+        owner[node] = owner[left] if owner[left] == owner[right] else 0
+    tones = [tone(int(group)) for group in owner]
     pieces: dict[str, list[str]] = {name: [] for name in tones}
     for node, (left, right) in enumerate(merges[:, :2].astype(np.int64), n):
         y[node] = (y[left] + y[right]) / 2

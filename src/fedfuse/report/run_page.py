@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ MAX_CARDS, MAX_FEATURES, MAX_COLUMNS = 24, 12, 6
 # Names that have room beside the leaves of a dendrogram, and groups that have room in the key of a chart.
 MAX_LEAVES, MAX_KEYS = 40, 12
 MAX_POINTS = 600
-LIBRARIES = ("numpy", "scipy", "numba", "scikit-learn", "pandas", "torch", "flwr")
 # Entries of a run's configuration that are no settings, and those that say nothing where nobody is made to lie.
 HIDDEN_SETTINGS, ATTACK_SETTINGS = {"version", "fingerprint"}, {"attack", "liars", "lies", "scope"}
 
@@ -72,7 +70,7 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         "newcomers": [_newcomer(result, n) for n in noted(directory)],
         "settings": settings_of(directory, result),
         "versions": versions(read_json(directory / "summary.json").get("version")),
-        "data": _data(result, pairs, tree, noun),
+        "data": _data(result, pairs, noun),
     }
 
 
@@ -87,14 +85,12 @@ def _scores_or_sums(result: Result, known: Mapping[str, Floats]) -> dict[str, Fl
     return {names.get(kind, kind): scores for kind, scores in words.compared_scores(result, known).items()}
 
 
-def _data(result: Result, pairs: PairFrame, tree: DendrogramChart | None, noun: words.Noun) -> dict[str, Any]:
+def _data(result: Result, pairs: PairFrame, noun: words.Noun) -> dict[str, Any]:
     """Return what the page's script reads."""
-    heights = None if tree is None else [float(f"{h:.4g}") for h in tree.heights]
     return {
         "names": [noun.named(name) for name in result.profile.names],
         "groups": result.group_numbers.tolist(),
         "pairs": {**pairs.payload(result.apart), "stages": _stages_at(result, [f.round for f in pairs.frames])},
-        "tree": None if tree is None else {"heights": heights, "high": tree.x.high},
     }
 
 
@@ -279,17 +275,9 @@ def settings_of(directory: Path, result: Result) -> list[tuple[str, list[tuple[s
 
 
 def versions(of_run: str | None) -> list[tuple[str, str]]:
-    """Return the versions of this computer's programs, and that of fedfuse when the run was made."""
+    """Return the versions of fedfuse when the run was made, and of what makes this page."""
     found = [("fedfuse, of the run", of_run or "unknown"), ("fedfuse, of this page", __version__)]
-    found.append(("Python", platform.python_version()))
-    return found + [(name, number) for name in LIBRARIES if (number := _version(name))]
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
+    return [*found, ("Python", platform.python_version()), ("NumPy", np.__version__)]
 
 
 def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -208,27 +208,6 @@
     go(frame);
   }
 
-  // the dendrogram: where it is cut, and how many groups that makes
-  if (data.tree) {
-    const { heights, high } = data.tree, cut = $("cut"), line = $("cut-line"), out = $("groups-at"), tree = $("tree");
-    const words = (v) => {
-      const groups = heights.length + 1 - heights.filter((h) => h <= v).length;
-      return "Cut at distance " + number(v) + ": " + groups + (groups === 1 ? " group" : " groups");
-    };
-    const set = () => {
-      const v = high * cut.value / 1000;
-      line.style.left = cut.value / 10 + "%"; out.textContent = words(v); cut.setAttribute("aria-valuetext", words(v));
-    };
-    cut.addEventListener("input", set);
-    tree.addEventListener("pointermove", (e) => {
-      const box = tree.getBoundingClientRect();
-      say(words(high * Math.max(0, Math.min(1, (e.clientX - box.left) / box.width))), e.clientX, e.clientY);
-    });
-    tree.addEventListener("pointerleave", hush);
-    tree.addEventListener("click", (e) => { const box = tree.getBoundingClientRect(); cut.value = 1000 * (e.clientX - box.left) / box.width; set(); });
-    set();
-  }
-
   // the table of devices: find and sort
   const table = $("devices");
   if (table) {
