@@ -126,6 +126,12 @@ def test_values_of_a_setting(fedfuse, small):
     assert fedfuse("resume", "c")[1] == out
 
 
+def test_options_of_tables_reach_every_run(fedfuse, small):
+    words = ["--methods", "local", "--seeds", "1", "--jobs", "1", "--out", "c", "--min-rows", "3"]
+    assert fedfuse("compare", *DATA, *words)[0] == 0
+    assert json.loads(Path("c/runs/local-seed0/config.json").read_text())["source"]["min_rows"] == 3
+
+
 BAD = {
     "--methods moon": "unknown method 'moon'; known: fusion-tree, fpfc",
     "--methods fpfc,fpfc": "method 'fpfc' is there twice",

@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 
 from fedfuse._version import __version__
 from fedfuse.data.catalog import absolute
-from fedfuse.data.federation import Federation, Goal
-from fedfuse.data.synthetic import FeatureDistribution
+from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.method import Method
@@ -35,6 +34,9 @@ from fedfuse.utils.threads import usable_cores
 log = logging.getLogger(__name__)
 FILE = "compare.json"
 RUNS = "runs"
+DATA_OPTIONS = (
+    "features", "device", "target", "goal", "data_dir", "test", "validation", "split_by", "min_rows", "weight",
+)  # fmt: skip
 Methods: TypeAlias = str | Sequence[str | Method[Any]] | Mapping[str, Method[Any]]
 
 
@@ -49,13 +51,6 @@ def compare(
     rounds: int | None = None,
     words: Sequence[str] = (),
     over: str | None = None,
-    features: FeatureDistribution = "uniform",
-    device: str | None = None,
-    target: str | None = None,
-    goal: Goal | None = None,
-    data_dir: str | PathLike[str] | None = None,
-    test: float | None = None,
-    validation: float | None = None,
     watcher: Watcher | None = None,
     **settings: Any,
 ) -> Comparison:
@@ -85,10 +80,10 @@ def compare(
         ``key=value`` or ``method.key=value``, as of ``--set``, for methods given by name; they override the settings.
     over
         A key of ``words`` and its values, ``"lam=0.1,0.2,0.4"``: methods that have it are run with each of them.
-    features, device, target, goal, data_dir, test, validation
-        As for `data.load`, where a name is given.
     watcher
         Sees the progress of the runs.
+    device, target, features, …
+        As for `data.load`, where a name is given.
 
     Examples
     --------
@@ -101,9 +96,8 @@ def compare(
     >>> found.table["n_clusters"].to_dict()
     {'alone': 6.0, 'fused': 2.0}
     """
-    columns: dict[str, Any] = {"device": device, "target": target, "goal": goal, "data_dir": data_dir}
-    columns |= {part: share for part, share in (("test", test), ("validation", validation)) if share is not None}
-    source = _source(data, features, columns)
+    columns = {name: settings.pop(name) for name in DATA_OPTIONS if name in settings}
+    source = _source(data, {name: value for name, value in columns.items() if value is not None})
     if jobs is not None and (not isinstance(jobs, Integral) or jobs < 1):
         raise FedfuseError(f"jobs must be a whole number of at least 1, got {jobs!r}")
     if source is None and jobs not in (None, 1):
@@ -148,17 +142,17 @@ def is_comparison(directory: str | PathLike[str]) -> bool:
     return (Path(directory) / FILE).exists()
 
 
-def _source(data: Any, features: str, columns: dict[str, Any]) -> dict[str, Any] | None:
+def _source(data: Any, columns: dict[str, Any]) -> dict[str, Any] | None:
     """Return what `data.load` needs besides the seed, with absolute paths; None for a federation."""
     if isinstance(data, str):
-        place = columns["data_dir"]
-        data_dir = None if place is None else str(Path(place).absolute())
-        return {"dataset": absolute(data), "features": features, **columns, "data_dir": data_dir}
+        if "data_dir" in columns:
+            columns["data_dir"] = str(Path(columns["data_dir"]).absolute())
+        unset = dict.fromkeys(("device", "target", "goal", "data_dir"))
+        return {"dataset": absolute(data), "features": "uniform", **unset, **columns}
     if not isinstance(data, Federation):
         raise FedfuseError(f"data must be a Federation or the name of a data set, got {type(data).__name__}")
     for word, value in columns.items():
-        if value is not None:
-            raise FedfuseError(f"{word}={value!r} is for data sets given by name")
+        raise FedfuseError(f"{word}={value!r} is for data sets given by name")
     return None
 
 
