@@ -15,10 +15,11 @@ import numpy as np
 from scipy.cluster.hierarchy import dendrogram, linkage
 
 import fedfuse as ff
+from fedfuse.paper import figures
+from fedfuse.paper.solution_path import figure_1
 from fedfuse.report import plots, write_report
 from fedfuse.report.palette import COLOURS
 from fedfuse.results.snapshots import SnapshotFile
-from fedfuse.studies.solution_path import figure_1
 from fedfuse.training.evaluation import Baselines, local_models
 
 
@@ -73,7 +74,7 @@ def penalties(directory: Path) -> None:
 
 def paths(directory: Path) -> None:
     """Draw the paper's Figure 1."""
-    axes = plots.plot_figure1(figure_1(points=31))
+    axes = figures.paths(figure_1(points=31))
     _save(axes[0, 0].figure, directory / "paths.svg")
 
 

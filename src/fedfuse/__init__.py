@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fedfuse.results.result import Result
     from fedfuse.studies.compare import compare
     from fedfuse.studies.comparison import Comparison
-    from fedfuse.studies.solution_path import SolutionPath, solution_path
     from fedfuse.studies.tune import Tuning, tune
     from fedfuse.training.explain import explain
     from fedfuse.training.fit import fit, resume
@@ -67,7 +66,6 @@ __all__ = [
     "Settings",
     "SmoothedSCAD",
     "SoftmaxRegression",
-    "SolutionPath",
     "SquaredL2",
     "TorchModel",
     "Tuning",
@@ -78,7 +76,6 @@ __all__ = [
     "explain",
     "fit",
     "resume",
-    "solution_path",
     "tune",
 ]
 
@@ -102,7 +99,6 @@ __getattr__ = lazy_names(
         "results.result": "Result",
         "studies.compare": "compare",
         "studies.comparison": "Comparison",
-        "studies.solution_path": "SolutionPath solution_path",
         "studies.tune": "Tuning tune",
         "training.explain": "explain",
         "training.fit": "fit resume",

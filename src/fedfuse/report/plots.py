@@ -7,28 +7,23 @@ and have the colours of the report (`fedfuse.report.palette`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedfuse.errors import FedfuseError
 from fedfuse.report.charts import Chart
 from fedfuse.report.distance_charts import average_linkage, by_group, numbers_by_size
-from fedfuse.report.palette import COLOURS, GREY, colour
+from fedfuse.report.palette import COLOURS, GREY
 from fedfuse.report.run_page import cost_chart, device_chart, device_scores, training_charts
 from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
 
-if TYPE_CHECKING:
-    from fedfuse.studies.solution_path import SolutionPath
-
 FORMATS = (".png", ".svg", ".pdf")
-PENALTIES = {"l2": "squared l2", "l1": "l1", "scad": "SCAD", "smoothed-scad": "smoothed SCAD", "mcp": "MCP"}
-MAX_PARAMETERS = 12
 MAX_NAMED_GROUPS = 12  # That have room for their numbers on an axis.
 
 
@@ -48,38 +43,6 @@ def save_picture(axes: Any, path: str | PathLike[str]) -> None:
     with _pyplot().rc_context({"svg.hashsalt": "fedfuse"}):
         figure.savefig(path, dpi=150, bbox_inches="tight", metadata={dated: None} if dated else None)
     _pyplot().close(figure)
-
-
-def plot_path(path: SolutionPath, ax: Any = None) -> Any:
-    """Draw every device's estimates against lambda, coloured by the true groups, or else by those found at the end.
-
-    Of models with many parameters the twelve are shown that differ most between devices.
-    """
-    ax = _axes(ax)
-    groups = path.truth if path.truth is not None else path.labels[-1]
-    spread = np.std(path.estimates[0], axis=0)
-    for j in np.sort(np.argsort(-spread, kind="stable")[:MAX_PARAMETERS]):
-        for group in np.unique(groups):
-            ax.plot(path.grid, path.estimates[:, groups == group, j], color=colour(group + 1), lw=0.9, alpha=0.7)
-    few = [(n, a, b) for n, a, b in path.spans() if n <= 3 and b > a]
-    ends = ", ".join(f"{n} from {a:.2g} on" for n, a, _ in few) if few else f"never fewer than {path.n_clusters.min()}"
-    ax.set(xlabel="lambda", ylabel="estimates")
-    ax.set_title(f"{PENALTIES.get(path.penalty, path.penalty)}\n", fontsize=11, fontweight="bold")
-    ax.annotate(f"groups: {ends}", (0.5, 1.02), xycoords="axes fraction", ha="center", va="bottom", fontsize=9)
-    return _plain(ax)
-
-
-def plot_figure1(paths: Sequence[SolutionPath] | None = None, axes: Any = None) -> Any:
-    """Draw the paper's Figure 1: the toy example under squared l2, l1, SCAD and smoothed SCAD."""
-    from fedfuse.studies.solution_path import figure_1
-
-    paths = figure_1() if paths is None else paths
-    axes = _axes(axes, 2, 2, size=(10, 7))
-    for path, ax in zip(paths, np.ravel(axes), strict=True):
-        plot_path(path, ax).set_ylabel("estimate of each device")
-        for value in (-1, 1):
-            ax.axhline(value, color="black", lw=0.8, ls=":", zorder=0)
-    return axes
 
 
 def plot_chart(chart: Chart, ax: Any = None) -> Any:

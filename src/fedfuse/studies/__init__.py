@@ -1,1 +1,1 @@
-"""Many runs: comparisons, tuning, solution paths."""
+"""Many runs: comparisons, tuning."""

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedfuse.core.partitions import adjusted_rand
-from fedfuse.core.penalties import PENALTIES, Penalty
-from fedfuse.errors import FedfuseError
+from fedfuse.core.penalties import PENALTIES
 from fedfuse.pairs.state import FusionState
-from fedfuse.utils.lazy import load
 from fedfuse.utils.typing import Floats, Ints
 
 FIGURE_1 = ("l2", "l1", "scad", "smoothed-scad")
+RHO = 1.0  # Weight of the proximal terms of the iteration.
+MAX_ROUNDS = 2000  # For each lambda.
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,6 @@ class SolutionPath:
         lambdas x devices x parameters.
     labels, n_clusters
         The group of every device, and the number of groups, for each lambda.
-    converged
-        Whether the iteration reached its tolerance.
     truth
         The true group of every device, where known.
     """
@@ -62,7 +58,6 @@ class SolutionPath:
     estimates: Floats
     labels: Ints
     n_clusters: Ints
-    converged: npt.NDArray[np.bool_]
     truth: Ints | None = None
 
     @property
@@ -77,65 +72,28 @@ class SolutionPath:
         pieces = np.split(np.arange(len(self.grid)), edges)
         return [(int(self.n_clusters[p[0]]), float(self.grid[p[0]]), float(self.grid[p[-1]])) for p in pieces]
 
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the path; needs ``fedfuse[report]``."""
-        return load("fedfuse.report.plots:plot_path")(self, ax)
 
-    def __repr__(self) -> str:
-        spans = ", ".join(f"{n} to {stop:.3g}" for n, _, stop in self.spans()[:6])
-        return f"SolutionPath({self.penalty}, {len(self.grid)} lambdas; groups: {spans})"
+def solution_path(data: Quadratics, penalty: str, grid: Sequence[float] | Floats, tol: float = 1e-5) -> SolutionPath:
+    """Follow the devices' estimates along increasing lambda; ``tol`` is the residual at which each lambda is left.
 
-
-def solution_path(
-    data: Quadratics | npt.ArrayLike,
-    penalty: str = "smoothed-scad",
-    grid: Sequence[float] | npt.ArrayLike | None = None,
-    *,
-    rho: float = 1.0,
-    rounds: int = 2000,
-    tol: float = 1e-5,
-    **shape: float,
-) -> SolutionPath:
-    """Follow the devices' estimates along increasing lambda.
-
-    Parameters
-    ----------
-    data
-        `Quadratics`, or one estimate per device (m x d) with the loss ``||w - estimate||^2 / 2``.
-    penalty
-        ``smoothed-scad``, ``scad``, ``mcp``, ``l1`` or ``l2``; ``**shape`` are its other parameters (a, xi).
-    grid
-        Increasing lambdas; default: 41 from 0 to the largest distance between two devices' own estimates.
-    rho
-        Weight of the proximal terms of the iteration.
-    rounds, tol
-        For each lambda: the maximum of rounds, and the residual at which the iteration has converged.
-
-    Examples
-    --------
-    >>> path = solution_path([[-1.1], [-0.9], [1.0], [1.2]], "scad", [0, 0.2, 0.4])
+    >>> data = Quadratics(np.array([[-1.1], [-0.9], [1.0], [1.2]]), np.ones(4))
+    >>> path = solution_path(data, "scad", [0, 0.2, 0.4])
     >>> path.n_clusters.tolist(), path.labels[-1].tolist()
     ([4, 4, 2], [0, 0, 1, 1])
     """
-    if penalty not in PENALTIES:
-        raise FedfuseError(f"unknown penalty {penalty!r}; known: {', '.join(PENALTIES)}")
-    kind, quadratics = PENALTIES[penalty], data if isinstance(data, Quadratics) else _points(data)
-    start, everyone = quadratics.centres, np.arange(len(quadratics.centres))
-    if len(start) < 2:
-        raise FedfuseError("a path shows how devices' models meet, and one device has no pairs; give at least two")
-    lambdas = _lambdas(grid, start)
-    state = FusionState(start, _with(kind, 0.0, shape), rho, warm=True, dtype=np.float64)
-    found = []
-    for lam in lambdas:
-        state.penalty = _with(kind, float(lam), shape)
-        converged = lam == 0 or any(
-            state.update(everyone, quadratics.solve(state.anchors(everyone), rho)).largest <= tol for _ in range(rounds)
-        )
+    kind, everyone = PENALTIES[penalty], np.arange(len(data.centres))
+    state = FusionState(data.centres, kind(0.0), RHO, warm=True, dtype=np.float64)
+    estimates, labels = [], []
+    for lam in grid:
+        state.penalty = kind(float(lam))
+        for _ in range(MAX_ROUNDS if lam else 0):
+            if state.update(everyone, data.solve(state.anchors(everyone), RHO)).largest <= tol:
+                break
+        estimates.append(state.omega.copy())
         # Below the width of a smoothed kink, theta is as good as zero.
-        labels = state.labels(1.01 * float(getattr(state.penalty, "xi", 0.0)) if lam else 0.0)
-        found.append((state.omega.copy(), labels, converged))
-    omegas, groups, converged_at = (np.array(column) for column in zip(*found, strict=True))
-    return SolutionPath(penalty, lambdas, omegas, groups, groups.max(axis=1) + 1, converged_at, quadratics.truth)
+        labels.append(state.labels(1.01 * float(getattr(state.penalty, "xi", 0.0)) if lam else 0.0))
+    groups = np.array(labels)
+    return SolutionPath(penalty, np.array(grid), np.array(estimates), groups, groups.max(axis=1) + 1, data.truth)
 
 
 def toy(m: int = 50, n: int = 100, noise: float = 4.0, seed: int = 1) -> Quadratics:
@@ -164,27 +122,3 @@ def figure_1(seed: int = 1, points: int = 41) -> list[SolutionPath]:
     data, ends = toy(seed=seed), {"l1": 0.12}
     grids = {name: np.linspace(0, ends.get(name, 0.6), points) for name in FIGURE_1}
     return [solution_path(data, name, grids[name], tol=1e-4) for name in FIGURE_1]
-
-
-def _with(kind: type[Penalty], lam: float, shape: dict[str, float]) -> Penalty:
-    try:
-        return kind(lam, **shape)
-    except TypeError:
-        raise FedfuseError(f"penalty {kind.name!r} has no such parameters: {', '.join(shape)}") from None
-
-
-def _points(data: Any) -> Quadratics:
-    centres = np.array(data, dtype=np.float64)
-    if centres.ndim != 2 or not np.isfinite(centres).all():
-        raise FedfuseError(f"estimates must be finite, one row per device; got an array of shape {centres.shape}")
-    return Quadratics(centres, np.ones(len(centres)))
-
-
-def _lambdas(grid: Any, start: Floats) -> Floats:
-    if grid is None:
-        probe = FusionState(start, PENALTIES["l2"](0.0), dtype=np.float64)
-        grid = np.linspace(0, probe.distances().max(), 41)
-    lambdas = np.array(grid, dtype=np.float64)
-    if lambdas.ndim != 1 or not lambdas.size or not (np.diff(lambdas) > 0).all():
-        raise FedfuseError(f"the grid of lambdas must be increasing numbers, got {grid!r}")
-    return lambdas
