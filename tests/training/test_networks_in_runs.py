@@ -114,28 +114,12 @@ def test_a_device_gets_its_clusters_module_and_the_users_stays_as_it_was():
         plain.module(0)
 
 
-def test_confusion_counts_every_test_row_once():
-    fed = federation()
-    res = ff.fit(fed, METHOD, own(), rounds=10)
-    whole = res.confusion(fed)
-    counts = fed.rows("test").counts
-    assert whole.to_numpy().sum() == counts.sum()
-    hits = np.nansum(res.scores["test"] * counts)
-    assert np.trace(whole.to_numpy()) == pytest.approx(hits)
-    parts = sum(res.confusion(fed, c).to_numpy() for c in range(res.n_clusters))
-    np.testing.assert_array_equal(parts, whole.to_numpy())
-    with pytest.raises(FedfuseError, match="other names"):
-        res.confusion(federation(m=5))
-
-
 def test_values_by_a_network():
     fed = federation(goal="regression")
     model = ff.TorchModel(network(outputs=1), "mse", fused="all")
     res = ff.fit(fed, ff.FPFC(lam=0.1, refit=False, work=ff.Work(steps=2, lr=0.02, batch=10)), model, rounds=60)
     flat = ff.fit(fed, ff.FPFC(lam=0.1, refit=False, work=ff.Work(steps=20, lr=0.05)), rounds=60)
     assert res.score("test") < flat.score("test")
-    with pytest.raises(FedfuseError, match="needs classes"):
-        res.confusion(fed)
 
 
 def test_exported_weights_are_those_of_the_module(tmp_path):

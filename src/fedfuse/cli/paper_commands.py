@@ -7,7 +7,6 @@ from typing import get_args
 
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.table import Table
 
 from fedfuse.cli.console import Answers, Lines
 from fedfuse.errors import FedfuseError
@@ -16,7 +15,7 @@ from fedfuse.paper.experiment import Findings, Item
 from fedfuse.paper.items import chosen, items
 from fedfuse.paper.runner import effort
 from fedfuse.paper.setup import PaperSetup, Size
-from fedfuse.report.terminal import ComparisonBars
+from fedfuse.report.terminal import ComparisonBars, plain_table
 from fedfuse.results.formatting import duration
 from fedfuse.utils.threads import usable_cores
 
@@ -27,14 +26,14 @@ MIN_WIDE_COLUMNS = 140  # Narrower terminals have one column for the place of an
 
 def show_list(out: Path, data_dir: str | None, answers: Answers) -> None:
     """Print every item: name, what it is, about how long it takes at each size, and whether that is done."""
-    table = Table(box=None, pad_edge=False)
-    wide, sizes = answers.width >= MIN_WIDE_COLUMNS, tuple(reversed(get_args(Size)))
-    for heading in ("name", *(("where",) if wide else ()), "what", *sizes):
-        table.add_column(heading, justify="right" if heading in sizes else "left", no_wrap=heading != "what")
+    wide, sizes, rows = answers.width >= MIN_WIDE_COLUMNS, tuple(reversed(get_args(Size))), []
     for item in items().values():
         times = [_time(item, PaperSetup(size, runner.cache(out), data_dir)) for size in sizes]
         what = [item.where, escape(item.title)]
-        table.add_row(item.name, *(what if wide else [": ".join(what)]), *times)
+        rows.append([item.name, *(what if wide else [": ".join(what)]), *times])
+    heads = ["name", *(["where"] if wide else []), "what"]
+    table = plain_table([*heads, *sizes], rows, left=len(heads))
+    table.columns[len(heads) - 1].no_wrap = False
     answers.print(table)
     words = f"Rough times on {usable_cores()} cores; done: already there in {out}. Figures of the same runs share them."
     answers.say(f"\n{words}")
@@ -81,11 +80,8 @@ def _print_item(item: Item, found: Findings, answers: Answers) -> None:
     answers.say(f"{item.where}: {item.title}", "bold")
     for title, frame in found.tables.items():
         answers.say(f"\n{title}")
-        table = Table(box=None, pad_edge=False)
-        for place, heading in enumerate(frame.columns):
-            table.add_column(str(heading).strip(), justify="left" if place == 0 else "right", no_wrap=True)
-        for row in frame.itertuples(index=False):
-            table.add_row(*(escape(str(cell)) for cell in row))
+        rows = ([escape(str(cell)) for cell in row] for row in frame.itertuples(index=False))
+        table = plain_table(list(frame.columns), rows, left=1)
         # A table that is too wide for the terminal runs over its edge, but keeps its numbers whole.
         wide = Measurement.get(answers, answers.options.update(width=MAX_TABLE_COLUMNS), table).maximum
         Answers(file=answers.file, width=max(wide, answers.width)).print(table)

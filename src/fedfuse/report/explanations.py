@@ -24,6 +24,8 @@ MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
 POOLED = "one model for all"
 TESTS = "p: of the surest difference between two groups, Holm-corrected; detectable: found with 80 % power"
 ONE_GROUP = "one group is one model for all, too: this one stops by validation rows, the other has a fixed ridge"
+# What columns of scores are called, by the words of a verdict.
+SHORT = {"groups": "together", "personal": "personal", "alone": "alone", "pooled": "one for all"}
 # Mean scores that differ by less are called about equal: a share of the RMSE, or of all rows.
 TIE_RATIO, TIE_ACCURACY = 0.01, 0.005
 # All other columns of a tuning are settings.

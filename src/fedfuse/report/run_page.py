@@ -49,7 +49,7 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         "noun": noun,
         "grouped": words.finds_groups(result),
         "metric": result.profile.metric,
-        **_groups(result, _scores_or_sums(result, known)),
+        **_groups(result, words.compared_scores(result, known)),
         "missing": note,
         "devices": device_chart(result, scores),
         "order": device_order(result).tolist(),
@@ -67,31 +67,21 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         "doubts": _doubts(result),
         "result": result,
         "exposed": exposed(result),
-        "newcomers": [_newcomer(result, n) for n in noted(directory)],
+        "newcomers": [{**new, "group": result.cluster_numbers.get(new["cluster"], 0)} for new in noted(directory)],
         "settings": settings_of(directory, result),
         "versions": versions(read_json(directory / "summary.json").get("version")),
-        "data": _data(result, pairs, noun),
+        "data": {  # What the page's script reads.
+            "names": [noun.named(name) for name in result.profile.names],
+            "groups": result.group_numbers.tolist(),
+            "pairs": {**pairs.payload(result.apart), "stages": _stages_at(result, [f.round for f in pairs.frames])},
+        },
     }
 
 
 def device_scores(result: Result, known: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return the test scores of all devices: with the model of the run, alone, and with one model for all."""
-    metric = METRICS[result.profile.metric]
-    return {name: s if s.ndim == 1 else metric.by_device(s) for name, s in _scores_or_sums(result, known).items()}
-
-
-def _scores_or_sums(result: Result, known: Mapping[str, Floats]) -> dict[str, Floats]:
-    names = {"groups": "together", "pooled": "one for all"}
-    return {names.get(kind, kind): scores for kind, scores in words.compared_scores(result, known).items()}
-
-
-def _data(result: Result, pairs: PairFrame, noun: words.Noun) -> dict[str, Any]:
-    """Return what the page's script reads."""
-    return {
-        "names": [noun.named(name) for name in result.profile.names],
-        "groups": result.group_numbers.tolist(),
-        "pairs": {**pairs.payload(result.apart), "stages": _stages_at(result, [f.round for f in pairs.frames])},
-    }
+    """Return the test scores of all devices, by kind of model."""
+    metric, scores = METRICS[result.profile.metric], words.compared_scores(result, known)
+    return {kind: s if s.ndim == 1 else metric.by_device(s) for kind, s in scores.items()}
 
 
 def _stages_at(result: Result, rounds: Sequence[int]) -> list[str]:
@@ -101,10 +91,6 @@ def _stages_at(result: Result, rounds: Sequence[int]) -> list[str]:
     if stages is not None:
         known |= {k: s for k, s in enumerate(stages[: last - 1], 1) if isinstance(s, str)}
     return [known.get(k, "" if 0 < k < last else "the end") for k in rounds]
-
-
-def _newcomer(result: Result, noted: dict[str, Any]) -> dict[str, Any]:
-    return {**noted, "group": result.cluster_numbers.get(noted["cluster"], 0)}
 
 
 def _groups(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
@@ -150,7 +136,7 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
     """Return the chart of every device's score, with its group's model, alone, and with one model for all."""
     noun, metric, order = words.noun_of(result.profile), words.metric_name(result.profile.metric), device_order(result)
     group = "its group's model" if words.finds_groups(result) else "its model"
-    names = {"together": group, "alone": words.alone_name(noun), "one for all": words.POOLED}
+    names = {"groups": group, "alone": words.alone_name(noun), "pooled": words.POOLED}
     names["personal"] = "its own model, drawn towards the others"
     shown = {names[key]: values[order] for key, values in scores.items()}
     x, numbers, ours = np.arange(len(order)), result.group_numbers[order], result.scores["test"][order]
@@ -174,7 +160,7 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
 def _device_columns(result: Result, scores: Mapping[str, Floats]) -> dict[str, list[tuple[str, str]]]:
     """Return columns of the table of all devices: for each device what is written, and what it is sorted by."""
     table, metric = result.devices(), result.profile.metric
-    values = {"test" if name == "together" else name: of_devices for name, of_devices in scores.items()}
+    values = {"test" if kind == "groups" else words.SHORT[kind]: known for kind, known in scores.items()}
     columns = {name: [(words.score(v, metric), _sortable(v)) for v in known] for name, known in values.items()}
     for name, head, form in (("confidence", "confidence", ".2f"), ("truth", "true group", ".0f")):
         if name in table:

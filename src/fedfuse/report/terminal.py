@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,7 @@ class ComparisonBars(Watcher):
 def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print one row per method, the best score in bold, and what a reader must know of the table."""
     heads, *rows = cells(comparison, spreads=console.width >= WIDE_COLUMNS)
-    table = _plain_table(*heads, left=True)
+    table = plain_table(heads, left=1)
     for row, best, runs in zip(rows, comparison.table["best"], comparison.table["runs"], strict=True):
         name, score, *others = map(escape, row)
         table.add_row(name, f"[bold]{score}[/bold]" if best else score, *others, style="" if runs else "dim")
@@ -181,10 +181,8 @@ def show_tuning(tuning: Tuning, console: Console) -> None:
     """Print the score of every candidate, which one was chosen, and the outcome of training on with it."""
     result = tuning.result
     heads, rows = words.tuning_table(tuning.table, metric_for(result.profile.goal).name)
-    table = _plain_table(*heads, "")
-    for row, chosen in zip(rows, tuning.table["chosen"], strict=True):
-        table.add_row(*row, "[bold]chosen[/bold]" if chosen else "")
-    console.print(table)
+    marks = ["[bold]chosen[/bold]" if chosen else "" for chosen in tuning.table["chosen"]]
+    console.print(plain_table([*heads, ""], ([*row, mark] for row, mark in zip(rows, marks, strict=True))))
     how = "search" if tuning.strategy == "search" else f"{tuning.strategy} tuning"
     _say(console, f"\n[bold]{tuning.words}[/bold] by {how} in {tuning.seconds:.1f} s; with it:")
     show(result, {}, console)
@@ -192,16 +190,15 @@ def show_tuning(tuning: Tuning, console: Console) -> None:
 
 def show_newcomers(joined: Newcomers, console: Console) -> None:
     """Print the group and the score of newcomers."""
-    table = _plain_table("newcomer", "rows", "group", "confidence", "test")
-    numbers = joined.run.cluster_numbers
+    rows, alone = [], []
     for i, name in enumerate(joined.names):
-        group, sure = joined.clusters[i], joined.confidence[i]
-        fits = "none" if joined.grouped else "-"
-        shown = fits if group is None else str(numbers[group])
-        cells = (f"{joined.counts[i]:,}", shown, "-" if sure is None else f"{sure:.2f}")
-        table.add_row(escape(name), *cells, _number(joined.scores[i]))
-    console.print(table)
-    alone = [name for name, group in zip(joined.names, joined.clusters, strict=True) if group is None]
+        group, sure = joined.run.cluster_numbers.get(joined.clusters[i]), joined.confidence[i]
+        if group is None:
+            alone.append(name)
+        shown = group or ("none" if joined.grouped else "-")
+        sureness = "-" if sure is None else f"{sure:.2f}"
+        rows.append([escape(name), f"{joined.counts[i]:,}", shown, sureness, _number(joined.scores[i])])
+    console.print(plain_table(["newcomer", "rows", "group", "confidence", "test"], rows))
     if joined.grouped and alone:
         who = escape(words.some_names(alone, NAMES_WIDTH))
         _say(console, f"\n[yellow]no group of the run suits {who}: a model of their own predicts better[/yellow]")
@@ -246,16 +243,18 @@ def _warnings(result: Result) -> list[str]:
     return found
 
 
-def _plain_table(*heads: str, left: bool = False) -> Table:
-    """Return a table of numbers; ``left`` is for names in the first column."""
+def plain_table(heads: Sequence[object], rows: Iterable[Iterable[object]] = (), left: int = 0) -> Table:
+    """Return a table of numbers; the first columns, ``left`` of them, are text."""
     table = Table(box=None, pad_edge=False)
     for place, head in enumerate(heads):
-        table.add_column(head, justify="left" if left and not place else "right", no_wrap=True)
+        table.add_column(str(head).strip(), justify="left" if place < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(str, row))
     return table
 
 
 def _group_table(result: Result, noun: words.Noun, width: int) -> Table:
-    table = _plain_table("group", noun.many, "rows", "test")
+    table = plain_table(["group", noun.many, "rows", "test"])
     table.add_column("members", no_wrap=True)
     room = max(20, width - 40)
     parts = [(str(number), np.flatnonzero(result.group_numbers == number)) for number in range(1, MAX_GROUPS + 1)]
@@ -276,14 +275,13 @@ def _score_table(result: Result, noun: words.Noun, baselines: Mapping[str, Float
     name, metric = result.profile.metric, METRICS[result.profile.metric]
     what = f"test {metric.label}{'' if metric.greater_is_better else ' (less is better)'}"
     whom = noun.many if result.attack is None else f"the {len(result.honest):,} honest devices"
-    table = _plain_table(f"{what}, {'all rows of' if metric.pooled else 'mean over'} {whom}", "", left=True)
-    names = words.kinds_of_models(noun)
+    names, rows = words.kinds_of_models(noun), []
     for kind, scores in words.compared_scores(result, baselines).items():
         mean = _number(mean_score(scores[result.honest], name))
         used = result.verdict if result.verdict in ("personal", "alone") else "groups"
         name_shown = names["pooled" if result.compared and kind == "groups" and result.n_clusters == 1 else kind]
-        table.add_row(name_shown.rstrip(","), f"[bold]{mean}[/bold]" if kind == used else mean)
-    return table
+        rows.append([name_shown.rstrip(","), f"[bold]{mean}[/bold]" if kind == used else mean])
+    return plain_table([f"{what}, {'all rows of' if metric.pooled else 'mean over'} {whom}", ""], rows, left=1)
 
 
 def _show_contrasts(result: Result, console: Console) -> None:
@@ -293,10 +291,10 @@ def _show_contrasts(result: Result, console: Console) -> None:
         return
     heads = [f"group {number}" for number in contrasts.groups] or ["contrast"]
     tested = ["p", "detectable"] if contrasts.tests else []
-    table = _plain_table("feature", *heads, *tested, left=True)
+    columns = zip_longest(contrasts.names, contrasts.values, contrasts.tests, fillvalue=())
+    rows = ([escape(str(name)), *(f"{value:.3g}" for value in values), *tests] for name, values, tests in columns)
+    table = plain_table(["feature", *heads, *tested], rows, left=1)
     table.columns[0].overflow = "ellipsis"
-    for name, values, tests in zip_longest(contrasts.names, contrasts.values, contrasts.tests, fillvalue=()):
-        table.add_row(escape(str(name)), *(f"{value:.3g}" for value in values), *tests)
     _say(console, f"\nwhat tells the groups apart ({escape(contrasts.what)}):")
     console.print(table)
     if tested:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedfuse.errors import FedfuseError
-from fedfuse.report.explanations import headline, supporting
+from fedfuse.report.explanations import SHORT, headline, supporting
 from fedfuse.report.run_page import device_scores
 from fedfuse.results.result import Result
 from fedfuse.training.evaluation import Baselines
@@ -36,7 +36,7 @@ def tables(directory: Path) -> dict[str, pd.DataFrame]:
     """Return the findings in words, the groups, the devices, and the tables of the run's directory."""
     result, baselines = Result.load(directory), Baselines.load(directory)
     known = baselines.scores if baselines else {}
-    scores = {name: values for name, values in device_scores(result, known).items() if name != "together"}
+    scores = {SHORT[kind]: values for kind, values in device_scores(result, known).items() if kind != "groups"}
     devices = result.devices().assign(**scores)
     means = devices.groupby("group")[["test", *scores]].mean()
     sizes = devices.groupby("group").agg(devices=("device", "size"), rows=("rows", "sum"))

@@ -17,7 +17,7 @@ from fedfuse.core.certificate import Certificate
 from fedfuse.core.metrics import METRICS
 from fedfuse.core.partitions import adjusted_rand, group_means
 from fedfuse.data.checks import as_numpy, position_of
-from fedfuse.data.federation import Federation, Part
+from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.models import Model
 from fedfuse.results.profile import Profile
@@ -281,24 +281,6 @@ class Result:
         for c, name in enumerate(self._output_names):
             answer[f"p({name})"] = outputs[:, c]
         return answer
-
-    def confusion(self, federation: Federation, cluster: int | None = None, part: Part = "test") -> pd.DataFrame:
-        """Count the rows of one group (or of all) by true class and, in the columns, by predicted class.
-
-        The result itself holds no rows, so the federation that it was trained on is needed.
-        """
-        if self.profile.goal != "classification":
-            raise FedfuseError("a confusion table needs classes, and this run predicts numbers")
-        self._check_names(federation)
-        n, rows = len(self.profile.classes), federation.rows(part)
-        counts = np.zeros((n, n), np.int64)
-        for i in np.arange(len(self.labels)) if cluster is None else self._members(cluster):
-            X, y = rows.of(i)
-            if len(y):
-                np.add.at(counts, (np.asarray(y, np.int64), self.outputs(int(i), X).argmax(axis=1)), 1)
-        index, columns = (pd.Index(self.profile.classes, name=name) for name in ("true", "predicted"))
-        table: pd.DataFrame = pd.DataFrame(counts, index=index, columns=columns)
-        return table
 
     def certify(self, federation: Federation) -> Certificate:
         """Return the lambdas for which the grouping is a stationary point of FPFC's objective, whatever found it.
