@@ -96,7 +96,7 @@ def fitted_baselines(
     if not wanted:
         return None, "Local and pooled models to compare with were not fitted."
     try:
-        profile, federation = result.profile, federation or _load_data(directory)
+        profile, federation = result.profile, federation or RunDirectory(directory).federation()
         fitted = Baselines.of(federation, result.model, profile.metric, profile.class_weights)
     except (FedfuseError, OSError) as problem:
         return None, f"Local and pooled models to compare with are missing: {problem}."
@@ -104,19 +104,6 @@ def fitted_baselines(
     with suppress(FedfuseError):  # There are too many coefficients for intervals.
         replace(result, intervals=result.infer(federation)).save_coefficients(directory)
     return fitted, ""
-
-
-def _load_data(directory: Path) -> Federation:
-    """Load the data of a run again, if they are still the same."""
-    from fedfuse.data.catalog import load_again
-
-    config = RunDirectory(directory).config()
-    if config.get("source") is None:
-        raise FedfuseError("the run was started from Python on data without a name")
-    federation = load_again(config["source"], directory / "config.json")
-    if federation.fingerprint != config.get("fingerprint"):
-        raise FedfuseError("the data have changed since the run")
-    return federation
 
 
 def templates() -> Environment:

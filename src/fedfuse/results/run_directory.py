@@ -37,6 +37,7 @@ from fedfuse.utils.files import (
 )
 
 if TYPE_CHECKING:
+    from fedfuse.data.federation import Federation
     from fedfuse.models import Model
 
 CONFIG: dict[str, Kinds] = {
@@ -102,6 +103,21 @@ class RunDirectory:
         path = self.path / "config.json"
         config = check_fields(read_json(path), CONFIG, path, whole=False)
         return {**config, "method": modern_config(config["method"])} if "method" in config else config
+
+    def federation(self, given: Federation | None = None) -> Federation:
+        """Return the federation of the run, loaded again where it is not given; refuse one with other rows."""
+        from fedfuse.data.catalog import load_again
+
+        config = self.config()
+        if given is None and config.get("source") is None:
+            raise FedfuseError(
+                f"the run in {self.path} was started from Python on data without a name: resume it there, with "
+                "fedfuse.resume(directory, federation)"
+            )
+        federation = given or load_again(config["source"], self.path / "config.json")
+        if federation.fingerprint != config.get("fingerprint"):
+            raise FedfuseError(f"the run in {self.path} belongs to another federation: its data are not these")
+        return federation
 
     @property
     def started(self) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from fedfuse._version import __version__
@@ -151,7 +150,6 @@ def _saved(
         known = {k: v for k, v in config["settings"].items() if v or k not in REMOVED_SETTINGS}
         settings, method = Settings(**known), method_from_config(config["method"])
         model, dataset = model_from_config(config["model"], model), config["dataset"]
-        source, fingerprint = config["source"], config["fingerprint"]
         place = EngineSpec(**config.get("engine", {}))
     except KeyError as gap:
         raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
@@ -160,10 +158,7 @@ def _saved(
     if config.get("version") != __version__:
         words = "the run in %s was begun by fedfuse %s, this is %s: the last digits may differ"
         log.warning(words, directory, config.get("version"), __version__)
-    if federation is None:
-        federation = _load_again(source, directory)
-    if federation.fingerprint != fingerprint:
-        raise FedfuseError(f"the run in {directory} belongs to another federation: its data are not these")
+    federation = run_directory.federation(federation)
     model = model_for(federation, model)
     if isinstance(engine, str) and engine != place.name:
         place = EngineSpec(engine, workers)
@@ -210,17 +205,6 @@ def _run(
     recorders = [progress.Recorder(run_directory.path)] if run_directory else []
     hooks = (*recorders, *callbacks)
     return Run(federation, model, method, settings, devices, run_directory, hooks, dataset, class_weights)
-
-
-def _load_again(source: dict[str, Any] | None, directory: str | PathLike[str]) -> Federation:
-    from fedfuse.data.catalog import load_again
-
-    if source is None:
-        raise FedfuseError(
-            f"the run in {directory} was started from Python on data without a name: resume it there, with "
-            "fedfuse.resume(directory, federation)"
-        )
-    return load_again(source, Path(directory) / "config.json")
 
 
 def _finish(run: Run) -> Result:
