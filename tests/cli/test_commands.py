@@ -171,7 +171,7 @@ HEADS = {"cfl": "eps1", "pacfl": "threshold", "ifca": "n_models"}
 @pytest.mark.parametrize("method", HEADS)
 def test_settings_of_other_methods_are_tuned(fedfuse, tables, method):
     """A line for each candidate, and files that are read again."""
-    words = ["stay.csv", *TABLE, "stay", "--method", method, "--cap", "25", "--rounds", "60"]
+    words = ["stay.csv", *TABLE, "stay", "--method", method, "--cap", "3", "--rounds", "80"]
     status, out, err = fedfuse("tune", *words, "--set", "solver=gd", "--out", "run")
     assert (status, err) == (0, "")
     first = HEADS[method]

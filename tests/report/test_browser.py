@@ -205,3 +205,36 @@ def test_it_can_be_printed(table_run, opened):
         assert not browser.find_element("id", "theme").is_displayed()
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_a_run_is_watched_until_it_ends(tmp_path, opened):
+    """The page follows the run, and ends as its report."""
+    import threading
+
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    import fedfuse as ff
+    from fedfuse.report.watch import LiveServer
+    from support.planted import planted
+
+    class Stop(ff.Callback):
+        def on_round(self, run, row):
+            if run.k == 9:
+                raise KeyboardInterrupt
+
+    federation, common = planted(), {"rounds": 30, "tol": 0, "evaluate_every": 2, "dataset": "<b>d</b>"}
+    with pytest.raises(KeyboardInterrupt):
+        ff.fit(federation, ff.FPFC(lam=0.4, refit=False), out=tmp_path / "run", callbacks=[Stop()], **common)
+    with LiveServer(tmp_path / "run") as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            browser = opened(server.url)
+            assert "<b>d</b> · FPFC is running" in browser.find_element("tag name", "h1").text
+            assert violations(browser) == []
+            ff.resume(tmp_path / "run", federation)
+            there = "return (document.querySelector('h1') || {}).textContent || ''"
+            WebDriverWait(browser, 120).until(lambda b: "6 devices form 2 groups" in b.execute_script(there))
+        finally:
+            server.shutdown()
+            thread.join()

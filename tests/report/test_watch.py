@@ -1,14 +1,25 @@
-"""A run that goes on, seen from outside: in a terminal, in a pipe."""
+"""A run that goes on, seen from outside: in a terminal, in a pipe, in a browser."""
 
+import base64
+import hashlib
 import io
 import json
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import fedfuse as ff
-from fedfuse.report.watch import Progress, picture, read_progress, watch
+from fedfuse.errors import FedfuseError
+from fedfuse.report.watch import LiveServer, Progress, live_page, picture, read_progress, watch
 from fedfuse.training.progress import ROUNDS
+from fedfuse.utils.page_server import LOOPBACK
 from support.planted import planted
 
 
@@ -109,6 +120,7 @@ def test_a_long_silence_is_told():
 
 def test_no_run_is_refused(refused, here):
     assert "holds no run" in refused("watch", "nothing")
+    assert "holds no run" in refused("watch", "nothing", "--web")
 
 
 def test_the_command_line(fedfuse, here):
@@ -116,3 +128,93 @@ def test_the_command_line(fedfuse, here):
     status, out, _ = fedfuse("watch", "run")
     assert status == 0
     assert "finished" in out
+
+
+@pytest.fixture
+def served():
+    servers = []
+
+    def serve(directory):
+        server = LiveServer(Path(directory))
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        servers.append((server, thread))
+        return server
+
+    yield serve
+    for server, thread in servers:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def get(server, path="", host=None):
+    request = urllib.request.Request(server.url + path, headers={"Host": host} if host else {})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return reply.read().decode()
+
+
+def test_only_this_computer_is_answered_and_one_address_is_known(tmp_path, served):
+    unfinished(tmp_path / "run")
+    server = served(tmp_path / "run")
+    assert server.server_address[0] == LOOPBACK == "127.0.0.1"
+    page = get(server)
+    assert "&lt;b&gt;d&lt;/b&gt; · FPFC is running" in page
+    assert "<b>d" not in page
+    for path in ("config.json", "../config.json", "%2e%2e/config.json", "report.html"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(server, path)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        get(server, host="evil.example")
+    for guess in ("", "x/", server.prefix[1:-2]):
+        with (
+            pytest.raises(urllib.error.HTTPError, match="404"),
+            urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/{guess}", timeout=60),
+        ):
+            pass
+
+
+def test_two_hundred_requests_at_once(tmp_path, served):
+    """All are answered, none by a connection that the system refuses for want of room."""
+    unfinished(tmp_path / "run")
+    server, begin = served(tmp_path / "run"), threading.Barrier(200)
+
+    def ask(_):
+        begin.wait(60)
+        return "is running" in get(server)
+
+    with ThreadPoolExecutor(200) as pool:
+        start = time.monotonic()
+        assert list(pool.map(ask, range(200))) == [True] * 200
+    assert time.monotonic() - start < 30
+
+
+def test_headers_allow_the_scripts_of_the_page_and_no_others(tmp_path, served):
+    unfinished(tmp_path / "run")
+    server = served(tmp_path / "run")
+    with urllib.request.urlopen(server.url, timeout=60) as reply:
+        headers, page = reply.headers, reply.read().decode()
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Content-Type"].startswith("text/html")
+    policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
+    assert policy["script-src"].split() == [f"'sha256-{each}'" for each in hashes]
+    assert len(scripts) == 2
+
+
+def test_the_live_page_has_curves_and_ends_as_the_report(tmp_path, served, all_rounds):
+    unfinished(tmp_path / "run")
+    page = live_page(tmp_path / "run")
+    for name in ("test score", "number of groups", "numbers sent so far"):
+        assert f"{name}</span>" in page
+    finished(tmp_path / "other")
+    assert "6 devices form 2 groups" in get(served(tmp_path / "other"))
+
+
+def test_a_port_that_is_taken_is_told(tmp_path, served):
+    finished(tmp_path / "run")
+    port = served(tmp_path / "run").server_port
+    with pytest.raises(FedfuseError, match="free one"):
+        LiveServer(tmp_path / "run", port)

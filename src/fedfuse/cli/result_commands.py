@@ -30,12 +30,20 @@ def report(
 
 def watch(
     directory: Annotated[Path, Arg(help="The directory of a run or comparison in progress.")],
+    web: Annotated[bool, Opt("--web", help="In the browser: serve a page on this computer, until Ctrl-C.")] = False,
+    port: Annotated[int, Opt(help="For --web (default: a free one).")] = 0,
     every: Annotated[float, Opt(min=0.1, help="Seconds between updates.")] = 1.0,
 ) -> None:
-    """Show the progress of a run in this terminal, from its directory alone."""
+    """Show the progress of a run, in this terminal or in the browser, from its directory alone."""
+    from fedfuse.report.watch import LiveServer
     from fedfuse.report.watch import watch as look
 
-    look(directory, Answers(), every)
+    if not web:
+        look(directory, Answers(), every)
+        return
+    with LiveServer(directory, port) as server:
+        Answers().say(f"{server.url} (Ctrl-C ends it)")
+        server.serve_forever(poll_interval=0.2)
 
 
 def predict(

@@ -1,4 +1,4 @@
-"""``fedfuse watch``: progress of a run or a comparison in a terminal, read from its directory.
+"""``fedfuse watch``: progress of a run or a comparison in a terminal or a browser, read from its directory.
 
 The running process is not asked anything: it writes its rounds to the directory, and every process that may read the
 directory may watch.
@@ -11,19 +11,27 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_urlsafe
+from threading import Lock
 
+import pandas as pd
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from fedfuse.errors import FedfuseError
 from fedfuse.report import explanations as words
+from fedfuse.report import page_of, render
+from fedfuse.report.run_page import cost_chart, training_charts
 from fedfuse.results.run_directory import RunDirectory, read_history
 from fedfuse.studies.compare import Request, is_comparison
 from fedfuse.training.progress import ROUNDS, read_rounds
 from fedfuse.utils.files import naming_damage, read_json, without_nan
+from fedfuse.utils.page_server import PageServer
 
 MAX_SILENCE_SECONDS = 60
+MAX_PAGE_SECONDS = 0.2  # that a page is given out again before it is made anew
+CURVES = ["round", "validation", "test", "n_clusters", "moved", "cost_floats"]
 
 
 @dataclass(frozen=True)
@@ -108,3 +116,35 @@ def picture(runs: Sequence[Progress]) -> RenderableType:
 
 def _fact(fact: tuple[str, str]) -> str:
     return f"\n  {fact[0]} {fact[1]}"
+
+
+class LiveServer(PageServer):
+    """A web server for the progress of one directory, with an address that others cannot guess."""
+
+    def __init__(self, directory: Path, port: int = 0) -> None:
+        read_progress(directory)  # A directory without a run is refused before anything is served.
+        self._directory, self._lock, self._made = directory, Lock(), (-float("inf"), "")
+        super().__init__(self._recent, port, token=token_urlsafe(16))
+
+    def _recent(self, path: str) -> str | None:
+        """Return the page of this moment: many requests at once are answered with the same one."""
+        if path:
+            return None
+        with self._lock:
+            if time.monotonic() - self._made[0] > MAX_PAGE_SECONDS:
+                self._made = (time.monotonic(), live_page(self._directory))
+            return self._made[1]
+
+
+def live_page(directory: Path) -> str:
+    """Return a page that a browser asks for again and again; of what is finished, its report."""
+    with naming_damage(directory):
+        runs = read_progress(directory)
+        if all(run.state == "finished" for run in runs):
+            return render(directory, baselines=False)
+        rows = [] if is_comparison(directory) else read_rounds(directory)
+        history = pd.DataFrame(rows).reindex(columns=CURVES).astype(float)
+        charts = [*training_charts(history, "score"), cost_chart(history)] if rows else []
+        content = {"title": directory.name, "overline": str(directory), "runs": runs, "silence": MAX_SILENCE_SECONDS}
+        content |= {"charts": [chart for chart in charts if chart], "data": {"names": [], "groups": [], "pairs": None}}
+        return page_of("live.html.j2", content)
