@@ -201,7 +201,7 @@ def test_headers_allow_the_scripts_of_the_page_and_no_others(tmp_path, served):
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
     assert policy["script-src"].split() == [f"'sha256-{each}'" for each in hashes]
-    assert len(scripts) == 2
+    assert len(scripts) == 3
 
 
 def test_the_live_page_has_curves_and_ends_as_the_report(tmp_path, served, all_rounds):

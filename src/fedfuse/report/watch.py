@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_urlsafe
 from threading import Lock
@@ -132,12 +132,13 @@ class LiveServer(PageServer):
             return None
         with self._lock:
             if time.monotonic() - self._made[0] > MAX_PAGE_SECONDS:
-                self._made = (time.monotonic(), live_page(self._directory))
+                page = live_page(self._directory)
+                self._made = (time.monotonic(), page)
             return self._made[1]
 
 
 def live_page(directory: Path) -> str:
-    """Return a page that a browser asks for again and again; of what is finished, its report."""
+    """Return a page that asks for itself again and again; of what is finished, its report."""
     with naming_damage(directory):
         runs = read_progress(directory)
         if all(run.state == "finished" for run in runs):
@@ -146,5 +147,8 @@ def live_page(directory: Path) -> str:
         history = pd.DataFrame(rows).reindex(columns=CURVES).astype(float)
         charts = [*training_charts(history, "score"), cost_chart(history)] if rows else []
         content = {"title": directory.name, "overline": str(directory), "runs": runs, "silence": MAX_SILENCE_SECONDS}
-        content |= {"charts": [chart for chart in charts if chart], "data": {"names": [], "groups": [], "pairs": None}}
+        content |= {
+            "charts": [replace(chart, readout={}) for chart in charts if chart],
+            "data": {"names": [], "groups": [], "pairs": None},
+        }
         return page_of("live.html.j2", content)

@@ -20,8 +20,8 @@ LOOPBACK = "127.0.0.1"
 REQUEST_SECONDS = 30.0  # that a client has to send its request
 HTML, PLAIN = "text/html; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8"
 _POLICY = (
-    "default-src 'none'; script-src {}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
+    "default-src 'none'; script-src {}; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
