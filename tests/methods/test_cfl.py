@@ -220,8 +220,8 @@ def test_a_newcomer_where_nothing_was_cut():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"eps1": -1.0}, "eps1 must be a number of at least 0 or 'auto'"),
-        ({"eps2": "large"}, "eps2 must be a number of at least 0 or 'auto'"),
+        ({"eps1": -1.0}, "eps1 must be a number of at least 0 or auto"),
+        ({"eps2": "large"}, "eps2 must be a number of at least 0 or auto"),
         ({"linkage": "ward"}, "linkage must be 'complete' or 'single'"),
         ({"weights": "sqrt"}, "weights must be 'rows' or 'equal'"),
     ],

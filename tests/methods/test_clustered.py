@@ -161,8 +161,8 @@ def test_workers_compute_the_same(method):
     [
         (StoCFL, {"tau": -2.0}, "tau must be a number of at least -1 or auto, got -2"),
         (FLHC, {"threshold": -1.0}, "threshold must be a number of at least 0 or auto, got -1"),
-        (ODCLKM, {"n_models": "many"}, "n_models must be a number of at least 0 or auto, got 'many'"),
-        (NetworkLasso, {"rho": 0.0}, "rho must be a number of at least 1e-12, got 0"),
+        (ODCLKM, {"n_models": "many"}, "n_models must be a whole number of at least 1 or auto, got 'many'"),
+        (NetworkLasso, {"rho": 0.0}, "rho must be a number above 0, got 0"),
     ],
 )
 def test_settings_out_of_range(kind, settings, words):

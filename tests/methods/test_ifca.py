@@ -218,7 +218,7 @@ def test_near_the_truth_it_is_as_good_as_knowing_the_groups(seed):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"n_models": 0}, "n_models must be a whole number of at least 1 or 'auto'"),
+        ({"n_models": 0}, "n_models must be a whole number of at least 1 or auto"),
         ({"average": "median"}, "average must be 'gradient' or 'model'"),
         ({"temperature": -1.0}, "temperature must be a number of at least 0"),
         ({"n_models": 2, "start": "zero"}, "needs models that differ at the start"),

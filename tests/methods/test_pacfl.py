@@ -177,7 +177,7 @@ def test_one_shot_clusters_of_s1(seed, floats, numbers, aris):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"threshold": -1.0}, "threshold must be an angle of at least 0 degrees or 'auto'"),
+        ({"threshold": -1.0}, "threshold must be a number of at least 0 or auto"),
         ({"p": 0}, "p must be a whole number of at least 1"),
         ({"angle": "acute"}, "angle must be 'column' or 'principal'"),
         ({"linkage": "ward"}, "linkage must be 'average', 'complete' or 'single'"),

@@ -316,7 +316,7 @@ def test_a_run_with_open_settings_is_a_tuning_too():
         (ff.CFL(), {"grid": [0.1, 0.2]}, "a grid for cfl is a list of settings by name"),
         (ff.CFL(), {"grid": []}, "a grid for cfl is a list of settings by name"),
         (ff.PACFL(), {"grid": [{"eps1": 0.1}]}, "method 'pacfl' has no such settings to choose from"),
-        (ff.PACFL(), {"grid": [{"threshold": -1.0}]}, "threshold must be an angle"),
+        (ff.PACFL(), {"grid": [{"threshold": -1.0}]}, "threshold must be a number of at least 0"),
         (ff.IFCA(), {"cap": 0}, "trial must be at least 1 round"),
         (ff.FedAvg(), {}, "lambda can be tuned for fpfc and fpfc-l1, not for fedavg"),
     ],

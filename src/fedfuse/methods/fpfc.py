@@ -29,9 +29,10 @@ import numpy as np
 from fedfuse.core.partitions import Gap, group_means, widest_gap
 from fedfuse.core.penalties import L1, Penalty, SmoothedSCAD
 from fedfuse.core.robust_mean import MIN_USUAL_MOVE_RATIO, Robust, longest_moves, usual_length
-from fedfuse.errors import FedfuseError, check_choice
+from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import FederationInfo, Method, Outcome
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, TakesSingleReplies
+from fedfuse.methods.parameters import choice, number
 from fedfuse.pairs.neighbour_graph import check_graph
 from fedfuse.pairs.newcomer_pairs import NewcomerPairs
 from fedfuse.pairs.state import FusionState, Residuals, check_backend
@@ -192,9 +193,9 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     refit: bool = False
     personal: bool = True
     rho: float = 1.0
-    nu: float | None = None
-    robust: Robust = "screen"
-    memory: int | None = None
+    nu: float | None = number(None, above=0)
+    robust: Robust = choice("screen", Robust)
+    memory: int | None = number(None, least=1)
     spill: str | None = None
     backend: str | None = None
     blocks: int | None = None
@@ -207,14 +208,9 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
             self.penalty.check(self.rho)
         elif self.lam not in get_args(Lambda):
             raise FedfuseError(f"lam must be a number, 'auto', 'warmup' or 'separate', got {self.lam!r}")
-        if self.nu is not None and not 0 < self.nu < np.inf:
-            raise FedfuseError(f"nu must be a positive number, got {self.nu:g}")
-        if self.memory is not None and self.memory <= 0:
-            raise FedfuseError(f"memory must be a positive number of bytes, got {self.memory}")
         check_backend(self.backend, self.blocks)
         if check_graph(self.graph) and self.backend:
             raise FedfuseError("blocks of coordinates are for all pairs: leave out backend or graph")
-        check_choice("robust", self.robust, Robust)
 
     @property
     @abstractmethod

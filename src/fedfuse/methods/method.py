@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.data.federation import Part
-from fedfuse.errors import FedfuseError, check_choice
+from fedfuse.errors import FedfuseError
+from fedfuse.methods.parameters import check_field, choice
 from fedfuse.models.model import Model, Start
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import SCHEDULES, Work, parse
@@ -113,13 +114,14 @@ class Method(ABC, Generic[State]):
     name: ClassVar[str]
     finds_groups: ClassVar[bool] = True
     needs_steps: ClassVar[bool] = False  # whether devices must take gradient steps: an exact solver has none
-    start: Start = "auto"
+    start: Start = choice("auto", Start)
     work: Work = field(default_factory=Work)
     rows: Part = "train+validation"
 
     def __post_init__(self) -> None:
         make_plain(self)
-        check_choice("start", self.start, Start)
+        for f in fields(self):
+            check_field(f, getattr(self, f.name))
         if self.needs_steps and self.work.solver != "gd":
             raise FedfuseError(f"{self.name} is made of gradient steps: it needs solver='gd', got {self.work.solver!r}")
         if self.rows not in ("train", "train+validation"):
@@ -210,15 +212,6 @@ def _plain(value: Any) -> Any:
 def work_from_config(config: dict[str, Any]) -> Work:
     """Build the work that a method's configuration describes."""
     return Work(**{**config, "steps": parse(config["steps"]), "lr": parse(config["lr"])})
-
-
-def check_setting(name: str, value: object, *, least: float = 0.0, auto: bool = True) -> None:
-    """Raise unless a setting is a number of at least ``least``, or, where it may be left open, ``"auto"``."""
-    if auto and value == "auto":
-        return
-    if not isinstance(value, Real) or not least <= float(value) < np.inf:
-        words = f"{name} must be a number of at least {least:g}{' or auto' if auto else ''}"
-        raise FedfuseError(f"{words}, got {value!r}")
 
 
 def check_share(name: str, value: float) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedfuse.core.partitions import group_means
-from fedfuse.methods.method import FederationInfo, Outcome, check_setting
+from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.parameters import AUTO, choice
 from fedfuse.protocol.tasks import PeekModel, Score, Task
 from fedfuse.utils.files import Arrays
 from fedfuse.utils.typing import Floats, Ints
@@ -66,7 +67,7 @@ class TakesSingleReplies:
         return self
 
 
-class WorksAtHome(ABC):
+class WorksAtHome:
     """A method whose devices make something of their model before they use it; the server does not see it.
 
     It costs nothing and changes nothing: devices are looked at for evaluation and for the result only.
@@ -78,9 +79,9 @@ class WorksAtHome(ABC):
         """Return what every device does for itself, one task each: by default it is asked for its model."""
         return [PeekModel()] * state.info.m
 
-    @abstractmethod
     def in_use(self, state: Any, found: Outcome, seen: list[Floats]) -> Outcome:
-        """Return what devices really use, from what was found and what was seen of them."""
+        """Return what devices really use, from what was found and what was seen of them: by default their model."""
+        return found._replace(models=np.stack(seen))
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class WeighsDevices:
         What a device counts for in a mean over devices: its ``"rows"``, or all are ``"equal"``, as in the original.
     """
 
-    weights: Weights = "rows"
+    weights: Weights = choice("rows", Weights)
 
     def weigh(self, info: FederationInfo, devices: Ints) -> Floats:
         """Return the weights of these devices."""
@@ -101,17 +102,28 @@ class WeighsDevices:
         return counts.astype(np.float64) if self.weights == "rows" else np.ones(len(devices))
 
 
-class Searchable(ABC):
+class Searchable:
     """A method with settings that may be left open: they are chosen on validation rows (`tuning.grid_search`)."""
 
+    def _open(self) -> list[Field[Any]]:
+        """Return the settings that may be left open, as `methods.parameters.number` declares them."""
+        return [f for f in fields(self) if f.metadata.get("open")]  # type: ignore[arg-type]
+
     @property
-    @abstractmethod
     def has_open_settings(self) -> bool:
         """Whether some are left open."""
+        return any(getattr(self, f.name) == AUTO for f in self._open())
 
-    @abstractmethod
+    @property
+    def setting(self) -> float:
+        """The only such setting as a number; while it is still open, the first to be tried."""
+        (f,) = self._open()
+        value = getattr(self, f.name)
+        return float(f.metadata["tried"][0] if value == AUTO else value)
+
     def candidates(self, state: Any) -> list[dict[str, Any]]:
         """Return the settings to choose from."""
+        return [{f.name: value} for f in self._open() for value in f.metadata["tried"]]
 
     def judging(self, state: Any, devices: Ints) -> list[Task]:
         """Return one task each that is answered by a score on validation rows."""
@@ -120,31 +132,6 @@ class Searchable(ABC):
     def restart(self, info: FederationInfo, used: Any) -> Any:
         """Return a first state for a new training; what ``used`` has of devices they need not send again."""
         return self.init(info)  # type: ignore[attr-defined]
-
-
-class SearchesOneSetting(Searchable):
-    """A method with one setting that may be left open as ``"auto"``, and a few values of it to choose from."""
-
-    open_setting: ClassVar[str]
-    values_to_try: ClassVar[tuple[float, ...]]
-    least_value: ClassVar[float] = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]
-        check_setting(self.open_setting, getattr(self, self.open_setting), least=self.least_value)
-
-    @property
-    def has_open_settings(self) -> bool:
-        return bool(getattr(self, self.open_setting) == "auto")
-
-    @property
-    def setting(self) -> float:
-        """The setting as a number; while it is still open, the first to be tried."""
-        value = getattr(self, self.open_setting)
-        return self.values_to_try[0] if value == "auto" else value
-
-    def candidates(self, state: Any) -> list[dict[str, Any]]:
-        return [{self.open_setting: value} for value in self.values_to_try]
 
 
 class AsksFirst(ABC):

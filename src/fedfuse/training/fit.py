@@ -17,7 +17,7 @@ from fedfuse.engines.factory import EngineSpec
 from fedfuse.errors import FedfuseError, Terminated
 from fedfuse.methods.fpfc import BaseFPFC
 from fedfuse.methods.method import Method
-from fedfuse.methods.one_model.fedavg import FedAvg
+from fedfuse.methods.one_model.fedavg import OneModel
 from fedfuse.methods.personal.lg_fedavg import LGFedAvg
 from fedfuse.methods.personal.local import Local
 from fedfuse.methods.registry import METHODS, default_name
@@ -274,7 +274,7 @@ def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> 
     """Refuse a method that asks devices for more than changes of models, if these are to be protected."""
     if not settings.epsilon:
         return
-    protected = (BaseFPFC, FedAvg, Local, LGFedAvg)
+    protected = (BaseFPFC, OneModel, Local, LGFedAvg)
     wrong = [s for s in stages_of(method, model, settings.rounds) if not isinstance(s.method, protected)]
     if wrong:
         raise FedfuseError(

@@ -24,7 +24,6 @@ import numpy as np
 import scipy
 
 from fedfuse.core.partitions import canonical
-from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
 from fedfuse.methods.mixins import (
     AdmissionDialogue,
@@ -34,15 +33,14 @@ from fedfuse.methods.mixins import (
     RunSummary,
     Searchable,
     WeighsDevices,
-    Weights,
 )
 from fedfuse.methods.one_model.fedavg import averaged
+from fedfuse.methods.parameters import Auto, choice, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Add, Install, Task, Train
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 Linkage = Literal["complete", "single"]
-Auto = Literal["auto"]
 # Rounds before the first cut.
 MIN_ROUNDS_BEFORE_CUT = 20
 # Devices of a group that stays whole.
@@ -106,21 +104,9 @@ class CFL(WeighsDevices, Method[CFLState], Searchable, Broadcasts, AdmitsNewcome
     """
 
     name: ClassVar[str] = "cfl"
-    eps1: float | Auto = "auto"
-    eps2: float | Auto = "auto"
-    linkage: Linkage = "complete"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, eps in (("eps1", self.eps1), ("eps2", self.eps2)):
-            if eps != "auto" and (isinstance(eps, str) or not 0 <= eps < np.inf):
-                raise FedfuseError(f"{name} must be a number of at least 0 or 'auto', got {eps!r}")
-        check_choice("linkage", self.linkage, Linkage)
-        check_choice("weights", self.weights, Weights)
-
-    @property
-    def has_open_settings(self) -> bool:
-        return "auto" in (self.eps1, self.eps2)
+    eps1: float | Auto = number("auto", least=0)
+    eps2: float | Auto = number("auto", least=0)
+    linkage: Linkage = choice("complete", Linkage)
 
     def candidates(self, state: CFLState) -> list[dict[str, Any]]:
         firsts = EPS1_CANDIDATES if self.eps1 == "auto" else (float(self.eps1),)

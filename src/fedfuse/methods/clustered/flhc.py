@@ -15,15 +15,16 @@ validation rows may choose it. Devices that do not answer when all are asked are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy
 
 from fedfuse.core.partitions import canonical
-from fedfuse.methods.method import FederationInfo, Outcome, check_setting
-from fedfuse.methods.mixins import SearchesOneSetting
+from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.mixins import Searchable
 from fedfuse.methods.one_model.fedavg import Averaging, GroupModels
+from fedfuse.methods.parameters import Auto, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.utils.typing import Floats, Ints
 
@@ -36,7 +37,7 @@ class HierarchyState(GroupModels):
 
 
 @dataclass(frozen=True)
-class FLHC(SearchesOneSetting, Averaging):
+class FLHC(Averaging, Searchable):
     """FedAvg within groups of devices whose models lie near each other.
 
     Parameters
@@ -48,14 +49,8 @@ class FLHC(SearchesOneSetting, Averaging):
     """
 
     name: ClassVar[str] = "fl-hc"
-    open_setting: ClassVar[str] = "threshold"
-    values_to_try: ClassVar[tuple[float, ...]] = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
-    threshold: float | Literal["auto"] = "auto"
-    before: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_setting("before", self.before, auto=False)
+    threshold: float | Auto = number("auto", least=0, tried=(0.1, 0.2, 0.3, 0.5, 0.7, 0.9))
+    before: int = number(10, least=0)
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> HierarchyState:
         one = self._state(info, np.zeros(info.m, np.int64))

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedfuse.core.partitions import canonical
-from fedfuse.errors import FedfuseError, check_choice
+from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
 from fedfuse.methods.mixins import (
     AdmissionDialogue,
@@ -37,6 +37,7 @@ from fedfuse.methods.mixins import (
     WorksAtHome,
 )
 from fedfuse.methods.one_model.fedavg import averaged
+from fedfuse.methods.parameters import Auto, choice, number
 from fedfuse.models.model import Start
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import value
@@ -44,8 +45,6 @@ from fedfuse.protocol.tasks import Choose, Losses, Task
 from fedfuse.utils.typing import Floats, Ints
 
 Average = Literal["gradient", "model"]
-# Numbers of models to choose from.
-N_MODELS_CANDIDATES = (1, 2, 3, 4, 6, 8, 12)
 
 
 @dataclass
@@ -80,25 +79,17 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
     """
 
     name: ClassVar[str] = "ifca"
-    n_models: int | Literal["auto"] = "auto"
-    average: Average = "model"
-    temperature: float = 0.0
-    restarts: int = 1
-    first_draw: int | None = None
+    n_models: int | Auto = number("auto", least=1, whole=True, tried=(1, 2, 3, 4, 6, 8, 12))
+    average: Average = choice("model", Average)
+    temperature: float = number(0.0, least=0)
+    restarts: int = number(1, least=1)
+    first_draw: int | None = number(None, least=0, whole=True)
     near: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.n_models != "auto" and (not isinstance(self.n_models, int) or self.n_models < 1):
-            raise FedfuseError(f"n_models must be a whole number of at least 1 or 'auto', got {self.n_models!r}")
-        check_choice("average", self.average, Average)
         if self.start == "zero" and self.n_models != 1 and not self.near:
             raise FedfuseError("ifca needs models that differ at the start: start must be 'normal', got 'zero'")
-        if not 0 <= self.temperature < np.inf:
-            raise FedfuseError(f"temperature must be a number of at least 0, got {self.temperature!r}")
-        for name, number, least in (("restarts", self.restarts, 1), ("first_draw", self.first_draw, 0)):
-            if number is not None and (not isinstance(number, int) or number < least):
-                raise FedfuseError(f"{name} must be a whole number of at least {least}, got {number!r}")
         object.__setattr__(self, "near", tuple(tuple(float(x) for x in row) for row in self.near))
         if self.near and len(self.near) != self.n_models:
             raise FedfuseError(f"near must be one row for each of the {self.n_models} models, got {len(self.near)}")
@@ -107,19 +98,20 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
 
     @property
     def has_open_settings(self) -> bool:
-        return self.n_models == "auto" or (self.restarts > 1 and self.first_draw is None)
+        return super().has_open_settings or (self.restarts > 1 and self.first_draw is None)
 
     def candidates(self, state: IFCAState) -> list[dict[str, Any]]:
-        counts = [n for n in N_MODELS_CANDIDATES if n <= state.info.m] if self.n_models == "auto" else [self.n_models]
+        counts = [c for c in super().candidates(state) if c["n_models"] <= state.info.m]
+        counts = counts if self.n_models == "auto" else [{"n_models": self.n_models}]
         if self.restarts == 1 or self.first_draw is not None:
-            return [{"n_models": n} for n in counts]
-        return [{"n_models": n, "first_draw": draw} for n in counts for draw in range(self.restarts)]
+            return counts
+        return [{**count, "first_draw": draw} for count in counts for draw in range(self.restarts)]
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> IFCAState:
         count = 1 if self.n_models == "auto" else int(self.n_models)
         start: Start = "normal" if self.start == "auto" and info.model.convex else self.start
         first = (self.first_draw or 0) * count
-        drawn = [info.initial(start, first + number) for number in range(count)]
+        drawn = [info.initial(start, first + draw) for draw in range(count)]
         models = np.array(self.near or drawn, dtype=info.dtype)
         fused = info.model.fused
         # one trunk for all, as a device would have it

@@ -16,7 +16,7 @@ compute, is sent along in place of its own model. All devices take part in every
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,8 +24,9 @@ from fedfuse.core.edge_admm import EdgeCopies
 from fedfuse.core.partitions import group_means
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.anchored import Anchored, OwnModels
-from fedfuse.methods.method import FederationInfo, Outcome, check_setting
-from fedfuse.methods.mixins import SearchesOneSetting
+from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.mixins import Searchable
+from fedfuse.methods.parameters import Auto, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.typing import Floats, Ints
@@ -39,7 +40,7 @@ class LassoState(OwnModels):
 
 
 @dataclass(frozen=True)
-class NetworkLasso(SearchesOneSetting, Anchored):
+class NetworkLasso(Anchored, Searchable):
     """Groups of devices whose models a graph has drawn together.
 
     Parameters
@@ -54,15 +55,12 @@ class NetworkLasso(SearchesOneSetting, Anchored):
 
     name: ClassVar[str] = "network-lasso"
     finds_groups: ClassVar[bool] = True
-    open_setting: ClassVar[str] = "lam"
-    values_to_try: ClassVar[tuple[float, ...]] = (0.1, 0.3, 1.0, 3.0, 10.0)
-    lam: float | Literal["auto"] = "auto"
-    rho: float = 1.0
+    lam: float | Auto = number("auto", least=0, tried=(0.1, 0.3, 1.0, 3.0, 10.0))
+    rho: float = number(1.0, above=0)
     edges: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_setting("rho", self.rho, least=1e-12, auto=False)
         object.__setattr__(self, "edges", tuple((int(i), int(j)) for i, j in self.edges))
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> LassoState:

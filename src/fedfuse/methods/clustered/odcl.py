@@ -17,15 +17,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy
 
 from fedfuse.core.edge_admm import convex_clustering
 from fedfuse.core.partitions import canonical, group_means
-from fedfuse.methods.method import FederationInfo, Method, Outcome, check_setting
-from fedfuse.methods.mixins import Broadcasts, GathersReplies, SearchesOneSetting
+from fedfuse.methods.method import FederationInfo, Method, Outcome
+from fedfuse.methods.mixins import Broadcasts, GathersReplies, Searchable
+from fedfuse.methods.parameters import Auto, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.random import generator
@@ -45,7 +46,7 @@ class OneShotState:
 
 
 @dataclass(frozen=True)
-class OneShot(SearchesOneSetting, Method[OneShotState], Broadcasts, GathersReplies):
+class OneShot(Method[OneShotState], Searchable, Broadcasts, GathersReplies):
     """Groups of devices' own models, found in one exchange.
 
     Parameters
@@ -54,11 +55,7 @@ class OneShot(SearchesOneSetting, Method[OneShotState], Broadcasts, GathersRepli
         Gradient steps (with mini-batches: passes) of a device, where it has no exact solver.
     """
 
-    local_steps: int = 1000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_setting("local_steps", self.local_steps, least=1, auto=False)
+    local_steps: int = number(1000, least=1)
 
     @abstractmethod
     def group(self, models: Floats, seed: int) -> Ints:
@@ -115,9 +112,7 @@ class ODCLCC(OneShot):
     """
 
     name: ClassVar[str] = "odcl-cc"
-    open_setting: ClassVar[str] = "lam"
-    values_to_try: ClassVar[tuple[float, ...]] = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-    lam: float | Literal["auto"] = "auto"
+    lam: float | Auto = number("auto", least=0, tried=(0.1, 0.3, 0.5, 0.7, 0.9, 1.0))
 
     def group(self, models: Floats, seed: int) -> Ints:
         widest = float(np.linalg.norm(models - models.mean(axis=0), axis=1).max())
@@ -135,17 +130,15 @@ class ODCLKM(OneShot):
     """
 
     name: ClassVar[str] = "odcl-km"
-    open_setting: ClassVar[str] = "n_models"
-    values_to_try: ClassVar[tuple[float, ...]] = (1, 2, 3, 4, 6, 8, 12)
-    n_models: int | Literal["auto"] = "auto"
+    n_models: int | Auto = number("auto", least=1, whole=True, tried=(1, 2, 3, 4, 6, 8, 12))
 
     def candidates(self, state: Any) -> list[dict[str, Any]]:
-        return [{"n_models": int(n)} for n in self.values_to_try if n <= state.info.m]
+        return [c for c in super().candidates(state) if c["n_models"] <= state.info.m]
 
     def group(self, models: Floats, seed: int) -> Ints:
         count = min(int(self.setting), len(np.unique(models, axis=0)))
         tries = []
-        for number in range(KMEANS_STARTS):
-            means, labels = scipy.cluster.vq.kmeans2(models, count, minit="++", rng=generator(seed, "k-means", number))
+        for start in range(KMEANS_STARTS):
+            means, labels = scipy.cluster.vq.kmeans2(models, count, minit="++", rng=generator(seed, "k-means", start))
             tries.append((float(np.square(models - means[labels]).sum()), labels))
         return np.asarray(min(tries, key=lambda each: each[0])[1], np.int64)

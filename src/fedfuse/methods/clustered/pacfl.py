@@ -22,7 +22,6 @@ import numpy as np
 import scipy
 
 from fedfuse.core.partitions import canonical
-from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.methods.mixins import (
     AdmissionDialogue,
@@ -33,12 +32,14 @@ from fedfuse.methods.mixins import (
     Searchable,
 )
 from fedfuse.methods.one_model.fedavg import Averaging, GroupModels
+from fedfuse.methods.parameters import Auto, choice, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Subspace, Task
 from fedfuse.utils.typing import Floats, Ints
 
 Angle = Literal["column", "principal"]
 Linkage = Literal["average", "complete", "single"]
+Evaluate = Literal["local", "cluster"]
 # Numbers of groups, besides one for each device, for which a threshold is tried.
 N_GROUPS_CANDIDATES = (1, 2, 3, 4, 5, 6, 8, 11, 15, 22, 35, 60)
 # SciPy's words: the original's average is that of two groups, not of their members.
@@ -119,25 +120,11 @@ class PACFL(Averaging, Searchable, AsksFirst, AdmitsNewcomers):
     """
 
     name: ClassVar[str] = "pacfl"
-    threshold: float | Literal["auto"] = "auto"
-    p: int = 5
-    angle: Angle = "column"
-    linkage: Linkage = "average"
-    evaluate: Literal["local", "cluster"] = "local"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threshold != "auto" and (isinstance(self.threshold, str) or not 0 <= self.threshold < np.inf):
-            raise FedfuseError(f"threshold must be an angle of at least 0 degrees or 'auto', got {self.threshold!r}")
-        if not isinstance(self.p, int) or self.p < 1:
-            raise FedfuseError(f"p must be a whole number of at least 1, got {self.p!r}")
-        check_choice("angle", self.angle, Angle)
-        check_choice("linkage", self.linkage, Linkage)
-        check_choice("evaluate", self.evaluate, Literal["local", "cluster"])
-
-    @property
-    def has_open_settings(self) -> bool:
-        return self.threshold == "auto"
+    threshold: float | Auto = number("auto", least=0)
+    p: int = number(5, least=1)
+    angle: Angle = choice("column", Angle)
+    linkage: Linkage = choice("average", Linkage)
+    evaluate: Evaluate = choice("local", Evaluate)
 
     def candidates(self, state: Any) -> list[dict[str, Any]]:
         return [{"threshold": threshold} for threshold in thresholds(state.angles, self.linkage)]

@@ -16,14 +16,15 @@ A device's first turn is its gradient alone. A merged group begins with the mean
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedfuse.methods.clustered.cfl import cosines
-from fedfuse.methods.method import FederationInfo, Outcome, check_setting, moved
-from fedfuse.methods.mixins import SearchesOneSetting
+from fedfuse.methods.method import FederationInfo, Outcome, moved
+from fedfuse.methods.mixins import Searchable
 from fedfuse.methods.one_model.fedavg import Averaging, GroupModels, averaged
+from fedfuse.methods.parameters import Auto, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Gradient, Task, TrainPair
 from fedfuse.utils.typing import Bools, Floats, Ints
@@ -40,7 +41,7 @@ class MergingState(GroupModels):
 
 
 @dataclass(frozen=True)
-class StoCFL(SearchesOneSetting, Averaging):
+class StoCFL(Averaging, Searchable):
     """Groups by the cosines of gradients, held near one model.
 
     Parameters
@@ -52,15 +53,8 @@ class StoCFL(SearchesOneSetting, Averaging):
     """
 
     name: ClassVar[str] = "stocfl"
-    open_setting: ClassVar[str] = "tau"
-    least_value: ClassVar[float] = -1.0
-    values_to_try: ClassVar[tuple[float, ...]] = (0.0, 0.3, 0.5, 0.7, 0.9)
-    tau: float | Literal["auto"] = "auto"
-    lam: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_setting("lam", self.lam, auto=False)
+    tau: float | Auto = number("auto", least=-1, tried=(0.0, 0.3, 0.5, 0.7, 0.9))
+    lam: float = number(0.05, least=0)
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> MergingState:
         each = self._state(info, np.arange(info.m))

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import FederationInfo, Outcome, moved
 from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
+from fedfuse.methods.parameters import number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints
@@ -46,15 +46,8 @@ class FedAsync(FedAvg):
     """
 
     name: ClassVar[str] = "fedasync"
-    alpha: float = 0.6
-    power: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.alpha <= 1:
-            raise FedfuseError(f"alpha must be a share above 0 and at most 1, got {self.alpha}")
-        if not 0 <= self.power < np.inf:
-            raise FedfuseError(f"power must be a number of at least 0, got {self.power}")
+    alpha: float = number(0.6, above=0, most=1)
+    power: float = number(0.5, least=0)
 
     def single_reply_rule(self) -> FedAsync:
         return self

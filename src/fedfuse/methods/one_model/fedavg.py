@@ -71,19 +71,13 @@ class Averaging(Method[GroupModels]):
 
 
 @dataclass(frozen=True)
-class FedAvg(Averaging, TakesSingleReplies, AdmitsNewcomers):
-    """One model for all devices; with replies that come one at a time it is `FedAsync`."""
+class OneModel(Averaging, AdmitsNewcomers):
+    """One model for all devices."""
 
-    name: ClassVar[str] = "fedavg"
     finds_groups: ClassVar[bool] = False
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> GroupModels:
         return self._state(info, np.zeros(info.m, np.int64))
-
-    def single_reply_rule(self) -> FedAvg:
-        from fedfuse.methods.one_model.fedasync import FedAsync  # a FedAvg itself
-
-        return FedAsync(self.start, self.work, self.rows)
 
     def opening(self, state: GroupModels) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.models[state.labels])}
@@ -92,3 +86,15 @@ class FedAvg(Averaging, TakesSingleReplies, AdmitsNewcomers):
         """Use the model as it is."""
         yield Install(known.models[0])
         return AdmissionResult(known.models[0])
+
+
+@dataclass(frozen=True)
+class FedAvg(OneModel, TakesSingleReplies):
+    """One model for all devices; with replies that come one at a time it is `FedAsync`."""
+
+    name: ClassVar[str] = "fedavg"
+
+    def single_reply_rule(self) -> FedAvg:
+        from fedfuse.methods.one_model.fedasync import FedAsync  # a FedAvg itself
+
+        return FedAsync(self.start, self.work, self.rows)

@@ -14,16 +14,17 @@ FedAvg: with mu = 0 it is FedAvg.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from fedfuse.methods.mixins import SearchesOneSetting
-from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
+from fedfuse.methods.mixins import Searchable
+from fedfuse.methods.one_model.fedavg import GroupModels, OneModel
+from fedfuse.methods.parameters import Auto, number
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.typing import Ints
 
 
 @dataclass(frozen=True)
-class FedProx(SearchesOneSetting, FedAvg):
+class FedProx(OneModel, Searchable):
     """One model for all devices, and local work that does not lead far away from it.
 
     Parameters
@@ -33,10 +34,7 @@ class FedProx(SearchesOneSetting, FedAvg):
     """
 
     name: ClassVar[str] = "fedprox"
-    takes_single_replies: ClassVar[bool] = False
-    open_setting: ClassVar[str] = "mu"
-    values_to_try: ClassVar[tuple[float, ...]] = (0.001, 0.01, 0.1, 1.0)
-    mu: float | Literal["auto"] = "auto"
+    mu: float | Auto = number("auto", least=0, tried=(0.001, 0.01, 0.1, 1.0))
 
     def tasks(self, state: GroupModels, devices: Ints, k: int) -> list[Task]:
         held = Train(self.work.at(k), start=state.models[0], near=True, rho=self.setting, rows=self.rows)

@@ -19,10 +19,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.errors import FedfuseError, check_choice
-from fedfuse.methods.method import FederationInfo, Outcome, check_setting, moved
-from fedfuse.methods.mixins import WeighsDevices, Weights
-from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
+from fedfuse.errors import FedfuseError
+from fedfuse.methods.method import FederationInfo, Outcome, moved
+from fedfuse.methods.mixins import WeighsDevices
+from fedfuse.methods.one_model.fedavg import GroupModels, OneModel
+from fedfuse.methods.parameters import number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import DrawnPerDevice, Work, value
 from fedfuse.protocol.tasks import Task, Train
@@ -38,7 +39,7 @@ class ScaffoldState(GroupModels):
 
 
 @dataclass(frozen=True)
-class Scaffold(WeighsDevices, FedAvg):
+class Scaffold(WeighsDevices, OneModel):
     """One model for all devices, by local steps that do not drift apart.
 
     Parameters
@@ -48,14 +49,11 @@ class Scaffold(WeighsDevices, FedAvg):
     """
 
     name: ClassVar[str] = "scaffold"
-    takes_single_replies: ClassVar[bool] = False
     needs_steps: ClassVar[bool] = True
-    server_lr: float = 1.0
+    server_lr: float = number(1.0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("weights", self.weights, Weights)
-        check_setting("server_lr", self.server_lr, auto=False)
         if isinstance(self.work.steps, DrawnPerDevice):
             raise FedfuseError(f"scaffold divides by the number of steps: give one for all, got {self.work.steps}")
 

@@ -14,19 +14,18 @@ lam on validation rows too, for each device by itself; here it is one for all.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
-
-import numpy as np
+from typing import ClassVar
 
 from fedfuse.methods.method import FederationInfo, Outcome
-from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, SearchesOneSetting, WorksAtHome
-from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, Searchable, WorksAtHome
+from fedfuse.methods.one_model.fedavg import GroupModels, OneModel
+from fedfuse.methods.parameters import Auto, number
 from fedfuse.protocol.tasks import PeekModel, Score, Task, Train, TrainPair
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Ints
 
 
 @dataclass(frozen=True)
-class Ditto(SearchesOneSetting, FedAvg, WorksAtHome):
+class Ditto(OneModel, Searchable, WorksAtHome):
     """A model for every device, held near one for all.
 
     Parameters
@@ -36,20 +35,14 @@ class Ditto(SearchesOneSetting, FedAvg, WorksAtHome):
     """
 
     name: ClassVar[str] = "ditto"
-    takes_single_replies: ClassVar[bool] = False
     keeps_models: ClassVar[bool] = True
-    open_setting: ClassVar[str] = "lam"
-    values_to_try: ClassVar[tuple[float, ...]] = (0.01, 0.1, 0.5, 1.0, 2.0)
-    lam: float | Literal["auto"] = "auto"
+    lam: float | Auto = number("auto", least=0, tried=(0.01, 0.1, 0.5, 1.0, 2.0))
 
     def tasks(self, state: GroupModels, devices: Ints, k: int) -> list[Task]:
         return [TrainPair(self.work.at(k), state.models[0], self.setting, rows=self.rows)] * len(devices)
 
     def judging(self, state: GroupModels, devices: Ints) -> list[Task]:
         return [Score()] * len(devices)
-
-    def in_use(self, state: GroupModels, found: Outcome, seen: list[Floats]) -> Outcome:
-        return found._replace(models=np.stack(seen))
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Train a personal model near the one for all."""

@@ -20,18 +20,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import scipy
 
-from fedfuse.errors import check_choice
 from fedfuse.methods.anchored import Anchored
 from fedfuse.methods.clustered.cfl import cosines
-from fedfuse.methods.method import check_setting, check_share
-from fedfuse.methods.mixins import SearchesOneSetting
+from fedfuse.methods.mixins import Searchable
+from fedfuse.methods.parameters import Auto, choice, number
 from fedfuse.utils.typing import Floats, Ints
 
 Form = Literal["attentive", "heuristic"]
 
 
 @dataclass(frozen=True)
-class FedAMP(SearchesOneSetting, Anchored):
+class FedAMP(Anchored, Searchable):
     """A model for every device, drawn to those it is like.
 
     Parameters
@@ -48,18 +47,10 @@ class FedAMP(SearchesOneSetting, Anchored):
     """
 
     name: ClassVar[str] = "fedamp"
-    open_setting: ClassVar[str] = "sigma"
-    values_to_try: ClassVar[tuple[float, ...]] = (0.1, 1.0, 10.0, 100.0)
-    sigma: float | Literal["auto"] = "auto"
-    lam: float = 1.0
-    form: Form = "attentive"
-    self_weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_setting("lam", self.lam, auto=False)
-        check_choice("form", self.form, Form)
-        check_share("self_weight", self.self_weight)
+    sigma: float | Auto = number("auto", least=0, tried=(0.1, 1.0, 10.0, 100.0))
+    lam: float = number(1.0, least=0)
+    form: Form = choice("attentive", Form)
+    self_weight: float = number(0.5, above=0, most=1)
 
     def anchors(self, state: Any, devices: Ints) -> tuple[Floats, float]:
         return self.attention(state.models)[devices] @ state.models, self.lam

@@ -16,12 +16,13 @@ one model here. The server keeps pi_i for the device, which is L numbers more ea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
-from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, SearchesOneSetting
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, Searchable
+from fedfuse.methods.parameters import Auto, number
 from fedfuse.models.model import Model
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import MixtureTrain, Task
@@ -40,7 +41,7 @@ class MixtureState:
 
 
 @dataclass(frozen=True)
-class FedEM(SearchesOneSetting, Method[MixtureState], AdmitsNewcomers):
+class FedEM(Method[MixtureState], Searchable, AdmitsNewcomers):
     """A mixture of a few models for every device.
 
     Parameters
@@ -52,10 +53,7 @@ class FedEM(SearchesOneSetting, Method[MixtureState], AdmitsNewcomers):
     name: ClassVar[str] = "fedem"
     finds_groups: ClassVar[bool] = False
     needs_steps: ClassVar[bool] = True
-    open_setting: ClassVar[str] = "n_models"
-    least_value: ClassVar[float] = 1.0
-    values_to_try: ClassVar[tuple[float, ...]] = (1, 2, 3, 4, 6)
-    n_models: int | Literal["auto"] = "auto"
+    n_models: int | Auto = number("auto", least=1, whole=True, tried=(1, 2, 3, 4, 6))
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> MixtureState:
         start, count = "normal" if self.start == "auto" and info.model.convex else self.start, int(self.setting)

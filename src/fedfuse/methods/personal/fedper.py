@@ -17,9 +17,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedfuse.errors import check_choice
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, WorksAtHome
+from fedfuse.methods.parameters import choice
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Into, PeekModel, Task, Train, part_of
 from fedfuse.utils.typing import Floats, Ints
@@ -49,11 +49,7 @@ class FedPer(Method[BaseState], WorksAtHome, AdmitsNewcomers):
     name: ClassVar[str] = "fedper"
     finds_groups: ClassVar[bool] = False
     keeps_models: ClassVar[bool] = True
-    shared: Shared = "base"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("shared", self.shared, Shared)
+    shared: Shared = choice("base", Shared)
 
     @property
     def _into(self) -> Into:

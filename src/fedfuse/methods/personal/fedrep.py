@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedfuse.methods.method import check_setting
+from fedfuse.methods.parameters import number
 from fedfuse.methods.personal.fedper import FedPer
 from fedfuse.protocol.tasks import Train
 from fedfuse.utils.typing import Floats
@@ -34,11 +34,7 @@ class FedRep(FedPer):
 
     name: ClassVar[str] = "fedrep"
     needs_steps: ClassVar[bool] = True
-    head_steps: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_setting("head_steps", self.head_steps, least=1, auto=False)
+    head_steps: int = number(10, least=1)
 
     def _order(self, base: Floats, k: int) -> Train:
         return replace(super()._order(base, k), rest_steps=self.head_steps)

@@ -18,18 +18,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedfuse.methods.method import FederationInfo, Outcome, check_setting
+from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WorksAtHome
-from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
+from fedfuse.methods.one_model.fedavg import GroupModels, OneModel
+from fedfuse.methods.parameters import number
 from fedfuse.protocol.tasks import PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
 
 @dataclass(frozen=True)
-class AdaptsAtHome(FedAvg, WorksAtHome):
+class AdaptsAtHome(OneModel, WorksAtHome):
     """One model for all, from which every device makes its own when it uses it."""
-
-    takes_single_replies: ClassVar[bool] = False
 
     @abstractmethod
     def adaptation(self, w: Floats) -> Train:
@@ -67,12 +66,7 @@ class FedAvgFT(AdaptsAtHome):
 
     name: ClassVar[str] = "fedavg-ft"
     needs_steps: ClassVar[bool] = True
-    tune_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tune_steps is not None:
-            check_setting("tune_steps", self.tune_steps, least=1, auto=False)
+    tune_steps: int | None = number(None, least=1, whole=True)
 
     def adaptation(self, w: Floats) -> Train:
         work = self.work.at(0)

@@ -20,14 +20,14 @@ it is cut there. With lam = 0 devices train alone; with step = 1 it is FedAvg wi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import FederationInfo, Outcome, moved
-from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, SearchesOneSetting
-from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, Searchable
+from fedfuse.methods.one_model.fedavg import GroupModels, OneModel
+from fedfuse.methods.parameters import Auto, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import value
 from fedfuse.protocol.tasks import Install, Task, Train
@@ -44,7 +44,7 @@ class L2GDState(GroupModels):
 
 
 @dataclass(frozen=True)
-class L2GD(SearchesOneSetting, FedAvg):
+class L2GD(OneModel, Searchable):
     """A model for every device, drawn to the mean of all.
 
     Parameters
@@ -56,17 +56,9 @@ class L2GD(SearchesOneSetting, FedAvg):
     """
 
     name: ClassVar[str] = "l2gd"
-    takes_single_replies: ClassVar[bool] = False
     needs_steps: ClassVar[bool] = True
-    open_setting: ClassVar[str] = "lam"
-    values_to_try: ClassVar[tuple[float, ...]] = (0.01, 0.1, 0.3, 1.0, 3.0)
-    lam: float | Literal["auto"] = "auto"
-    p: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.p < 1:
-            raise FedfuseError(f"p must be a probability above 0 and below 1, got {self.p!r}")
+    lam: float | Auto = number("auto", least=0, tried=(0.01, 0.1, 0.3, 1.0, 3.0))
+    p: float = number(0.1, above=0, below=1)
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> L2GDState:
         one = super().init(info, previous)

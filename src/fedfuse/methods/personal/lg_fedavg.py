@@ -20,7 +20,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedfuse.errors import check_choice
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
 from fedfuse.methods.mixins import (
     AdmissionDialogue,
@@ -28,7 +27,6 @@ from fedfuse.methods.mixins import (
     AdmitsNewcomers,
     RunSummary,
     WeighsDevices,
-    Weights,
     WorksAtHome,
 )
 from fedfuse.methods.one_model.fedavg import averaged
@@ -64,11 +62,6 @@ class LGFedAvg(WeighsDevices, Method[LGState], WorksAtHome, AdmitsNewcomers):
     finds_groups: ClassVar[bool] = False
     keeps_models: ClassVar[bool] = True
     evaluate: Evaluate = "global"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("evaluate", self.evaluate, Evaluate)
-        check_choice("weights", self.weights, Weights)
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> LGState:
         start = info.initial(self.start).astype(info.dtype)

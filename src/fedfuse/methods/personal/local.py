@@ -55,9 +55,6 @@ class Local(Method[LocalState], WorksAtHome, AdmitsNewcomers):
         models, kept = np.tile(state.start, (state.info.m, 1)), {"start": state.start, "age": np.array([state.age])}
         return Outcome(models, np.arange(state.info.m), kept=kept)
 
-    def in_use(self, state: LocalState, found: Outcome, seen: list[Floats]) -> Outcome:
-        return found._replace(models=np.stack(seen))
-
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Train alone, for as many rounds as the others did."""
         start = known.kept["start"]

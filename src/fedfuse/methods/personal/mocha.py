@@ -16,15 +16,16 @@ parameters, so a little of the identity is mixed in. For convex models only, as 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy
 
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.anchored import Anchored, OwnModels
-from fedfuse.methods.method import FederationInfo, Outcome, check_setting
-from fedfuse.methods.mixins import SearchesOneSetting
+from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.mixins import Searchable
+from fedfuse.methods.parameters import Auto, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.utils.typing import Floats, Ints
 
@@ -41,7 +42,7 @@ class RelatedModels(OwnModels):
 
 
 @dataclass(frozen=True)
-class MOCHA(SearchesOneSetting, Anchored):
+class MOCHA(Anchored, Searchable):
     """A model for every device, drawn to those of related tasks.
 
     Parameters
@@ -53,14 +54,8 @@ class MOCHA(SearchesOneSetting, Anchored):
     """
 
     name: ClassVar[str] = "mocha"
-    open_setting: ClassVar[str] = "lam"
-    values_to_try: ClassVar[tuple[float, ...]] = (0.01, 0.03, 0.1, 0.3, 1.0)
-    lam: float | Literal["auto"] = "auto"
-    every: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_setting("every", self.every, least=1, auto=False)
+    lam: float | Auto = number("auto", least=0, tried=(0.01, 0.03, 0.1, 0.3, 1.0))
+    every: int = number(10, least=1)
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> RelatedModels:
         if not info.model.convex:

@@ -17,11 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import numpy as np
-
-from fedfuse.errors import FedfuseError, check_choice
-from fedfuse.methods.mixins import WeighsDevices, Weights
+from fedfuse.methods.mixins import WeighsDevices
 from fedfuse.methods.one_model.fedavg import GroupModels
+from fedfuse.methods.parameters import choice, number
 from fedfuse.methods.personal.fine_tuning import AdaptsAtHome
 from fedfuse.protocol.local_work import value
 from fedfuse.protocol.tasks import MetaTrain, Task, Train
@@ -44,15 +42,8 @@ class PerFedAvg(WeighsDevices, AdaptsAtHome):
 
     name: ClassVar[str] = "per-fedavg"
     needs_steps: ClassVar[bool] = True
-    adapt_lr: float | None = None
-    variant: Variant = "first-order"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("variant", self.variant, Variant)
-        check_choice("weights", self.weights, Weights)
-        if self.adapt_lr is not None and not 0 < self.adapt_lr < np.inf:
-            raise FedfuseError(f"adapt_lr must be a positive number, got {self.adapt_lr!r}")
+    adapt_lr: float | None = number(None, above=0)
+    variant: Variant = choice("first-order", Variant)
 
     @property
     def alpha(self) -> float:

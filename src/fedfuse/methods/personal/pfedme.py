@@ -14,11 +14,12 @@ eta and lam, whose product must be small; here the product is a parameter. Its m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from fedfuse.methods.method import check_setting, check_share, moved
-from fedfuse.methods.mixins import SearchesOneSetting
+from fedfuse.methods.method import moved
+from fedfuse.methods.mixins import Searchable
 from fedfuse.methods.one_model.fedavg import GroupModels
+from fedfuse.methods.parameters import Auto, number
 from fedfuse.methods.personal.fine_tuning import AdaptsAtHome
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import EnvelopeTrain, Task, Train
@@ -26,7 +27,7 @@ from fedfuse.utils.typing import Floats, Ints
 
 
 @dataclass(frozen=True)
-class PFedMe(SearchesOneSetting, AdaptsAtHome):
+class PFedMe(AdaptsAtHome, Searchable):
     """A model for every device within reach of one for all.
 
     Parameters
@@ -42,20 +43,10 @@ class PFedMe(SearchesOneSetting, AdaptsAtHome):
     """
 
     name: ClassVar[str] = "pfedme"
-    open_setting: ClassVar[str] = "lam"
-    values_to_try: ClassVar[tuple[float, ...]] = (0.1, 0.5, 1.0, 2.0, 5.0)
-    lam: float | Literal["auto"] = "auto"
-    rate: float = 0.1
-    local_rounds: int = 10
-    beta: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_setting("local_rounds", self.local_rounds, least=1, auto=False)
-        check_share("rate", self.rate)
-        check_share("beta", self.beta)
-
-    judging = AdaptsAtHome.judging
+    lam: float | Auto = number("auto", least=0, tried=(0.1, 0.5, 1.0, 2.0, 5.0))
+    rate: float = number(0.1, above=0, most=1)
+    local_rounds: int = number(10, least=1)
+    beta: float = number(1.0, above=0, most=1)
 
     def tasks(self, state: GroupModels, devices: Ints, k: int) -> list[Task]:
         how = (self.setting, self.rate, self.local_rounds, self.rows)
