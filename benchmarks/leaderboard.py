@@ -49,12 +49,12 @@ def continuous(seed: int) -> ff.Federation:
     models = rng.normal(size=(outputs, p + 1)) + spread * rng.normal(size=(m, outputs, p + 1))
     data = []
     for w in models:
-        X = rng.normal(size=(int(rng.integers(60, 400)), p))
+        X = rng.normal(size=(int(rng.integers(60, 400)) * (1 if outputs == 1 else 2), p))
         scores = X @ w[:, :-1].T + w[:, -1]
         if outputs == 1:
             data.append((X, scores[:, 0] + noise * rng.normal(size=len(X))))
         else:
-            data.append((X, (2 * scores + rng.gumbel(size=scores.shape)).argmax(axis=1)))
+            data.append((X, (scores + rng.gumbel(size=scores.shape)).argmax(axis=1)))
     goal = "regression" if outputs == 1 else "classification"
     return ff.Federation.from_arrays(data, goal=goal, test=0.5, seed=seed)
 

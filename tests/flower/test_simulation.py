@@ -11,22 +11,17 @@ pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 pytest.importorskip("ray", reason="pip install 'fedfuse[flower]'")
 
 import fedfuse as ff
-from fedfuse.data import load
 from fedfuse.errors import FedfuseError
 from fedfuse.flower import FlowerEngine
 from fedfuse.flower.simulation import start_simulation
+from fedfuse.methods.registry import METHODS
 from fedfuse.models import SoftmaxRegression
-
-METHODS = {
-    "fpfc": ff.FPFC(lam=0.6, work=ff.Work(steps=10, lr=0.1), refit=True),
-    "fedavg": ff.FedAvg(work=ff.Work(steps=10, lr=0.1)),
-    "ifca": ff.IFCA(n_models=4, work=ff.Work(steps=10, lr=0.1)),
-}
+from support.planted import planted
 
 
 @pytest.fixture(scope="module")
 def federation():
-    return load("synthetic:S1", seed=0).only(range(0, 100, 5))
+    return planted("classification", m=4)
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +33,20 @@ def engine(federation):
 
 def on(engine, federation):
     model = SoftmaxRegression().sized(federation.n_features, federation.n_classes)
-    names, setup = [str(i) for i in range(federation.m)], {"classes": list(range(10))}
+    names, setup = [str(i) for i in range(federation.m)], {"classes": np.array(federation.classes).tolist()}
     return FlowerEngine(engine.grid, names, model, setup=setup)
 
 
 # one method every time; that all of them are the same to the bit is tested without the engine
 @pytest.mark.parametrize("name", [n if n == "fedavg" else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
 def test_same_labels_and_models(name, engine, federation):
-    here = ff.fit(federation, METHODS[name], rounds=30)
-    there = ff.fit(federation, METHODS[name], rounds=30, engine=on(engine, federation))
+    """With settings that are left open found on the way."""
+    options = {"rounds": 8, "participation": 0.5, "tol": 0}
+    here, there = (ff.fit(federation, name, **options, **how) for how in ({}, {"engine": on(engine, federation)}))
     assert there.labels.tolist() == here.labels.tolist()
     assert np.abs(there.models - here.models).max() <= 1e-5
     assert there.cost_floats == here.cost_floats
+    assert there.chosen == here.chosen
     assert there.trouble == {}
 
 
@@ -57,7 +54,7 @@ def test_same_labels_and_models(name, engine, federation):
 def test_asynchronous_has_the_same_labels(engine, federation):
     method = ff.FPFC(lam=0.6, work=ff.Work(steps=10, lr=0.1), refit=False)
     here = ff.fit(federation, method, rounds=40, tol=0)
-    there = ff.fit(federation, method, rounds=40 * 20, tol=0, mode="async", engine=on(engine, federation))
+    there = ff.fit(federation, method, rounds=40 * 4, tol=0, mode="async", engine=on(engine, federation))
     assert there.labels.tolist() == here.labels.tolist()
 
 

@@ -28,10 +28,10 @@ FINDERS = [
 # -- against solvers
 
 
-@pytest.mark.parametrize("lam", [0.01, 0.05, 0.2])
-def test_convex_clustering_equals_a_solver(lam):
+@pytest.mark.parametrize(("lam", "seed"), [(0.01, 0), (0.05, 1), (0.2, 2)])
+def test_convex_clustering_equals_a_solver(lam, seed):
     """30 points; the dual is a least-squares problem over balls, whose projected gradient is run to high precision."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     a = np.concatenate([rng.normal(c, 0.3, size=(10, 2)) for c in ((0, 0), (3, 0), (0, 3))])
     i, j = np.triu_indices(30, 1)
     D = np.zeros((len(i), 30))
@@ -60,9 +60,9 @@ def test_convex_clustering_equals_a_solver(lam):
         assert np.ptp(x[labels == g], axis=0).max() < 1e-5
 
 
-@pytest.mark.parametrize("goal", ["regression", "classification"])
-def test_network_lasso_on_the_complete_graph_has_the_optimum_of_fpfc_l1(goal):
-    federation, lam, options = planted(goal, n=60, noise=1.0), 2.0, {**OPTIONS, "rounds": 800}
+@pytest.mark.parametrize(("goal", "seed"), [("regression", 0), ("classification", 1), ("regression", 2)])
+def test_network_lasso_on_the_complete_graph_has_the_optimum_of_fpfc_l1(goal, seed):
+    federation, lam, options = planted(goal, n=60, noise=1.0, seed=seed), 2.0, {**OPTIONS, "rounds": 800}
     methods = (NetworkLasso(lam=lam, work=WORKS["exact"]), ff.FPFCL1(lam=lam, work=WORKS["exact"]))
     found = []
     for method in methods:
@@ -94,8 +94,9 @@ def test_a_graph_keeps_its_parts_apart():
 # -- limits
 
 
-def test_hypcluster_with_one_hypothesis_is_fedavg():
-    federation = planted("classification")
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_hypcluster_with_one_hypothesis_is_fedavg(seed):
+    federation = planted("classification", seed=seed)
     methods = (ff.FedAvg(start="normal", work=WORKS["gd"]), HypCluster(n_models=1, work=WORKS["gd"]))
     one, clustered = (ff.fit(federation, m, rounds=12, participation=0.5, **OPTIONS) for m in methods)
     np.testing.assert_allclose(clustered.models, one.models, atol=1e-12)

@@ -35,18 +35,19 @@ def score(federation, method, **options):
 
 
 @pytest.mark.parametrize("work", WORKS)
-@pytest.mark.parametrize("goal", ["regression", "classification"])
-def test_ditto_without_its_term_is_local(goal, work):
-    federation = planted(goal)
+@pytest.mark.parametrize(("goal", "seed"), [("regression", 0), ("classification", 1), ("regression", 2)])
+def test_ditto_without_its_term_is_local(goal, work, seed):
+    federation = planted(goal, seed=seed)
     alone, ditto = (
         ff.fit(federation, m, **OPTIONS) for m in (ff.Local(work=WORKS[work]), Ditto(lam=0.0, work=WORKS[work]))
     )
     np.testing.assert_array_equal(ditto.models, alone.models)
 
 
-def test_ditto_with_a_very_large_term_is_fedavg():
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_ditto_with_a_very_large_term_is_fedavg(seed):
     """Personal models are then the model that was sent: one round behind the mean, which is at rest."""
-    federation = planted()
+    federation = planted(seed=seed)
     one, ditto = (
         ff.fit(federation, m, rounds=60, tol=0, dtype="float64")
         for m in (ff.FedAvg(work=WORKS["exact"]), Ditto(lam=1e9, work=WORKS["exact"]))
@@ -54,9 +55,9 @@ def test_ditto_with_a_very_large_term_is_fedavg():
     np.testing.assert_allclose(ditto.models, one.models, atol=1e-6)
 
 
-@pytest.mark.parametrize("work", ["gd", "sgd"])
-def test_fedper_with_everything_shared_is_fedavg(work):
-    federation, model = planted("classification"), ff.MLP(hidden=(4,))
+@pytest.mark.parametrize(("work", "seed"), [("gd", 0), ("sgd", 1), ("gd", 2)])
+def test_fedper_with_everything_shared_is_fedavg(work, seed):
+    federation, model = planted("classification", seed=seed), ff.MLP(hidden=(4,))
     methods = (ff.FedAvg(work=WORKS[work]), FedPer(shared="all", work=WORKS[work]))
     one, per = (ff.fit(federation, m, model=model, participation=0.5, **OPTIONS) for m in methods)
     np.testing.assert_allclose(per.models, one.models, atol=1e-12)
@@ -68,16 +69,18 @@ def test_without_a_base_devices_of_fedper_train_alone():
     assert per.cost_floats == 0
 
 
-def test_pfedme_without_its_term_is_fedavg():
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_pfedme_without_its_term_is_fedavg(seed):
     """With lam = 0 and rate = 1 a step on the envelope is the local work itself."""
-    federation = planted()
+    federation = planted(seed=seed)
     methods = (ff.FedAvg(work=WORKS["gd"]), PFedMe(lam=0.0, rate=1.0, local_rounds=1, work=WORKS["gd"]))
     runs = [ff.fit(federation, m, participation=0.5, **OPTIONS) for m in methods]
     np.testing.assert_allclose(runs[1].kept["model"], runs[0].models[0], atol=1e-12)
 
 
-def test_pfedme_with_a_very_large_term_leaves_all_at_one_model():
-    result = ff.fit(planted(), PFedMe(lam=1e9, work=WORKS["exact"]), **OPTIONS)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_pfedme_with_a_very_large_term_leaves_all_at_one_model(seed):
+    result = ff.fit(planted(seed=seed), PFedMe(lam=1e9, work=WORKS["exact"]), **OPTIONS)
     assert np.abs(result.models - result.kept["model"]).max() < 1e-6
 
 
@@ -91,9 +94,10 @@ def test_personal_models_of_pfedme_are_proximal_points():
     np.testing.assert_allclose(result.models, result.kept["model"] - slopes / lam, atol=1e-6)
 
 
-def test_l2gd_without_its_term_is_training_alone():
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_l2gd_without_its_term_is_training_alone(seed):
     """T steps in each round, the same for all devices; none of them feels another."""
-    federation, work = planted(), WORKS["gd"]
+    federation, work = planted(seed=seed), WORKS["gd"]
     result = ff.fit(federation, L2GD(lam=0.0, work=work), **OPTIONS)
     steps = sum(int(generator_of(k)) for k in range(OPTIONS["rounds"]))
     for i in range(federation.m):
@@ -105,8 +109,9 @@ def generator_of(k):
     return generator(0, "l2gd", k).geometric([0.1, 0.9])[0]
 
 
-def test_l2gd_with_a_large_term_is_fedavg_with_the_steps_it_draws():
-    federation, work = planted(), WORKS["gd"]
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_l2gd_with_a_large_term_is_fedavg_with_the_steps_it_draws(seed):
+    federation, work = planted(seed=seed), WORKS["gd"]
     result = ff.fit(federation, L2GD(lam=100.0, work=work), **OPTIONS)
     n, w = federation.rows("train+validation").counts, np.zeros(4)
     for k in range(OPTIONS["rounds"]):
@@ -150,16 +155,18 @@ def test_fine_tuning_is_local_steps_from_the_model_of_fedavg():
     assert tuned.cost_floats == plain.cost_floats
 
 
-def test_fedem_with_one_component_is_fedavg():
-    federation = planted("classification")
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_fedem_with_one_component_is_fedavg(seed):
+    federation = planted("classification", seed=seed)
     methods = (ff.FedAvg(start="normal", work=WORKS["gd"]), FedEM(n_models=1, work=WORKS["gd"]))
     one, mixture = (ff.fit(federation, m, participation=0.5, **OPTIONS) for m in methods)
     np.testing.assert_allclose(mixture.models, one.models, atol=1e-10)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("form", ["attentive", "heuristic"])
-def test_fedamp_of_one_device_is_local(form):
-    federation = planted(m=1, groups=1)
+def test_fedamp_of_one_device_is_local(form, seed):
+    federation = planted(m=1, groups=1, seed=seed)
     alone = ff.fit(federation, ff.Local(work=WORKS["exact"]), rounds=2, tol=0, dtype="float64")
     amp = ff.fit(federation, FedAMP(sigma=1.0, form=form, work=WORKS["exact"]), rounds=60, tol=0, dtype="float64")
     np.testing.assert_allclose(amp.models, alone.models, atol=1e-9)
@@ -185,9 +192,10 @@ def test_ditto_beats_local_and_fedavg_where_differences_are_continuous(seed):
     assert ours < score(federation, ff.FedAvg(work=work), rounds=50)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("method", [PFedMe(work=WORKS["exact"]), L2GD(), FedAvgFT()], ids=lambda m: m.name)
-def test_others_beat_fedavg_where_differences_are_continuous(method):
-    federation = continuous(0)
+def test_others_beat_fedavg_where_differences_are_continuous(method, seed):
+    federation = continuous(seed)
     assert score(federation, method, rounds=600) < score(federation, ff.FedAvg(work=WORKS["exact"]), rounds=50)
 
 
@@ -282,9 +290,20 @@ def test_fedrep_where_only_heads_differ(seed):
     """It comes near the noise; devices alone have too few rows, and one head for all is of no use."""
     federation, model, work = heads_differ(seed), low_rank(seed), ff.Work(steps=5, lr=0.02)
     options = {"model": model, "rounds": 100, "seed": seed}
+    alone, one = (score(federation, m(work=work), **options) for m in (ff.Local, ff.FedAvg))
     rep = score(federation, FedRep(head_steps=10, work=work), **options)
-    assert rep < 0.3 * score(federation, ff.Local(work=work), **options)
-    assert rep < 0.2 * score(federation, ff.FedAvg(work=work), **options)
+    assert rep < 0.3 * alone
+    assert rep < 0.2 * one
+    assert score(federation, FedPer(work=work), **options) < min(alone, one)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_heuristic_form_is_for_networks_in_groups(seed):
+    federation = planted("classification", m=12, n=24, p=6, groups=2, seed=seed, test=0.5)
+    options = {"model": ff.MLP(hidden=(4,)), "rounds": 40, "seed": seed}
+    amp = FedAMP(sigma=10.0, form="heuristic", work=ff.Work(steps=5, lr=0.1))
+    assert score(federation, amp, **options) > score(federation, ff.FedAvg(work=amp.work), **options)
+    assert score(federation, amp, **options) >= score(federation, ff.Local(work=amp.work), **options)
 
 
 # -- what is sent

@@ -158,6 +158,10 @@ class Method(ABC, Generic[State]):
         """Return what brings devices up to date that have lost their memory, in this order."""
         return [self.opening(state)]
 
+    def weigh(self, info: FederationInfo, devices: Ints) -> Floats:
+        """Return what each of these devices counts for in a mean: its rows."""
+        return info.counts[self.rows][devices].astype(np.float64)
+
     def devices(self, state: State, drawn: Ints) -> Ints:
         """Return who is asked in this round: the devices drawn, unless the method has reasons of its own."""
         return drawn

@@ -98,8 +98,8 @@ class WeighsDevices:
 
     def weigh(self, info: FederationInfo, devices: Ints) -> Floats:
         """Return the weights of these devices."""
-        counts: Ints = info.counts[self.rows][devices]  # type: ignore[attr-defined]
-        return counts.astype(np.float64) if self.weights == "rows" else np.ones(len(devices))
+        rows: Floats = super().weigh(info, devices)  # type: ignore[misc]
+        return rows if self.weights == "rows" else np.ones(len(devices))
 
 
 class Searchable:

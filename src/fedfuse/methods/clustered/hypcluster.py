@@ -53,7 +53,7 @@ class HypCluster(IFCA):
         if state.begun or not values:
             return super().update(state, devices, values)
         old, cut, state.begun = self._all(state), state.info.model.fused.start, True
-        models, rows = np.stack(values), state.info.counts[self.rows][devices].astype(np.float64)
+        models, rows = np.stack(values), self.weigh(state.info, devices)
         order = generator(state.info.seed, "hypotheses", self.first_draw or 0).permutation(len(devices))
         state.heads = averaged(state.heads, order % len(state.heads), models[:, cut:], rows)
         state.shared = averaged(state.shared[None], np.zeros(len(devices), np.int64), models[:, :cut], rows)[0]

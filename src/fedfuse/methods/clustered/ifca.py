@@ -131,9 +131,10 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
         weights = replies[:, -count:]
         state.choice[devices] = weights.argmax(axis=1)
         answers = replies[:, :-count].reshape(len(devices), -1, d)  # one each, or with soft estimates one per model
-        self._descend(state, weights, answers) if self.average == "gradient" else self._mean(
-            state, devices, weights, answers
-        )
+        if self.average == "gradient":
+            self._descend(state, weights, answers)
+        else:
+            self._mean(state, self.weigh(state.info, devices), weights, answers)
         return moved(old, self._all(state))
 
     def _descend(self, state: IFCAState, weights: Floats, gradients: Floats) -> None:
@@ -143,13 +144,12 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
         state.heads = (state.heads - rate * per_head[:, cut:]).astype(state.info.dtype)
         state.shared = (state.shared - rate * per_head[:, :cut].sum(axis=0)).astype(state.info.dtype)
 
-    def _mean(self, state: IFCAState, devices: Ints, weights: Floats, models: Floats) -> None:
+    def _mean(self, state: IFCAState, rows: Floats, weights: Floats, models: Floats) -> None:
         """Option II, weighted by rows as in the original's experiments on images."""
         cut, count = state.info.model.fused.start, len(state.heads)
-        rows = state.info.counts[self.rows][devices].astype(np.float64)
         every = np.broadcast_to(models, (*weights.shape, state.info.d)).reshape(-1, state.info.d)
         weight = (rows[:, None] * weights).ravel()
-        group = np.tile(np.arange(count), len(devices))
+        group = np.tile(np.arange(count), len(rows))
         state.heads = averaged(state.heads, group, every[:, cut:], weight)
         one = np.zeros(len(group), np.int64)
         state.shared = averaged(state.shared[None], one, every[:, :cut], weight)[0]

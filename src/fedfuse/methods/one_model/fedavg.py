@@ -62,10 +62,6 @@ class Averaging(Method[GroupModels]):
         state.models = averaged(old, state.labels[devices], np.stack(values), self.weigh(state.info, devices))
         return moved(old, state.models)
 
-    def weigh(self, info: FederationInfo, devices: Ints) -> Floats:
-        """Return what each of these devices counts for in a mean: its rows."""
-        return info.counts[self.rows][devices].astype(np.float64)
-
     def outcome(self, state: GroupModels) -> Outcome:
         return Outcome(state.models[state.labels], canonical(state.labels))
 

@@ -69,7 +69,7 @@ class FedEM(Method[MixtureState], Searchable, AdmitsNewcomers):
             return None
         old, (count, d) = state.components, state.components.shape
         replies = np.stack(values)
-        mean = np.average(replies[:, :-count], axis=0, weights=state.info.counts[self.rows][devices])
+        mean = np.average(replies[:, :-count], axis=0, weights=self.weigh(state.info, devices))
         state.components = mean.reshape(count, d).astype(old.dtype)
         state.weights[devices] = replies[:, -count:] / replies[:, -count:].sum(axis=1, keepdims=True)
         return moved(old, state.components)

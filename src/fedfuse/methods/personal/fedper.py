@@ -12,13 +12,15 @@ of one layer has no base: then nothing is sent, and devices train alone. With ``
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, WorksAtHome
+from fedfuse.methods.one_model.fedavg import averaged
 from fedfuse.methods.parameters import choice
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Into, PeekModel, Task, Train, part_of
@@ -28,16 +30,58 @@ Shared = Literal["base", "all"]
 
 
 @dataclass
-class BaseState:
-    """The first model of all devices, and the base."""
+class PartState:
+    """The first model of all devices, and the part of it that is shared."""
 
     info: FederationInfo
     start: Floats
-    base: Floats
+    part: Floats
 
 
 @dataclass(frozen=True)
-class FedPer(Method[BaseState], WorksAtHome, AdmitsNewcomers):
+class SharesPart(Method[Any], WorksAtHome, AdmitsNewcomers):
+    """One part of the model for all devices; the rest is each device's own, and never leaves it."""
+
+    finds_groups: ClassVar[bool] = False
+    keeps_models: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def into(self) -> Into:
+        """Which part is shared."""
+
+    def place(self, info: FederationInfo) -> slice:
+        """Return where it is among the parameters."""
+        return part_of(self.into, info.d, info.model.fused)
+
+    def init(self, info: FederationInfo, previous: Outcome | None = None) -> PartState:
+        start = info.initial(self.start).astype(info.dtype)
+        return PartState(info, start, start[self.place(info)])
+
+    def order(self, part: Floats, k: int) -> Train:
+        """Return what an active device does: by default local steps on all of its model."""
+        return Train(self.work.at(k), start=part, rows=self.rows, into=self.into, send="part")
+
+    def tasks(self, state: Any, devices: Ints, k: int) -> list[Task]:
+        return [self.order(state.part, k)] * len(devices)
+
+    def update(self, state: Any, devices: Ints, values: list[Floats]) -> Residuals | None:
+        if not values or not state.part.size:
+            return None
+        old, all_of_them = state.part[None], np.zeros(len(devices), np.int64)
+        new = averaged(old, all_of_them, np.stack(values), self.weigh(state.info, devices))
+        state.part = new[0]
+        return moved(old, new)
+
+    def outcome(self, state: Any) -> Outcome:
+        """Return what the server knows: the shared part, and of the rest how it began."""
+        model = state.start.copy()
+        model[self.place(state.info)] = state.part
+        return Outcome(np.tile(model, (state.info.m, 1)), np.zeros(state.info.m, np.int64), kept={"model": model})
+
+
+@dataclass(frozen=True)
+class FedPer(SharesPart):
     """One base for all, a head for every device.
 
     Parameters
@@ -47,55 +91,27 @@ class FedPer(Method[BaseState], WorksAtHome, AdmitsNewcomers):
     """
 
     name: ClassVar[str] = "fedper"
-    finds_groups: ClassVar[bool] = False
-    keeps_models: ClassVar[bool] = True
     shared: Shared = choice("base", Shared)
 
     @property
-    def _into(self) -> Into:
+    def into(self) -> Into:
         return "all" if self.shared == "all" else "shared"
 
-    def _part(self, info: FederationInfo) -> slice:
-        return part_of(self._into, info.d, info.model.fused)
-
-    def init(self, info: FederationInfo, previous: Outcome | None = None) -> BaseState:
-        start = info.initial(self.start).astype(info.dtype)
-        return BaseState(info, start, start[self._part(info)])
-
-    def opening(self, state: BaseState) -> dict[int, Task]:
+    def opening(self, state: PartState) -> dict[int, Task]:
         # all of it is a draw from a seed that devices know
         return dict.fromkeys(range(state.info.m), Install(state.start, known=state.info.d))
 
-    def _order(self, base: Floats, k: int) -> Train:
-        return Train(self.work.at(k), start=base, rows=self.rows, into=self._into, send="part")
-
-    def tasks(self, state: BaseState, devices: Ints, k: int) -> list[Task]:
-        return [self._order(state.base, k)] * len(devices)
-
-    def update(self, state: BaseState, devices: Ints, values: list[Floats]) -> Residuals | None:
-        if not values or not state.base.size:
-            return None
-        old, weights = state.base, state.info.counts[self.rows][devices]
-        state.base = np.average(np.stack(values), axis=0, weights=weights).astype(old.dtype)
-        return moved(old[None], state.base[None])
-
-    def in_use(self, state: BaseState, found: Outcome, seen: list[Floats]) -> Outcome:
+    def in_use(self, state: PartState, found: Outcome, seen: list[Floats]) -> Outcome:
         models = np.stack(seen).astype(found.models.dtype)
-        models[:, self._part(state.info)] = state.base
+        models[:, self.place(state.info)] = state.part
         return found._replace(models=models)
-
-    def outcome(self, state: BaseState) -> Outcome:
-        """Return what the server knows: the base under the first head."""
-        model = state.start.copy()
-        model[self._part(state.info)] = state.base
-        return Outcome(np.tile(model, (state.info.m, 1)), np.zeros(state.info.m, np.int64), kept={"model": model})
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Train a head on the base, from the first one."""
-        part = self._part(info)
+        part = self.place(info)
         base = known.kept["model"][part]
         yield Install(known.kept["model"], known=info.d - base.size)
-        yield self._order(base, 0)
+        yield self.order(base, 0)
         own = (yield PeekModel()).copy()
         own[part] = base
         return AdmissionResult(own)

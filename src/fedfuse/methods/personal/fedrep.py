@@ -36,5 +36,5 @@ class FedRep(FedPer):
     needs_steps: ClassVar[bool] = True
     head_steps: int = number(10, least=1)
 
-    def _order(self, base: Floats, k: int) -> Train:
-        return replace(super()._order(base, k), rest_steps=self.head_steps)
+    def order(self, part: Floats, k: int) -> Train:
+        return replace(super().order(part, k), rest_steps=self.head_steps)

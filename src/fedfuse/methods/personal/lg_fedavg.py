@@ -16,39 +16,30 @@ was active in the last round is evaluated with what it had just trained, before 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
-from fedfuse.methods.mixins import (
-    AdmissionDialogue,
-    AdmissionResult,
-    AdmitsNewcomers,
-    RunSummary,
-    WeighsDevices,
-    WorksAtHome,
-)
-from fedfuse.methods.one_model.fedavg import averaged
+from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WeighsDevices
+from fedfuse.methods.parameters import choice
+from fedfuse.methods.personal.fedper import PartState, SharesPart
 from fedfuse.pairs.state import Residuals
-from fedfuse.protocol.tasks import Install, PeekModel, Task, Train
+from fedfuse.protocol.tasks import Install, Into, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
 Evaluate = Literal["global", "local"]
 
 
 @dataclass
-class LGState:
-    """The first representation, the global head, and the heads that devices were last evaluated with."""
+class LGState(PartState):
+    """The first model, the global head, and the heads that devices were last evaluated with."""
 
-    info: FederationInfo
-    start: Floats
-    head: Floats
     trained: Floats
 
 
 @dataclass(frozen=True)
-class LGFedAvg(WeighsDevices, Method[LGState], WorksAtHome, AdmitsNewcomers):
+class LGFedAvg(WeighsDevices, SharesPart):
     """A representation for every device, one head for all.
 
     Parameters
@@ -59,48 +50,38 @@ class LGFedAvg(WeighsDevices, Method[LGState], WorksAtHome, AdmitsNewcomers):
     """
 
     name: ClassVar[str] = "lg-fedavg"
-    finds_groups: ClassVar[bool] = False
-    keeps_models: ClassVar[bool] = True
-    evaluate: Evaluate = "global"
+    evaluate: Evaluate = choice("global", Evaluate)
+
+    @property
+    def into(self) -> Into:
+        return "fused"
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> LGState:
-        start = info.initial(self.start).astype(info.dtype)
-        everyone = np.tile(start, (info.m, 1))
-        head = start[info.model.fused]
-        return LGState(info, start, head, everyone[:, info.model.fused])
+        one = super().init(info, previous)
+        return LGState(info, one.start, one.part, np.tile(one.part, (info.m, 1)))
 
     def opening(self, state: LGState) -> dict[int, Task]:
         # the head is sent; the representation is one that devices can draw by themselves
         return dict.fromkeys(range(state.info.m), Install(state.start, known=state.info.model.fused.start))
 
-    def tasks(self, state: LGState, devices: Ints, k: int) -> list[Task]:
-        work = self.work.at(k)
-        return [Train(work, start=state.head, rows=self.rows, into="fused", send="part") for _ in devices]
-
-    def update(self, state: LGState, devices: Ints, values: list[Floats]) -> Residuals | None:
-        if not values:
-            return None
-        heads, old = np.stack(values), state.head
-        if self.evaluate == "global":  # devices that were not active have the head from which the active ones started
-            state.trained = np.tile(old, (state.info.m, 1))
-        state.trained[devices] = heads
-        weights = self.weigh(state.info, devices)
-        state.head = averaged(old[None], np.zeros(len(devices), np.int64), heads, weights)[0]
-        return moved(old[None], state.head[None])
+    def update(self, state: Any, devices: Ints, values: list[Floats]) -> Residuals | None:
+        if values and self.evaluate == "global":  # the others have the head from which the active ones started
+            state.trained = np.tile(state.part, (state.info.m, 1))
+        if values:
+            state.trained[devices] = np.stack(values)
+        return super().update(state, devices, values)
 
     def in_use(self, state: LGState, found: Outcome, seen: list[Floats]) -> Outcome:
         fused, models = state.info.model.fused, np.stack(seen).astype(found.models.dtype)
         # with a representation of its own a device uses the global head, as in the original
-        models[:, fused] = state.head if fused.start and self.evaluate == "global" else state.trained
+        models[:, fused] = state.part if fused.start and self.evaluate == "global" else state.trained
         return found._replace(models=models)
 
-    def outcome(self, state: LGState) -> Outcome:
+    def outcome(self, state: Any) -> Outcome:
         """Return what the server knows: everybody's head on the first representation."""
-        models = np.tile(state.start, (state.info.m, 1))
-        models[:, state.info.model.fused] = state.trained
-        model = state.start.copy()
-        model[state.info.model.fused] = state.head
-        return Outcome(models, np.zeros(state.info.m, np.int64), kept={"model": model})
+        found = super().outcome(state)
+        found.models[:, state.info.model.fused] = state.trained
+        return found
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Fine-tune the global head, on the first representation."""
