@@ -85,7 +85,7 @@ def tune(
     json_: args.Json = False,
 ) -> None:
     """Choose lambda, or the settings of another method, on validation rows, and train with them."""
-    from fedfuse.methods.mixins import Searchable
+    from fedfuse.methods.parameters import Searchable
     from fedfuse.methods.registry import method_called
     from fedfuse.studies.tune import check_tuning, tune
 

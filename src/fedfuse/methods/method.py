@@ -154,6 +154,13 @@ class Method(ABC, Generic[State]):
         """Return what is sent before the first round (device: task)."""
         return {}
 
+    def opened(self, state: State, devices: Ints, values: list[Floats]) -> None:
+        """Take in what was answered to the opening, where devices were asked something."""
+
+    def broadcast(self, state: State) -> dict[int, Task]:
+        """Return what devices are sent when a round's replies have been taken in; nothing comes back."""
+        return {}
+
     def recovery(self, state: State) -> list[dict[int, Task]]:
         """Return what brings devices up to date that have lost their memory, in this order."""
         return [self.opening(state)]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedfuse.core.partitions import group_means
 from fedfuse.methods.method import FederationInfo, Outcome
-from fedfuse.methods.parameters import AUTO, choice
-from fedfuse.protocol.tasks import PeekModel, Score, Task
+from fedfuse.methods.parameters import choice
+from fedfuse.protocol.tasks import PeekModel, Task
 from fedfuse.utils.files import Arrays
 from fedfuse.utils.typing import Floats, Ints
 
@@ -100,54 +100,6 @@ class WeighsDevices:
         """Return the weights of these devices."""
         rows: Floats = super().weigh(info, devices)  # type: ignore[misc]
         return rows if self.weights == "rows" else np.ones(len(devices))
-
-
-class Searchable:
-    """A method with settings that may be left open: they are chosen on validation rows (`tuning.grid_search`)."""
-
-    def _open(self) -> list[Field[Any]]:
-        """Return the settings that may be left open, as `methods.parameters.number` declares them."""
-        return [f for f in fields(self) if f.metadata.get("open")]  # type: ignore[arg-type]
-
-    @property
-    def has_open_settings(self) -> bool:
-        """Whether some are left open."""
-        return any(getattr(self, f.name) == AUTO for f in self._open())
-
-    @property
-    def setting(self) -> float:
-        """The only such setting as a number; while it is still open, the first to be tried."""
-        (f,) = self._open()
-        value = getattr(self, f.name)
-        return float(f.metadata["tried"][0] if value == AUTO else value)
-
-    def candidates(self, state: Any) -> list[dict[str, Any]]:
-        """Return the settings to choose from."""
-        return [{f.name: value} for f in self._open() for value in f.metadata["tried"]]
-
-    def judging(self, state: Any, devices: Ints) -> list[Task]:
-        """Return one task each that is answered by a score on validation rows."""
-        return [Score(w) for w in self.current(state).models[devices]]  # type: ignore[attr-defined]
-
-    def restart(self, info: FederationInfo, used: Any) -> Any:
-        """Return a first state for a new training; what ``used`` has of devices they need not send again."""
-        return self.init(info)  # type: ignore[attr-defined]
-
-
-class AsksFirst(ABC):
-    """A method whose opening is answered."""
-
-    @abstractmethod
-    def opened(self, state: Any, devices: Ints, values: list[Floats]) -> None:
-        """Take in what was answered to `Method.opening`."""
-
-
-class Broadcasts(ABC):
-    """A method that sends devices something when a round's replies have been taken in."""
-
-    @abstractmethod
-    def broadcast(self, state: Any) -> dict[int, Task]:
-        """Return what is sent. Nothing comes back."""
 
 
 class GathersReplies:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import Field, field
+from dataclasses import Field, field, fields
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from fedfuse.errors import FedfuseError, check_choice
+from fedfuse.protocol.tasks import Score, Task
+from fedfuse.utils.typing import Ints
 
 Auto: TypeAlias = Literal["auto"]
 AUTO = "auto"
@@ -51,3 +53,35 @@ def check_field(given: Field[Any], value: object) -> None:
     limits = [("of at least", "least"), ("above", "above"), ("at most", "most"), ("below", "below")]
     ends = " and ".join(f"{word} {takes[name]:g}" for word, name in limits if np.isfinite(takes[name]))
     raise FedfuseError(f"{given.name} must be {kind} {ends}{' or auto' * takes['open']}, got {value!r}")
+
+
+class Searchable:
+    """A method with settings that may be left open: they are chosen on validation rows (`tuning.grid_search`)."""
+
+    def _open(self) -> list[Field[Any]]:
+        """Return the settings that may be left open, as `methods.parameters.number` declares them."""
+        return [f for f in fields(self) if f.metadata.get("open")]  # type: ignore[arg-type]
+
+    @property
+    def has_open_settings(self) -> bool:
+        """Whether some are left open."""
+        return any(getattr(self, f.name) == AUTO for f in self._open())
+
+    @property
+    def setting(self) -> float:
+        """The only such setting as a number; while it is still open, the first to be tried."""
+        (f,) = self._open()
+        value = getattr(self, f.name)
+        return float(f.metadata["tried"][0] if value == AUTO else value)
+
+    def candidates(self, state: Any) -> list[dict[str, Any]]:
+        """Return the settings to choose from."""
+        return [{f.name: value} for f in self._open() for value in f.metadata["tried"]]
+
+    def judging(self, state: Any, devices: Ints) -> list[Task]:
+        """Return one task each that is answered by a score on validation rows."""
+        return [Score(w) for w in self.current(state).models[devices]]  # type: ignore[attr-defined]
+
+    def restart(self, info: Any, used: Any) -> Any:
+        """Return a first state for a new training; what ``used`` has of devices they need not send again."""
+        return self.init(info)  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from fedfuse import FPFC, FPFCL1
 from fedfuse.data.download import missing_files
 from fedfuse.methods.method import Method
-from fedfuse.methods.mixins import Searchable
+from fedfuse.methods.parameters import Searchable
 from fedfuse.paper.trials import Data, Trial
 from fedfuse.training.options import Options, build
 from fedfuse.training.presets import PAPER_LAMBDAS, Style

@@ -21,7 +21,7 @@ from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.lambda_path import FINAL_STAGE, N_LAMBDAS, LambdaPath, Strategy, path_rounds
 from fedfuse.methods.method import Method
-from fedfuse.methods.mixins import Searchable
+from fedfuse.methods.parameters import Searchable
 from fedfuse.methods.registry import from_config
 from fedfuse.models import Model
 from fedfuse.results.result import Result

@@ -10,7 +10,6 @@ import numpy as np
 from fedfuse.data.federation import Federation
 from fedfuse.grouping.steps import StepMethod
 from fedfuse.methods.method import FederationInfo, Method, Outcome
-from fedfuse.methods.mixins import Broadcasts
 from fedfuse.models.model import Model
 from fedfuse.protocol.tasks import Install, MetaTrain, Task, Train
 from fedfuse.training.fit import prepared
@@ -126,8 +125,8 @@ class _Plan:
         active = len(method.devices(state, np.arange(self.active)))
         task = method.tasks(state, np.zeros(1, np.int64), 0)[0]
         floats, words = self._size(task, rounds * active), _words(task)
-        if isinstance(method, Broadcasts):
-            floats += rounds * sum(self._size(each, 1) for each in method.broadcast(state).values())
+        if news := method.broadcast(state):
+            floats += rounds * sum(self._size(each, 1) for each in news.values())
             words += " Then every device is told what has changed."
         return [*first, PlannedStep(stage.name, "", words, rounds, floats)]
 

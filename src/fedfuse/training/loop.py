@@ -28,7 +28,7 @@ from fedfuse.engines.attacks import known_attack
 from fedfuse.engines.base import Engine
 from fedfuse.errors import FedfuseError, Terminated
 from fedfuse.methods.method import FederationInfo, Method, Outcome, Share
-from fedfuse.methods.mixins import AsksFirst, Broadcasts, GathersReplies, WorksAtHome
+from fedfuse.methods.mixins import GathersReplies, WorksAtHome
 from fedfuse.models import Model
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.ledger import CommunicationLedger
@@ -145,8 +145,7 @@ class Run:
             missing = {i: task for i, task in tasks.items() if i not in answers}
             answers |= {r.device: r.values for r in self.transport.exchange(self._orders(missing, -1))}
         devices = np.array(sorted(answers), dtype=np.int64)
-        if isinstance(self.rule, AsksFirst):
-            self.rule.opened(self.state, devices, [answers[i] for i in sorted(answers)])
+        self.rule.opened(self.state, devices, [answers[i] for i in sorted(answers)])
 
     def go(self) -> Result:
         """Train to the end."""
@@ -179,8 +178,8 @@ class Run:
         self.turns[active] += 1
         heard = self._replies(len(active))
         residuals = self._take_in(heard)
-        if isinstance(method, Broadcasts):
-            self.transport.exchange(self._orders(method.broadcast(self.state), k))
+        if news := method.broadcast(self.state):
+            self.transport.exchange(self._orders(news, k))
         self.k = k + 1
         active_now = len(heard) if self.asynchronous else len(active)
         row: Row = {"round": k, "stage": phase, "active": active_now, "replies": len(heard)}

@@ -20,7 +20,8 @@ from fedfuse.grouping.personal import Personal, has_personal_models
 from fedfuse.grouping.refit import Oracle, Refit
 from fedfuse.methods.fpfc import FPFC, BaseFPFC
 from fedfuse.methods.method import Method, Outcome
-from fedfuse.methods.mixins import Searchable, TakesSingleReplies
+from fedfuse.methods.mixins import TakesSingleReplies
+from fedfuse.methods.parameters import Searchable
 from fedfuse.models.model import Model
 from fedfuse.tuning.grid_search import GridSearch
 

@@ -17,7 +17,8 @@ import numpy as np
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import FederationInfo, Method, Outcome
-from fedfuse.methods.mixins import AsksFirst, Broadcasts, Searchable, WorksAtHome
+from fedfuse.methods.mixins import WorksAtHome
+from fedfuse.methods.parameters import Searchable
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints
@@ -44,7 +45,7 @@ class SearchState:
 
 
 @dataclass(frozen=True)
-class GridSearch(Method[SearchState], AsksFirst, Broadcasts, WorksAtHome):
+class GridSearch(Method[SearchState], WorksAtHome):
     """Choose open settings of ``inner`` on validation rows, then train with them.
 
     Parameters
@@ -124,8 +125,7 @@ class GridSearch(Method[SearchState], AsksFirst, Broadcasts, WorksAtHome):
 
     def opened(self, state: SearchState, devices: Ints, values: list[Floats]) -> None:
         method = self._now(state)
-        if isinstance(method, AsksFirst):
-            method.opened(state.inner, devices, values)
+        method.opened(state.inner, devices, values)
         grid = [dict(c) for c in self.grid] or self._searchable(state).candidates(state.inner)
         state.trial, state.grid = self._affordable(grid)
         state.inner = self._searchable(state).restart(state.info, state.inner)
@@ -177,7 +177,7 @@ class GridSearch(Method[SearchState], AsksFirst, Broadcasts, WorksAtHome):
         if state.opening:
             state.opening = False
             return method.opening(state.inner)
-        return method.broadcast(state.inner) if state.stage == TRYING and isinstance(method, Broadcasts) else {}
+        return method.broadcast(state.inner) if state.stage == TRYING else {}
 
     def at_home(self, state: SearchState) -> list[Task]:
         method = self._now(state)

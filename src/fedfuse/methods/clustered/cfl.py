@@ -25,17 +25,9 @@ import scipy
 
 from fedfuse.core.partitions import canonical
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
-from fedfuse.methods.mixins import (
-    AdmissionDialogue,
-    AdmissionResult,
-    AdmitsNewcomers,
-    Broadcasts,
-    RunSummary,
-    Searchable,
-    WeighsDevices,
-)
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, WeighsDevices
 from fedfuse.methods.one_model.fedavg import averaged
-from fedfuse.methods.parameters import Auto, choice, number
+from fedfuse.methods.parameters import Auto, Searchable, choice, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Add, Install, Task, Train
 from fedfuse.utils.typing import Bools, Floats, Ints
@@ -91,7 +83,7 @@ class CFLState:
 
 
 @dataclass(frozen=True)
-class CFL(WeighsDevices, Method[CFLState], Searchable, Broadcasts, AdmitsNewcomers):
+class CFL(WeighsDevices, Method[CFLState], Searchable, AdmitsNewcomers):
     """Recursive bipartition.
 
     Parameters

@@ -28,16 +28,9 @@ import numpy as np
 from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
-from fedfuse.methods.mixins import (
-    AdmissionDialogue,
-    AdmissionResult,
-    AdmitsNewcomers,
-    RunSummary,
-    Searchable,
-    WorksAtHome,
-)
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, WorksAtHome
 from fedfuse.methods.one_model.fedavg import averaged
-from fedfuse.methods.parameters import Auto, choice, number
+from fedfuse.methods.parameters import Auto, Searchable, choice, number
 from fedfuse.models.model import Start
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import value
@@ -74,8 +67,6 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
         Starts to choose from on validation rows.
     first_draw
         Which of the starts; by default the first, or with ``restarts`` the one chosen.
-    near
-        Where the models begin, one row each, in place of draws; for experiments.
     """
 
     name: ClassVar[str] = "ifca"
@@ -84,17 +75,11 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
     temperature: float = number(0.0, least=0)
     restarts: int = number(1, least=1)
     first_draw: int | None = number(None, least=0, whole=True)
-    near: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.start == "zero" and self.n_models != 1 and not self.near:
+        if self.start == "zero" and self.n_models != 1:
             raise FedfuseError("ifca needs models that differ at the start: start must be 'normal', got 'zero'")
-        object.__setattr__(self, "near", tuple(tuple(float(x) for x in row) for row in self.near))
-        if self.near and len(self.near) != self.n_models:
-            raise FedfuseError(f"near must be one row for each of the {self.n_models} models, got {len(self.near)}")
-        if self.near and self.restarts > 1:
-            raise FedfuseError("restarts draw models anew, and near says where they begin: give one of them")
 
     @property
     def has_open_settings(self) -> bool:
@@ -111,8 +96,7 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
         count = 1 if self.n_models == "auto" else int(self.n_models)
         start: Start = "normal" if self.start == "auto" and info.model.convex else self.start
         first = (self.first_draw or 0) * count
-        drawn = [info.initial(start, first + draw) for draw in range(count)]
-        models = np.array(self.near or drawn, dtype=info.dtype)
+        models = np.stack([info.initial(start, first + draw) for draw in range(count)]).astype(info.dtype)
         fused = info.model.fused
         # one trunk for all, as a device would have it
         return IFCAState(info, models[0, : fused.start], models[:, fused], np.zeros(info.m, np.int64))

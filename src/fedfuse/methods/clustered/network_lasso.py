@@ -25,8 +25,7 @@ from fedfuse.core.partitions import group_means
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.anchored import Anchored, OwnModels
 from fedfuse.methods.method import FederationInfo, Outcome
-from fedfuse.methods.mixins import Searchable
-from fedfuse.methods.parameters import Auto, number
+from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.typing import Floats, Ints

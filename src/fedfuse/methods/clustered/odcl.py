@@ -25,8 +25,8 @@ import scipy
 from fedfuse.core.edge_admm import convex_clustering
 from fedfuse.core.partitions import canonical, group_means
 from fedfuse.methods.method import FederationInfo, Method, Outcome
-from fedfuse.methods.mixins import Broadcasts, GathersReplies, Searchable
-from fedfuse.methods.parameters import Auto, number
+from fedfuse.methods.mixins import GathersReplies
+from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.random import generator
@@ -46,7 +46,7 @@ class OneShotState:
 
 
 @dataclass(frozen=True)
-class OneShot(Method[OneShotState], Searchable, Broadcasts, GathersReplies):
+class OneShot(Method[OneShotState], Searchable, GathersReplies):
     """Groups of devices' own models, found in one exchange.
 
     Parameters

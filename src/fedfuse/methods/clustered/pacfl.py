@@ -23,16 +23,9 @@ import scipy
 
 from fedfuse.core.partitions import canonical
 from fedfuse.methods.method import FederationInfo, Outcome
-from fedfuse.methods.mixins import (
-    AdmissionDialogue,
-    AdmissionResult,
-    AdmitsNewcomers,
-    AsksFirst,
-    RunSummary,
-    Searchable,
-)
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
 from fedfuse.methods.one_model.fedavg import Averaging, GroupModels
-from fedfuse.methods.parameters import Auto, choice, number
+from fedfuse.methods.parameters import Auto, Searchable, choice, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Subspace, Task
 from fedfuse.utils.typing import Floats, Ints
@@ -103,7 +96,7 @@ class PACFLState(GroupModels):
 
 
 @dataclass(frozen=True)
-class PACFL(Averaging, Searchable, AsksFirst, AdmitsNewcomers):
+class PACFL(Averaging, Searchable, AdmitsNewcomers):
     """FedAvg within groups of devices whose data span alike spaces.
 
     Parameters

@@ -22,9 +22,8 @@ import numpy as np
 
 from fedfuse.methods.clustered.cfl import cosines
 from fedfuse.methods.method import FederationInfo, Outcome, moved
-from fedfuse.methods.mixins import Searchable
 from fedfuse.methods.one_model.fedavg import Averaging, GroupModels, averaged
-from fedfuse.methods.parameters import Auto, number
+from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Gradient, Task, TrainPair
 from fedfuse.utils.typing import Bools, Floats, Ints

@@ -16,9 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedfuse.methods.mixins import Searchable
 from fedfuse.methods.one_model.fedavg import GroupModels, OneModel
-from fedfuse.methods.parameters import Auto, number
+from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.typing import Ints
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedfuse.methods.method import FederationInfo, Outcome
-from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, Searchable, WorksAtHome
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WorksAtHome
 from fedfuse.methods.one_model.fedavg import GroupModels, OneModel
-from fedfuse.methods.parameters import Auto, number
+from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.protocol.tasks import PeekModel, Score, Task, Train, TrainPair
 from fedfuse.utils.typing import Ints
 

@@ -22,8 +22,7 @@ import scipy
 
 from fedfuse.methods.anchored import Anchored
 from fedfuse.methods.clustered.cfl import cosines
-from fedfuse.methods.mixins import Searchable
-from fedfuse.methods.parameters import Auto, choice, number
+from fedfuse.methods.parameters import Auto, Searchable, choice, number
 from fedfuse.utils.typing import Floats, Ints
 
 Form = Literal["attentive", "heuristic"]

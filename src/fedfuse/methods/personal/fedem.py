@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
-from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, Searchable
-from fedfuse.methods.parameters import Auto, number
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
+from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.models.model import Model
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import MixtureTrain, Task

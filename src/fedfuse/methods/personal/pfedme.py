@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedfuse.methods.method import moved
-from fedfuse.methods.mixins import Searchable
 from fedfuse.methods.one_model.fedavg import GroupModels
-from fedfuse.methods.parameters import Auto, number
+from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.methods.personal.fine_tuning import AdaptsAtHome
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import EnvelopeTrain, Task, Train
