@@ -32,6 +32,7 @@ from fedfuse.studies.jobs import RUNNING, Board, Job, Watcher
 
 LEVEL = 0.05
 MIN_ERROR = 0.005  # shares of wrong labels below this count as this: nobody's rank hangs on a row or two
+MAX_ERROR = 1e6  # an RMSE above it is a divergence
 COLOURS = {"one model": "#b35806", "groups": "#1b6ca8", "personal": "#3a7d2c"}
 MARKERS = {"one model": "s", "groups": "o", "personal": "^"}
 
@@ -74,16 +75,16 @@ class Case:
 
 
 def _table(name: str) -> Case:
-    return Case((0, 1, 2), 100, lambda seed: read_site_table(name, seed)[0], what="a table of real sites, three splits")
+    return Case((0, 1, 2), 100, lambda seed: read_site_table(name, seed)[0], what="a table of real sites")
 
 
 IMAGES = Case((0,), 20, words=("steps=1", "local.rounds=10"), what="the paper's CNN, one epoch of 10 of 20 devices")
 SCENARIO = Case((0,), 100, words=("local.rounds=30",), what="30 % of the devices in a round, ten steps each")
 CASES = {
-    "continuous-linear": Case((0, 2, 4), 100, continuous, what="random devices that differ by degrees, three draws"),
-    "continuous-softmax": Case((1, 3, 5), 100, continuous, what="random devices that differ by degrees, three draws"),
+    "continuous-linear": Case((0, 2, 4), 100, continuous, what="random devices that differ by degrees"),
+    "continuous-softmax": Case((1, 3, 5), 100, continuous, what="random devices that differ by degrees"),
     **{name: _table(name) for name in ("sleepstudy", "gasoline", "exam", "mr_contraception")},
-    "housing-bodyfat": Case((0, 1, 2), 100, words=("local.rounds=30",), what="two groups, three splits"),
+    "housing-bodyfat": Case((0, 1, 2), 100, words=("local.rounds=30",), what="two groups"),
     **{f"synthetic:S{i}": SCENARIO for i in range(1, 6)},
     "digits": Case((0,), 20, what="a small network, all devices in every round"),
     "fashion-mnist": IMAGES,
@@ -259,8 +260,11 @@ def matrix(runs: pd.DataFrame, order: Sequence[str], value: str, show: Callable[
 
 def score(runs: pd.DataFrame) -> str:
     """Return the mean test score of the runs, and its spread."""
-    scale, places = (100, 1) if runs["better"].iloc[0] else (1, max(0, 3 - len(str(int(runs["test"].mean())))))
-    text = f"{scale * runs['test'].mean():.{places}f}"
+    scale, mean = 100 if runs["better"].iloc[0] else 1, float(runs["test"].mean())
+    if not mean < MAX_ERROR:
+        return "diverged"
+    places = 1 if scale == 100 else max(0, 2 - int(np.floor(np.log10(mean))))
+    text = f"{scale * mean:.{places}f}"
     return f"{text} ± {scale * runs['test'].std(ddof=0):.{places}f}" if len(runs) > 1 else text
 
 
@@ -292,8 +296,10 @@ def page(out: Path, into: Path) -> str:
     notes = [f"- `{method}` failed on {', '.join(names)}: {error}" for (method, error), names in failed.items()]
     if missing:
         notes.append(f"- Not run yet: {', '.join(missing)}.")
+    n, tests = ranking.ranks.shape[1], len(ranking.ranks) - 1
+    few = f" With {n} data sets and {tests} tests no p can be below {LEVEL}." if tests * 2.0 ** (1 - n) >= LEVEL else ""
     return TEXT.format(
-        level=LEVEL, n=ranking.ranks.shape[1], k=len(ranking.ranks), friedman=f"{ranking.friedman:.1g}",
+        level=LEVEL, n=n, few=few, friedman=f"{ranking.friedman:.1g}",
         critical=f"{ranking.critical:.1f}", picture=picture.name, best=ranking.ranks.index[0],
         minutes=f"{runs['cpu'].sum() / 60:.0f}", ranks=markdown(heads, rows),
         data=markdown(("data", "what", "devices", "seeds", "rounds", "score"), about),
@@ -321,11 +327,11 @@ with more. All runs took {minutes} minutes of one core; the first command may be
 ![Mean ranks of the methods]({picture})
 
 Rank 1 is the best test score on a data set; ties share, seeds are averaged. That all methods are alike: p = {friedman}
-(Friedman). Mean ranks that differ by {critical} or more differ at {level:.0%} (Nemenyi). The column p compares with
-`{best}`: Wilcoxon's signed ranks of log error (RMSE; share of wrong labels) over data sets, with Holm's correction for
-all {k} methods. ARI is the mean over data with known groups. Sent: floats per device and parameter, the median over
-runs, so 1 is one model one way. The last column sums up processor seconds of all runs. Test rows are used for scoring
-only.
+(Friedman). Mean ranks that differ by {critical} or more differ at {level} (Nemenyi). The column p compares with `{best}`:
+Wilcoxon's signed ranks of log error (RMSE; share of wrong labels) over data sets, with Holm's correction.{few}
+
+ARI is the mean over data with known groups. Sent: floats per device and parameter, the median over runs, so 1 is one
+model one way. The last column sums up processor seconds of all runs. Test rows are used for scoring only.
 
 {ranks}
 
