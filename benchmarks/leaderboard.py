@@ -223,7 +223,7 @@ def draw(ranking: Ranking, path: Path) -> None:
     """Draw mean ranks, best on top; those within the critical difference of the best on a grey ground."""
     ranks, mean = ranking.ranks, ranking.ranks.mean(axis=1)
     _, ax = plt.subplots(figsize=(7.5, 0.26 * len(ranks) + 1.1), layout="constrained")
-    ax.axvspan(mean.iloc[0], mean.iloc[0] + ranking.critical, color="#e8e8e8", lw=0)
+    ax.axvspan(mean.iloc[0], min(mean.iloc[0] + ranking.critical, len(ranks)), color="#e8e8e8", lw=0)
     for place, method in enumerate(ranks.index):
         family = family_of(method)
         each = ranks.loc[method].dropna()
@@ -235,7 +235,7 @@ def draw(ranking: Ranking, path: Path) -> None:
     ax.set(xlabel=f"rank: mean (marks), each data set (strokes); grey: critical difference, {ranking.critical:.1f}")
     ax.grid(axis="x", alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(loc="lower left" if mean.iloc[-1] > len(ranks) / 2 else "lower right", title="models")
+    ax.legend(loc="lower left", title="models")
     plt.savefig(path, metadata={"Date": None})
     plt.close()
 
@@ -327,8 +327,8 @@ with more. All runs took {minutes} minutes of one core; the first command may be
 ![Mean ranks of the methods]({picture})
 
 Rank 1 is the best test score on a data set; ties share, seeds are averaged. That all methods are alike: p = {friedman}
-(Friedman). Mean ranks that differ by {critical} or more differ at {level} (Nemenyi). The column p compares with `{best}`:
-Wilcoxon's signed ranks of log error (RMSE; share of wrong labels) over data sets, with Holm's correction.{few}
+(Friedman). Mean ranks that differ by {critical} or more differ at {level} (Nemenyi). The column p compares with
+`{best}`: Wilcoxon's signed ranks of log error (RMSE; share of wrong labels), with Holm's correction.{few}
 
 ARI is the mean over data with known groups. Sent: floats per device and parameter, the median over runs, so 1 is one
 model one way. The last column sums up processor seconds of all runs. Test rows are used for scoring only.
