@@ -51,7 +51,7 @@ def test_evaluated_locally_every_device_has_its_own_last_model(weights, model):
             own[i] = descended(federation, i, np.concatenate([own[i, : fused.start], head]), WORK)
         np.testing.assert_allclose(run.in_use().models, own, atol=1e-12)
         head = share[active] @ own[active][:, fused] / share[active].sum()
-        np.testing.assert_allclose(run.state.head, head, atol=1e-12)
+        np.testing.assert_allclose(run.state.part, head, atol=1e-12)
 
 
 @pytest.mark.parametrize("settings", [{"evaluate": "cluster"}, {"weights": "sqrt"}])
