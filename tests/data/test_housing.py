@@ -10,18 +10,17 @@ import pandas as pd
 import pytest
 
 from fedfuse.data import housing_bodyfat
-from fedfuse.data.housing import _BODYFAT, _HOUSING
+from fedfuse.data.housing import _SOURCES
 from fedfuse.errors import FedfuseError
 
 
 def look_alikes(directory: Path) -> Path:
     """Files of the right shape, in which every value says where it came from."""
     (directory / "tabular").mkdir()
-    for source in (_HOUSING, _BODYFAT):
-        names = [*source.features, source.response]
-        n = sum(source.counts)
+    for name, response, features, counts in _SOURCES:
+        names, n = [*features, response], sum(counts)
         values = np.arange(n)[:, None] * np.arange(1.0, len(names) + 1) + 1000.0
-        pd.DataFrame(values, columns=names).to_csv(directory / source.file, index=False)
+        pd.DataFrame(values, columns=names).to_csv(directory / f"tabular/{name}.csv", index=False)
     return directory
 
 
@@ -68,8 +67,10 @@ def test_training_rows_have_mean_0_and_sd_1_and_only_they(made, seed):
 
 def test_rows_are_all_there_once_and_fit_together(made):
     fed = housing_bodyfat(made)
-    for group, (source, span) in enumerate([(_HOUSING, slice(0, 506)), (_BODYFAT, slice(506, 758))]):
-        n, width = sum(source.counts), len(source.features) + 1
+    for group, ((_, _, features, counts), span) in enumerate(
+        zip(_SOURCES, (slice(0, 506), slice(506, 758)), strict=True)
+    ):
+        n, width = sum(counts), len(features) + 1
         row = np.rint((fed.y[span] - 1000) / width)
         assert np.array_equal(np.sort(row), np.arange(n))
         # features of the look-alikes are linear in the row number

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedfuse.data.download import directory_with, files_of, missing_files
 from fedfuse.data.federation import Federation, Goal
@@ -17,6 +16,7 @@ from fedfuse.errors import FedfuseError, guess
 from fedfuse.utils.files import NUMBER, check_fields
 
 _SYNTHETIC, _HOUSING, _ROTATED = "synthetic:", "housing-bodyfat", ":rotated"
+_IMAGES = {"mnist": "28 x 28", "fashion-mnist": "28 x 28", "digits": "8 x 8"}
 _DESCRIPTIONS = {
     "synthetic:S1": "100 devices in 4 equal groups; 10 classes",
     "synthetic:S2": "100 devices in groups of 10, 40, 10, 40; 10 classes",
@@ -24,24 +24,22 @@ _DESCRIPTIONS = {
     "synthetic:S4": "50 devices, all alike; 10 classes",
     "synthetic:S5": "50 devices, all different; 10 classes",
     "housing-bodyfat": "regression; 6 devices with housing, 2 with body fat",
-    "mnist": "images of 28 x 28, 4 groups of 5 by swapped labels",
-    "mnist:rotated": "images of 28 x 28, 4 groups of 5 by rotation",
-    "fashion-mnist": "images of 28 x 28, 4 groups of 5 by swapped labels",
-    "fashion-mnist:rotated": "images of 28 x 28, 4 groups of 5 by rotation",
-    "digits": "images of 8 x 8, 4 groups of 5 by swapped labels",
-    "digits:rotated": "images of 8 x 8, 4 groups of 5 by rotation",
+    **{
+        name + suffix: f"images of {size}, 4 groups of 5 by {rule}"
+        for name, size in _IMAGES.items()
+        for suffix, rule in (("", "swapped labels"), (_ROTATED, "rotation"))
+    },
 }
 TEST_SHARE = 0.2
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A data set that has a name, the files that it needs below the data directory, and whether they are there."""
 
     name: str
     description: str
-    files: tuple[str, ...] = ()
-    present: bool = True
+    files: tuple[str, ...]
+    present: bool
 
 
 def available(data_dir: str | Path | None = None) -> list[Source]:
@@ -72,32 +70,20 @@ def load(
 ) -> Federation:
     """Return the federation that a name or a file stands for.
 
-    Parameters
-    ----------
-    dataset
-        ``synthetic:S1`` … ``synthetic:S5``, ``housing-bodyfat``, ``mnist``, ``fashion-mnist``, ``digits`` (these
-        three also as ``mnist:rotated`` …), or the path of a file that `read_table` reads.
-    features
-        For synthetic data: ``"uniform"`` or ``"normal"``.
-    device, target
-        For files, and needed there: the column that says which device a row is of, and the one to predict.
-    goal
-        For files: ``"classification"`` or ``"regression"``; told from the target when not given.
-    data_dir
-        Where the files of named data sets are; see `data_directory`.
-    test, validation, seed
-        As in `Federation.from_arrays`; the seed also draws synthetic data. MNIST and Fashion-MNIST have test images
-        of their own.
-    split_by, min_rows, weight
-        For files: as in `federation_from_frame`.
+    ``dataset`` is ``synthetic:S1`` … ``synthetic:S5``, ``housing-bodyfat``, ``mnist``, ``fashion-mnist``, ``digits``
+    (these three also as ``mnist:rotated`` …), or the path of a file that `read_table` reads. ``features``,
+    ``"uniform"`` or ``"normal"``, is for synthetic data; ``data_dir`` is where the files of named data sets are (see
+    `data_directory`). The options of files are those of `federation_from_frame`, and ``device`` and ``target`` are
+    needed there. MNIST and Fashion-MNIST have test images of their own.
 
     Examples
     --------
     >>> load("synthetic:S4", seed=1)
     Federation(50 devices, 86,835 rows (250 to 18,460 each), 60 features, 10 classes)
     """
-    shares = {"test": test, "validation": validation}
-    is_file = _is_file(dataset)
+    shares: dict[str, Any] = {"test": test, "validation": validation}
+    # An existing file with another ending is refused by read_table, which says what it can read.
+    is_file = is_table(dataset) or Path(dataset).expanduser().is_file()
     if not is_file:
         check_name(dataset)
         given = {"device": device, "target": target, "goal": goal, "split_by": split_by, "weight": weight}
@@ -108,13 +94,26 @@ def load(
     if not dataset.startswith(_SYNTHETIC) and features != "uniform":
         raise FedfuseError(f"features={features!r} is for synthetic data only, not for {dataset!r}; leave it out")
     if is_file:
-        columns: dict[str, Any] = {"split_by": split_by, "min_rows": min_rows, "weight": weight}
-        return _load_file(dataset, device, target, goal=goal, seed=seed, **columns, **shares)
+        frame = read_table(dataset)
+        if device is None or target is None:
+            lacking = " and which the ".join(w for w, v in (("device", device), ("target", target)) if v is None)
+            raise FedfuseError(
+                f"for the table {dataset!r} say which column is the {lacking} (--device, --target); "
+                f"its columns are {', '.join(map(repr, map(str, frame.columns)))}"
+            )
+        columns: dict[str, Any] = {"goal": goal, "split_by": split_by, "min_rows": min_rows, "weight": weight}
+        return federation_from_frame(frame, device=device, target=target, seed=seed, **columns, **shares)
     if dataset == _HOUSING:
         return housing_bodyfat(directory_with(_HOUSING, data_dir), seed=seed, **shares)
     if dataset.startswith(_SYNTHETIC):
         return synthetic(dataset.removeprefix(_SYNTHETIC), features, seed=seed, **shares)
-    return _load_images(dataset, seed, shares, data_dir)
+    name = dataset.removesuffix(_ROTATED)
+    options: dict[str, Any] = {"groups": "swap" if name == dataset else "rotate", "validation": validation}
+    if name == "digits":
+        return digits(seed, test=test, **options)
+    if test != TEST_SHARE:
+        raise FedfuseError(f"test={test:g} was given, but {name} has test images of its own; leave it out")
+    return mnist(seed, name=name, data_dir=data_dir, **options)
 
 
 _SAVED = {"dataset": str, "features": str, "seed": int} | dict.fromkeys(
@@ -137,11 +136,6 @@ def absolute(dataset: str) -> str:
     return str(path.absolute()) if path.is_file() else dataset
 
 
-def _is_file(dataset: str) -> bool:
-    # An existing file with another ending is refused by read_table, which says what it can read.
-    return is_table(dataset) or Path(dataset).expanduser().is_file()
-
-
 def check_name(dataset: str) -> None:
     """Refuse a name that no data set has."""
     if dataset.startswith(_SYNTHETIC) and GROUP_SIZES.fullmatch(dataset.removeprefix(_SYNTHETIC)):
@@ -151,24 +145,3 @@ def check_name(dataset: str) -> None:
             f"no data set is called {dataset!r}; {guess(dataset, _DESCRIPTIONS)}known are {', '.join(_DESCRIPTIONS)}, "
             f"synthetic:5,5 (groups of so many devices), and files ending in {', '.join(SUFFIXES)}"
         )
-
-
-def _load_file(path: str, device: str | None, target: str | None, **options: Any) -> Federation:
-    frame = read_table(path)
-    if device is None or target is None:
-        lacking = " and which the ".join(w for w, v in (("device", device), ("target", target)) if v is None)
-        raise FedfuseError(
-            f"for the table {path!r} say which column is the {lacking} (--device, --target); "
-            f"its columns are {', '.join(map(repr, map(str, frame.columns)))}"
-        )
-    return federation_from_frame(frame, device=device, target=target, **options)
-
-
-def _load_images(dataset: str, seed: int, shares: dict[str, float], data_dir: str | Path | None) -> Federation:
-    name = dataset.removesuffix(_ROTATED)
-    options: dict[str, Any] = {"groups": "swap" if name == dataset else "rotate", "validation": shares["validation"]}
-    if name == "digits":
-        return digits(seed, test=shares["test"], **options)
-    if shares["test"] != TEST_SHARE:
-        raise FedfuseError(f"test={shares['test']:g} was given, but {name} has test images of its own; leave it out")
-    return mnist(seed, name=name, data_dir=data_dir, **options)

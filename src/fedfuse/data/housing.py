@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,36 +13,13 @@ from fedfuse.errors import FedfuseError
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats
 
-
-@dataclass(frozen=True)
-class _Source:
-    """A table: its file, its rows' response and features, and how many rows each device gets."""
-
-    file: str
-    name: str
-    response: str
-    features: tuple[str, ...]
-    counts: tuple[int, ...]
-
-
-_HOUSING = _Source(
-    "tabular/housing.csv",
-    "housing",
-    "medv",
-    ("crim", "zn", "indus", "chas", "nox", "rm", "age", "dis", "rad", "tax", "ptratio", "black", "lstat"),
-    (85, 85, 84, 84, 84, 84),
+_HOUSING = ("crim", "zn", "indus", "chas", "nox", "rm", "age", "dis", "rad", "tax", "ptratio", "black", "lstat")
+_BODYFAT = (
+    *("density", "age", "weight", "height", "neck", "chest", "abdomen"),
+    *("hip", "thigh", "knee", "ankle", "biceps", "forearm", "wrist"),
 )
-_BODYFAT = _Source(
-    "tabular/bodyfat.csv",
-    "bodyfat",
-    "bodyfat",
-    (
-        *("density", "age", "weight", "height", "neck", "chest", "abdomen"),
-        *("hip", "thigh", "knee", "ankle", "biceps", "forearm", "wrist"),
-    ),
-    (126, 126),
-)
-_SOURCES = (_HOUSING, _BODYFAT)
+# Of each table: its name, its rows' response and features, and how many rows each device gets.
+_SOURCES = (("housing", "medv", _HOUSING, (85, 85, 84, 84, 84, 84)), ("bodyfat", "bodyfat", _BODYFAT, (126, 126)))
 
 
 def housing_bodyfat(directory: str | Path, seed: int = 0, test: float = 0.2, validation: float = 0.2) -> Federation:
@@ -57,31 +33,32 @@ def housing_bodyfat(directory: str | Path, seed: int = 0, test: float = 0.2, val
     the noise; test and validation are as in `Federation.from_arrays`.
     """
     check_splits(test, validation, seed)
-    parts = [_shuffled(Path(directory), source, seed) for source in _SOURCES]
+    parts = [_shuffled(Path(directory), seed, *source) for source in _SOURCES]
     X, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    truth = np.repeat(np.arange(2), [len(source.counts) for source in _SOURCES])
-    cuts = cut_points(np.array(_HOUSING.counts + _BODYFAT.counts, dtype=np.int64), test, validation)
+    counts = [count for *_, counts in _SOURCES for count in counts]
+    truth = np.repeat(np.arange(2), [len(counts) for *_, counts in _SOURCES])
+    cuts = cut_points(np.array(counts, dtype=np.int64), test, validation)
     for group in range(2):
         own = cuts[truth == group]
         train = np.concatenate([X[start:stop] for start, stop, *_ in own])
         rows = slice(own[0, 0], own[-1, -1])
         X[rows] = (X[rows] - train.mean(axis=0)) / train.std(axis=0)
-    names = tuple(f"{source.name}-{i + 1}" for source in _SOURCES for i in range(len(source.counts)))
-    features = tuple(f"{h}|{b}" for h, b in zip((*_HOUSING.features, "noise"), _BODYFAT.features, strict=True))
+    names = tuple(f"{name}-{i + 1}" for name, *_, counts in _SOURCES for i in range(len(counts)))
+    features = tuple(f"{h}|{b}" for h, b in zip((*_HOUSING, "noise"), _BODYFAT, strict=True))
     return Federation(names, X, y, cuts, "regression", (), features, truth)
 
 
-def _shuffled(directory: Path, source: _Source, seed: int) -> tuple[Floats, Floats]:
-    path, n = directory / source.file, sum(source.counts)
+def _shuffled(
+    directory: Path, seed: int, name: str, response: str, features: tuple[str, ...], counts: tuple[int, ...]
+) -> tuple[Floats, Floats]:
+    path, n = directory / "tabular" / f"{name}.csv", sum(counts)
     frame = read_table(path)
-    if not {*source.features, source.response} <= set(frame.columns) or len(frame) != n:
-        raise FedfuseError(
-            f"{str(path)!r} is not the {source.name} data set: {n} rows with the columns "
-            f"{', '.join(source.features)}, {source.response} are expected"
-        )
-    order = generator(seed, f"{source.name} rows").permutation(n)
-    X = frame[list(source.features)].to_numpy(dtype=np.float64)[order]
-    y = frame[source.response].to_numpy(dtype=np.float64)[order]
-    if source is _HOUSING:
+    if not {*features, response} <= set(frame.columns) or len(frame) != n:
+        wanted = f"{n} rows with the columns {', '.join(features)}, {response} are expected"
+        raise FedfuseError(f"{str(path)!r} is not the {name} data set: {wanted}")
+    order = generator(seed, f"{name} rows").permutation(n)
+    X = frame[list(features)].to_numpy(dtype=np.float64)[order]
+    y = frame[response].to_numpy(dtype=np.float64)[order]
+    if features is _HOUSING:
         X = np.column_stack([X, generator(seed, "housing noise").normal(size=n)])
     return X, y

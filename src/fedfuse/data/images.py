@@ -1,12 +1,12 @@
 """Images over devices whose groups differ by swapped labels or by rotation: MNIST, Fashion-MNIST, digits.
 
-MNIST's files have the idx format: a magic number, sizes, then bytes (http://yann.lecun.com/exdb/mnist, bottom).
+MNIST's files have the idx format (http://yann.lecun.com/exdb/mnist, bottom): a magic number, 0x800 plus the number of
+dimensions where values are unsigned bytes; sizes; values.
 """
 
 from __future__ import annotations
 
 import gzip
-import struct
 import zlib
 from math import prod
 from pathlib import Path
@@ -26,7 +26,6 @@ from fedfuse.utils.typing import Floats, Ints
 Groups: TypeAlias = Literal["swap", "rotate"]
 
 N_CLASSES, N_GROUPS = 10, 4
-_UNSIGNED_BYTE = 0x08  # The type code of an idx file; image data sets use no other.
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -167,22 +166,14 @@ def _rows_needed(min_rows: int, validation: float) -> int:
 def read_images(name: str, data_dir: str | Path | None = None) -> tuple[Images, Images]:
     """Return the training and the test images of ``"mnist"`` or ``"fashion-mnist"``, as the files have them."""
     directory = directory_with(name, data_dir)
-    files = [directory / file for file in files_of(name)]
-    return _read_pair(*files[:2]), _read_pair(*files[2:])
-
-
-def _read_pair(images: Path, labels: Path) -> Images:
-    pixels, numbers = read_idx(images, 3), read_idx(labels, 1)
-    if len(pixels) != len(numbers):
-        raise FedfuseError(
-            f"{str(images)!r} holds {len(pixels):,} images, but {str(labels)!r} {len(numbers):,} labels: "
-            "they do not belong together; get both again"
-        )
-    if pixels.shape[1:] != (28, 28) or not len(pixels):
-        raise FedfuseError(f"{str(images)!r} holds images of shape {pixels.shape}, but n x 28 x 28 is expected")
-    if numbers.max() >= N_CLASSES:
-        raise FedfuseError(f"{str(labels)!r} holds the label {numbers.max()}, but 0 to {N_CLASSES - 1} are expected")
-    return Images(pixels, numbers.astype(np.int64))
+    paths = [directory / file for file in files_of(name)]
+    train, labels, test, test_labels = (read_idx(path, ndim) for path, ndim in zip(paths, (3, 1, 3, 1), strict=True))
+    for path, pixels, numbers in ((paths[0], train, labels), (paths[2], test, test_labels)):
+        if pixels.shape != (len(numbers), 28, 28) or not len(pixels) or numbers.max() >= N_CLASSES:
+            found = f"images of shape {pixels.shape}, and the file beside it {len(numbers)} labels"
+            need = f"n x 28 x 28 and n labels from 0 to {N_CLASSES - 1} are expected"
+            raise FedfuseError(f"{str(path)!r} holds {found} up to {numbers.max(initial=0)}: {need}")
+    return Images(train, labels.astype(np.int64)), Images(test, test_labels.astype(np.int64))
 
 
 def read_idx(path: str | Path, ndim: int) -> npt.NDArray[np.uint8]:
@@ -190,35 +181,16 @@ def read_idx(path: str | Path, ndim: int) -> npt.NDArray[np.uint8]:
 
     A file that has not ``ndim`` dimensions (1 for labels, 3 for images), or is damaged, raises a `FedfuseError`.
     """
-    path = Path(path)
-    data, magic, first = _content(path), bytes([0, 0, _UNSIGNED_BYTE, ndim]), 4 + 4 * ndim
-    if data[:4] != magic:
-        raise FedfuseError(
-            f"{str(path)!r} begins with the magic number 0x{data[:4].hex()}, but an idx file of bytes in {ndim} "
-            f"dimension{'s' if ndim > 1 else ''} begins with 0x{magic.hex()}; is it another file?"
-        )
-    if len(data) < first:
-        raise _damaged(path, f"it ends after {len(data)} bytes, inside its header")
-    shape = struct.unpack(f">{ndim}I", data[4:first])
-    values = len(data) - first
-    if values != prod(shape):
-        sizes = " x ".join(f"{n:,}" for n in shape)
-        fault = "is cut short" if values < prod(shape) else "is too long"
-        raise _damaged(path, f"it {fault}: its header says {sizes} values, but {values:,} follow")
-    return np.frombuffer(data, np.uint8, offset=first).reshape(shape)
-
-
-def _content(path: Path) -> bytes:
+    header = np.dtype([("magic", ">u4"), ("shape", ">u4", (ndim,))])
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw[:2] == _GZIP_MAGIC else raw
+        data = Path(path).read_bytes()
+        data = gzip.decompress(data) if data[:2] == _GZIP_MAGIC else data
+        magic, shape = np.frombuffer(data, header, 1)[0]
+        values = np.frombuffer(data, np.uint8, offset=header.itemsize)
+        if magic != 0x800 + ndim:
+            raise ValueError(f"its magic number is 0x{magic:08x}, but 0x{0x800 + ndim:08x} is expected")
+        return np.asarray(values.reshape(*shape.tolist()))
     except FileNotFoundError:
         raise FedfuseError(f"there is no file {str(path)!r}; check the path") from None
-    except EOFError:
-        raise _damaged(path, "it is cut short") from None
-    except (gzip.BadGzipFile, zlib.error) as problem:
-        raise _damaged(path, str(problem)) from None
-
-
-def _damaged(path: Path, reason: str) -> FedfuseError:
-    return FedfuseError(f"{str(path)!r} is damaged: {reason}; delete it and get it again")
+    except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as problem:
+        raise FedfuseError(f"{str(path)!r} is damaged, or no idx file: {problem}; delete it and get it again") from None

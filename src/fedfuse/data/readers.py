@@ -83,9 +83,7 @@ def _read(path: Path) -> pd.DataFrame:
 def _read_workbook(path: Path) -> pd.DataFrame:
     with pd.ExcelFile(path, engine="openpyxl") as book:
         frame: pd.DataFrame = pd.read_excel(book)
-        _refuse_repeated_names(
-            path, frame, lambda: pd.read_excel(book, header=None, nrows=1, dtype=str, na_filter=False)
-        )
+        _refuse_repeated_names(path, pd.read_excel(book, header=None, nrows=1, dtype=str, na_filter=False).iloc[0])
         if len(book.sheet_names) > 1:
             log.warning("sheet %r is read, the first of %d", book.sheet_names[0], len(book.sheet_names))
     return frame
@@ -108,9 +106,7 @@ def _read_text(path: Path) -> pd.DataFrame:
             frame = pd.read_csv(path, low_memory=False, **how)
         except UnicodeDecodeError:
             continue
-        _refuse_repeated_names(
-            path, frame, lambda how=how: pd.read_csv(path, header=None, nrows=1, dtype=str, na_filter=False, **how)
-        )
+        _refuse_repeated_names(path, pd.read_csv(path, header=None, nrows=1, dtype=str, na_filter=False, **how).iloc[0])
         if encoding in _ENCODINGS[1:]:
             log.warning("%s is not UTF-8 text: read as %s (Western European)", path.name, encoding)
         # Between commas, "1,234" in quotes is more often a thousand than a decimal.
@@ -180,11 +176,8 @@ def _with_dates(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _refuse_repeated_names(path: Path, frame: pd.DataFrame, read_header: Any) -> None:
+def _refuse_repeated_names(path: Path, header: pd.Series[Any]) -> None:
     # pandas renames a second column "a" to "a.1"; a second target would become a feature.
-    if not any(re.fullmatch(r".+\.\d+", str(name)) for name in frame.columns):
-        return
-    header = read_header().iloc[0]
     twice = header[header.duplicated() & (header != "")]
     if len(twice):
         raise FedfuseError(f"two columns of {str(path)!r} are called {twice.iloc[0]!r}: rename or remove one")
