@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -70,20 +70,14 @@ def flipped(federation: Federation, who: npt.ArrayLike) -> Federation:
     return replace(federation, y=y)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Exchange:
-    """What was asked of devices in one go."""
+    """What was asked of devices in one go: how many they are, how many lie, and what liars were asked and answered."""
 
     devices: int
     liars: int
-
-
-class Held(NamedTuple):
-    """A liar's honest reply, which the server never sees."""
-
-    reply: Reply
-    task: Task
-    exchange: Exchange
+    asked: dict[tuple[int, int], Task]  # not answered yet, by device and round
+    heard: list[tuple[Task, Reply]]  # honest replies, which the server never sees
 
 
 @dataclass(frozen=True)
@@ -140,13 +134,11 @@ class Attacks(EngineWrapper):
             raise FedfuseError(f"liars must be device numbers from 0 to {m - 1}, got {self.who.tolist()}")
         self._honest = shared if scope == "fused" else 0
         self._liars = frozenset(self.who.tolist())
-        self._asked: dict[tuple[int, int], tuple[Task, Exchange]] = {}  # of liars, by device and round
-        self._held: list[Held] = []
+        self._exchanges: list[Exchange] = []
 
     def submit(self, orders: Sequence[Order]) -> None:
         lying = [o for o in orders if o.device in self._liars and self._lies_about(o)]
-        exchange = Exchange(len(orders), len(lying))
-        self._asked |= {(o.device, o.round): (o.task, exchange) for o in lying}
+        self._exchanges.append(Exchange(len(orders), len(lying), {(o.device, o.round): o.task for o in lying}, []))
         who = {o.device for o in lying}  # at most one order each
         self.inner.submit([replace(o, task=self._spared(o.task)) if o.device in who else o for o in orders])
 
@@ -154,9 +146,15 @@ class Attacks(EngineWrapper):
         while True:
             arrived = super().collect(patience)
             ready = [reply for reply in arrived if not self._hold(reply)]
-            ready += self._agreed(everybody=not arrived)
-            if ready or not arrived:
-                return ready
+            lies = []
+            for exchange in self._exchanges:
+                # Liars that agree on what to say wait for each other, until everybody has answered.
+                if not (arrived and exchange.asked and self.attack in COLLUDING):
+                    lies += [self._forged(*heard, exchange) for heard in exchange.heard]
+                    exchange.heard = []
+            self._exchanges = [e for e in self._exchanges if e.asked or e.heard]
+            if ready or lies or not arrived:
+                return ready + sorted(lies, key=lambda reply: reply.device)
 
     def _lies_about(self, order: Order) -> bool:
         """Whether this is a message of the method, and one that liars would change."""
@@ -175,34 +173,25 @@ class Attacks(EngineWrapper):
 
     def _hold(self, reply: Reply) -> bool:
         """Keep a liar's reply back; False for all others."""
-        asked = self._asked.pop((reply.device, reply.round), None)
-        if asked is None:
+        key = reply.device, reply.round
+        exchange = next((e for e in self._exchanges if key in e.asked), None)
+        if exchange is None:
             return False
-        self._held.append(Held(reply, *asked))
+        exchange.heard.append((exchange.asked.pop(key), reply))
         return True
 
-    def _agreed(self, *, everybody: bool) -> list[Reply]:
-        """Return lies; liars that agree on what to say wait for each other, until ``everybody`` has answered."""
-        wait = self.attack in COLLUDING and not everybody
-        unheard = [exchange for _, exchange in self._asked.values()] if wait else []
-        ready = sorted((h for h in self._held if h.exchange not in unheard), key=lambda h: h.reply.device)
-        self._held = [h for h in self._held if h.exchange in unheard]
-        return [self._forged(h, [o for o in ready if o.exchange is h.exchange]) for h in ready]
-
-    def _forged(self, held: Held, liars: list[Held]) -> Reply:
-        reply, task, exchange = held
+    def _forged(self, task: Task, reply: Reply, exchange: Exchange) -> Reply:
         own = np.asarray(reply.values, dtype=np.float64)
         models = model_numbers(task, own.size)
-        alike = [h.reply.values for h in liars if type(h.task) is type(task) and np.shape(h.reply.values) == own.shape]
-        crowd = np.array(alike, dtype=np.float64)
+        heard = sorted(exchange.heard, key=lambda each: each[1].device)
+        alike = [r.values for t, r in heard if type(t) is type(task) and np.shape(r.values) == own.shape]
         # a round may be negative, a key may not
         rng = generator(self.seed, "attack", reply.round + 2, reply.device)
-        lie = Lie(own, models, crowd, task, rng, exchange.devices / exchange.liars, self._z)
-        start = min(self._honest, models)
+        lie = Lie(own, models, np.array(alike, np.float64), task, rng, exchange.devices / exchange.liars, self._z)
         # the name of a group is true: it is no number
         stop = models if self.lies == "models" or isinstance(task, tasks.Choose) else own.size
-        values = own.copy()
-        values[start:stop] = np.clip(FORGE[self.attack](lie)[start:stop], -MAX_LIE, MAX_LIE)
+        values, part = own.copy(), slice(min(self._honest, models), stop)
+        values[part] = np.clip(FORGE[self.attack](lie)[part], -MAX_LIE, MAX_LIE)
         return replace(reply, values=values.astype(np.asarray(reply.values).dtype))
 
     @property

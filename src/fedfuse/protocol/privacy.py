@@ -61,10 +61,19 @@ class Noise:
 
 def calibrated(clip: float, epsilon: float, delta: float, uploads: int) -> Noise:
     """Return the noise with which so many uploads of a device stay within its budget."""
-    _check(clip, epsilon, delta)
-    accounting = _library()
-    bracket = accounting.LowerEndpointAndGuess(1e-4, 1.0)
-    multiplier = accounting.calibrate_dp_mechanism(
+    if not 0 < clip < np.inf:
+        raise FedfuseError(f"noise needs clip, the largest norm of a change that a device sends, above 0; got {clip!r}")
+    if not 0 < epsilon < np.inf:
+        raise FedfuseError(f"epsilon must be a positive number, got {epsilon!r}")
+    if not 0 < delta < 1:
+        raise FedfuseError(f"delta must be above 0 and below 1, got {delta!r}")
+    try:
+        import dp_accounting
+    except ModuleNotFoundError:
+        needed = "epsilon needs dp-accounting, which is not installed: pip install 'fedfuse[privacy]'"
+        raise FedfuseError(needed) from None
+    bracket = dp_accounting.LowerEndpointAndGuess(1e-4, 1.0)
+    multiplier = dp_accounting.calibrate_dp_mechanism(
         _accountant, lambda z: _event(z, uploads), epsilon, delta, bracket_interval=bracket
     )
     return Noise(clip, float(multiplier))
@@ -72,38 +81,16 @@ def calibrated(clip: float, epsilon: float, delta: float, uploads: int) -> Noise
 
 def spent(noise: Noise, delta: float, uploads: int) -> float:
     """Return the epsilon of so many uploads."""
-    if not uploads:
-        return 0.0
-    accountant = _accountant()
-    accountant.compose(_event(noise.multiplier, uploads))
-    return float(accountant.get_epsilon(delta))
-
-
-def _check(clip: float, epsilon: float, delta: float) -> None:
-    if not 0 < clip < np.inf:
-        raise FedfuseError(f"noise needs clip, the largest norm of a change that a device sends, above 0; got {clip!r}")
-    if not 0 < epsilon < np.inf:
-        raise FedfuseError(f"epsilon must be a positive number, got {epsilon!r}")
-    if not 0 < delta < 1:
-        raise FedfuseError(f"delta must be above 0 and below 1, got {delta!r}")
+    return float(_accountant().compose(_event(noise.multiplier, uploads)).get_epsilon(delta)) if uploads else 0.0
 
 
 def _event(multiplier: float, uploads: int) -> Any:
-    accounting = _library()
-    return accounting.SelfComposedDpEvent(accounting.GaussianDpEvent(multiplier), uploads)
+    import dp_accounting
+
+    return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(multiplier), uploads)
 
 
 def _accountant() -> Any:
     from dp_accounting import rdp
 
     return rdp.RdpAccountant(_ORDERS)
-
-
-def _library() -> Any:
-    try:
-        import dp_accounting
-    except ModuleNotFoundError:
-        raise FedfuseError(
-            "epsilon needs dp-accounting, which is not installed: pip install 'fedfuse[privacy]'"
-        ) from None
-    return dp_accounting

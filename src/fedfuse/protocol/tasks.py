@@ -30,14 +30,21 @@ def part_of(into: Into, d: int, fused: slice) -> slice:
 
 
 class _Message:
-    """Cost of a task: its arrays are sent down, and ``floats_up`` numbers of a model with d parameters come back."""
+    """Cost of a task: its arrays and tuples of numbers are sent down; of a model with d parameters so many come up."""
 
     @property
     def floats_down(self) -> int:
-        return sum(sent.size for sent in vars(self).values() if isinstance(sent, np.ndarray))
+        sent = vars(self).values()
+        arrays = sum(value.size for value in sent if isinstance(value, np.ndarray))
+        return arrays + sum(isinstance(n, (int, float)) for value in sent if isinstance(value, tuple) for n in value)
 
     def floats_up(self, d: int) -> int:
         return 0
+
+
+class _AsksForModel(_Message):
+    def floats_up(self, d: int) -> int:
+        return d
 
 
 @dataclass(frozen=True)
@@ -64,11 +71,8 @@ class Add(_Message):
 
 
 @dataclass(frozen=True)
-class PeekModel(_Message):
+class PeekModel(_AsksForModel):
     """Send your own model for evaluation: never part of a method, and not counted."""
-
-    def floats_up(self, d: int) -> int:
-        return d
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Train(_Message):
 
 
 @dataclass(frozen=True)
-class MetaTrain(_Message):
+class MetaTrain(_AsksForModel):
     """Take ``work.steps`` steps of size ``work.lr`` against the loss after one gradient step of size ``inner``; send w.
 
     u = w - inner grad f(w), g = grad f(u), then w - lr g (first order), or with ``hessian`` w - lr (g - inner h), where
@@ -122,9 +126,6 @@ class MetaTrain(_Message):
     inner: float
     hessian: bool = False
     rows: Part = "train"
-
-    def floats_up(self, d: int) -> int:
-        return d
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class TrainPair(_Message):
 
 
 @dataclass(frozen=True)
-class EnvelopeTrain(_Message):
+class EnvelopeTrain(_AsksForModel):
     """Descend on the Moreau envelope of f_i, ``local_rounds`` times: w <- w - rate (w - theta); send w.
 
     theta is what ``work`` makes of f_i + rho/2 ||theta - w||^2, from the last theta.
@@ -157,9 +158,6 @@ class EnvelopeTrain(_Message):
     rate: float
     local_rounds: int
     rows: Part = "train"
-
-    def floats_up(self, d: int) -> int:
-        return d
 
 
 @dataclass(frozen=True)
@@ -236,20 +234,13 @@ class Score(_Message):
 
 
 @dataclass(frozen=True)
-class FitLocally(_Message):
+class FitLocally(_AsksForModel):
     """Fit your own rows with each of these ridges and send the best: all that a device without companions can do.
 
     Validation rows say which is best; the model that is sent was then fitted with these rows included.
     """
 
     ridges: tuple[float, ...]
-
-    @property
-    def floats_down(self) -> int:
-        return len(self.ridges)
-
-    def floats_up(self, d: int) -> int:
-        return d
 
 
 @dataclass(frozen=True)
@@ -331,10 +322,6 @@ class JudgePersonalModels(_Message):
     to_group: tuple[float, ...] = ()
     to_common: tuple[float, ...] = ()
     alone: tuple[float, ...] = ()
-
-    @property
-    def floats_down(self) -> int:
-        return super().floats_down + len(self.to_group) + len(self.to_common) + len(self.alone)
 
     def floats_up(self, d: int) -> int:
         return 1 + len(self.to_group) + len(self.to_common) + len(self.alone)
