@@ -144,15 +144,6 @@ def test_a_device_without_rows_follows_the_proximal_term_alone(work):
     np.testing.assert_array_equal(stay[0], w[0])
     assert np.isnan(model.metric(data, devices, w)).tolist() == [True, False]
     assert model.losses(data, devices, w)[0] == 0
-    assert model.smoothness(data, devices)[0] == 0
-
-
-def test_smoothness_is_twice_the_largest_eigenvalue():
-    model, rows, data, devices, _, _ = setup()
-    for i in devices:
-        X = np.column_stack([rows.of(i)[0], np.ones(rows.counts[i])])
-        top = np.linalg.eigvalsh(2 * X.T @ X / max(len(X), 1)).max()
-        assert model.smoothness(data, devices)[i] == pytest.approx(top)
 
 
 def test_rows_in_float32_are_summed_in_float64():

@@ -177,7 +177,6 @@ def test_a_device_without_rows_follows_the_proximal_term_alone(work):
     assert np.isnan(model.metric(data, devices, w)).tolist() == [True, False, True]
     assert model.losses(data, devices, w)[0] == 0
     assert not model.gradients(data, devices, w)[0].any()
-    assert model.smoothness(data, devices)[0] == 0
 
 
 def test_accuracy_counts_the_first_of_equal_classes():
@@ -190,14 +189,6 @@ def test_accuracy_counts_the_first_of_equal_classes():
         model.metric(data, devices, w)[full],
         [(s == rows.of(i)[1]).mean() for s, i in zip(said, full, strict=True)],
     )
-
-
-def test_smoothness_bounds_the_change_of_the_gradient():
-    model, _, data, devices, w, anchor = setup([3, 50, 300])
-    L = model.smoothness(data, devices)
-    for size in (1e-3, 1.0):
-        change = model.gradients(data, devices, w + size * anchor) - model.gradients(data, devices, w)
-        assert (np.linalg.norm(change, axis=1) <= L * np.linalg.norm(size * anchor, axis=1)).all()
 
 
 def test_outputs_are_probabilities_and_coefficients_a_table():

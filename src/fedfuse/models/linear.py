@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
@@ -31,20 +30,10 @@ BatchSteps: TypeAlias = Callable[[Floats, Floats, Floats, Ints, Floats, Floats],
 
 @dataclass
 class RegressionData:
-    """Rows as they came, the precision of parameters, and the spectrum of each device, computed once."""
+    """Rows as they came, and the precision of parameters."""
 
     rows: Rows
     dtype: np.dtype[Any]
-
-    @cached_property
-    def _spectra(self) -> dict[int, Spectrum]:
-        return {}
-
-    def spectrum(self, device: int) -> Spectrum:
-        """Return eigenvalues and eigenvectors of the second moments of (x, 1)."""
-        if device not in self._spectra:
-            self._spectra[device] = spectrum(self.rows.of(device)[0], self.rows.weights_of(device))
-        return self._spectra[device]
 
 
 D = TypeVar("D", bound=RegressionData)
@@ -82,8 +71,6 @@ class LocalFit(Generic[D]):
 class Regression(Model[D]):
     """A convex model with compiled loops: subclasses say how sums over rows and steps are computed."""
 
-    curvature: ClassVar[float]  # largest second derivative of the loss by a score
-
     def train(
         self, data: D, devices: Ints, start: Floats, anchor: Floats | None, rho: float, work: Work, rngs: Rngs = None
     ) -> Floats:
@@ -113,9 +100,6 @@ class Regression(Model[D]):
         fit = self._fit(data, devices, w)
         score = fit.means(self._sums(fit, "score"))
         return np.where(fit.totals > 0, score if self.n_classes else np.sqrt(score), np.nan)
-
-    def smoothness(self, data: D, devices: Ints) -> Floats:
-        return np.array([self.curvature * data.spectrum(int(i))[0].max(initial=0) for i in devices])
 
     def _fit(self, data: D, devices: Ints, w: Floats) -> LocalFit[D]:
         return LocalFit(data, np.asarray(devices, np.int64), self._arrays(data, w))
@@ -189,28 +173,27 @@ def spectrum(X: Floats, weights: Floats | None = None) -> Spectrum:
 
 @dataclass
 class LinearData(RegressionData):
-    """Rows, and second moments of those devices that have needed them."""
+    """Rows, and what those devices that have needed it have learned of theirs once: second moments, and spectra."""
 
-    def __post_init__(self) -> None:
-        columns = self.rows.X.shape[1]
-        self.tall: Bools = self.rows.counts > columns + 1  # moments are smaller than rows
-        self._slots = np.full(len(self.rows.start), -1, np.int64)
-        self._moments: Floats = np.empty((0, columns + 2, columns + 2))
+    moments: dict[int, Floats] = field(default_factory=dict)
+    spectra: dict[int, Spectrum] = field(default_factory=dict)
 
-    def moments(self, devices: Ints) -> tuple[Floats, Ints]:
-        """Return second moments, and where in them those of each device are."""
-        missing = np.unique(devices[self._slots[devices] < 0])
-        if missing.size:
-            new = np.empty((missing.size, *self._moments.shape[1:]))
+    @property
+    def tall(self) -> Bools:
+        """Whose moments are smaller than their rows."""
+        return np.asarray(self.rows.counts > self.rows.X.shape[1] + 1)
 
-            def run(jobs: Ints) -> None:
-                for k in jobs:
-                    new[k] = second_moments(*self.rows.of(missing[k]), self.rows.weights_of(missing[k]))
+    def moments_of(self, device: int) -> Floats:
+        """Return second moments of (x, 1, y)."""
+        if device not in self.moments:
+            self.moments[device] = second_moments(*self.rows.of(device), self.rows.weights_of(device))
+        return self.moments[device]
 
-            spread(run, self.rows.counts[missing] * float(new[0].size))
-            self._slots[missing] = len(self._moments) + np.arange(missing.size)
-            self._moments = np.concatenate([self._moments, new])
-        return self._moments, self._slots[devices]
+    def spectrum(self, device: int) -> Spectrum:
+        """Return eigenvalues and eigenvectors of the second moments of (x, 1)."""
+        if device not in self.spectra:
+            self.spectra[device] = spectrum(self.rows.of(device)[0], self.rows.weights_of(device))
+        return self.spectra[device]
 
 
 @dataclass(frozen=True)
@@ -231,7 +214,6 @@ class LinearRegression(Regression[LinearData]):
     """
 
     quadratic: ClassVar[bool] = True
-    curvature: ClassVar[float] = 2.0
 
     @property
     def goal(self) -> Goal:
@@ -296,17 +278,18 @@ class LinearRegression(Regression[LinearData]):
 def _descend_by_moments(fit: LocalFit[LinearData], chosen: Ints, A: Floats, rho: float, lr: float, steps: int) -> None:
     """Take steps on W[chosen] with gradient 2 M (w, -1), M the second moments; products of stacks, device by device."""
     d = fit.W.shape[1]
-    M, slots = fit.data.moments(fit.devices[chosen])
 
     def run(jobs: Ints) -> None:
         own = chosen[jobs]
-        curve, toward, w, a = M[slots[jobs], :d, :d], M[slots[jobs], d, :d], fit.W[own], A[own]
+        M, w, a = [fit.data.moments_of(int(i)) for i in fit.devices[own]], fit.W[own], A[own]
+        curve, toward = np.stack([m[:d, :d] for m in M]), np.stack([m[d, :d] for m in M])
         for _ in range(steps):
             gradient = 2 * ((curve @ w[:, :, None])[:, :, 0] - toward)
             w -= lr * (gradient + rho * (w - a))
         fit.W[own] = w
 
-    spread(run, np.full(chosen.size, float(steps * d**2)))
+    unknown = np.array([i not in fit.data.moments for i in fit.devices[chosen]])
+    spread(run, steps * d**2 + unknown * fit.cost[chosen] * d)
 
 
 def _newton_step(spectrum: Spectrum, gradient: Floats, away: Floats, rho: float) -> Floats:

@@ -108,10 +108,6 @@ class Model(ABC, Generic[Data]):
         """Return both; a model for which rows are dear looks at them once."""
         return self.losses(data, devices, w), self.metric(data, devices, w)
 
-    def smoothness(self, data: Data, devices: Ints) -> Floats:
-        """Return each device's Lipschitz constant of the gradient (an upper bound)."""
-        raise FedfuseError(f"the gradient of {self._name} has no Lipschitz constant that holds everywhere")
-
     @abstractmethod
     def outputs(self, w: Floats, X: Floats) -> Floats:
         """Return what one parameter vector says about rows: values, or class probabilities (n x classes)."""
@@ -237,7 +233,7 @@ class MissingModule(Model[Any]):
         told = "this run trained a module of your own, which its directory does not hold"
         raise FedfuseError(f"{told}: give it again, model=TorchModel(module, …), to fedfuse.resume or Result.load")
 
-    load = train = losses = gradients = metric = smoothness = outputs = flat = coefficients = _missing
+    load = train = losses = gradients = metric = outputs = flat = coefficients = _missing
     unscaled = row_losses = initial = module_with = metric_sums = _missing
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +57,6 @@ class SoftmaxRegression(Regression[SoftmaxData]):
     >>> float(model.metric(data, device, w)[0])
     1.0
     """
-
-    curvature: ClassVar[float] = 0.5
 
     @property
     def goal(self) -> Goal:
