@@ -78,12 +78,21 @@ def feature_arrays(
     Names are those given, else those of data frames, else scikit-learn's. The shape is that given, or that of arrays
     with more than two dimensions, which keep their dtype (images are often bytes); it is None for tables.
     """
-    headers = {name: tuple(map(str, X.columns)) if _is_frame(X) else None for name, X in given.items()}
+    # Where pandas has not been imported there is no data frame; importing it takes half a second.
+    frame = sys.modules["pandas"].DataFrame if "pandas" in sys.modules else ()
+    headers = {name: tuple(map(str, X.columns)) if isinstance(X, frame) else None for name, X in given.items()}
     if features is None:
         words = "device {device!r} has the columns {value}, device {first!r} has {first_value}: "
         check_same(headers, words + "give all devices the same columns in the same order")
     arrays = {name: as_numpy(X, "X", name) for name, X in given.items()}
-    form = _row_shape({name: X.shape[1:] for name, X in arrays.items()}, shape)
+    shapes = {name: X.shape[1:] for name, X in arrays.items()}
+    if max(map(len, shapes.values())) > 1:
+        words = "one row of device {device!r} has the shape {value}, of device {first!r} {first_value}: "
+        check_same(shapes, words + "give all devices rows of one shape")
+    found = next(iter(shapes.values()))
+    form = tuple(int(n) for n in shape) if shape is not None else found if len(found) > 1 else None
+    if len(found) > 1 and form != found:
+        raise FedfuseError(f"shape {form} was given, but rows have the shape {found}; leave it out")
     Xs = [feature_array(X, name, keep_dtype=form is not None) for name, X in arrays.items()]
     widths = {name: X.shape[1] for name, X in zip(arrays, Xs, strict=True)}
     words = "device {device!r} has {value} features, device {first!r} has {first_value}: "
@@ -101,20 +110,6 @@ def feature_arrays(
 def default_features(n: int) -> tuple[str, ...]:
     """Return scikit-learn's names for columns without names: x0, x1, …"""
     return tuple(f"x{j}" for j in range(n))
-
-
-def _row_shape(shapes: Mapping[str, tuple[int, ...]], shape: Sequence[int] | None) -> tuple[int, ...] | None:
-    if max(map(len, shapes.values())) > 1:
-        words = "one row of device {device!r} has the shape {value}, of device {first!r} {first_value}: "
-        check_same(shapes, words + "give all devices rows of one shape")
-    first = next(iter(shapes.values()))
-    found = first if len(first) > 1 else None
-    if shape is None:
-        return found
-    asked = tuple(int(n) for n in shape)
-    if found not in (None, asked):
-        raise FedfuseError(f"shape {asked} was given, but rows have the shape {found}; leave it out")
-    return asked
 
 
 def feature_array(array: npt.NDArray[Any], device: str, keep_dtype: bool = False) -> Floats:
@@ -231,8 +226,3 @@ def is_missing(array: npt.NDArray[Any]) -> Bools:
     import pandas as pd
 
     return np.asarray(pd.isna(array))
-
-
-def _is_frame(X: Any) -> bool:
-    # Where pandas has not been imported there is no data frame; importing it takes half a second.
-    return "pandas" in sys.modules and isinstance(X, sys.modules["pandas"].DataFrame)

@@ -101,8 +101,11 @@ class Table:
             return "number"
         if types.is_datetime64_any_dtype(dtype) or types.is_timedelta64_dtype(dtype):
             return "date"
-        found = types.infer_dtype(series, skipna=True)
-        return "date" if found == "string" and _all_iso_dates(series) else _OBJECT_KINDS.get(found, "level")
+        found, present = types.infer_dtype(series, skipna=True), series.dropna()
+        if found == "string" and _ISO_DATE.match(present.iloc[0]):
+            dates = pd.to_datetime(present, format="ISO8601", utc=True, errors="coerce")
+            return "date" if dates.notna().all() else "level"
+        return _OBJECT_KINDS.get(found, "level")
 
     def values(self, name: str, kind: Literal["number", "date"]) -> Floats:
         """Return a column as `numbers`, or as `days`."""
@@ -151,13 +154,6 @@ class Table:
         raise FedfuseError(
             f"{owner}column {name!r}, row {row.name} (from 0): the value is {str(row[name])!r}, but {need}"
         )
-
-
-def _all_iso_dates(series: pd.Series[Any]) -> bool:
-    present = series.dropna()
-    if present.empty or not _ISO_DATE.match(present.iloc[0]):
-        return False
-    return bool(pd.to_datetime(present, format="ISO8601", utc=True, errors="coerce").notna().all())
 
 
 def as_text(value: Any) -> str:
@@ -242,13 +238,18 @@ class LevelColumn:
 Column: TypeAlias = ScaledColumn | LevelColumn
 
 
-def fit_column(table: Table, name: str, train: Ints) -> Column | None:
-    """Learn a column from the training rows; return None, and log why, if it carries no information."""
+def fit_column(table: Table, name: str, train: Ints, scale: bool = True) -> Column | None:
+    """Learn a column from the training rows; return None, and log why, if it carries no information.
+
+    Without ``scale`` numbers and dates keep their units, also those that do not vary.
+    """
     if table.missing(name)[train].all():
         log.warning("column %r is dropped: it is empty in all training rows", name)
         return None
     kind = table.kind(name)
     column = _fit_levels(table, name, train) if kind == "level" else _fit_scaled(table, name, kind, train)
+    if isinstance(column, ScaledColumn) and not scale:
+        column = replace(column, mean=0.0, sd=1.0)
     if column is not None and not column.features:
         log.warning("column %r is dropped: it is constant over the training rows, or has rare levels only", name)
         return None
@@ -300,37 +301,25 @@ def _fit_levels(table: Table, name: str, train: Ints) -> LevelColumn | None:
     gaps, counts = int(counts[0]), counts[1:]
     distinct = np.count_nonzero(counts)
     if distinct > MIN_IDENTIFIERS and distinct > MIN_IDENTIFIER_RATIO * counts.sum():
-        _refuse_numbers_as_text(table, name)
+        # A single "?" turns a column of numbers into text; dropping it with a warning only would be a trap.
+        values = table.frame[name].dropna()
+        bad = pd.to_numeric(values.astype(object), errors="coerce").isna()
+        if bad.mean() < 0.5:
+            example: Any = values[bad].iloc[0] if bad.any() else values.iloc[0]
+            raise FedfuseError(
+                f"column {name!r} looks like numbers but holds text such as {str(example)!r}; "
+                "convert it to numbers, and leave missing values empty"
+            )
         log.warning("column %r is dropped: nearly every row has a different value, as identifiers have", name)
         return None
-    common = counts >= min_level_rows(len(train))
+    # A level needs 1 % of the training rows, and at least 10 (in a small table 5 %).
+    common = counts >= max(0.01 * len(train), min(10.0, 0.05 * len(train)))
     levels = sorted((found[j] for j in np.flatnonzero(common)), key=natural_key)
     # Text that says "other" or "missing" joins the level of that name.
     pooled = bool(counts[~common].any()) or OTHER in levels
     empty = gaps > 0 or MISSING in levels
     kept = tuple(v for v in levels if v not in (OTHER, MISSING))
     return LevelColumn(name, kept + (OTHER,) * pooled + (MISSING,) * empty)
-
-
-def min_level_rows(n: int) -> float:
-    """Return how many of n training rows a level needs: 1 %, and at least 10 (in a small table 5 %).
-
-    >>> min_level_rows(100), min_level_rows(500), min_level_rows(10_000)
-    (5.0, 10.0, 100.0)
-    """
-    return max(0.01 * n, min(10.0, 0.05 * n))
-
-
-def _refuse_numbers_as_text(table: Table, name: str) -> None:
-    # A single "?" turns a column of numbers into text; dropping it with a warning only would be a trap.
-    values = table.frame[name].dropna()
-    bad = pd.to_numeric(values.astype(object), errors="coerce").isna()
-    if bad.mean() < 0.5:
-        example: Any = values[bad].iloc[0] if bad.any() else values.iloc[0]
-        raise FedfuseError(
-            f"column {name!r} looks like numbers but holds text such as {str(example)!r}; "
-            "convert it to numbers, and leave missing values empty"
-        )
 
 
 @dataclass(frozen=True)
@@ -427,13 +416,8 @@ class Encoder:
 
 def unscaled_encoder(frame: pd.DataFrame, left_out: Iterable[str]) -> Encoder:
     """Learn all columns but those left out, as table files are read; numbers and dates keep their units."""
-    table = Table.of(frame.drop(columns=list(left_out)), "")
-    learned = (_fit_unscaled(table, name) for name in table.frame.columns)
-    return Encoder("", "", "regression", (), tuple(column for column in learned if column is not None))
-
-
-def _fit_unscaled(table: Table, name: str) -> Column | None:
-    kind = table.kind(name)
-    if kind == "level" or table.missing(name).all():
-        return fit_column(table, name, np.arange(len(table)))
-    return replace(_fit_scaled(table, name, kind, np.arange(len(table))), mean=0.0, sd=1.0)
+    table, columns = Table.of(frame.drop(columns=list(left_out)), ""), []
+    for name in table.frame.columns:
+        column = fit_column(table, name, np.arange(len(table)), scale=False)
+        columns += [] if column is None else [column]
+    return Encoder("", "", "regression", (), tuple(columns))

@@ -98,7 +98,9 @@ def _read_text(path: Path) -> pd.DataFrame:
     text = sample.decode(encodings[0], errors="replace")
     delimiter = find_delimiter(text, whole=len(sample) < _SAMPLE_BYTES)
     # pandas is twenty times as fast as we are in reading decimal commas, but must be told.
-    decimal = "," if delimiter != "," and _has_decimal_commas_only(_first_rows(text, delimiter)) else "."
+    cells = (cell for row in _first_rows(text, delimiter) for cell in row)
+    marks = {match[1] for cell in cells if (match := re.fullmatch(r"\s*[+-]?\d+([.,])\d+\s*", cell))}
+    decimal = "," if delimiter != "," and marks == {","} else "."
     for encoding in encodings:
         how: dict[str, Any] = {"encoding": encoding, "sep": delimiter, "decimal": decimal}
         try:
@@ -136,11 +138,6 @@ def find_delimiter(text: str, whole: bool = True) -> str:
 
 def _first_rows(text: str, delimiter: str) -> list[list[str]]:
     return [row for row in islice(csv.reader(StringIO(text), delimiter=delimiter), _SAMPLE_ROWS) if row]
-
-
-def _has_decimal_commas_only(rows: list[list[str]]) -> bool:
-    marks = {match[1] for row in rows for cell in row if (match := re.fullmatch(r"\s*[+-]?\d+([.,])\d+\s*", cell))}
-    return marks == {","}
 
 
 def _with_decimal_points(frame: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedfuse.data.checks import check_counts, check_splits, natural_key, relative_weights
-from fedfuse.data.encoders import Column, Encoder, Table, fit_column
+from fedfuse.data.encoders import Encoder, Table, fit_column
 from fedfuse.data.federation import Federation, Goal, cut_points, cuts_with_test, shuffled_rows
 from fedfuse.data.targets import MAX_INTEGER_CLASSES, encode_target
 from fedfuse.errors import FedfuseError
@@ -94,7 +94,12 @@ def federation_from_frame(
     """
     check_splits(test, validation, seed)
     table = Table.of(frame, device)
-    _check_roles(table, device, target)
+    table.require([device], "device column")
+    table.require([target], "target column")
+    if device == target:
+        raise FedfuseError(f"the device column and the target column are both {device!r}: name two columns")
+    if table.kind(target) == "date":
+        raise FedfuseError(f"the target column {target!r} holds dates; turn it into numbers or classes first")
     if weight is not None:
         table.require([weight], "weight column")
     table = _known_rows(table, device, target, split_by)
@@ -108,18 +113,16 @@ def federation_from_frame(
     order, cuts = _split(owner, names, None if parts is None else parts[table.frame.index], test, validation, seed)
     train = np.flatnonzero(np.arange(len(table)) < np.repeat(cuts[:, 1], cuts[:, 3] - cuts[:, 0]))
     table = table.at(order)
-    encoder = Encoder(device, target, goal, classes, _fit_columns(table, train, (device, target, weight)))
+    fitted = [fit_column(table, name, train) for name in table.frame.columns if name not in (device, target, weight)]
+    columns = tuple(column for column in fitted if column is not None)
+    if not columns:
+        raise FedfuseError(
+            f"no usable feature column is left beside {device!r} and {target!r}; "
+            "columns that are empty, do not vary or are identifiers are dropped"
+        )
+    encoder = Encoder(device, target, goal, classes, columns)
     X, weights = encoder.transform(table), None if weights is None else weights[order]
     return Federation(names, X, y[order], cuts, goal, classes, encoder.features, None, encoder, weights=weights)
-
-
-def _check_roles(table: Table, device: str, target: str) -> None:
-    table.require([device], "device column")
-    table.require([target], "target column")
-    if device == target:
-        raise FedfuseError(f"the device column and the target column are both {device!r}: name two columns")
-    if table.kind(target) == "date":
-        raise FedfuseError(f"the target column {target!r} holds dates; turn it into numbers or classes first")
 
 
 def _known_rows(table: Table, device: str, target: str, split_by: str | None) -> Table:
@@ -220,9 +223,16 @@ def _split(
 
 def _targets(table: Table, target: str, goal: Goal | None) -> tuple[Table, Goal, npt.NDArray[Any], tuple[Any, ...]]:
     """Return the rows that are kept, the goal, their target as numbers, and the classes."""
-    where = f"the target column {target!r}"
-    _refuse_text_among_numbers(table, target, goal)
-    raw = _raw_target(table, target)
+    where, series = f"the target column {target!r}", table.frame[target]
+    holds = pd.api.types.infer_dtype(series)
+    if goal != "classification" and holds in ("string", "mixed", "mixed-integer"):
+        numbers = pd.to_numeric(series.astype(object), errors="coerce")
+        if 0 < numbers.isna().mean() < 0.5 and (goal == "regression" or numbers.nunique() > MAX_INTEGER_CLASSES):
+            table.numbers(target)  # Names the value that is text, rather than complain of too many classes.
+    if table.kind(target) == "number":
+        raw: npt.NDArray[Any] = table.numbers(target)
+    else:
+        raw = series.to_numpy(dtype=np.bool_ if holds == "boolean" else object)
     found, y, classes = encode_target(raw, goal, where)
     # Two values are hardly ever measured; grades, counts and years with few values may be meant as numbers.
     if goal is None and raw.dtype.kind == "f" and len(classes) > 2:
@@ -245,35 +255,7 @@ def _targets(table: Table, target: str, goal: Goal | None) -> tuple[Table, Goal,
     return table.at(keep), *encode_target(raw[keep], "classification", where)
 
 
-def _refuse_text_among_numbers(table: Table, target: str, goal: Goal | None) -> None:
-    """Name the value that turns a target of numbers into text, rather than complain of too many classes."""
-    series = table.frame[target]
-    if goal == "classification" or pd.api.types.infer_dtype(series) not in ("string", "mixed", "mixed-integer"):
-        return
-    numbers = pd.to_numeric(series.astype(object), errors="coerce")
-    if 0 < numbers.isna().mean() < 0.5 and (goal == "regression" or numbers.nunique() > MAX_INTEGER_CLASSES):
-        table.numbers(target)
-
-
-def _raw_target(table: Table, target: str) -> npt.NDArray[Any]:
-    if table.kind(target) == "number":
-        return table.numbers(target)
-    series = table.frame[target]
-    return series.to_numpy(dtype=np.bool_ if pd.api.types.infer_dtype(series) == "boolean" else object)
-
-
 def _sorted_levels(table: Table, name: str) -> tuple[tuple[str, ...], Ints]:
     codes, found = table.levels(name)
     order = sorted(range(len(found)), key=lambda j: natural_key(found[j]))
     return tuple(found[j] for j in order), np.argsort(order)[codes]
-
-
-def _fit_columns(table: Table, train: Ints, roles: tuple[str, str, str | None]) -> tuple[Column, ...]:
-    fitted = [fit_column(table, name, train) for name in table.frame.columns if name not in roles]
-    columns = tuple(column for column in fitted if column is not None)
-    if not columns:
-        raise FedfuseError(
-            f"no usable feature column is left beside {roles[0]!r} and {roles[1]!r}; "
-            "columns that are empty, do not vary or are identifiers are dropped"
-        )
-    return columns

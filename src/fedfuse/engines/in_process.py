@@ -27,6 +27,8 @@ from fedfuse.utils.typing import Floats, Ints
 
 # Step of the difference quotient that stands for a Hessian.
 EPSILON = 1e-3
+# Tasks whose answers can be protected by noise on a change; none with a score can.
+_PROTECTED = (tasks.Install, tasks.Add, tasks.Rescale, tasks.Train, tasks.MetaTrain)
 # (parameters, positions of their devices, generators of these) -> what is descended along
 Slope: TypeAlias = Callable[[Floats, Ints, list[np.random.Generator]], Floats]
 
@@ -91,8 +93,11 @@ class InProcess(Engine):
         devices = np.array([o.device for o in orders], dtype=np.int64)
         asked: list[Any] = [o.task for o in orders]
         values: Sequence[Floats] = [np.empty(0)] * len(asked)
-        if self._noise is not None:
-            _check_protected(asked[0])
+        if self._noise is not None and (not isinstance(asked[0], _PROTECTED) or getattr(asked[0], "score", None)):
+            raise FedfuseError(
+                f"a device that protects its rows by noise does not answer {type(asked[0]).__name__}: use fpfc with a "
+                "lambda and refit=no, or fedavg"
+            )
         match asked[0]:
             case tasks.Install():
                 self._own[devices] = np.stack([t.model for t in asked])
@@ -118,10 +123,14 @@ class InProcess(Engine):
                 values = self._scores(asked, devices)
             case tasks.FitLocally(ridges=ridges):
                 values = self._fit_locally(ridges, devices)
-            case tasks.Gradient():
-                values = self._gradients(asked, devices)
-            case tasks.Losses():
-                values = self._losses(asked, devices)
+            case tasks.Gradient(rows=rows, also=also):
+                at = np.stack([t.at for t in asked])
+                losses = [self._model.losses(self.load(part), devices, at)[:, None] for part in also]
+                values = list(np.hstack([self._model.gradients(self.load(rows), devices, at), *losses]))
+            case tasks.Losses(rows=rows):
+                counts, models = [len(t.models) for t in asked], np.concatenate([t.models for t in asked])
+                sent = self._model.losses(self.load(rows), np.repeat(devices, counts), models)
+                values = np.split(sent, np.cumsum(counts)[:-1])
             case tasks.EvaluateModels():
                 values = [self._evaluate(t, i) for t, i in zip(asked, devices, strict=True)]
             case tasks.GradientCosine(traces=traces):
@@ -155,12 +164,6 @@ class InProcess(Engine):
             models.append(self._model.train(self.load("train+validation"), devices, zero, zero, ridge, work))
         return list(np.stack(models)[np.argmin(losses, axis=0), np.arange(len(devices))])
 
-    def _gradients(self, asked: list[tasks.Gradient], devices: Ints) -> Sequence[Floats]:
-        at, first = np.stack([t.at for t in asked]), asked[0]
-        parts = [self._model.gradients(self.load(first.rows), devices, at)]
-        parts += [self._model.losses(self.load(part), devices, at)[:, None] for part in first.also]
-        return list(np.hstack(parts))
-
     def _scores(self, asked: list[tasks.Score], devices: Ints) -> Sequence[Floats]:
         first, given = asked[0], [t.model for t in asked if t.model is not None]
         models = np.stack(given) if given else self._own[devices]
@@ -170,12 +173,6 @@ class InProcess(Engine):
             )
         rows = self._federation.rows(first.rows) if first.raw else self._rows(first.rows)
         return list(np.nan_to_num(self._model.metric_sums(METRICS[first.metric], rows, devices, models)))
-
-    def _losses(self, asked: list[tasks.Losses], devices: Ints) -> Sequence[Floats]:
-        counts = [len(t.models) for t in asked]
-        models = np.concatenate([t.models for t in asked])
-        losses = self._model.losses(self.load(asked[0].rows), np.repeat(devices, counts), models)
-        return np.split(losses, np.cumsum(counts)[:-1])
 
     def _cosines(self, at: Floats, common: Floats, devices: Ints, traces: bool) -> Sequence[Floats]:
         parts: tuple[Part, ...] = ("train", "validation")
@@ -402,18 +399,6 @@ class InProcess(Engine):
         return list(np.hstack([answers.reshape(len(asked), -1), weights]))
 
 
-_PROTECTED = (tasks.Install, tasks.Add, tasks.Rescale, tasks.Train, tasks.MetaTrain)
-
-
-def _check_protected(task: Any) -> None:
-    """Raise an error for a task whose answer cannot be protected by noise on a change."""
-    if not isinstance(task, _PROTECTED) or getattr(task, "score", None) is not None:
-        raise FedfuseError(
-            f"a device that protects its rows by noise does not answer {type(task).__name__}: use fpfc with a lambda "
-            "and refit=no, or fedavg"
-        )
-
-
 def group_orders(orders: Sequence[Order]) -> list[list[Order]]:
     """Put orders together that differ only in their vectors, so that each lot is one compiled call."""
     lots: dict[Any, list[Order]] = {}
@@ -424,20 +409,16 @@ def group_orders(orders: Sequence[Order]) -> list[list[Order]]:
 
 
 def _subspace(rows: Rows, device: int, task: tasks.Subspace) -> Floats:
+    """Return the first left singular vectors of X' (features x rows) or of each class, none with a negative sum."""
     (X, y), weights = rows.of(device), rows.weights_of(device)
-    X = X if weights is None else X * np.sqrt(weights)[:, None]
-    lots = [X[y == c] for c in range(task.classes)] if task.classes else [X]
-    bases = [_leading(lot, task.p) for lot in lots if len(lot)]
-    return np.concatenate([basis.T.ravel() for basis in bases])
-
-
-def _leading(X: Floats, p: int) -> Floats:
-    """Return the first left singular vectors of X' (features x p), none with a negative sum."""
-    X = np.asarray(X, dtype=np.float64)
-    if len(X) > X.shape[1]:  # of X = QR, where Q is large and R small, X' and R' have the same
-        X = np.asarray(np.linalg.qr(X, mode="r"))
-    U = np.linalg.svd(X.T, full_matrices=False)[0][:, :p]
-    return np.asarray(U * np.where(U.sum(axis=0) < 0, -1.0, 1.0))
+    X = np.asarray(X if weights is None else X * np.sqrt(weights)[:, None], dtype=np.float64)
+    bases = []
+    for lot in [X[y == c] for c in range(task.classes) if (y == c).any()] if task.classes else [X]:
+        if len(lot) > lot.shape[1]:  # of X = QR, where Q is large and R small, X' and R' have the same
+            lot = np.asarray(np.linalg.qr(lot, mode="r"))
+        U = np.linalg.svd(lot.T, full_matrices=False)[0][:, : task.p]
+        bases.append((U * np.where(U.sum(axis=0) < 0, -1.0, 1.0)).T.ravel())
+    return np.concatenate(bases)
 
 
 def _table(rows: Rows, device: int) -> Floats:

@@ -30,37 +30,15 @@ from fedfuse.protocol.tasks import Add, Install, Order, Reply, Rescale
 from fedfuse.utils.random import generator
 
 _NUMBERS = {"constant": 1, "uniform": 2, "exponential": 1, "lognormal": 2}
-_PER_NODE = "per_node"
+_KNOWN = "a number, uniform(a,b), exponential(mean), lognormal(mean,sd), per_node(…), or a product of them"
 
 
-@dataclass(frozen=True)
-class Factor:
+class Factor(NamedTuple):
     """One distribution, drawn for every update or, with ``per_node``, once for every device."""
 
     word: str
     numbers: tuple[float, ...]
-    per_device: bool = False
-
-    def __post_init__(self) -> None:
-        if len(self.numbers) != _NUMBERS[self.word]:
-            raise FedfuseError(f"{self.word} takes {_NUMBERS[self.word]} number(s), got {self}")
-        times = self.numbers[1:] if self.word == "lognormal" else self.numbers  # a logarithm may be negative
-        if not all(-inf < n < inf for n in self.numbers) or min(times) < 0:
-            raise FedfuseError(f"the numbers of a distribution of times must be finite and not negative, got {self}")
-        if self.word == "uniform" and self.numbers[0] > self.numbers[1]:
-            raise FedfuseError(f"uniform(a,b) needs a <= b, got {self}")
-
-    def __str__(self) -> str:
-        inside = ",".join(f"{n:g}" if float(f"{n:g}") == n else repr(n) for n in self.numbers)
-        text = inside if self.word == "constant" else f"{self.word}({inside})"
-        return f"{_PER_NODE}({text})" if self.per_device else text
-
-    def draw(self, seed: int, purpose: str, turn: int, device: int) -> float:
-        """Return the number that belongs to this turn of this device."""
-        if self.word == "constant":
-            return self.numbers[0]
-        key = (f"{purpose} of a node", device) if self.per_device else (purpose, turn, device)
-        return float(getattr(generator(seed, *key), self.word)(*self.numbers))
+    per_device: bool
 
 
 @dataclass(frozen=True)
@@ -68,8 +46,8 @@ class Distribution:
     """A product of factors; `Distribution.of` reads one.
 
     >>> times = Distribution.of("per_node(uniform(1,2)) * exponential(5)")
-    >>> str(times), times.draw(0, "delay", 3, 1) == times.draw(0, "delay", 3, 1)
-    ('per_node(uniform(1,2))*exponential(5)', True)
+    >>> times.draw(0, "delay", 3, 1) == times.draw(0, "delay", 3, 1)
+    True
     >>> Distribution.of(3).draw(0, "delay", 3, 1)
     3.0
     """
@@ -81,16 +59,15 @@ class Distribution:
         """Read a distribution; one that is read already is returned as it is."""
         if isinstance(given, Distribution):
             return given
-        return cls(tuple(_read(part, given) for part in str(given).split("*")))
-
-    def __str__(self) -> str:
-        return "*".join(str(f) for f in self.factors)
+        return cls(tuple(_read(part.strip(), given) for part in str(given).split("*")))
 
     def draw(self, seed: int, purpose: str, turn: int, device: int) -> float:
         """Return the number that belongs to this turn of this device, whatever was drawn before."""
         product = 1.0
-        for place, factor in enumerate(self.factors):
-            product *= factor.draw(seed, f"{purpose} {place}" if place else purpose, turn, device)
+        for place, (word, numbers, per_device) in enumerate(self.factors):
+            name = f"{purpose} {place}" if place else purpose
+            key = (f"{name} of a node", device) if per_device else (name, turn, device)
+            product *= numbers[0] if word == "constant" else float(getattr(generator(seed, *key), word)(*numbers))
         return product
 
 
@@ -98,18 +75,22 @@ DistributionLike: TypeAlias = "float | str | Distribution"
 
 
 def _read(text: str, whole: DistributionLike) -> Factor:
-    text = text.strip()
-    kept = re.fullmatch(rf"{_PER_NODE}\s*\((.*)\)", text)
+    kept = re.fullmatch(r"per_node\s*\((.*)\)", text)
     inner = kept[1].strip() if kept else text
     call = re.fullmatch(r"(\w+)\s*\(([^()]*)\)", inner)
+    word, written = (call[1], call[2].split(",")) if call else ("constant", [inner])
     try:
-        word, numbers = (call[1], [float(n) for n in call[2].split(",")]) if call else ("constant", [float(inner)])
-        return Factor(word, tuple(numbers), kept is not None)
-    except FedfuseError:
-        raise
+        wanted, numbers = _NUMBERS[word], tuple(float(n) for n in written)
     except (KeyError, ValueError):
-        known = "a number, uniform(a,b), exponential(mean), lognormal(mean,sd), per_node(…), or a product of them"
-        raise FedfuseError(f"{whole!r} is not a distribution of times; known: {known}") from None
+        raise FedfuseError(f"{whole!r} is not a distribution of times; known: {_KNOWN}") from None
+    if len(numbers) != wanted:
+        raise FedfuseError(f"{word} takes {wanted} number(s), got {text}")
+    times = numbers[1:] if word == "lognormal" else numbers  # a logarithm may be negative
+    if not all(-inf < n < inf for n in numbers) or min(times) < 0:
+        raise FedfuseError(f"the numbers of a distribution of times must be finite and not negative, got {text}")
+    if word == "uniform" and numbers[0] > numbers[1]:
+        raise FedfuseError(f"uniform(a,b) needs a <= b, got {text}")
+    return Factor(word, numbers, kept is not None)
 
 
 class Arrival(NamedTuple):
@@ -157,8 +138,11 @@ class Latency(EngineWrapper):
             self._compute_all()
         self.inner.submit(orders)
         for order in orders:
-            arrival = Arrival(self._clock + self._seconds(order), self._number, order.device, order.round)
-            heappush(self._queue, arrival)
+            seconds = 0.0
+            if order.round >= 0 and not isinstance(order.task, (Install, Add, Rescale)):
+                key = order.round, order.device
+                seconds = self._compute.draw(self._seed, "compute", *key) + self._delay.draw(self._seed, "delay", *key)
+            heappush(self._queue, Arrival(self._clock + seconds, self._number, order.device, order.round))
             self._number += 1
 
     def collect(self, patience: float | None = None) -> list[Reply]:
@@ -166,8 +150,10 @@ class Latency(EngineWrapper):
         limit = np.inf if patience is None else self._clock + patience
         while self._queue and self._queue[0].time <= limit:
             arrival = heappop(self._queue)
-            replies = self._fetch((arrival.device, arrival.round))
-            if replies:
+            key = arrival.device, arrival.round
+            while key not in self._here and (computed := self.inner.collect()):
+                self._sort(computed)
+            if replies := self._here.pop(key, []):  # none if the device does not answer
                 self._clock = max(self._clock, arrival.time)
                 return replies
         if patience is not None:
@@ -194,18 +180,6 @@ class Latency(EngineWrapper):
         self._queue = [Arrival(float(t), int(n), int(i), int(k)) for t, n, i, k in arrays["delayed_queue"]]
         self._here.clear()
         self._sort(unpack_replies(arrays, "delayed"))
-
-    def _seconds(self, order: Order) -> float:
-        if order.round < 0 or isinstance(order.task, (Install, Add, Rescale)):
-            return 0.0
-        parts = (("compute", self._compute), ("delay", self._delay))
-        return sum(times.draw(self._seed, purpose, order.round, order.device) for purpose, times in parts)
-
-    def _fetch(self, key: tuple[int, int]) -> list[Reply]:
-        """Return the replies to an order, when they are computed; none if the device does not answer."""
-        while key not in self._here and (computed := self.inner.collect()):
-            self._sort(computed)
-        return self._here.pop(key, [])
 
     def _compute_all(self) -> None:
         while computed := self.inner.collect():
