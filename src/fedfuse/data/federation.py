@@ -341,6 +341,7 @@ def impossible(said: Mapping[str, Any]) -> str:
     keys = ("goal", "rows", "columns", "classes", "shape", "features", "digest", "weights")
     goal, rows, columns, classes, shape, names, digest, weights = map(said.get, keys)
     labels = classes if isinstance(classes, list) and len(classes) <= MAX_REMOTE_CLASSES else [None]
+    sums = weights if isinstance(weights, list) and all(type(v) in (int, float) for v in weights) else []
     numbers = all(isinstance(c, (int, float)) and c == c for c in labels)  # NaN differs from itself.
     listed = (numbers or all(map(is_text, labels))) and bool(labels) == (goal == "classification")
     good = {
@@ -349,7 +350,7 @@ def impossible(said: Mapping[str, Any]) -> str:
         "columns": _are_counts([columns], 1),
         "classes": listed and len(set(labels)) == len(labels),
         "digest": is_text(digest),
-        "weights": weights is None or _are_weights(weights),
+        "weights": weights is None or (len(sums) == 3 and sums[0] > 0 and all(0 <= v <= MAX_REMOTE_ROWS for v in sums)),
         "shape": shape is None or (_are_counts(shape, 1) and prod(shape) == columns),
         "features": names is None or (isinstance(names, list) and len(names) == columns and all(map(is_text, names))),
     }
@@ -392,11 +393,6 @@ def _minority(values: Mapping[str, str], words: str) -> dict[str, str]:
 
 def _are_counts(values: Any, least: int) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(v) is int and least <= v <= MAX_REMOTE_ROWS for v in values)
-
-
-def _are_weights(values: Any) -> bool:
-    good = isinstance(values, list) and len(values) == 3 and all(type(v) in (int, float) for v in values)
-    return good and all(0 <= v <= MAX_REMOTE_ROWS for v in values) and values[0] > 0
 
 
 def cut_points(counts: Ints, test: float, validation: float) -> Ints:

@@ -90,7 +90,14 @@ def synthetic(
     stream = _stream(seed)
     truth = _draw_truth(stream, _group_sizes(scenario))
     cuts, rows = cut_points(truth.counts, test, validation), shuffled_rows(truth.counts, seed)
-    X, y = _draw_rows(stream, truth, features, cuts, rows)
+    X, y = np.empty((len(rows), N_FEATURES)), np.empty(len(rows), dtype=np.int64)
+    for i, (start, *_, stop) in enumerate(cuts):
+        shape = (stop - start, N_FEATURES)
+        Xi = stream.random_sample(shape) if features == "uniform" else stream.normal(size=shape)
+        noise = stream.normal(0, NOISE_SD, (stop - start, N_CLASSES)).astype(np.float32)
+        yi = np.argmax(truth.scores(i, Xi) + noise, axis=1)
+        order = rows[start:stop] - start
+        X[start:stop], y[start:stop] = Xi[order], yi[order]
     names = tuple(str(i) for i in range(len(truth.counts)))
     labels, columns = tuple(range(N_CLASSES)), default_features(N_FEATURES)
     return Federation(names, X, y, cuts, "classification", labels, columns, truth.groups)
@@ -131,17 +138,3 @@ def _draw_truth(stream: np.random.RandomState, sizes: tuple[int, ...]) -> Synthe
         W[g] = stream.normal(mean, 1, W[g].shape)
         b[g] = stream.normal(mean, 1, N_CLASSES)
     return SyntheticTruth(counts, np.repeat(np.arange(len(sizes)), sizes), mu, W, b)
-
-
-def _draw_rows(
-    stream: np.random.RandomState, truth: SyntheticTruth, features: FeatureDistribution, cuts: Ints, rows: Ints
-) -> tuple[Floats, Ints]:
-    X, y = np.empty((len(rows), N_FEATURES)), np.empty(len(rows), dtype=np.int64)
-    for i, (start, *_, stop) in enumerate(cuts):
-        shape = (stop - start, N_FEATURES)
-        Xi = stream.random_sample(shape) if features == "uniform" else stream.normal(size=shape)
-        noise = stream.normal(0, NOISE_SD, (stop - start, N_CLASSES)).astype(np.float32)
-        yi = np.argmax(truth.scores(i, Xi) + noise, axis=1)
-        order = rows[start:stop] - start
-        X[start:stop], y[start:stop] = Xi[order], yi[order]
-    return X, y

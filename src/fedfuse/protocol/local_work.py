@@ -61,10 +61,11 @@ class Decay(_Written):
 
 
 @dataclass(frozen=True)
-class DrawnPerDevice(_Written):
-    """A whole number from 1 to ``most``, drawn for each device."""
+class Uneven(_Written):
+    """A whole number from 1 to ``most``, drawn for every device and round: not all can do the same (paper, E.2)."""
 
-    per_round: ClassVar[bool] = False
+    word: ClassVar[str] = "uneven"
+    per_round: ClassVar[bool] = True
     most: float
 
     def __post_init__(self) -> None:
@@ -77,17 +78,11 @@ class DrawnPerDevice(_Written):
         return int(generator(seed, self.word, *key).integers(1, int(self.most) + 1))
 
 
-class Uneven(DrawnPerDevice):
-    """A whole number from 1 to ``most``, drawn for every device and round: not all can do the same (paper, E.2)."""
-
-    word: ClassVar[str] = "uneven"
-    per_round: ClassVar[bool] = True
-
-
-class Paced(DrawnPerDevice):
+class Paced(Uneven):
     """A whole number from 1 to ``most``, drawn once for every device: some are slow, others fast, for the whole run."""
 
     word: ClassVar[str] = "paced"
+    per_round: ClassVar[bool] = False
 
 
 Schedule: TypeAlias = "float | Grow | Decay | Uneven | Paced"
@@ -101,7 +96,7 @@ def value(schedule: Schedule, k: int) -> float:
     >>> value(0.1, 7), value(Grow(20), 0), value(Grow(20), 20), value(Decay(0.01, 0.9, 5), 5)
     (0.1, 1, 2, 0.009000000000000001)
     """
-    if isinstance(schedule, DrawnPerDevice):
+    if isinstance(schedule, Uneven):
         return schedule.most
     return schedule(k) if isinstance(schedule, (Grow, Decay)) else schedule
 
@@ -169,7 +164,7 @@ class Work:
             raise FedfuseError(f"steps must be a whole number of at least 1, got {self.steps}")
         if not 0 < lr < np.inf:
             raise FedfuseError(f"lr must be a positive number, got {self.lr}")
-        if isinstance(self.lr, DrawnPerDevice):
+        if isinstance(self.lr, Uneven):
             raise FedfuseError(f"lr cannot be drawn for each device, got {self.lr}; steps can")
         if self.batch is not None and self.batch < 1:
             raise FedfuseError(f"batch must be at least 1, got {self.batch}")
@@ -187,4 +182,4 @@ class Work:
         """
         # a schedule that falls ends at the smallest work there is, not in an error after hours
         steps, lr = max(1, int(value(self.steps, k))), max(value(self.lr, k), sys.float_info.min)
-        return replace(self, steps=self.steps if isinstance(self.steps, DrawnPerDevice) else steps, lr=lr)
+        return replace(self, steps=self.steps if isinstance(self.steps, Uneven) else steps, lr=lr)

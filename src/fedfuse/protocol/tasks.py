@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fedfuse.data.federation import Part
-from fedfuse.protocol.local_work import DrawnPerDevice, Work, value
+from fedfuse.protocol.local_work import Uneven, Work, value
 from fedfuse.utils.typing import Floats
 
 Into: TypeAlias = Literal["all", "shared", "fused"]
@@ -410,9 +410,7 @@ def for_device(task: Task, seed: int, k: int, device: int, most: float = np.inf)
     work: Work | None = getattr(task, "work", None)
     if work is None or work.solver == "exact":
         return task
-    steps = (
-        work.steps.drawn(seed, max(k, 0), device) if isinstance(work.steps, DrawnPerDevice) else value(work.steps, k)
-    )
+    steps = work.steps.drawn(seed, max(k, 0), device) if isinstance(work.steps, Uneven) else value(work.steps, k)
     limited = max(1, int(min(steps, most)))
     return task if limited == work.steps else with_work(task, replace(work, steps=limited))
 

@@ -25,7 +25,7 @@ from fedfuse.methods.mixins import WeighsDevices
 from fedfuse.methods.one_model.fedavg import GroupModels, OneModel
 from fedfuse.methods.parameters import number
 from fedfuse.pairs.state import Residuals
-from fedfuse.protocol.local_work import DrawnPerDevice, Work, value
+from fedfuse.protocol.local_work import Uneven, Work, value
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
@@ -54,7 +54,7 @@ class Scaffold(WeighsDevices, OneModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.work.steps, DrawnPerDevice):
+        if isinstance(self.work.steps, Uneven):
             raise FedfuseError(f"scaffold divides by the number of steps: give one for all, got {self.work.steps}")
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> ScaffoldState:
