@@ -3,13 +3,16 @@
 import io
 import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from fedfuse.bench import SECTIONS, BenchSizes, Figure, chosen, local_training, run_all, startup, table
-from fedfuse.bench.benchmarks_page import SCALE_HEADING, write_page
 from fedfuse.bench.local_training import TextbookRun, endless_run
 from fedfuse.data.synthetic import synthetic
 from fedfuse.errors import FedfuseError
@@ -29,9 +32,7 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_training, "TURNS", 1)
         patch.setattr(local_training, "REPEATS", 1)
-        figures = run_all(
-            directory / "bench.json", TINY, console=console, only=only, history=directory / "history.jsonl",
-        )  # fmt: skip
+        figures = run_all(directory / "bench.json", TINY, console=console, only=only)
     return directory, figures, console.file.getvalue()
 
 
@@ -53,20 +54,18 @@ def test_every_figure_is_a_ratio_and_is_written_down(measured):
     assert [curve["over"] for curve in content["growth"]] == ["devices", "parameters", "rows of a device"]
 
 
-def test_history_has_a_line_for_each_time_and_the_page_all_figures(measured, tmp_path):
+def test_the_page_has_all_figures(measured, tmp_path):
     directory, figures, _ = measured
     pytest.importorskip("matplotlib").use("Agg")
-    history, console = tmp_path / "history.jsonl", Console(file=io.StringIO())
-    history.write_text((directory / "history.jsonl").read_text())
-    run_all(tmp_path / "b.json", TINY, console=console, only=["server"], history=history)
-    lines = [json.loads(line) for line in history.read_text().splitlines()]
-    assert [line["parts"][-1] for line in lines] == ["growth", "server"]
-    (tmp_path / "page.md").write_text(f"old{SCALE_HEADING}\nkept\n")
-    write_page(lines[:1], tmp_path / "page.md")
+    heading = "\n## Many devices\n"
+    (tmp_path / "page.md").write_text(f"old{heading}\nkept\n")
+    script = Path(__file__).parents[2] / "benchmarks/speed.py"
+    words = [sys.executable, str(script), str(tmp_path / "page.md"), str(directory / "bench.json")]
+    subprocess.run(words, check=True, env={**os.environ, "MPLBACKEND": "Agg"})
     text = (tmp_path / "page.md").read_text()
     assert all(f"| {figure.name} |" in text for figure in figures)
     assert "old" not in text
-    assert text.endswith(f"{SCALE_HEADING}\nkept\n")  # what another benchmark has written
+    assert text.endswith(f"{heading}\nkept\n")  # what another benchmark has written
     assert (tmp_path / "page-growth.png").stat().st_size > 1000
 
 

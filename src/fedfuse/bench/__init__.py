@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfuse.bench import local_training, rounds_to_groups, server_step, startup
-from fedfuse.bench.benchmarks_page import write_page
 from fedfuse.bench.measurement import FULL, QUICK, BenchSizes, Curve, Figure, cells, describe_machine, versions
 from fedfuse.errors import FedfuseError, guess
 
@@ -45,18 +44,14 @@ def chosen(only: str) -> list[str]:
 
 
 def run_all(
-    out: Path, sizes: BenchSizes = FULL, *, console: Console, only: Sequence[str] = tuple(SECTIONS),
-    history: Path | None = None, page: Path | None = None,
-) -> list[Figure]:  # fmt: skip
+    out: Path, sizes: BenchSizes = FULL, *, console: Console, only: Sequence[str] = tuple(SECTIONS)
+) -> list[Figure]:
     """Measure these sections, show one table, and write what was measured to a JSON file.
 
-    Goals are judged at full size only. The same is appended as one line to the file ``history``, and ``page`` is
-    written in Markdown, where they are given.
+    Goals are judged at full size only.
     """
-    paths = [path for path in (out, history, page) if path]
-    for path in paths:
-        if not path.absolute().parent.is_dir() or path.is_dir():
-            raise FedfuseError(f"cannot write figures to {path}: give a file in a directory that exists")
+    if not out.absolute().parent.is_dir() or out.is_dir():
+        raise FedfuseError(f"cannot write figures to {out}: give a file in a directory that exists")
     judged, info = sizes == FULL, describe_machine()
     seen: list[Figure | Curve] = []
     for name in only:
@@ -78,13 +73,7 @@ def run_all(
         words = f"{curve.what}, over {curve.over}: {curve.points}; grows with exponent {curve.exponent:.2f}"
         console.print(words, highlight=False, soft_wrap=True)
     out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    if history is not None:
-        with history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(content) + "\n")
-    if page is not None:
-        write_page([content], page)
-    for path in paths:
-        console.print(f"figures: {path}", highlight=False)
+    console.print(f"figures: {out}", highlight=False)
     return figures
 
 

@@ -43,15 +43,11 @@ def bench(
     out: Annotated[Path, Opt(help="Where to write the figures.")] = Path("bench.json"),
     quick: Annotated[bool, Opt(help="Small sizes, for a first look.")] = False,
     only: Annotated[str, Opt(help="Parts to measure, as server,local (default: all).")] = "",
-    history: Annotated[Path | None, Opt(help="Append the figures to this file, as one line of JSON.")] = Path(
-        "bench-history.jsonl"
-    ),
-    page: Annotated[Path | None, Opt(help="Write a page in Markdown, with a picture beside it.")] = None,
 ) -> None:
     """Measure fedfuse against textbook loops, plain NumPy, plain PyTorch and this machine's limits, in one process."""
     from fedfuse.bench import FULL, QUICK, chosen, run_all
 
-    run_all(out, QUICK if quick else FULL, console=Answers(), only=chosen(only), history=history, page=page)
+    run_all(out, QUICK if quick else FULL, console=Answers(), only=chosen(only))
 
 
 def paper(

@@ -1,6 +1,6 @@
 """The page of the docs about speed, from what was measured: no number in it is written by hand.
 
-    python -m fedfuse.bench.benchmarks_page docs/benchmarks.md bench.json [another.json …]
+    python benchmarks/speed.py docs/benchmarks.md bench.json [another.json …]
 
 ``bench.json`` is what `fedfuse bench` writes (several, if parts were measured apart). The picture goes beside the page.
 The section that `benchmarks/scale.py --page` writes stays as it is.
