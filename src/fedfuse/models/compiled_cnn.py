@@ -46,7 +46,7 @@ class CompiledCNN(ParameterBackend):
         second = _layer(first.maxima, tensors[2], tensors[3], frame=1)
         classes, features = tensors[4][0].shape
         scores, gradient = (_vectors(dtype, n) for n in (classes, classes * (features + 1)))
-        self._net = Net(first, second, Linear(*_flat(tensors[4], tensors[5]), scores, gradient))
+        self._net = Net(first, second, LastLayer(*_flat(tensors[4], tensors[5]), scores, gradient))
 
     def add_gradient(self, x: Tensor, y: Tensor, weight: float = 1.0) -> None:
         if y.ndim > 1:  # Rows with weights are left to torch.
@@ -62,7 +62,7 @@ class CompiledCNN(ParameterBackend):
             yield first, torch.from_numpy(scores)
 
 
-class Layer(NamedTuple):
+class ConvLayer(NamedTuple):
     """A convolution with pooling: parameters, derivatives by them, and space for a group of images, as vectors."""
 
     weights: Floats
@@ -78,7 +78,7 @@ class Layer(NamedTuple):
     gradient: Floats  # by weights and, behind them, by biases
 
 
-class Linear(NamedTuple):
+class LastLayer(NamedTuple):
     """The last layer."""
 
     weights: Floats
@@ -92,9 +92,9 @@ class Linear(NamedTuple):
 class Net(NamedTuple):
     """A network, and space for a group of images."""
 
-    first: Layer
-    second: Layer
-    last: Linear
+    first: ConvLayer
+    second: ConvLayer
+    last: LastLayer
 
 
 def _vectors(dtype: npt.DTypeLike, *shape: int) -> Floats:
@@ -108,10 +108,12 @@ def _flat(weights: Pair, biases: Pair) -> tuple[Floats, Floats, Floats, Floats]:
     return weights[0].reshape(-1), weights[1].reshape(-1), biases[0], biases[1]
 
 
-def _layer(source: Floats, weights: Pair, biases: Pair, margin: int = 0, even: bool = False, frame: int = 0) -> Layer:
+def _layer(
+    source: Floats, weights: Pair, biases: Pair, margin: int = 0, even: bool = False, frame: int = 0
+) -> ConvLayer:
     outputs, inputs, kernel, _ = weights[0].shape
     rows, columns = ((side - kernel + 1) // 2 for side in source.shape[1:3])
-    return Layer(
+    return ConvLayer(
         *_flat(weights, biases),
         kernel,
         source,
