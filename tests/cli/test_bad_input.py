@@ -335,7 +335,7 @@ def test_methods_by_name(fed):
     by_name, built = ff.fit(fed, "fusion-tree"), ff.fit(fed)
     np.testing.assert_array_equal(by_name.models, built.models)
     assert ff.fit(fed, "per-fedavg", rounds=3).method["work"]["solver"] == "gd"
-    assert ff.tune(fed, "fpfc", grid=[0, 1], rounds=20).settings.keys() == {"lam"}
+    assert ff.tune(fed, "fpfc", grid=[0, 1], rounds=20).lam in (0, 1)
 
 
 @pytest.mark.parametrize(

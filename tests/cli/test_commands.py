@@ -165,32 +165,10 @@ def test_a_table_without_a_lambda(fedfuse, tables):
         assert summary["stability"] > 0.99
 
 
-HEADS = {"cfl": "eps1", "pacfl": "threshold", "ifca": "n_models"}
-
-
-@pytest.mark.parametrize("method", HEADS)
-def test_settings_of_other_methods_are_tuned(fedfuse, tables, method):
-    """A line for each candidate, and files that are read again."""
-    words = ["stay.csv", *TABLE, "stay", "--method", method, "--cap", "3", "--rounds", "80"]
-    status, out, err = fedfuse("tune", *words, "--set", "solver=gd", "--out", "run")
-    assert (status, err) == (0, "")
-    first = HEADS[method]
-    assert out.split()[0] == first
-    assert out.count("chosen") == 1
-    assert f"{first} " in out[out.index("by search in") - 40 :]
-    summary = json.loads(Path("run/tuning.json").read_text())
-    assert summary["method"] == method
-    assert [row["chosen"] for row in summary["tuning"]["candidates"]].count(True) == 1
-    status, out, _ = fedfuse("resume", "run", "--json")
-    assert status == 0
-    assert json.loads(out)["tuning"] == summary["tuning"]
-
-
 TUNINGS = {
     "--method fedavg": "lambda can be tuned for fpfc and fpfc-l1, not for fedavg",
-    "--method cfl --strategy separate": "strategies are for lambda; cfl tries each candidate",
-    "--method cfl --grid 0.1,0.2": "a grid for cfl is a list of settings by name",
-    "--method pacfl --cap 0": "trial must be at least 1 round, got 0",
+    "--method cfl": "lambda can be tuned for fpfc and fpfc-l1, not for cfl",
+    "--strategy both": "strategy must be 'warmup' or 'separate'",
 }
 
 

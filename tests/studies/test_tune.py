@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.errors import FedfuseError
 from fedfuse.grouping.lambda_path import FINAL_STAGE, LambdaPath, no_worse
 from fedfuse.grouping.refit import Oracle
 from fedfuse.methods.registry import from_config
@@ -235,7 +234,7 @@ def test_saved_and_read_again(tmp_path):
     assert again.table["rounds"].tolist() == tuning.table["rounds"].tolist()
     assert again.summary()["tuning"]["strategy"] == "warmup"
     assert "lambda" in repr(tuning)
-    with pytest.raises(ff.FedfuseError, match="did not tune"):
+    with pytest.raises(ff.FedfuseError, match="did not tune a lambda"):
         Tuning.of(ff.fit(planted(), ff.FPFC(lam=0.4, work=EXACT, refit=True), rounds=3))
 
 
@@ -267,60 +266,11 @@ def test_validation_rows_are_needed():
         tune(planted(validation=0), BARE, grid=GRID)
 
 
-SEARCHES = {
-    "cfl": (ff.CFL(work=ff.Work(steps=5, lr=0.1)), [{"eps1": 0.6, "eps2": 0.6}, {"eps1": 0.0, "eps2": 0.0}]),
-    "pacfl": (ff.PACFL(p=2, work=ff.Work(steps=5, lr=0.1)), [{"threshold": 1e-6}, {"threshold": 181.0}]),
-    "ifca": (ff.IFCA(work=ff.Work(steps=5, lr=0.1)), [{"n_models": 1}, {"n_models": 2}]),
-}
-
-
-@pytest.mark.parametrize("name", SEARCHES)
-@pytest.mark.parametrize("own", [False, True], ids=["grid", "the method's own"])
-def test_settings_of_other_methods(name, own, tmp_path):
-    """One row per candidate; the best on validation rows is chosen, trained with, and found again in the directory."""
-    method, grid = SEARCHES[name]
-    federation = planted(m=8, n=60)
-    rounds = 31 * (15 if own else len(grid)) + 20  # no method has more than 15 candidates of its own
-    tuning = tune(federation, method, grid=None if own else grid, rounds=rounds, cap=30, tol=0, out=tmp_path / "run")
-    table, names = tuning.table, list(grid[0])
-    assert tuning.strategy == "search"
-    assert list(table.columns[: len(names)]) == names
-    assert (table["rounds"] == 31).all()
-    assert table["chosen"].sum() == 1
-    best = table.loc[table["chosen"]].iloc[0]
-    assert best["validation"] == table["validation"].min()
-    assert tuning.settings == tuning.result.chosen == best[names].to_dict()
-    assert table["cost_floats"].sum() < tuning.result.cost_floats
-    assert tuning.result.rounds == rounds
-    if not own:
-        assert table[names].to_dict("records") == grid
-    again = Tuning.load(tmp_path / "run")
-    assert again.settings == tuning.settings
-    assert is_tuning(tmp_path / "run")
-    assert again.summary()["method"] == name
-    assert len(again.summary()["tuning"]["candidates"]) == len(table)
-    assert names[0] in repr(tuning)
-    with pytest.raises(FedfuseError, match="no lambda was tuned"):
-        _ = tuning.lam
-
-
-def test_a_run_with_open_settings_is_a_tuning_too():
-    result = ff.fit(planted(), ff.PACFL(p=1, work=ff.Work(steps=2)), rounds=3)
-    assert Tuning.of(result).settings == result.chosen
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "words"),
-    [
-        (ff.CFL(), {"strategy": "warmup"}, "strategies are for lambda; cfl tries each candidate"),
-        (ff.CFL(), {"grid": [0.1, 0.2]}, "a grid for cfl is a list of settings by name"),
-        (ff.CFL(), {"grid": []}, "a grid for cfl is a list of settings by name"),
-        (ff.PACFL(), {"grid": [{"eps1": 0.1}]}, "method 'pacfl' has no such settings to choose from"),
-        (ff.PACFL(), {"grid": [{"threshold": -1.0}]}, "threshold must be a number of at least 0"),
-        (ff.IFCA(), {"cap": 0}, "trial must be at least 1 round"),
-        (ff.FedAvg(), {}, "lambda can be tuned for fpfc and fpfc-l1, not for fedavg"),
-    ],
-)
-def test_what_cannot_be_searched(method, options, words):
-    with pytest.raises(FedfuseError, match=words):
-        tune(planted(), method, **options)
+def test_other_methods_choose_by_themselves(tmp_path):
+    result = ff.fit(planted(), ff.PACFL(p=1, work=ff.Work(steps=2)), rounds=3, out=tmp_path / "run")
+    assert result.chosen.keys() == {"threshold"}
+    assert not is_tuning(tmp_path / "run")
+    with pytest.raises(ff.FedfuseError, match="did not tune a lambda"):
+        Tuning.of(result)
+    with pytest.raises(ff.FedfuseError, match="lambda can be tuned for fpfc and fpfc-l1, not for cfl"):
+        tune(planted(), ff.CFL())

@@ -70,11 +70,11 @@ def run(
 def tune(
     dataset: args.Dataset,
     *,
-    strategy: Annotated[str | None, Opt(help="For lambda: warmup (default) or separate.")] = None,
+    strategy: Annotated[str, Opt(help="warmup or separate.")] = "warmup",
     grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1.")] = None,
-    method: Annotated[str, Opt(help="fpfc, fpfc-l1, cfl, pacfl or ifca.")] = "fpfc",
+    method: Annotated[str, Opt(help="fpfc or fpfc-l1.")] = "fpfc",
     rounds: Annotated[int | None, Opt(help="Maximum for each lambda (separate) or in all (warmup).")] = None,
-    cap: Annotated[int | None, Opt(help="Maximum for one lambda (warmup) or other candidate.")] = None,
+    cap: Annotated[int | None, Opt(help="Maximum for one lambda (warmup).")] = None,
     seed: args.Seed = 0,
     data: args.DataOptions,
     metric: args.Metric = None,
@@ -84,22 +84,18 @@ def tune(
     set_: args.Set = [],  # noqa: B006
     json_: args.Json = False,
 ) -> None:
-    """Choose lambda, or the settings of another method, on validation rows, and train with them."""
-    from fedfuse.methods.parameters import Searchable
+    """Choose lambda on validation rows, and train with it."""
     from fedfuse.methods.registry import method_called
     from fedfuse.studies.tune import check_tuning, tune
 
-    kind = method_called(method)
-    searched, lam = issubclass(kind, Searchable), 0 if hasattr(kind, "lam") else None
     candidates = None if grid is None else args.read_grid(grid)
-    if lam is not None:
-        args.refuse_key("lam", set_, "lambda is chosen here; --grid takes the candidates")
+    args.refuse_key("lam", set_, "lambda is chosen here; --grid takes the candidates")
+    lam = 0 if hasattr(method_called(method), "lam") else None
     words = args.words_of(set_, lam=lam, rounds=rounds, metric=metric, class_weight=class_weight)
     chosen, settings = args.method_and_settings(dataset, method, words, seed, engine)
     limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
     check_tuning(chosen, strategy, candidates, dataset=dataset, **limits)
-    way = "search" if searched else strategy or "warmup"
-    directory = args.free_directory(out, dataset, f"tune-{way}-{method}-seed{seed}")
+    directory = args.free_directory(out, dataset, f"tune-{strategy}-{method}-seed{seed}")
     source = data.source_of(dataset, seed)
     federation = args.load_data(source)
     named: dict[str, Any] = {"dataset": dataset, "source": source, **limits}

@@ -183,8 +183,8 @@ def show_tuning(tuning: Tuning, console: Console) -> None:
     heads, rows = words.tuning_table(tuning.table, metric_for(result.profile.goal).name)
     marks = ["[bold]chosen[/bold]" if chosen else "" for chosen in tuning.table["chosen"]]
     console.print(plain_table([*heads, ""], ([*row, mark] for row, mark in zip(rows, marks, strict=True))))
-    how = "search" if tuning.strategy == "search" else f"{tuning.strategy} tuning"
-    _say(console, f"\n[bold]{tuning.words}[/bold] by {how} in {tuning.seconds:.1f} s; with it:")
+    how = f"{tuning.strategy} tuning in {tuning.seconds:.1f} s"
+    _say(console, f"\n[bold]lambda {tuning.lam:g}[/bold] by {how}; with it:")
     show(result, {}, console)
 
 

@@ -1,19 +1,17 @@
-"""`tune`: choice of settings on validation rows.
+"""`tune`: choice of lambda on validation rows, by the paper's *separate* and *warm-up* strategies (sections 4.3, 6.3).
 
-Lambda is chosen by the paper's *separate* and *warm-up* strategies (sections 4.3 and 6.3), settings of other methods by
-a trial of each candidate. Both are one run of a method that wraps another (`grouping.lambda_path`,
-`tuning.grid_search`), saved and resumed as any run; here are the call and the table of candidates.
-The fusion tree needs no grid and is cheaper than either.
+It is one run of a method that wraps another (`grouping.lambda_path`), saved and resumed as any run; here are the call
+and the table of candidates. The fusion tree needs no grid and is cheaper than either.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import pandas as pd
 
@@ -21,7 +19,6 @@ from fedfuse.data.federation import Federation
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.lambda_path import FINAL_STAGE, N_LAMBDAS, LambdaPath, Strategy, path_rounds
 from fedfuse.methods.method import Method
-from fedfuse.methods.parameters import Searchable
 from fedfuse.methods.registry import from_config
 from fedfuse.models import Model
 from fedfuse.results.result import Result
@@ -30,10 +27,7 @@ from fedfuse.training.fit import check_federation, fit, fitting_method, fitting_
 from fedfuse.training.presets import PAPER_WARMUP_GRIDS
 from fedfuse.training.settings import Settings
 from fedfuse.training.stages import REFIT_RATIO
-from fedfuse.tuning.grid_search import JUDGING, TRYING, GridSearch
 from fedfuse.utils.files import write_csv, write_json
-
-Grid: TypeAlias = Sequence[float] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -43,21 +37,20 @@ class Tuning:
     Attributes
     ----------
     strategy
-        ``"warmup"`` or ``"separate"`` for lambda, ``"search"`` for the settings of other methods.
+        ``"warmup"`` or ``"separate"``.
     table
-        One row per candidate: ``lam`` or the other settings, ``rounds, seconds, cost_floats, validation, n_clusters,
-        chosen``.
-    settings
-        Those chosen, by name.
+        One row per candidate: ``lam, rounds, seconds, cost_floats, validation, n_clusters, chosen``.
+    lam
+        The lambda chosen.
     result
-        The result of training with them. Its cost and time are those of tuning and training together.
+        The result of training with it. Its cost and time are those of tuning and training together.
     curve
-        The validation metric, round by round: ``round``, the settings, ``stage, validation, seconds, cost_floats``.
+        The validation metric, round by round: ``round, lam, stage, validation, seconds, cost_floats``.
     """
 
-    strategy: Strategy | Literal["search"]
+    strategy: Strategy
     table: pd.DataFrame
-    settings: dict[str, Any]
+    lam: float
     result: Result
     curve: pd.DataFrame
 
@@ -65,27 +58,13 @@ class Tuning:
     def of(cls, result: Result) -> Tuning:
         """Read the tuning from the result of its run."""
         method, history = from_config(result.method), result.history
-        path: Any = getattr(method, "strategy", getattr(method, "lam", None))
-        strategy: Strategy | Literal["search"]
-        if isinstance(method, (GridSearch, Searchable)):
-            strategy, settings, by = "search", result.chosen, "candidate"
-            history = trials = history[history["stage"].isin([TRYING, JUDGING])]
-        elif path in get_args(Strategy) and result.lam is not None:
-            strategy, settings, by = path, {"lam": result.lam}, "lam"
-            history = history[history["watched"].notna() | history["groups"].notna()]
-            trials = history[history["stage"] != FINAL_STAGE]
-        else:
-            raise FedfuseError(f"this run did not tune anything: its method is {result.method['method']}")
-        columns = ["round", *settings, "stage", "watched", "seconds", "cost_floats"]
+        strategy: Any = getattr(method, "strategy", getattr(method, "lam", None))
+        if strategy not in get_args(Strategy) or result.lam is None:
+            raise FedfuseError(f"this run did not tune a lambda: its method is {result.method['method']}")
+        history = history[history["watched"].notna() | history["groups"].notna()]
+        columns = ["round", "lam", "stage", "watched", "seconds", "cost_floats"]
         curve: pd.DataFrame = history[columns].rename(columns={"watched": "validation"}).reset_index(drop=True)
-        return cls(strategy, _candidates(history, trials, by, settings), settings, result, curve)
-
-    @property
-    def lam(self) -> float:
-        """The lambda chosen."""
-        if "lam" not in self.settings:
-            raise FedfuseError(f"no lambda was tuned, but {', '.join(self.settings)}")
-        return float(self.settings["lam"])
+        return cls(strategy, _candidates(history, result.lam), float(result.lam), result, curve)
 
     @property
     def seconds(self) -> float:
@@ -95,10 +74,9 @@ class Tuning:
     def summary(self) -> dict[str, Any]:
         """Return the tuning in a few numbers: the result's summary, and the row of each candidate."""
         method = from_config(self.result.method)
-        name = method.inner.name if isinstance(method, (LambdaPath, GridSearch)) else method.name
+        name = method.inner.name if isinstance(method, LambdaPath) else method.name
         table = self.table.astype(object).where(self.table.notna(), None)
-        rows = "candidates" if self.strategy == "search" else "lambdas"
-        tuning = {"strategy": self.strategy, rows: table.to_dict("records")}
+        tuning = {"strategy": self.strategy, "lambdas": table.to_dict("records")}
         return {**self.result.summary(), "method": name, "tuning": tuning}
 
     def save(self, directory: str | PathLike[str]) -> None:
@@ -114,20 +92,15 @@ class Tuning:
         """Read a tuning from the directory of its run."""
         return cls.of(Result.load(directory))
 
-    @property
-    def words(self) -> str:
-        """The settings chosen, as text."""
-        return in_words(self.settings)
-
     def __repr__(self) -> str:
-        return f"Tuning({self.strategy}: {self.words} of {len(self.table)} tried, {self.result!r})"
+        return f"Tuning({self.strategy}: lambda {self.lam:g} of {len(self.table)} tried, {self.result!r})"
 
 
 def tune(
     federation: Federation,
     method: Method[Any] | str | None = None,
-    strategy: Strategy | None = None,
-    grid: Grid | None = None,
+    strategy: Strategy = "warmup",
+    grid: Sequence[float] | None = None,
     *,
     model: Model[Any] | str | None = None,
     rounds: int | None = None,
@@ -136,7 +109,7 @@ def tune(
     dataset: str = "arrays",
     **settings: Any,
 ) -> Tuning:
-    """Choose lambda, or the open settings of another method, on validation rows, and train with them.
+    """Choose lambda on validation rows, and train with it.
 
     Parameters
     ----------
@@ -144,19 +117,18 @@ def tune(
         The devices and their rows; all need validation rows.
     method
         `FPFC` or `FPFCL1` with everything but lambda; whether the groups are refitted at the end is its ``refit``.
-        Or `CFL`, `PACFL`, `IFCA`: each of their candidates is tried from a fresh start.
+        Other methods choose settings that are left open by themselves.
     strategy
-        For lambda. ``"warmup"`` (default): increasing lambdas, each from where the last one ended, until one ends worse
+        ``"warmup"`` (default): increasing lambdas, each from where the last one ended, until one ends worse
         than the one before it. ``"separate"``: every lambda from a fresh start until convergence.
     grid
         Increasing lambdas. Default: the paper's for its data sets, and else from the distances between the devices'
-        own models. For other methods settings by name, ``[{"eps1": 0.1, "eps2": 0.2}, …]``; default: the method's own.
+        own models.
     rounds
-        For lambda, the maximum of one training (500): of each lambda with ``separate``, of the way from the start to
-        the final models with ``warmup``, but for the last ``cap`` of it. For other methods, of the whole run.
+        The maximum of one training (500): of each lambda with ``separate``, of the way from the start to the final
+        models with ``warmup``, but for the last ``cap`` of it.
     cap
-        Maximum of rounds of one lambda with ``warmup``, default: a quarter of ``rounds``; of each candidate of other
-        methods, default: 50.
+        Maximum of rounds of one lambda with ``warmup``, default: a quarter of ``rounds``.
     model, out, dataset, **settings
         As for `fit`.
 
@@ -176,7 +148,9 @@ def tune(
         raise FedfuseError("no device has validation rows, and settings are chosen by them; build with validation > 0")
     inner = fitting_method(method or "fpfc", fitting_model(federation, model))
     chosen = check_tuning(inner, strategy, grid, rounds=rounds, cap=cap, dataset=dataset)
-    total = _total_rounds(chosen) if isinstance(chosen, LambdaPath) else rounds
+    total = path_rounds(chosen.strategy, len(chosen.grid) or N_LAMBDAS + 1, chosen.limit, chosen.cap)
+    if chosen.inner.refit:
+        total = math.ceil(total / (1 - REFIT_RATIO)) + 1
     tuning = Tuning.of(fit(federation, chosen, model, rounds=total, out=out, dataset=dataset, **settings))
     if out is not None:
         tuning.save(out)
@@ -184,64 +158,40 @@ def tune(
 
 
 def check_tuning(
-    method: Method[Any],
+    method: Any,
     strategy: Any,
-    grid: Grid | None,
+    grid: Sequence[float] | None,
     *,
     rounds: int | None = None,
     cap: int | None = None,
     dataset: str = "arrays",
-) -> Method[Any]:
+) -> LambdaPath:
     """Return the method that tunes as `tune` is asked to; raise an error for what cannot be."""
-    given: Any = None if grid is None else tuple(grid)
-    if isinstance(method, Searchable):
-        if strategy is not None:
-            words = f"strategies are for lambda; {method.name} tries each candidate"
-            raise FedfuseError(f"{words}, got strategy {strategy!r}")
-        if given is not None and not (given and all(isinstance(c, Mapping) for c in given)):
-            raise FedfuseError(f"a grid for {method.name} is a list of settings by name, got {list(given)}")
-        return GridSearch(inner=method, trial=cap, grid=given or ())
-    if given == ():
+    if grid is not None and not len(grid):
         raise FedfuseError("the grid of lambdas is empty")
-    lambdas = PAPER_WARMUP_GRIDS.get(dataset.partition(":")[0], ()) if given is None else given
+    lambdas = PAPER_WARMUP_GRIDS.get(dataset.partition(":")[0], ()) if grid is None else tuple(grid)
     limit = Settings().rounds if rounds is None else rounds
-    return LambdaPath(inner=method, strategy=strategy or "warmup", grid=lambdas, limit=limit, cap=cap)  # type: ignore[arg-type]
-
-
-def _total_rounds(path: LambdaPath) -> int:
-    """Return how many rounds the run of a lambda path can take, with those of a refit."""
-    rounds = path_rounds(path.strategy, len(path.grid) or N_LAMBDAS + 1, path.limit, path.cap)
-    return rounds if not path.inner.refit else math.ceil(rounds / (1 - REFIT_RATIO)) + 1
+    return LambdaPath(inner=method, strategy=strategy, grid=lambdas, limit=limit, cap=cap)
 
 
 def is_tuning(directory: str | PathLike[str]) -> bool:
     """Whether the run in a directory is one of tuning."""
     method = RunDirectory(directory).config().get("method")
-    return isinstance(method, dict) and method.get("method") in (LambdaPath.name, GridSearch.name)
+    return isinstance(method, dict) and method.get("method") == LambdaPath.name
 
 
-def in_words(settings: Mapping[str, Any]) -> str:
-    """Write settings as text.
-
-    >>> in_words({"lam": 0.5}), in_words({"eps1": 0.1, "eps2": 0.2})
-    ('lambda 0.5', 'eps1 0.1, eps2 0.2')
-    """
-    return ", ".join(f"{'lambda' if name == 'lam' else name} {value:g}" for name, value in settings.items())
-
-
-def _candidates(history: pd.DataFrame, trials: pd.DataFrame, by: str, chosen: Mapping[str, Any]) -> pd.DataFrame:
-    """Return one row per candidate: its settings, and the sums over the rounds of its trial."""
-    spent = history[["seconds", "cost_floats"]].diff().fillna(history[["seconds", "cost_floats"]])
-    groups = trials[[by, "watched", "groups"]].join(spent).groupby(by, sort=True)
-    sums = groups.agg(
+def _candidates(history: pd.DataFrame, chosen: float) -> pd.DataFrame:
+    """Return one row per lambda: the sums over the rounds of its trial."""
+    trials, spent = history[history["stage"] != FINAL_STAGE], history[["seconds", "cost_floats"]].diff()
+    spent = spent.fillna(history[["seconds", "cost_floats"]])
+    groups = trials[["lam", "watched", "groups"]].join(spent).groupby("lam", sort=True)
+    table: pd.DataFrame = groups.agg(
         rounds=("watched", "size"),
         seconds=("seconds", "sum"),
         cost_floats=("cost_floats", "sum"),
         validation=("watched", "last"),
         n_clusters=("groups", "last"),
     ).astype({"cost_floats": "int64", "n_clusters": "Int64"})
-    settings: pd.DataFrame = trials.groupby(by, sort=True)[list(chosen)].first()
-    best = (settings == pd.Series(dict(chosen))).all(axis=1)
-    table: pd.DataFrame = pd.concat([settings, sums], axis=1).reset_index(drop=True)
-    table["chosen"] = (best & ~best.duplicated()).to_numpy()
+    table["chosen"] = table.index == chosen
+    table.reset_index(inplace=True)
     return table
