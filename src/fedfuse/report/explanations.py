@@ -90,11 +90,6 @@ def title(method: str) -> str:
     return TITLES.get(method, method)
 
 
-def group_name(number: int) -> str:
-    """Return how a group is called, counted from 1; 0 is for devices in no group."""
-    return f"group {number}" if number else "in no group"
-
-
 def metric_name(metric: str) -> str:
     """Return how a metric is written: accuracy, RMSE."""
     return METRICS[metric].label if metric in METRICS else metric

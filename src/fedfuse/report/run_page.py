@@ -151,7 +151,7 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
         chart.add("bars", x, ours, "link", low=shown[names["alone"]])
         chart.add("dots", x, shown[names["alone"]], "alone", names["alone"])
     for g in [*range(1, len(result.groups) + 1), *([0] if result.apart.size else [])]:
-        name = "" if len(result.groups) > MAX_KEYS else words.group_name(g)
+        name = "" if len(result.groups) > MAX_KEYS else f"group {g}" if g else "in no group"
         chart.add("dots", x[numbers == g], ours[numbers == g], tone(g), name)
     chart.read_off(x, shown, devices=order.tolist())
     return chart

@@ -108,14 +108,13 @@ def watch(directory: Path, console: Console, every: float = 1.0, pause: Callable
 
 def picture(runs: Sequence[Progress]) -> RenderableType:
     """Return what a terminal shows: a paragraph for each run."""
-    lines = [Text.assemble((f"{run.name}, {run.state}", "bold"), *map(_fact, run.facts.items())) for run in runs]
+    lines = [
+        Text.assemble((f"{run.name}, {run.state}", "bold"), *(f"\n  {key} {fact}" for key, fact in run.facts.items()))
+        for run in runs
+    ]
     if (silent := max((run.silent for run in runs if run.state == "running"), default=0.0)) > MAX_SILENCE_SECONDS:
         lines.append(Text(f"nothing was written for {silent:.0f} s: has it stopped?", style="yellow"))
     return Group(*lines)
-
-
-def _fact(fact: tuple[str, str]) -> str:
-    return f"\n  {fact[0]} {fact[1]}"
 
 
 class LiveServer(PageServer):

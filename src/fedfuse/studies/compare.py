@@ -106,7 +106,9 @@ def compare(
     dataset = data if isinstance(data, str) else "arrays"
     entries = entries_of(methods, dataset, words, given, over)
     numbers, directory = seeds_of(seeds), None if out is None else Path(out)
-    before = None if directory is None else _request_in(directory)
+    before = Request.load(directory) if directory and is_comparison(directory) else None
+    if directory and not before:
+        RunDirectory(directory).check_free()
     witness = before.witness if before else numbers[0]
     federation = data if isinstance(data, Federation) else load_seed(source or {}, witness)
     if methods in FAMILIES and any(isinstance(e.method, Oracle) for e in entries.values()) and federation.truth is None:
@@ -153,14 +155,6 @@ def _source(data: Any, columns: dict[str, Any]) -> dict[str, Any] | None:
         raise FedfuseError(f"data must be a Federation or the name of a data set, got {type(data).__name__}")
     for word, value in columns.items():
         raise FedfuseError(f"{word}={value!r} is for data sets given by name")
-    return None
-
-
-def _request_in(directory: Path) -> Request | None:
-    """Return the request of the comparison in a directory; refuse a directory that holds something else."""
-    if is_comparison(directory):
-        return Request.load(directory)
-    RunDirectory(directory).check_free()
     return None
 
 

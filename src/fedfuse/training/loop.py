@@ -173,7 +173,9 @@ class Run:
         k, method = self.k, self.rule
         phase = method.phase(self.state) or self.stage.name
         active = self._free() if self.asynchronous else self._drawn(k)
-        tasks = method.tasks(self.state, active, self._scheduled(k)) if active.size else []
+        # The round that schedules of step sizes and steps are at: single updates of everybody are one.
+        turn = (k - self.stage_start) // (self.info.m if self.asynchronous else 1)
+        tasks = method.tasks(self.state, active, turn) if active.size else []
         self.transport.send(self._orders(dict(zip(active.tolist(), tasks, strict=True)), k))
         self.turns[active] += 1
         heard = self._replies(len(active))
@@ -190,11 +192,6 @@ class Run:
         if self.k % self.settings.evaluate_every == 0:
             row |= self._evaluation()
         return row
-
-    def _scheduled(self, k: int) -> int:
-        """Return the round that schedules of step sizes and steps are at: single updates of everybody are one."""
-        turn = k - self.stage_start
-        return turn // self.info.m if self.asynchronous else turn
 
     def _drawn(self, k: int) -> Ints:
         """Return the devices of a synchronous round: those drawn that are not at work on an older order."""
@@ -247,7 +244,12 @@ class Run:
     def _take_in(self, heard: list[ReceivedReply]) -> Residuals | None:
         """Give replies to the method, unless they are too few."""
         if len(heard) < self.settings.minimum and not isinstance(self.rule, GathersReplies):
-            self._fail()
+            self.failures += 1
+            if self.failures == MAX_FAILED_ROUNDS:
+                raise FedfuseError(
+                    f"in {MAX_FAILED_ROUNDS} rounds in a row fewer than minimum={self.settings.minimum} devices "
+                    "answered: lower it, raise participation, or give them more time (deadline)"
+                )
             self.transport.drop(heard, "too few in the round")
             return None
         self.failures = 0
@@ -255,14 +257,6 @@ class Run:
         self.transport.updates += bool(heard)
         devices = np.array([h.reply.device for h in heard], dtype=np.int64)
         return self.rule.update(self.state, devices, [h.reply.values for h in heard])
-
-    def _fail(self) -> None:
-        self.failures += 1
-        if self.failures == MAX_FAILED_ROUNDS:
-            raise FedfuseError(
-                f"in {MAX_FAILED_ROUNDS} rounds in a row fewer than minimum={self.settings.minimum} devices answered: "
-                "lower it, raise participation, or give them more time (deadline)"
-            )
 
     def _next_stage(self) -> bool:
         """Start the next stage from the outcome of this one; False if this was the last or rounds are over."""

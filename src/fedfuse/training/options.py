@@ -107,7 +107,8 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
 
 def common_keys() -> dict[str, Key]:
     """Return the keys that all methods have."""
-    return _keys("work", Work) | _keys("settings", Settings) | _keys("engine", EngineSpec) | _preset_key()
+    style = {"preset": Key("preset", str, _either(map(repr, get_args(Style))))}
+    return _keys("work", Work) | _keys("settings", Settings) | _keys("engine", EngineSpec) | style
 
 
 def keys(*methods: str) -> dict[str, Key]:
@@ -118,10 +119,6 @@ def keys(*methods: str) -> dict[str, Key]:
     """
     own = _keys("method", *map(method_called, methods or METHODS))
     return _keys("work", Work) | own | common_keys()
-
-
-def _preset_key() -> dict[str, Key]:
-    return {"preset": Key("preset", str, _either(map(repr, get_args(Style))))}
 
 
 def _keys(part: str, *kinds: type[Any]) -> dict[str, Key]:

@@ -53,7 +53,8 @@ class Recorder(Callback):
         self._album.save(self._pages, compress=True)
 
     def _look(self, run: Run) -> None:
-        if due(run.k, self._pages[-1].round if self._pages else None, _new_stage(run.history)):
+        new_stage = len(run.history) > 1 and run.history[-1].get("stage") != run.history[-2].get("stage")
+        if due(run.k, self._pages[-1].round if self._pages else None, new_stage):
             now = run.rule.current(run.state)
             self._pages.append(DistanceSnapshot.of(run.k, now.models[:, run.model.fused], now.labels))
             self._album.save(self._pages)
@@ -76,8 +77,3 @@ def read_rounds(directory: Path) -> list[Row]:
 
 def _line(row: Row) -> str:
     return json.dumps(without_nan(row)) + "\n"
-
-
-def _new_stage(history: list[Row]) -> bool:
-    """Whether the last round was the first of its stage."""
-    return len(history) > 1 and history[-1].get("stage") != history[-2].get("stage")

@@ -142,7 +142,11 @@ class Settings:
         self._require("deadline", "a positive number of seconds", positive)
         self._require("tol", "a number of at least 0", _is_number(self.tol))
         self._require("liars", "a share from 0 to 1", _is_number(self.liars, 1.0))
-        self._check_together()
+        if (self.clip == 0) != (self.epsilon == 0):
+            raise FedfuseError(f"clip and epsilon go together, got clip={self.clip!r}, epsilon={self.epsilon!r}")
+        given = [name for name, none in SYNCHRONOUS_ONLY.items() if getattr(self, name) != none]
+        if self.mode == "async" and given:
+            raise FedfuseError(f"{given[0]} is for rounds of several devices: it has no meaning with mode=async")
         for seconds in (self.delay, self.compute):
             Distribution.of(0 if seconds is None else seconds)
         if self.lossy is not None:
@@ -153,14 +157,6 @@ class Settings:
     def _require(self, name: str, allowed: str, good: bool) -> None:
         if not good:
             raise FedfuseError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
-
-    def _check_together(self) -> None:
-        """Refuse settings that contradict each other."""
-        if (self.clip == 0) != (self.epsilon == 0):
-            raise FedfuseError(f"clip and epsilon go together, got clip={self.clip!r}, epsilon={self.epsilon!r}")
-        given = [name for name, none in SYNCHRONOUS_ONLY.items() if getattr(self, name) != none]
-        if self.mode == "async" and given:
-            raise FedfuseError(f"{given[0]} is for rounds of several devices: it has no meaning with mode=async")
 
     def around(self, engine: Engine, seed: int) -> Engine:
         """Return the engine with the latency and the faults of these settings."""
