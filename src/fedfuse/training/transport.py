@@ -116,6 +116,8 @@ class Transport:
 
     def seen(self, tasks: Mapping[int, Task]) -> dict[int, Floats]:
         """Look as `look` does, at some devices, once; return what came."""
+        if not tasks:
+            return {}
         self._wait_for(tasks)
         self.engine.submit([Order(i, EVALUATION_ROUND, task) for i, task in tasks.items()])
         seen: dict[int, Floats] = {}
