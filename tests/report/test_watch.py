@@ -18,7 +18,7 @@ from rich.console import Console
 import fedfuse as ff
 from fedfuse.errors import FedfuseError
 from fedfuse.report.watch import LiveServer, Progress, live_page, picture, read_progress, watch
-from fedfuse.training.progress import ROUNDS
+from fedfuse.results.run_directory import ROUNDS
 from fedfuse.utils.page_server import LOOPBACK
 from support.planted import planted
 

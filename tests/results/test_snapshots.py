@@ -7,9 +7,10 @@ import pytest
 from scipy.spatial.distance import pdist
 
 import fedfuse as ff
+from fedfuse.results.run_directory import ROUNDS
 from fedfuse.results.snapshots import MAX_DEVICES, DistanceSnapshot, SnapshotFile, distances, due
 from fedfuse.training.fit import resume
-from fedfuse.training.progress import ROUNDS, read_rounds
+from fedfuse.training.progress import read_rounds
 from support.planted import planted
 
 

@@ -23,9 +23,9 @@ from fedfuse.errors import FedfuseError
 from fedfuse.report import explanations as words
 from fedfuse.report import page_of, render
 from fedfuse.report.run_page import cost_chart, training_charts
-from fedfuse.results.run_directory import RunDirectory, read_history
+from fedfuse.results.run_directory import ROUNDS, RunDirectory, read_history
 from fedfuse.studies.compare import Request, is_comparison
-from fedfuse.training.progress import ROUNDS, read_rounds
+from fedfuse.training.progress import read_rounds
 from fedfuse.utils.files import naming_damage, read_json, without_nan
 from fedfuse.utils.page_server import PageServer
 

@@ -8,6 +8,7 @@ is read. Files may have been edited by hand: all are checked here.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -65,7 +66,7 @@ AS_SUMMARISED = (
 INTERVALS = ["cluster", "group", "against", "output", "feature", "estimate", "se", "df", "low", "high", "p", "p_holm"]
 INTERVALS += ["detectable"]
 _META = "meta"
-CHECKPOINT = "checkpoint"  # The folder of an unfinished run.
+CHECKPOINT, ROUNDS = "checkpoint", "rounds.jsonl"  # Of an unfinished run: a folder, and its history so far.
 
 
 class RunDirectory:
@@ -148,13 +149,11 @@ class RunDirectory:
         return meta, arrays
 
     def tidy(self) -> None:
-        """Remove the checkpoint of a finished run, and what a killed process left half-written."""
-        self._checkpoint.unlink(missing_ok=True)
-        for folder in (self._checkpoint.parent, self.path):
-            for rest in folder.glob(f".*{_HALF}"):
-                rest.unlink(missing_ok=True)
-        if self._checkpoint.parent.exists() and not any(self._checkpoint.parent.iterdir()):
-            self._checkpoint.parent.rmdir()
+        """Remove what a finished run needs no more, and what a killed process left half-written."""
+        for folder in (CHECKPOINT, "snapshots"):  # The latter is of unfinished runs of older versions.
+            shutil.rmtree(self.path / folder, ignore_errors=True)
+        for rest in (self.path / ROUNDS, *self.path.glob(f".*{_HALF}")):
+            rest.unlink(missing_ok=True)
 
     @property
     def _checkpoint(self) -> Path:

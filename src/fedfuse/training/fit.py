@@ -132,7 +132,7 @@ def resume(
                 if not run.restore():
                     run.begin()
                 return _finish(run)
-        _tidy(run_directory)
+        run_directory.tidy()
     return Result.load(directory, model)
 
 
@@ -215,13 +215,8 @@ def _finish(run: Run) -> Result:
         raise
     if run.directory:
         result.save(run.directory.path)
-        _tidy(run.directory)
+        run.directory.tidy()
     return result
-
-
-def _tidy(run_directory: RunDirectory) -> None:
-    progress.tidy(run_directory.path)
-    run_directory.tidy()
 
 
 def check_federation(given: Any) -> None:

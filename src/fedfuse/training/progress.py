@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedfuse.results.run_directory import ROUNDS
 from fedfuse.results.snapshots import DistanceSnapshot, SnapshotFile, due
 from fedfuse.training.loop import Callback, Row, Run
 from fedfuse.utils.files import append_text, atomic_write, read_json_lines, without_nan
@@ -19,7 +19,6 @@ from fedfuse.utils.files import append_text, atomic_write, read_json_lines, with
 if TYPE_CHECKING:
     from fedfuse.results.result import Result
 
-ROUNDS = "rounds.jsonl"
 WRITE_SECONDS = 0.2  # Between two writes: a round may take a thousandth of that.
 
 
@@ -62,12 +61,6 @@ class Recorder(Callback):
     def _flush(self) -> None:
         append_text(self._path, "".join(map(_line, self._waiting)))
         self._waiting, self._written = [], time.monotonic()
-
-
-def tidy(directory: Path) -> None:
-    """Remove what a finished run needs no more: the rows are in its history."""
-    (directory / ROUNDS).unlink(missing_ok=True)
-    shutil.rmtree(directory / "snapshots", ignore_errors=True)  # Of unfinished runs of older versions.
 
 
 def read_rounds(directory: Path) -> list[Row]:
