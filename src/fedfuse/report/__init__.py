@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedfuse._version import __version__
 from fedfuse.data.federation import Federation
@@ -17,9 +17,6 @@ from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.compare import is_comparison
 from fedfuse.training.evaluation import Baselines
 from fedfuse.utils.files import atomic_write, make_directory, naming_damage
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 FILE = "report.html"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -63,20 +60,14 @@ def render(directory: Path, *, federation: Federation | None = None, baselines: 
         from fedfuse.report.comparison_page import comparison_page
 
         return page_of("comparison.html.j2", comparison_page(directory))
+    from fedfuse.methods.registry import METHODS, from_config
     from fedfuse.report.run_page import run_page
 
     with naming_damage(directory):
-        _check_method(directory)
+        config = Result.load(directory).method
+        if config["method"] in METHODS:
+            from_config(config)  # Refuses settings that the method cannot have.
         return page_of("run.html.j2", run_page(directory, *fitted_baselines(directory, federation, wanted=baselines)))
-
-
-def _check_method(directory: Path) -> None:
-    """Refuse a method with settings that it cannot have."""
-    from fedfuse.methods.registry import METHODS, from_config
-
-    config = Result.load(directory).method
-    if config["method"] in METHODS:
-        from_config(config)
 
 
 def fitted_baselines(
@@ -106,23 +97,16 @@ def fitted_baselines(
     return fitted, ""
 
 
-def templates() -> Environment:
-    """Return the templates of pages; all text is escaped."""
+def page_of(template: str, content: dict[str, Any]) -> str:
+    """Fill a template; all text is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
     from fedfuse.report import explanations
 
     loader = FileSystemLoader(TEMPLATES)
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     pages.globals |= {"tone": tone, "words": explanations}
-    return pages
-
-
-def page_of(template: str, content: dict[str, Any]) -> str:
-    """Fill a template."""
-    from markupsafe import Markup
-
-    pages = templates()
     style = Markup(pages.get_template("style.css").render(colours=COLOURS, colours_on_dark=COLOURS_ON_DARK))
     script = Markup((TEMPLATES / "page.js").read_text(encoding="utf-8"))
     content["data"]["colours"] = len(COLOURS)
