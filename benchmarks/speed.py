@@ -3,7 +3,6 @@
     python benchmarks/speed.py docs/benchmarks.md bench.json [another.json …]
 
 ``bench.json`` is what `fedfuse bench` writes (several, if parts were measured apart). The picture goes beside the page.
-The section that `benchmarks/scale.py --page` writes stays as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import numpy as np
 
 from fedfuse.bench.measurement import Curve, cells, readable
 
-SCALE_HEADING = "\n## Many devices\n"
 HEAD = """# Speed
 
 `fedfuse bench` measures fedfuse against textbook loops, plain NumPy, plain PyTorch and the machine's own limits, all in
@@ -63,8 +61,7 @@ def write_page(contents: list[dict[str, Any]], path: Path) -> None:
         draw(curves, picture)
         lines = (f"| {c.what} | {c.over} | {c.points} | {c.exponent:.2f} |\n" for c in curves)
         text += GROWTH.format(picture=picture.name) + "".join(lines)
-    _, heading, scale = path.read_text(encoding="utf-8").partition(SCALE_HEADING) if path.exists() else ("", "", "")
-    path.write_text(text + heading + scale, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
 
 
 def _row(figure: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ EXTRAS = {
     "onnx": "fedfuse export first --to model.onnx",
     "privacy": "fedfuse run synthetic:3,3 --lam 0.6 --rounds 3 --set clip=3 --set epsilon=8",
     "tracking": TRACKERS,
-    "ray": "fedfuse run synthetic:3,3 --lam 0.6 --rounds 3 --set backend=ray",
+    "ray": "fedfuse run synthetic:3,3 --lam 0.6 --rounds 3 --set actors=2",
     "flower": "fedfuse run synthetic:3,3 --lam 0.6 --rounds 3 --engine flower",
     "torch": "fedfuse run digits --method fedavg --rounds 3",
 }

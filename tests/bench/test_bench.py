@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ from rich.console import Console
 
 from fedfuse.bench import SECTIONS, BenchSizes, Figure, chosen, local_training, run_all, startup, table
 from fedfuse.bench.local_training import TextbookRun, endless_run
+from fedfuse.bench.neighbours import bounded
 from fedfuse.data.synthetic import synthetic
 from fedfuse.errors import FedfuseError
 
 TINY = BenchSizes(
     m=8, d=5, large=40, triad=10_000, sgemm=32, seconds=0.0, rounds=10, over_m=(6, 8, 10), over_d=(3, 4, 5),
-    over_rows=(5, 6, 7), images=20,
+    over_rows=(5, 6, 7), over_points=(100, 200, 300), linked=200, budget=60.0, images=20,
 )  # fmt: skip
 
 
@@ -51,21 +53,21 @@ def test_every_figure_is_a_ratio_and_is_written_down(measured):
             assert math.isfinite(figure[number])
             assert figure[number] > 0 or figure["name"].startswith("iterates")
     assert all(f.name in shown for f in figures)
-    assert [curve["over"] for curve in content["growth"]] == ["devices", "parameters", "rows of a device"]
+    assert [curve["over"] for curve in content["growth"]] == [
+        "points", "devices", "devices", "parameters", "rows of a device",
+    ]  # fmt: skip
 
 
 def test_the_page_has_all_figures(measured, tmp_path):
     directory, figures, _ = measured
     pytest.importorskip("matplotlib").use("Agg")
-    heading = "\n## Many devices\n"
-    (tmp_path / "page.md").write_text(f"old{heading}\nkept\n")
+    (tmp_path / "page.md").write_text("old")
     script = Path(__file__).parents[2] / "benchmarks/speed.py"
     words = [sys.executable, str(script), str(tmp_path / "page.md"), str(directory / "bench.json")]
     subprocess.run(words, check=True, env={**os.environ, "MPLBACKEND": "Agg"})
     text = (tmp_path / "page.md").read_text()
     assert all(f"| {figure.name} |" in text for figure in figures)
     assert "old" not in text
-    assert text.endswith(f"{heading}\nkept\n")  # what another benchmark has written
     assert (tmp_path / "page-growth.png").stat().st_size > 1000
 
 
@@ -99,6 +101,13 @@ def test_rounds_of_the_yardstick_are_those_of_fedfuse():
     weights = [run.model.coefficients(w) for w in run.state.pairs.omega]
     np.testing.assert_allclose(weights, book.book.W, atol=1e-4)
     assert np.abs(book.book.W).max() > 0.1
+
+
+def test_a_curve_ends_where_its_time_does(monkeypatch):
+    monkeypatch.setattr("fedfuse.bench.neighbours.time.perf_counter", cycle([0.0, 0.0, 2.0, 2.0, 9.0]).__next__)
+    curve = bounded("a", "b", (10, 20, 40), float, budget=20.0)
+    assert curve.sizes == (10, 20)  # 9 s so far, and 7 s for 20 are at least 14 s for 40
+    assert curve.seconds == (10.0, 20.0)
 
 
 def test_goals_are_judged_in_the_right_sense():

@@ -57,17 +57,9 @@ def test_a_comparison_in_which_nothing_is_sent(fedfuse, reg):
     assert fedfuse("report", "c1")[0] == 0
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
-def test_a_number_of_bytes_is_finite(refused, reg, command):
-    how = {"run": ["--lam", "1"], "compare": ["--methods", "fpfc"]}[command]
-    assert "memory takes a number of bytes, e.g. 4GB, got 'inf'" in refused(
-        command, *TABLE, *how, "--set", "memory=inf"
-    )
-
-
 @pytest.mark.parametrize(
     "words",
-    [("--set", "participation=0.5,0.5"), ("--lam", "1", "--set", "memory=1"), ("--method", "oracle")],
+    [("--set", "participation=0.5,0.5"), ("--method", "oracle")],
 )
 def test_what_is_found_wrong_late_does_not_block_the_directory(fedfuse, refused, reg, words):
     """Nothing is left of a run that never got under way."""

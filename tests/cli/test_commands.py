@@ -706,7 +706,7 @@ def test_every_key_reaches_its_place():
         "delay": "uniform(0,20)", "compute": "2", "lossy": "lost:0.1", "deadline": "9.5", "minimum": "2",
         "late": "use", "budget": "100", "robust": "median", "attack": "gaussian", "liars": "0.2",
         "lies": "models", "scope": "fused", "clip": "3", "epsilon": "8", "delta": "1e-6",
-        "memory": "4GB", "spill": "pairs", "backend": "threads", "blocks": "3", "grid": "0,0.5,1", "metric": "auc",
+        "actors": "3", "grid": "0,0.5,1", "metric": "auc",
         "class_weight": "a=1,b=5", "share": "models",
     }  # fmt: skip
     assert set(texts) | set(OTHERS) == set(keys())
@@ -717,7 +717,7 @@ def test_every_key_reaches_its_place():
     method = build_method("fpfc", Work(), options)
     assert method == ff.FPFC(
         lam=0.7, refit=False, rho=2, a=3, xi=0.01, nu=0.2, start="normal", rows="train", robust="median",
-        memory=4_000_000_000, spill="pairs", backend="threads", blocks=3, grid=(0.0, 0.5, 1.0),
+        actors=3, grid=(0.0, 0.5, 1.0),
         work=Work(ff.Grow(5), ff.Decay(0.1, 0.5, 3), 32, "gd", 0.9, 0.01, "batches"),
     )  # fmt: skip
     assert options.engine == {"workers": 3}

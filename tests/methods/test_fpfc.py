@@ -391,17 +391,10 @@ def test_trajectory_of_the_calibration_record():
     assert max(map(abs, away.values())) <= 0.004, away
 
 
-def test_pairs_may_go_to_a_file(tmp_path):
-    """The same bits; and without a directory a clear word before memory is exceeded."""
-    federation = planted(m=12, p=40, n=30)
-    work = ff.Work(steps=2, lr=0.05)
-    runs = [
-        ff.fit(federation, ff.FPFC(lam=0.3, refit=False, work=work, **room), rounds=4, seed=0)
-        for room in ({}, {"memory": 5000, "spill": str(tmp_path)})
-    ]
-    np.testing.assert_array_equal(runs[0].models, runs[1].models)
-    with pytest.raises(FedfuseError, match=r"66 pairs .* and 5 kB are allowed"):
-        ff.fit(federation, ff.FPFC(lam=0.3, memory=5000, refit=False, work=work), rounds=4, seed=0)
+def test_what_has_no_room_is_said_in_a_line(monkeypatch):
+    monkeypatch.setattr("fedfuse.pairs.memory.free_memory", lambda: 5000)
+    with pytest.raises(FedfuseError, match=r"66 pairs .* and 5 kB are free: .*graph='knn:10'"):
+        ff.fit(planted(m=12, p=40, n=30), ff.FPFC(lam=0.3, refit=False), rounds=4, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 import fedfuse as ff
 from fedfuse.core.penalties import L1, MCP, SmoothedSCAD
 from fedfuse.errors import FedfuseError
-from fedfuse.pairs import edge_state, neighbour_graph
+from fedfuse.pairs import edge_parts, edge_state, neighbour_graph
 from fedfuse.pairs.neighbour_graph import Edges, check_graph, nearest_neighbours, neighbour_edges
 from fedfuse.pairs.state import FusionState
 from fedfuse.utils import threads
@@ -45,7 +48,7 @@ def test_all_neighbours_are_all_pairs(penalty, warm):
 @pytest.mark.parametrize("penalty", PENALTIES, ids=lambda p: p.name)
 def test_iterates_equal_the_textbook(penalty, monkeypatch):
     """50 rounds of random participation on a sparse graph, in several threads and chunks."""
-    monkeypatch.setattr(edge_state, "JOB_SIZE", 7)
+    monkeypatch.setattr(edge_parts, "JOB_SIZE", 7)
     monkeypatch.setattr(threads, "MIN_PARALLEL_WORK", 0)
     monkeypatch.setattr(edge_state, "MAX_STRETCHED_SHARE", 1.0)  # always the same edges
     targets = grouped()
@@ -121,15 +124,111 @@ def test_a_state_comes_back_from_its_arrays():
         FusionState.unpack({**state.pack(), "s": state.s[1:]}, state.penalty, graph="knn:5")
 
 
-def test_a_newcomer_meets_its_neighbours():
+@pytest.mark.parametrize("actors", [None, 3])
+def test_a_newcomer_meets_its_neighbours(actors, parts_in_this_process):
     targets = grouped()
-    state = FusionState(targets, SmoothedSCAD(0.6), warm=True, dtype=np.float64, graph="knn:5")
+    state = FusionState(targets, SmoothedSCAD(0.6), warm=True, dtype=np.float64, graph="knn:5", actors=actors)
     assert state.admit(targets[3] + 0.01).tolist() == [40]
     lo, hi = state.edges
     assert (lo[hi == 40] % 4 == 3).all()
     assert (hi == 40).sum() >= 5
     with pytest.raises(FedfuseError, match="5 parameters"):
         state.admit(np.zeros(4))
+
+
+@pytest.fixture
+def parts_in_this_process(monkeypatch):
+    monkeypatch.setattr(edge_state, "RayParts", edge_parts.LocalParts)
+
+
+def whole_life(one, many):
+    """Rounds from a common start, neighbours renewed, newcomers, arrays that change places."""
+    targets, everyone = grouped(seed=3), np.arange(40)
+    for active, new in rounds(one, targets, 12):
+        a, b = one.update(active, new), many.update(active, new)
+        np.testing.assert_allclose([a.primal, a.dual, a.moved], [b.primal, b.dual, b.moved], atol=1e-12)
+        np.testing.assert_allclose(one.anchors(everyone), many.anchors(everyone), atol=1e-12)
+    for state in (one, many):
+        state.admit(targets[:2] + 0.01)
+    for state in (one, FusionState.unpack(many.pack(), many.penalty, graph="knn:5"), many):
+        state.update([0, 41], targets[:2])
+        np.testing.assert_allclose(one.anchors(np.arange(42)), state.anchors(np.arange(42)), atol=1e-12)
+        np.testing.assert_array_equal(one.labels(0.1), state.labels(0.1))
+    np.testing.assert_allclose(one.theta(1, 0), many.theta(1, 0), atol=1e-12)
+
+
+@pytest.mark.parametrize("graph", ["knn:5", None], ids=str)
+@pytest.mark.parametrize("actors", [2, 7])
+def test_several_parts_go_the_way_of_one(graph, actors, parts_in_this_process):
+    start = {"omega": np.zeros((40, 5)), "penalty": SmoothedSCAD(0.6), "dtype": np.float64}
+    one, many = FusionState(**start, graph=graph or "knn:39"), FusionState(**start, graph=graph, actors=actors)
+    whole_life(one, many)
+    if graph:
+        shares = np.diff(many._firsts) / many.edges.lo.size
+        assert shares.max() < 2 / actors  # no part has much more than its share
+    again = FusionState.unpack(one.pack(), one.penalty, graph=graph, actors=3)
+    np.testing.assert_allclose(one.anchors(np.arange(42)), again.anchors(np.arange(42)), atol=1e-12)
+
+
+def test_without_ray_the_message_says_what_to_install():
+    words = (
+        "import sys; sys.modules['ray'] = None\n"
+        "import numpy as np, fedfuse as ff\n"
+        "try: ff.FusionState(np.zeros((2, 2)), ff.SCAD(0.5), actors=2)\n"
+        "except ff.FedfuseError as problem: print(problem)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert done.stdout == "actors need Ray, which is not installed: pip install 'fedfuse[ray]'\n"
+
+
+def test_a_number_of_actors_is_positive():
+    with pytest.raises(FedfuseError, match="at least 1"):
+        ff.FPFC(lam=0.6, actors=0)
+
+
+@pytest.fixture(scope="module")
+def two_nodes():
+    """A cluster of two nodes with a processor each, on this machine."""
+    ray = pytest.importorskip("ray", reason="pip install 'fedfuse[ray]'")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8, "include_dashboard": False}
+    )
+    cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    edge_parts.start(ray, address=cluster.address)
+    yield ray
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_two_nodes_find_the_same_groups_and_a_lost_actor_is_survived(two_nodes, tmp_path, monkeypatch):
+    start = {"omega": np.zeros((40, 5)), "penalty": SmoothedSCAD(0.6), "dtype": np.float64, "graph": "knn:5"}
+    one, many = FusionState(**start), FusionState(**start, actors=2)
+    nodes = [a.__ray_call__.remote(lambda _: two_nodes.get_runtime_context().get_node_id()) for a in many._parts._parts]
+    assert len(set(two_nodes.get(nodes))) == 2
+    whole_life(one, many)
+
+    fed = ff.data.synthetic("S1", seed=0)
+    how = {"rounds": 40, "seed": 0, "checkpoint_every": 10}
+    plain = ff.fit(fed, ff.FPFC(lam=0.6, graph="knn:10"), **how)
+    update, turns = edge_state.EdgeState._update_squares, iter(range(10**6))
+
+    def lose_an_actor(state, active, new):
+        if next(turns) == 25:
+            two_nodes.kill(state._parts._parts[1])
+        return update(state, active, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(edge_state.EdgeState, "_update_squares", lose_an_actor)
+        with pytest.raises(FedfuseError, match="an actor that holds a part of the edges is gone") as lost:
+            ff.fit(fed, ff.FPFC(lam=0.6, graph="knn:10", actors=2), out=tmp_path / "run", **how)
+    assert "\n" not in str(lost.value)
+    found = ff.resume(tmp_path / "run")
+    np.testing.assert_array_equal(found.labels, plain.labels)
+    np.testing.assert_allclose(found.models, plain.models, atol=1e-5)
+    assert found.rounds == plain.rounds
 
 
 @pytest.mark.parametrize("graph", ["knn", "knn:0", "knn:-1", "knn:x", "ring:3"])

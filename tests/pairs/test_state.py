@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from fedfuse.core.partitions import components
 from fedfuse.core.penalties import L1, MCP, SCAD, SmoothedSCAD, SquaredL2
 from fedfuse.errors import FedfuseError
+from fedfuse.pairs import memory
 from fedfuse.pairs import state as pair_state
 from fedfuse.pairs.layout import devices_of
 from fedfuse.pairs.state import FusionState
@@ -322,9 +323,9 @@ def test_memory_is_a_quarter_of_the_textbook():
         ([-1], np.zeros((1, 3)), "0 … 3"),
     ],
 )
-@pytest.mark.parametrize("backend", [None, "threads"])
-def test_bad_rounds_are_refused(devices, omegas, words, backend):
-    state = FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6), backend=backend)
+@pytest.mark.parametrize("graph", [None, "knn:2"])
+def test_bad_rounds_are_refused(devices, omegas, words, graph):
+    state = FusionState(np.zeros((4, 3)), SmoothedSCAD(0.6), graph=graph)
     with pytest.raises(FedfuseError, match=words):
         state.update(devices, omegas)
 
@@ -404,29 +405,16 @@ def test_moving_rows_together_changes_nothing(monkeypatch):
         np.testing.assert_array_equal(tidy.pack()[name], array)
 
 
-def test_more_pairs_than_memory_go_to_a_file(tmp_path):
-    start = spread_out()
-    plain, spilt = (
-        FusionState(start, SmoothedSCAD(0.6), warm=True, memory=memory, spill=tmp_path / "pairs")
-        for memory in (None, 100_000)
-    )
-    for turn in wandering_rounds(start):
-        plain.update(*turn)
-        spilt.update(*turn)
-    assert (plain._pool.on_disk, spilt._pool.on_disk) == (False, True)
-    assert not list((tmp_path / "pairs").iterdir()), "the file has no name, so that nothing is left behind"
-    for name, array in plain.pack().items():
-        np.testing.assert_array_equal(spilt.pack()[name], array)
-
-
 @pytest.mark.parametrize("large", [0, np.inf], ids=["several chunks", "one chunk"])
 def test_without_memory_the_round_is_refused_and_undone(large, monkeypatch):
-    monkeypatch.setattr(pair_state, "MIN_THREADED_NUMBERS", large)
     start = spread_out()
-    state = FusionState(start, SmoothedSCAD(0.6), warm=True, memory=100_000)
+    monkeypatch.setattr(memory, "free_memory", lambda: 100_000)
+    state = FusionState(start, SmoothedSCAD(0.6), warm=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(pair_state, "MIN_THREADED_NUMBERS", large)
     state.update([0], start[:1])
     plain = FusionState.unpack(state.pack(), state.penalty)
-    with pytest.raises(FedfuseError, match=r"take 219 kB, and 100 kB are allowed: start warm"):
+    with pytest.raises(FedfuseError, match=r"take 219 kB, and 100 kB are free: start warm"):
         state.update(range(40), start + 0.01)
     np.testing.assert_array_equal(state.omega, plain.omega)
     for other in (state, plain):
@@ -440,21 +428,23 @@ def test_a_chunk_that_has_its_rows_waits_for_one_that_may_not_get_them(monkeypat
     rng = np.random.default_rng(0)
     start = rng.normal(size=(50, 20))
     start[40:] += 100 * np.arange(1, 11)[:, None]  # in the second of two chunks, and far from all
-    state = FusionState(start, SmoothedSCAD(10.0), warm=True, memory=64_000)
+    monkeypatch.setattr(memory, "free_memory", lambda: 64_000)
+    state = FusionState(start, SmoothedSCAD(10.0), warm=True)
     state.update(range(50), start)
     before = {name: array.copy() for name, array in state.pack().items()}
     new = start + 0.1 * rng.normal(size=start.shape)
     new[40:] = new[40]
-    with pytest.raises(FedfuseError, match="are allowed"):
+    with pytest.raises(FedfuseError, match="are free"):
         state.update(range(50), new)
     for name, array in state.pack().items():
         if name != "r":  # bounds of far pairs' norms may have got lower
             np.testing.assert_array_equal(array, before[name])
 
 
-def test_a_cold_start_needs_all_pairs():
+def test_a_cold_start_needs_all_pairs(monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda: 10_000_000)
     with pytest.raises(FedfuseError, match="4,950 pairs"):
-        FusionState(np.zeros((100, 610)), SmoothedSCAD(0.6), memory=10_000_000)
+        FusionState(np.zeros((100, 610)), SmoothedSCAD(0.6))
 
 
 @given(seed=st.integers(0, 2**32 - 1), m=st.integers(2, 30), nu=st.floats(0.01, 4))

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedfuse.bench import local_training, rounds_to_groups, server_step, startup
+from fedfuse.bench import local_training, neighbours, rounds_to_groups, server_step, startup
 from fedfuse.bench.measurement import FULL, QUICK, BenchSizes, Curve, Figure, cells, describe_machine, versions
 from fedfuse.errors import FedfuseError, guess
 
@@ -21,6 +21,7 @@ __all__ = ["FULL", "QUICK", "SECTIONS", "BenchSizes", "Curve", "Figure", "chosen
 SECTIONS: dict[str, Callable[[BenchSizes], Iterable[Figure | Curve]]] = {
     "server": server_step.figures,
     "formed": server_step.formed_figures,
+    "graph": lambda sizes: chain(neighbours.figures(sizes), neighbours.growth_curves(sizes)),
     "local": local_training.figures,
     "run": local_training.whole_run_figures,
     "cnn": local_training.network_figures,

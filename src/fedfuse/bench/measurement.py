@@ -36,13 +36,17 @@ class BenchSizes:
     over_m: tuple[int, ...] = (50, 100, 200, 400, 800)  # growth: devices
     over_d: tuple[int, ...] = (100, 300, 1000, 3000, 10_000)  # growth: parameters
     over_rows: tuple[int, ...] = (30, 100, 300, 1000, 3000)  # growth: rows of a device
+    over_points: tuple[int, ...] = (100, 1000, 10_000, 100_000, 1_000_000)  # growth: points and devices of a graph
+    linked: int = 10_000  # points that SciPy's linkage joins
+    budget: float = 300.0  # seconds for a curve of a graph
     images: int = 500  # rows of each device that trains the paper's network for an epoch
 
 
 FULL = BenchSizes()
 QUICK = BenchSizes(
     m=40, d=210, large=200, triad=8_000_000, sgemm=512, seconds=0.3, rounds=20, over_m=(20, 40, 80),
-    over_d=(50, 100, 200), over_rows=(20, 40, 80), images=100,
+    over_d=(50, 100, 200), over_rows=(20, 40, 80), over_points=(100, 1000, 10_000), linked=1000, budget=10.0,
+    images=100,
 )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNew
 from fedfuse.methods.parameters import choice, number
 from fedfuse.pairs.neighbour_graph import check_graph
 from fedfuse.pairs.newcomer_pairs import NewcomerPairs
-from fedfuse.pairs.state import FusionState, Residuals, check_backend
+from fedfuse.pairs.state import FusionState, Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.files import Arrays
 from fedfuse.utils.typing import Floats, Ints
@@ -178,14 +178,11 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
         full slope.
     robust
         Whom to believe where groups are refitted, and how to pool them: see `grouping.refit`.
-    memory, spill
-        Bytes that the server may take for pairs, and a directory for what is more: see `pairs.state.FusionState`.
-    backend, blocks
-        Cut the server's state into blocks of coordinates, for long vectors: ``"threads"``, or ``"ray"`` for actors on
-        the machines of a Ray cluster: see `pairs.state.FusionState`.
     graph
         Fuse every device with its nearest neighbours alone, ``"knn:10"`` for ten, where there are too many for all
         pairs: memory then grows with the number of devices, not with its square.
+    actors
+        Spread the server's vectors of pairs over so many actors of a Ray cluster.
     """
 
     lam: float | Lambda = "auto"
@@ -195,11 +192,8 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     rho: float = 1.0
     nu: float | None = number(None, above=0)
     robust: Robust = choice("screen", Robust)
-    memory: int | None = number(None, least=1)
-    spill: str | None = None
-    backend: str | None = None
-    blocks: int | None = None
     graph: str | None = None
+    actors: int | None = number(None, least=1, whole=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,9 +202,7 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
             self.penalty.check(self.rho)
         elif self.lam not in get_args(Lambda):
             raise FedfuseError(f"lam must be a number, 'auto', 'warmup' or 'separate', got {self.lam!r}")
-        check_backend(self.backend, self.blocks)
-        if check_graph(self.graph) and self.backend:
-            raise FedfuseError("blocks of coordinates are for all pairs: leave out backend or graph")
+        check_graph(self.graph)
 
     @property
     @abstractmethod
@@ -247,7 +239,7 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
     @property
     def room(self) -> dict[str, Any]:
         """Where and how the server keeps its pairs."""
-        return {name: getattr(self, name) for name in ("memory", "spill", "backend", "blocks", "graph")}
+        return {name: getattr(self, name) for name in ("graph", "actors")}
 
     def gap(self, pairs: FusionState) -> Gap:
         """Return where groups part: at nu, or where the lengths of theta have their widest gap."""

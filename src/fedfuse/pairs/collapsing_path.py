@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedfuse.core.penalties import Penalty
-from fedfuse.pairs.edge_state import JOB_SIZE, WORK_PER_NUMBER
+from fedfuse.pairs.edge_parts import JOB_SIZE, WORK_PER_NUMBER
 from fedfuse.pairs.neighbour_graph import Edges
 from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.utils import threads

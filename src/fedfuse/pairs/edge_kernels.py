@@ -1,4 +1,4 @@
-"""Compiled passes over the edges of a neighbour graph, for `pairs.edge_state.EdgeState`.
+"""Compiled passes over the edges of a neighbour graph (`pairs.edge_parts`, `pairs.collapsing_path`), and its search.
 
 Functions that take ``jobs`` do the parts of the work with these numbers; other threads do the others.
 """
@@ -55,10 +55,8 @@ def update_edges(edges: Any, omega: Any, moved: Any, pieces: Any, bounds: Any, s
 
 
 @kernel(fastmath=FASTMATH)
-def pulls(
-    edges: Any, omega: Any, weights: Any, forward: Any, back: Any, devices: Any, bounds: Any, out: Any, jobs: Any
-) -> None:
-    """Sum what the edges of some devices add to their anchors, by weights: (2 s - 1) delta - (omega_i - omega_j).
+def pulls(edges: Any, omega: Any, forward: Any, back: Any, devices: Any, bounds: Any, out: Any, jobs: Any) -> None:
+    """Sum what the edges of some devices add to their anchors: (2 s - 1) delta - (omega_i - omega_j).
 
     ``forward`` says where the edges of each lower end begin; ``back`` does so for higher ends, in a list of edges.
     """
@@ -71,14 +69,14 @@ def pulls(
             for q in range(d):
                 out[b, q] = 0
             for e in range(forward[i], forward[i + 1]):
-                j, weight, gain = hi[e], weights[e], 2 * s[e] - 1
+                j, gain = hi[e], 2 * s[e] - 1
                 for q in range(d):
-                    out[b, q] += weight * (gain * delta[e, q] - (omega[i, q] - omega[j, q]))
+                    out[b, q] += gain * delta[e, q] - (omega[i, q] - omega[j, q])
             for k in range(starts[i], starts[i + 1]):
                 e = incoming[k]
-                j, weight, gain = lo[e], weights[e], 2 * s[e] - 1
+                j, gain = lo[e], 2 * s[e] - 1
                 for q in range(d):
-                    out[b, q] -= weight * (gain * delta[e, q] - (omega[j, q] - omega[i, q]))
+                    out[b, q] -= gain * delta[e, q] - (omega[j, q] - omega[i, q])
 
 
 @kernel(fastmath=FASTMATH)

@@ -13,6 +13,9 @@ Where all devices start with one model, a device has no edges, and is its own an
 known of its neighbours. The graph is built anew when more devices have moved, and when many edges have stretched to
 twice their length, since then other devices are near. Edges that remain keep their state; new ones start without a
 pull.
+
+Vectors of edges are in one part, or in several on the actors of a Ray cluster (`pairs.edge_parts`); models and ends of
+edges are here.
 """
 
 from __future__ import annotations
@@ -24,11 +27,10 @@ import numpy.typing as npt
 
 from fedfuse.core.penalties import Penalty
 from fedfuse.errors import FedfuseError
+from fedfuse.pairs.edge_parts import LocalParts, RayParts
 from fedfuse.pairs.neighbour_graph import Edges, check_graph, neighbour_edges
 from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.pairs.state import FusionState, check_devices
-from fedfuse.utils.jit import Kernels
-from fedfuse.utils.threads import spread
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 # Share of the edges that must have stretched for other neighbours to be looked for: to so many times their first
@@ -36,12 +38,6 @@ from fedfuse.utils.typing import Bools, Floats, Ints
 MAX_STRETCHED_SHARE, MAX_STRETCH_RATIO, MIN_STRETCHED_LENGTH = 0.1, 2.0, 0.25
 # Share of the devices that must have moved first since then.
 MAX_LACKING_SHARE = 0.1
-# Edges or devices of one job of a thread.
-JOB_SIZE = 1 << 14
-# Work for each number of an edge, in the units of `spread`: memory is slower than arithmetic.
-WORK_PER_NUMBER = 4.0
-
-_kernels = Kernels("fedfuse.pairs.edge_kernels")
 
 
 class EdgeState(FusionState):
@@ -50,19 +46,27 @@ class EdgeState(FusionState):
     Parameters
     ----------
     graph
-        ``"knn:10"``: edges from every device to the ten whose models are nearest.
+        ``"knn:10"``: edges from every device to the ten whose models are nearest; None: all pairs.
+    actors
+        Spread the edges over so many actors of a Ray cluster.
     """
 
     def __init__(
         self, omega: npt.ArrayLike, penalty: Penalty, rho: float = 1.0, *, warm: bool = False,
-        dtype: npt.DTypeLike = np.float32, graph: str = "knn:10", **_: Any,
+        dtype: npt.DTypeLike = np.float32, graph: str | None = None, actors: int | None = None,
     ) -> None:  # fmt: skip
         self.omega: Floats = np.array(omega, dtype=dtype, order="C")
         self._rho, self.penalty = rho, penalty
         self.k = check_graph(graph) or self.m
         self.start = self.omega[:1].copy() if (self.omega == self.omega[:1]).all() else self.omega[:0]
-        edges = self._neighbours()
-        self._set_edges(edges, np.ones(edges.lo.size, dtype), None if warm or not self._complete else 0.0)
+        self._cut(actors)
+        self._set_edges(self._neighbours(), 1.0 if warm or not self._complete else 0.0)
+
+    def _cut(self, actors: int | None) -> None:
+        """Give each actor a range of devices: of about as many edges, if these join any two devices alike."""
+        n = min(actors or 1, self.m)
+        self._parts = RayParts(n) if actors else LocalParts(n)
+        self._cuts = np.round(self.m * (1 - np.sqrt(1 - np.arange(n + 1) / n))).astype(np.int64)
 
     @property
     def _complete(self) -> bool:
@@ -79,27 +83,48 @@ class EdgeState(FusionState):
         lo, hi = neighbour_edges(self.omega[known], self.k)
         return Edges(known[lo], known[hi])
 
-    def _set_edges(self, edges: Edges, s: Floats, delta: Floats | float | None = None) -> None:
-        """Take this graph, by default with edges that do not pull: delta = omega_i - omega_j."""
-        self.edges, self.s = edges, s
-        lo, hi = edges
-        gaps = self.omega[lo] - self.omega[hi]
-        self.built: Floats = np.sqrt(row_squares(gaps))
-        if delta is not None:
-            gaps[:] = delta
-        self.delta = gaps
-        self.weights: Floats = np.ones(lo.size, self.omega.dtype)
-        self._index()
-
-    def _index(self) -> None:
-        """Find the edges of each device: those to higher ones follow each other, those to lower ones are listed."""
-        lo, hi = self.edges
-        self._forward, starts = (np.searchsorted(np.sort(ends), np.arange(self.m + 1)) for ends in (lo, hi))
-        # Passes are bound by memory, so that half as wide numbers are read faster.
-        self._ends = lo.astype(np.int32), hi.astype(np.int32)
-        self._back = starts, np.argsort(hi, kind="stable").astype(np.int32)
-        degrees = [np.bincount(ends, self.weights, self.m).astype(np.float64) for ends in self.edges]
+    def _set_edges(self, edges: Edges, scale: float = 1.0) -> None:
+        """Take this graph and the models as they are; new edges start at ``scale`` times their gaps (1: no pull)."""
+        self.edges = edges
+        degrees = [np.bincount(ends, minlength=self.m).astype(np.float64) for ends in edges]
         self.masses: Floats = 1 + degrees[0] + degrees[1]  # what the sums over edges are divided by
+        self._cuts[-1] = self.m
+        self._firsts = np.searchsorted(edges.lo, self._cuts)
+        given = []
+        for first, last in zip(self._firsts[:-1], self._firsts[1:], strict=True):
+            part = Edges(edges.lo[first:last], edges.hi[first:last])
+            alone = len(part.lo) == len(edges.lo)
+            devices = np.arange(self.m) if alone else np.unique(np.concatenate(part))
+            given.append((part, devices, self.omega if alone else self.omega[devices], scale))
+        self._at_ends = [devices for _, devices, _, _ in given]
+        self._parts.each("set_edges", given)
+
+    def _every(self, name: str, *arguments: Any) -> list[Any]:
+        """Call this method of every part."""
+        return self._parts.each(name, [arguments] * (len(self._cuts) - 1))
+
+    def _places(self, devices: Ints) -> list[tuple[Ints, Ints]]:
+        """Return for each part which of these are at the ends of its edges, and their places there."""
+        found = []
+        for known in self._at_ends:
+            places = np.searchsorted(known, devices)
+            which = np.flatnonzero(np.append(known, -1)[places] == devices)
+            found.append((which, places[which]))
+        return found
+
+    @property
+    def s(self) -> Floats:  # type: ignore[override]
+        """Shrink factors of all edges."""
+        return self._state()[0]
+
+    @property
+    def delta(self) -> Floats:
+        """Vectors of all edges."""
+        return self._state()[1]
+
+    def _state(self) -> tuple[Floats, Floats, Floats]:
+        s, delta, built = (np.concatenate(parts) for parts in zip(*self._every("state"), strict=True))
+        return s, delta, built
 
     @property
     def far(self) -> Bools:
@@ -108,10 +133,7 @@ class EdgeState(FusionState):
 
     @property
     def nbytes(self) -> int:
-        return sum(
-            each.nbytes
-            for each in (self.delta, self.s, self.weights, *self.edges, *self._ends, *self._back, self._forward)
-        )
+        return int(sum(self._every("nbytes")))
 
     # -- one round
 
@@ -120,69 +142,44 @@ class EdgeState(FusionState):
         moved = row_squares(new - self.omega[active]).sum()
         before = self._known()
         self.omega[active] = new
-        if not self._complete and self._outdated(before):
+        # Devices that are fused are near for certain, however their distances vary.
+        least = MIN_STRETCHED_LENGTH * float(np.sqrt(self.omega.var(axis=0, dtype=np.float64).sum()))
+        moves = [(places, new[which], MAX_STRETCH_RATIO, least) for which, places in self._places(active)]
+        stretched = sum(self._parts.each("move", moves))
+        if not self._complete and (self._lacking(before) or stretched > MAX_STRETCHED_SHARE * self.edges.lo.size):
             self.renew()
-        flags = np.zeros(self.m, np.bool_)
-        flags[active] = True
-        primal, dual, self._touched_edges = self.update_edges(flags)
+        turns = [(places, self._pieces) for _, places in self._places(active)]
+        primal, dual, self._touched_edges = np.sum(self._parts.each("update", turns), axis=0).tolist()
         return float(moved), float(row_squares(self.omega).sum()), primal, dual
 
     def _touched(self, active: Ints) -> int:
-        return self._touched_edges
-
-    def update_edges(self, moved: Bools) -> tuple[float, float, int]:
-        """Update the edges of devices that have moved; return squared primal and dual residuals and their number."""
-        bounds = np.append(np.arange(0, self.s.size, JOB_SIZE), self.s.size)
-        squares = np.zeros((bounds.size - 1, 3))
-        edges = (*self._ends, self.delta, self.s)
-
-        def run(jobs: Ints) -> None:
-            _kernels.update_edges(edges, self.omega, moved, self._pieces, bounds, squares, jobs)
-
-        spread(run, WORK_PER_NUMBER * self.d * np.diff(bounds).astype(np.float64))
-        primal, dual, touched = squares.sum(axis=0).tolist()
-        return primal, dual, int(touched)
+        return int(self._touched_edges)
 
     def _anchors(self, index: Ints) -> Floats:
-        out = np.empty((index.size, self.d))
-        bounds = np.append(np.arange(0, index.size, JOB_SIZE), index.size)
-        edges = (*self._ends, self.delta, self.s)
-
-        def run(jobs: Ints) -> None:
-            _kernels.pulls(edges, self.omega, self.weights, self._forward, self._back, index, bounds, out, jobs)
-
-        spread(run, WORK_PER_NUMBER * self.d * 2 * self.s.size / self.m * np.diff(bounds))
+        found = self._places(index)
+        out = np.zeros((index.size, self.d))
+        for (which, _), part in zip(found, self._parts.each("pulls", [(places,) for _, places in found]), strict=True):
+            out[which] += part
         out /= self.masses[index, None]
         out += self.omega[index]
         return np.asarray(out.astype(self.omega.dtype))
 
-    def _outdated(self, before: Bools) -> bool:
-        """Return whether devices lack edges, or many edges are much longer than when they were made."""
+    def _lacking(self, before: Bools) -> bool:
+        """Return whether devices that have moved lack edges; those ``before`` the round had moved then."""
         known = self._known()
         lacking = known & (self.masses == 1)
-        # Few that have moved first wait for more, as long as there are more than ``before`` the round.
-        if lacking.any() and (lacking.mean() > MAX_LACKING_SHARE or (known == before).all()):
-            return True
-        lo, hi = self.edges
-        lengths = np.sqrt(row_squares(self.omega[lo] - self.omega[hi]))
-        # Devices that are fused are near for certain, however their distances vary.
-        spread_out = np.sqrt(self.omega.var(axis=0, dtype=np.float64).sum())
-        limits = np.maximum(MAX_STRETCH_RATIO * self.built, MIN_STRETCHED_LENGTH * spread_out)
-        return bool((lengths > limits).sum() > MAX_STRETCHED_SHARE * lo.size)
+        # Few that have moved first wait for more, as long as there are more.
+        return bool(lacking.any() and (lacking.mean() > MAX_LACKING_SHARE or (known == before).all()))
 
     def renew(self) -> None:
         """Build the graph anew from the models as they are; edges that remain keep their state."""
-        (lo, hi), s, delta, m = self.edges, self.s, self.delta, self.m
-        edges = self._neighbours()
-        self._set_edges(edges, np.ones(edges.lo.size, s.dtype))
-        _, new, old = np.intersect1d(edges.lo * m + edges.hi, lo * m + hi, assume_unique=True, return_indices=True)
-        self.s[new], self.delta[new] = s[old], delta[old]
+        self._set_edges(self._neighbours())
 
     # -- what there is to see
 
     def lengths(self) -> Floats:
         """Return ||theta|| of every edge."""
-        return np.asarray(self.s * np.sqrt(row_squares(self.delta)))
+        return np.concatenate(self._every("lengths"))
 
     def heights(self) -> Floats:
         lengths = self.lengths()
@@ -217,12 +214,15 @@ class EdgeState(FusionState):
     # -- saved and loaded
 
     def pack(self) -> dict[str, npt.NDArray[Any]]:
-        ends = {"lo": self.edges.lo, "hi": self.edges.hi, "built": self.built, "start": self.start}
+        """Return the whole state as arrays, brought here from all parts."""
+        s, delta, built = self._state()
         numbers = {"omega": self.omega, "rho": np.float64(self.rho)[None], "k": np.int64(self.k)[None]}
-        return {"delta": self.delta, "s": self.s, **ends, **numbers}
+        return {"s": s, "delta": delta, "built": built, **self.edges._asdict(), "start": self.start, **numbers}
 
     @classmethod
-    def unpack(cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, **_: Any) -> FusionState:
+    def unpack(
+        cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, *, actors: int | None = None, **_: Any
+    ) -> FusionState:
         state = object.__new__(cls)
         lo, hi, delta, s, omega = (arrays[name] for name in ("lo", "hi", "delta", "s", "omega"))
         if delta.shape != (s.size, omega.shape[1]) or lo.shape != s.shape or hi.shape != s.shape:
@@ -230,6 +230,9 @@ class EdgeState(FusionState):
         state.start = arrays["start"].copy()
         state.omega, state._rho, state.k = omega.copy(), float(arrays["rho"][0]), int(arrays["k"][0])
         state.penalty = penalty
-        state._set_edges(Edges(lo, hi), s.copy(), delta)
-        state.built = arrays["built"].copy()
+        state._cut(actors)
+        state._set_edges(Edges(lo, hi))
+        cuts = state._firsts[1:-1]
+        parts = zip(*(np.split(arrays[name], cuts) for name in ("s", "delta", "built")), strict=True)
+        state._parts.each("set_state", list(parts))
         return state

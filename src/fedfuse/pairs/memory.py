@@ -9,9 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,37 +18,26 @@ from fedfuse.errors import FedfuseError
 from fedfuse.utils.typing import Floats
 
 Numbers = npt.NDArray[np.int32]
-Folder: TypeAlias = "str | os.PathLike[str] | None"
 
 # Below so many bytes, returning rows to the system is not worth moving others.
 MIN_RETURNED_BYTES = 1 << 26
-# Share of the free memory that a pool without a limit may take.
+# Share of the free memory that a pool may take.
 MAX_MEMORY_RATIO = 0.9
 
 
 class Pool:
     """Up to ``capacity`` rows of ``width`` numbers; rows 0 … ``used`` - 1 have been handed out at some time.
 
-    Parameters
-    ----------
-    capacity, width, dtype
-        Number of rows, and what they are.
-    limit
-        Bytes of memory that the rows in use may take; nine tenths of what is free by default.
-    directory
-        Where to put the rows into a file when they would take more than ``limit``; without it that is an error.
+    More than was free when the pool was made is an error.
     """
 
-    def __init__(
-        self, capacity: int, width: int, dtype: npt.DTypeLike, limit: int | None = None, directory: Folder = None
-    ) -> None:
-        self.capacity, self.limit, self.directory = capacity, limit, directory
-        self._allowed = free_memory() if limit is None else limit
+    def __init__(self, capacity: int, width: int, dtype: npt.DTypeLike) -> None:
+        self.capacity, self._allowed = capacity, free_memory()
         row = width * np.dtype(dtype).itemsize
         here = min(capacity, self._allowed // max(row, 1))
         self._space = _reserve(here * row)
-        self.rows = _rows(self._space, here, width, dtype)
-        self.used, self.on_disk = 0, False
+        self.rows: Floats = np.frombuffer(self._space, dtype, count=here * width).reshape(here, width)
+        self.used = 0
         self._returned: Numbers = np.empty(0, np.int32)
 
     @property
@@ -70,10 +57,14 @@ class Pool:
     def take(self, n: int) -> Numbers:
         """Hand out the numbers of ``n`` rows; until some are returned they are zeros, then undefined."""
         old = min(n, self._returned.size)
-        again, self._returned = self._returned[:old], self._returned[old:]
         fresh = np.arange(self.used, self.used + n - old, dtype=np.int32)
-        self._make_room(self.used + n - old)
-        self.used += n - old
+        if (total := self.used + fresh.size) > len(self.rows):
+            raise FedfuseError(
+                f"{total:,} pairs of devices are within reach of the penalty; their vectors of {self.rows.shape[1]:,} "
+                f"numbers take {total * self.row_bytes / 1e3:,.0f} kB, and {self._allowed / 1e3:,.0f} kB are free: "
+                "start warm, take a smaller lambda, or fuse neighbours alone, as with graph='knn:10'"
+            )
+        again, self._returned, self.used = self._returned[:old], self._returned[old:], total
         return np.concatenate([again, fresh])
 
     def give_back(self, numbers: Numbers) -> None:
@@ -92,7 +83,7 @@ class Pool:
         self.rows[gaps] = self.rows[where[moving]]
         where[moving] = gaps
         first, last = (-(-live * self.row_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE, self.nbytes
-        if last > first and hasattr(mmap, "MADV_DONTNEED") and not self.on_disk:
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
             self._space.madvise(mmap.MADV_DONTNEED, first, last - first)
         self.used, self._returned = live, np.empty(0, np.int32)
 
@@ -100,41 +91,21 @@ class Pool:
         """Return a pool with the same rows and room for more."""
         if capacity <= self.capacity:
             return self
-        pool = Pool(capacity, self.rows.shape[1], self.rows.dtype, self.limit, self.directory)
-        pool._allowed, pool._returned = self._allowed, self._returned
-        pool._make_room(self.used)
-        pool.used = self.used
+        pool = Pool(capacity, self.rows.shape[1], self.rows.dtype)
+        pool.take(self.used)
+        pool._returned = self._returned
         pool.rows[: self.used] = self.rows[: self.used]
         return pool
 
-    def _make_room(self, n: int) -> None:
-        """Allow ``n`` rows to be in use: move them to a file if they exceed the limit."""
-        if n * self.row_bytes <= self._allowed or self.on_disk:
-            return
-        if self.directory is None:
-            raise FedfuseError(
-                f"{n:,} pairs of devices are within reach of the penalty; their vectors of {self.rows.shape[1]:,} "
-                f"numbers take {n * self.row_bytes / 1e3:,.0f} kB, and {self._allowed / 1e3:,.0f} kB are allowed: "
-                "start warm, take a smaller lambda, raise memory, or name a directory for spill"
-            )
-        space = _reserve_file(self.capacity * self.row_bytes, Path(self.directory))
-        rows = _rows(space, self.capacity, self.rows.shape[1], self.rows.dtype)
-        rows[: self.used] = self.rows[: self.used]
-        self._space, self.rows, self.on_disk = space, rows, True
-
 
 def free_memory() -> int:
-    """Return the bytes that pools may take where no limit is set."""
+    """Return the bytes that a pool may take."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         known = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
         return int(MAX_MEMORY_RATIO * known["MemAvailable"])
     except (OSError, KeyError, ValueError):
         return 1 << 62  # not Linux: the system itself will say
-
-
-def _rows(space: Any, n: int, width: int, dtype: npt.DTypeLike) -> Floats:
-    return np.frombuffer(space, dtype, count=n * width).reshape(n, width)
 
 
 def _reserve(size: int) -> mmap.mmap:
@@ -148,11 +119,3 @@ def _reserve(size: int) -> mmap.mmap:
     if hasattr(mmap, "MADV_HUGEPAGE") and size >= MIN_RETURNED_BYTES // 32:  # rows are visited far apart
         space.madvise(mmap.MADV_HUGEPAGE)
     return space
-
-
-def _reserve_file(size: int, directory: Path) -> mmap.mmap:
-    """Reserve zeros in a file that vanishes with this process."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=directory, prefix="pairs-") as file:
-        file.truncate(max(size, 1))
-        return mmap.mmap(file.fileno(), max(size, 1))

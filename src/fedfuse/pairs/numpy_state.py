@@ -31,7 +31,6 @@ def update_pairs(
     p, lo, hi = _touched_pairs(len(omega), active)
     apart, was = omega[lo] - omega[hi], before[lo] - before[hi]
     stays = _enter(pairs, p, apart, was, reach, pool)
-    pairs = pairs._replace(delta=pool.rows)  # which may have gone to disk
     dual = row_squares(apart[stays] - was[stays]).sum()  # theta of a far pair moves as its devices do
     p, apart = p[~stays], apart[~stays]
     place, s_old = pairs.where[p], pairs.s[p]

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
 from os import PathLike
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,15 +45,13 @@ from fedfuse.pairs.layout import (
     pair_count,
     pair_numbers,
 )
-from fedfuse.pairs.memory import Folder, Numbers, Pool
+from fedfuse.pairs.memory import Numbers, Pool
 from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.utils import alignment
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.lazy import load
 from fedfuse.utils.threads import own, spread
 from fedfuse.utils.typing import Bools, Bytes, Floats, Ints
-
-Backend = Literal["threads", "ray"]
 
 # Up to so many numbers in all pairs, rounds are done in NumPy: they take milliseconds, and compiling takes seconds.
 MAX_NUMPY_NUMBERS = 1 << 16
@@ -106,17 +104,10 @@ class FusionState:
         pulled to their mean at first.
     dtype
         float32 or float64 for the stored vectors. Norms and sums are float64 in either case.
-    memory
-        Bytes that the vectors of pairs may take; nine tenths of what is free by default. More is an error, unless
-    spill
-        names a directory: then the vectors go to a file there, which vanishes with the process.
-    backend
-        Cut the state into blocks of coordinates, for long vectors (`pairs.blocks`): ``"threads"`` of this process, or
-        ``"ray"``, actors of a Ray cluster with one block each. Iterates are the same up to rounding.
-    blocks
-        How many blocks. By default a process has up to eight, by ``d`` alone; Ray one for every processor it has.
     graph
         Fuse neighbours alone, for many devices (`pairs.edge_state`): ``"knn:10"`` for the ten nearest of each.
+    actors
+        Spread the vectors over so many actors of a Ray cluster (`pairs.edge_parts`), where one machine has no room.
 
     Examples
     --------
@@ -129,9 +120,9 @@ class FusionState:
     _adjacency: Bytes | None = None
     _sums: Floats
 
-    def __new__(cls, *_: Any, backend: str | None = None, graph: str | None = None, **__: Any) -> FusionState:
-        """Choose the class by backend and graph, as `pathlib.Path` does by platform."""
-        return super().__new__(_kind(backend, graph) if cls is FusionState else cls)
+    def __new__(cls, *_: Any, graph: str | None = None, actors: int | None = None, **__: Any) -> FusionState:
+        """Choose the class by graph and actors, as `pathlib.Path` does by platform."""
+        return super().__new__(_kind(graph, actors) if cls is FusionState else cls)
 
     def __init__(
         self,
@@ -141,11 +132,8 @@ class FusionState:
         *,
         warm: bool = False,
         dtype: npt.DTypeLike = np.float32,
-        memory: int | None = None,
-        spill: Folder = None,
-        backend: str | None = None,
-        blocks: int | None = None,
         graph: str | None = None,
+        actors: int | None = None,
     ) -> None:
         self.omega: Floats = np.array(omega, dtype=dtype, order="C")
         if self.omega.ndim != 2:
@@ -155,21 +143,18 @@ class FusionState:
         pairs = pair_count(self.m)
         self.s: Floats = np.ones(pairs, dtype)
         self.r: Floats = np.zeros(pairs, dtype)
-        self._allocate(memory, spill, backend, blocks)
+        self._allocate()
         if not warm:
             self._set_vectors(np.arange(pairs))
             total = self.omega.sum(axis=0, dtype=np.float64)
             self._sums = np.asarray(total - self.m * self.omega.astype(np.float64))
 
-    def _allocate(
-        self, memory: int | None = None, spill: Folder = None, backend: str | None = None, blocks: int | None = None
-    ) -> None:
+    def _allocate(self) -> None:
         """Make room for vectors; all pairs are far."""
-        check_backend(backend, blocks)
         d, itemsize = self.d, self.omega.itemsize
         # long rows are whole cache lines; in short ones that would cost more memory than it is worth
         width = alignment.whole(d, self.omega.dtype) if d * itemsize >= 16 * alignment.LINE else d
-        self._pool = Pool(len(self.s), width, self.omega.dtype, memory, spill)
+        self._pool = Pool(len(self.s), width, self.omega.dtype)
         self._where: Numbers = np.full(len(self.s), FAR, np.int32)
         self._sums = np.zeros(self.omega.shape)
         self._squares = row_squares(self.omega)
@@ -391,7 +376,7 @@ class FusionState:
     # -- saved and loaded
 
     def pack(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the whole state as arrays (see `unpack`), in the same form from every backend."""
+        """Return the whole state as arrays (see `unpack`)."""
         near = self.near
         self._bounds.reset_paths(self.r, self._where)
         numbers = {"s": self.s, "r": self.r, "sums": self._sums, "omega": self.omega, "rho": np.float64(self.rho)[None]}
@@ -399,19 +384,18 @@ class FusionState:
 
     @classmethod
     def unpack(cls, arrays: dict[str, npt.NDArray[Any]], penalty: Penalty, **room: Any) -> FusionState:
-        """Build the state that `pack` took apart; ``room``: memory, spill, backend, blocks, graph."""
-        graph = room.pop("graph", None)
-        if graph is not None:
-            return _kind(None, graph).unpack(arrays, penalty)
+        """Build the state that `pack` took apart; ``room``: graph, actors."""
+        if cls is FusionState and (kind := _kind(**room)) is not cls:
+            return kind.unpack(arrays, penalty, **room)
         near, delta, s, r, sums, omega = (arrays[name] for name in ("near", "delta", "s", "r", "sums", "omega"))
         (m, d), pairs = omega.shape, pair_count(len(omega))
         shapes = [delta.shape, s.shape, r.shape, sums.shape]
         if shapes != [(near.size, d), (pairs,), (pairs,), (m, d)] or (near >= pairs).any():
             raise FedfuseError("the arrays of this fusion state do not fit each other")
-        state = object.__new__(_kind(room.get("backend"), None))
+        state = object.__new__(cls)
         state.omega, state.s, state.r, state._rho = omega.copy(), s.copy(), r.copy(), float(arrays["rho"][0])
         state.penalty = penalty
-        state._allocate(**room)
+        state._allocate()
         state._set_vectors(near, delta)
         state._sums = sums.copy()
         return state
@@ -492,7 +476,7 @@ class FusionState:
         _run_chunks(find, chunks, touched * NUMBERS_PER_FAR_PAIR)
         if entering.any():
             rows, starts = self._rows_for(int(entering.sum()), turn), np.cumsum(entering) - entering
-            everything, near = self._all, self._adjacent  # the rows may have gone to disk
+            near = self._adjacent
 
             def fill(jobs: Ints) -> None:
                 _pairs.fill_entering(everything, near, self.omega, turn, due, rows, starts, jobs)
@@ -549,21 +533,10 @@ class FusionState:
             self._pool.compact(self._where)
 
 
-def _kind(backend: str | None, graph: str | None) -> type[FusionState]:
-    """Return the class for this backend and graph."""
-    if graph is not None:
-        return cast("type[FusionState]", load("fedfuse.pairs.edge_state:EdgeState"))
-    return FusionState if backend is None else cast("type[FusionState]", load("fedfuse.pairs.blocks:BlockedState"))
-
-
-def check_backend(backend: str | None, blocks: int | None) -> None:
-    """Raise an error unless these settings are valid."""
-    if backend not in (None, *get_args(Backend)):
-        raise FedfuseError(f"backend must be 'threads' or 'ray', got {backend!r}")
-    if blocks is not None and backend is None:
-        raise FedfuseError("blocks need a backend: 'threads' or 'ray'")
-    if blocks is not None and blocks < 1:
-        raise FedfuseError(f"blocks must be at least 1, got {blocks}")
+def _kind(graph: str | None = None, actors: int | None = None) -> type[FusionState]:
+    """Return the class for these settings."""
+    edges = graph is not None or actors is not None
+    return cast("type[FusionState]", load("fedfuse.pairs.edge_state:EdgeState")) if edges else FusionState
 
 
 def _square_distances(omega: Floats, origin: int, rows: slice) -> Floats:

@@ -50,19 +50,6 @@ def _rows_per_batch(text: str) -> int | None:
     return None if text in ("none", "all") else int(text)
 
 
-def _bytes(text: str) -> int:
-    """Read a number of bytes.
-
-    >>> _bytes("4GB"), _bytes("1.5 MB"), _bytes("100")
-    (4000000000, 1500000, 100)
-    """
-    number, unit = text.upper().removesuffix("B").strip(), 1
-    for power, letter in enumerate("KMGT", 1):
-        if number.endswith(letter):
-            number, unit = number[:-1], 1000**power
-    return int(float(number) * unit)
-
-
 def _yes_or_no(text: str) -> bool:
     return {"yes": True, "true": True, "no": False, "false": False}[text.lower()]
 
@@ -91,9 +78,6 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "batch": (_rows_per_batch, "a whole number or 'all'"),
     "rows": (str, "'train' or 'train+validation'"),
     "grid": (_numbers, "numbers separated by commas"),
-    "memory": (_bytes, "a number of bytes, e.g. 4GB"),
-    "spill": (str, "a directory"),
-    "backend": (str, "'threads' or 'ray'"),
     "graph": (str, "'knn:k'"),
     "participation": (_participation, "a share above 0 and at most 1, or sizes(share)"),
     "dtype": (str, "'float32' or 'float64'"),
