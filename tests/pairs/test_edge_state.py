@@ -196,6 +196,7 @@ def two_nodes():
         initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8, "include_dashboard": False}
     )
     cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    cluster.wait_for_nodes()
     edge_parts.start(ray, address=cluster.address)
     yield ray
     ray.shutdown()
