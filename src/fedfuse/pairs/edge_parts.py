@@ -137,8 +137,12 @@ class RayParts(LocalParts):
 
     def __init__(self, n: int) -> None:
         self._ray = _connected()
-        kind = self._ray.remote(EdgePart).options(scheduling_strategy="SPREAD")
-        self._parts = [kind.remote() for _ in range(n)]
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        kind = self._ray.remote(EdgePart)
+        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        places = [NodeAffinitySchedulingStrategy(nodes[p % len(nodes)], soft=True) for p in range(n)]
+        self._parts = [kind.options(scheduling_strategy=place).remote() for place in places]
 
     def each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         calls = zip(self._parts, arguments, strict=True)
