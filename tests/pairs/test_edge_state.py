@@ -226,7 +226,7 @@ def test_two_nodes_find_the_same_groups_and_a_lost_actor_is_survived(two_nodes, 
         with pytest.raises(FedfuseError, match="an actor that holds a part of the edges is gone") as lost:
             ff.fit(fed, ff.FPFC(lam=0.6, graph="knn:10", actors=2), out=tmp_path / "run", **how)
     assert "\n" not in str(lost.value)
-    found = ff.resume(tmp_path / "run")
+    found = ff.resume(tmp_path / "run", fed)
     np.testing.assert_array_equal(found.labels, plain.labels)
     np.testing.assert_allclose(found.models, plain.models, atol=1e-5)
     assert found.rounds == plain.rounds
