@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
-import pandas as pd
 import pytest
 
+from fedfuse.paper import claims, runner
 from fedfuse.paper import reasons as reasons_
-from fedfuse.paper import runner
 from fedfuse.paper.items import items
-from fedfuse.paper.paper_tables import group_differences, ranks, score_differences, standing
+from fedfuse.paper.paper_tables import ranks, standing
 from fedfuse.paper.setup import PAPER, PRINTED, SCALES, PaperSetup
 from fedfuse.studies.comparison import NOTHING
 from fedfuse.studies.jobs import Watcher
 
+ROOT = Path(__file__).parents[2]
 # sums over the columns of each table: a digit that was mistyped shows
 SUMS: dict[str, dict[str, float]] = {
     "table1": {
@@ -89,46 +91,76 @@ def test_the_full_size_is_the_papers(data, rounds, tmp_path):
     assert full.entry(rounds, "fusion-tree")[0].name == "fusion-tree"
 
 
-def test_other_clusters_than_printed_are_said():
-    columns = ["num", "num_sd", "ari"]
-    rows = {"lg-fedavg": [np.nan] * 3, "cfl": [6.667, 3.77, 0.953], "fpfc-l1": [2, 0, 1.0], "fusion-tree": [4, 0, 1.0]}
-    paper = {"lg-fedavg": [np.nan] * 3, "cfl": [42, 4.55, 0.28], "fpfc-l1": [2, 0, 1.0]}
-    ours = pd.DataFrame.from_dict(rows, "index", columns=columns)
-    theirs = pd.DataFrame.from_dict(paper, "index", columns=[f"printed_{name}" for name in columns])
-    said = group_differences(ours, theirs)
-    assert said == ["clusters or ARI differ from print: CFL (6.67 clusters, printed 42.00; ARI 0.95, printed 0.28)"]
-    assert group_differences(ours.drop(index="cfl"), theirs) == []
-
-
 def test_reasons_are_in_whole_words():
     reasons = [text for name, text in vars(reasons_).items() if name.isupper()]
     assert reasons
     assert not [text for text in reasons if "- " in text.replace(" - ", "") or "  " in text]
 
 
-def test_notes_say_who_is_best_and_what_is_better_than_printed():
+def test_notes_say_who_is_best():
     paper = items()["tableE2"].experiment.printed_measures("synthetic:S3")
     ours = paper[["printed_test"]].rename(columns={"printed_test": "test"})
     ours.loc["fusion-tree", "test"], ours.loc["oracle", "test"], ours["ari"] = 0.92, 0.93, 1.0
-    ours.loc["fedavg", "test"] += 0.1
     first = standing(ours, paper, "accuracy")
     assert first == "fusion-tree: 92.00, the best of all that do not know the groups; ARI 1.00"
-    assert score_differences(ours, paper, "accuracy") == ["better here than printed, in points: FedAvg (10.00)"]
     ours.loc["fusion-tree", "test"] = 0.91
     assert "0.64 points behind PACFL" in standing(ours, paper, "accuracy")
 
 
 def test_variants_stand_beside_the_printed_row_of_their_method(quick):
     """Fields that differ from the tables', printed scores of LG and FPFC on S4, and the lambda that was chosen."""
-    item, titles = (
-        items()["tableE3-variants"],
-        ("LG, own last models, 200 rounds", "FPFC, lambda on validation (separate)"),
-    )
+    item, titles = items()["tableE3"], ("LG, own last models, 200 rounds", "FPFC")
     runs = item.experiment.runs(quick, "synthetic:S4")
-    lg, fpfc = (runs[title, 0].method for title in titles)
-    assert (lg.evaluate, fpfc.lam, fpfc.nu) == ("local", "separate", None)
+    lg, fpfc, auto = (runs[title, 0].method for title in (titles[0], "fpfc", "FPFC without a lambda"))
+    assert (lg.evaluate, fpfc.lam, fpfc.nu, auto.lam) == ("local", "separate", None, "auto")
     assert runner.run([item], quick, Watcher(), jobs=1) == {}
     table = item.experiment.findings(quick).tables[quick.words("synthetic:S4")].set_index("method")
     assert table.loc[list(titles), "printed"].tolist() == ["87.90 ± 4.00", "90.99 ± 2.00"]
     assert table.loc[titles[0], ["lambda", "gap in theta"]].tolist() == [NOTHING, NOTHING]
-    assert float(table.loc[titles[1], "lambda"]) == runs[titles[1], 0].result().lam
+    assert float(table.loc["FPFC", "lambda"]) == runs["fpfc", 0].result().lam
+
+
+# -- claims
+
+HEAD = "| method | accuracy % | printed | clusters | printed | ARI | printed |\n" + "| --- " * 7 + "|"
+
+
+def _claimed(method, *rows):
+    """What the claim about a row of table E.2 comes to, where the table has these rows."""
+    tables = claims.read_tables("\n".join(["synthetic:S3:", "", HEAD, *rows]))
+    (claim,) = (c for c in claims.claims() if c.place == "Table E.2, synthetic:S3" and c.words.startswith(f"{method}:"))
+    assert claim.line({})["here"] == "not run yet"
+    return claim.line({"tableE2": ("full", tables)})
+
+
+@pytest.mark.parametrize(
+    ("ours", "holds"),
+    [
+        ("88.07 ± 9.00 | 90.06 ± 1.00 | 2 | 2 | 1.00 ± 0.00", True),
+        ("88.05 ± 1.00 | 90.06 ± 1.00 | 2 | 2 | 1.00 ± 0.00", False),  # more than two printed deviations
+        ("90.06 ± 1.00 | 90.06 ± 1.00 | 2.33 ± 0.47 | 2 | 1.00 ± 0.00", False),
+        ("90.06 ± 1.00 | 90.06 ± 1.00 | 2 | 2 | 1.00 ± 0.01", False),
+    ],
+)
+def test_a_row_is_as_printed_or_not(ours, holds):
+    line = _claimed("FPFC", f"| FPFC | {ours} | 1.00 ± 0.00 |")
+    assert line["the paper"] == "FPFC: 90.06 ± 1.00, clusters 2, ARI 1.00 ± 0.00"
+    assert line["holds"].partition(":")[0] == ("yes" if holds else "no")
+    other = _claimed(
+        "FPFC", f"| FPFC | 1 | 90.06 ± 1.00 | 9 | 2 | 0 | 1.00 ± 0.00 |", f"| FPFC, x | {ours} | 1.00 ± 0.00 |"
+    )
+    assert other["holds"].startswith("with another setting: x" if holds else "no")
+
+
+def test_every_claim_can_be_read_off_the_page():
+    """None of what is on the page of the docs raises, and quick items are said to be quick."""
+    from fedfuse.paper.reproduction_page import written
+
+    path = ROOT / "docs" / "reproduction.md"
+    seen = {name: (size, claims.read_tables(text)) for name, (size, text) in written(path).items()}
+    lines = [claim.line(seen) for claim in claims.claims()]
+    assert len(lines) > 30
+    for claim, line in zip(claims.claims(), lines, strict=True):
+        assert line["holds"]
+        assert ("quick" in line["here"]) == any(seen[item][0] == "quick" for item in claim.items)
+    assert claims.claims_table(seen) in path.read_text(encoding="utf-8")

@@ -134,7 +134,8 @@ def test_costs_are_the_formulas_of_training_alone(quick, tiny):
     found = {label: measures(trial, result) for _, (label, _), trial, result in item.experiment.results(quick)}
     m, active, d, K, L = 6, 1, 610, 5, 2
     plain = m * d + K * active * 2 * d
-    for label in ("fedavg", "lg-fedavg", "per-fedavg", "fpfc-l1", "fpfc"):
+    fixed = ("FPFC-l1, lambda 0.2, nu 0.1", "FPFC, lambda of the paper, nu 0.1")
+    for label in ("fedavg", "lg-fedavg", "per-fedavg", *fixed):
         assert found[label]["cost"] == plain, label
     assert found["local"]["cost"] == 0
     assert found["ifca"]["cost"] == K * active * (L * d + d + L)

@@ -55,9 +55,8 @@ class Curves(Experiment):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshots(Experiment):
-    """FPFC with one lambda: distances between devices' models, or their t-SNE, after some rounds."""
+    """FPFC with one lambda: distances between devices' models, and their t-SNE, after some rounds."""
 
-    show_as: Literal["distances", "tsne"]
     rounds: tuple[int, ...] = (0, 5, 50, 600)
 
     def runs(self, setup: PaperSetup, name: str) -> dict[str, Trial]:
@@ -77,10 +76,9 @@ class Snapshots(Experiment):
             for k, gaps in ((k, pdist(w)) for k, w in models.items())
         ])  # fmt: skip
         seen = [DistanceSnapshot.of(k, w, truth) for k, w in models.items()]
-        draw = {"distances": lambda: figures.distances(seen), "tsne": lambda: figures.tsne(models, truth)}
         title = f"{trial.recipe.words}: distances between devices' models"
         shown = {title: table.map(lambda number: f"{number:.4g}")}
-        return Findings(shown, {"distances.csv": table}, draw[self.show_as])
+        return Findings(shown, {"distances.csv": table}, lambda: figures.snapshots(seen, models, truth))
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,20 @@ def count(mean: float, sd: float | None = None) -> str:
     return both(mean, places=0 if mean == round(mean) else 2)
 
 
+def markdown(table: pd.DataFrame, *, left: bool = False) -> str:
+    """Return a table of texts in Markdown, all but the first column to the right unless they are words.
+
+    >>> print(markdown(pd.DataFrame({"method": ["a"], "printed ": ["1"]})))
+    | method | printed |
+    | --- | ---: |
+    | a | 1 |
+    """
+    headings = [str(name).strip() for name in table.columns]
+    rule = ["---", *(["---" if left else "---:"] * (len(headings) - 1))]
+    rows = [headings, rule, *([str(cell) for cell in row] for row in table.itertuples(index=False))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 # Headings of measures, and how they are written.
 WRITERS: dict[str, tuple[str, Callable[[float], str]]] = {
     "num": ("clusters", count), "ari": ("ARI", both), "cost": ("floats sent", floats), "rounds": ("rounds", count),

@@ -134,29 +134,20 @@ def cost(table: pd.DataFrame) -> Any:
     return axes
 
 
-def distances(seen: Sequence[DistanceSnapshot]) -> Any:
-    """Draw the distances between all pairs of devices' models, one panel per round, on one scale of colours."""
-    axes, largest = _grid(len(seen)), max(snapshot.largest for snapshot in seen)
-    for ax, snapshot in zip(axes[0], seen, strict=True):
-        plot_distances(snapshot, ax=ax).images[0].set_clim(0, largest)
-    return axes
-
-
-def tsne(models: Mapping[int, Floats], truth: Ints) -> Any:
-    """Draw a t-SNE of the devices' models, coloured by the true groups, one panel per round."""
+def snapshots(seen: Sequence[DistanceSnapshot], models: Mapping[int, Floats], truth: Ints) -> Any:
+    """Draw distances between all pairs of models on one scale, and below a t-SNE of them, a column per round."""
     from sklearn.manifold import TSNE
 
-    axes = _grid(len(models), width=3.4, height=3.4)
-    for ax, (k, w) in zip(axes[0], models.items(), strict=True):
+    axes, largest = _grid(len(seen), rows=2, width=3.6), max(snapshot.largest for snapshot in seen)
+    for above, below, snapshot, w in zip(*axes, seen, models.values(), strict=True):
+        plot_distances(snapshot, ax=above).images[0].set_clim(0, largest)
         # Noise separates equal models, which t-SNE cannot place.
         shaken = w + 1e-6 * np.random.default_rng(0).normal(size=w.shape)
         near = min(20.0, (len(w) - 1) / 3)
         flat = TSNE(perplexity=near, init="pca", random_state=0).fit_transform(shaken)
-        for group in np.unique(truth):
-            colour = COLOURS[group % len(COLOURS)]
-            ax.scatter(*flat[truth == group].T, s=18, color=colour, label=f"group {group}", lw=0)
-        ax.set(title=f"round {k}", xticks=[], yticks=[])
-    return _legend(axes)
+        below.scatter(*flat.T, s=18, c=[COLOURS[group % len(COLOURS)] for group in truth], lw=0)
+        below.set(title="t-SNE, coloured by true group", xticks=[], yticks=[])
+    return axes
 
 
 def score_lines(course: pd.DataFrame, x: str, by: str, xlabel: str) -> Any:

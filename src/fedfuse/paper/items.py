@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fedfuse import FedfuseError, Grow
 from fedfuse.errors import guess
 from fedfuse.paper import reasons as why
@@ -11,6 +9,7 @@ from fedfuse.paper.curves import Asynchronous, Curves, SlowNodes, Snapshots, Sol
 from fedfuse.paper.experiment import Item
 from fedfuse.paper.paper_tables import MethodsTable, NewcomersTable, TuningTable, Variant
 from fedfuse.paper.sensitivity import AttackExperiment, SettingSweep, Starts
+from fedfuse.paper.setup import OURS, PAPER
 
 S1, HOUSING, MNIST, FASHION = "synthetic:S1", "housing-bodyfat", "mnist", "fashion-mnist"
 ALL_DATA = (S1, HOUSING, MNIST, FASHION)
@@ -19,85 +18,71 @@ POWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 CONSTANT_STEPS = {"T = 5": 5, "T = 10": 10}
 IMAGE_STEPS = StepBudget(1000, {**CONSTANT_STEPS, "growing": Grow(2)}, compare_after=62)
 IMAGE_NODES = SlowNodes(20, 5, "uniform(0,800)", rounds=80, quick=12)
-# Table 2 and the figure of section 6.3 show the same runs.
-TUNING = TuningTable(
-    data=ALL_DATA,
-    numbers="table2.csv",
-    grids={S1: HALVES[:8], HOUSING: HALVES, MNIST: TENTHS, FASHION: TENTHS},
-    quick={S1: HALVES[:8], HOUSING: HALVES[::2], MNIST: FEW_LAMBDAS, FASHION: FEW_LAMBDAS},
-)
 
-# FPFC with nu by the gap and lambda fixed or on validation rows; LG by the models that devices trained last.
-VARIANTS = {
-    "FPFC, lambda of the table": Variant("fpfc", {"nu": None}),
-    "FPFC, lambda on validation (separate)": Variant("fpfc", {"lam": "separate", "nu": None}),
-    "FPFC, lambda on validation (warm-up)": Variant("fpfc", {"lam": "warmup", "nu": None}),
+# Rows of the methods' tables. FPFC and FPFC-l1 are tuned as the text says, lambda on validation rows and nu by the gap;
+# LG can be scored by the models that devices trained last.
+TUNED = {"lam": "separate", "nu": None}
+WARM, GAP = {"lam": "warmup", "nu": None}, {"nu": None}
+COMMON_ROWS = {label: Variant(label) for label in PAPER if not label.startswith("fpfc")} | {
+    "fpfc-l1": Variant("fpfc-l1", TUNED),
+    "fpfc": Variant("fpfc", TUNED),
+    "FPFC without a lambda": Variant("fpfc", {"lam": "auto", "nu": None}),
+    **{label: Variant(label) for label in OURS},
+    "FPFC, lambda on validation (warm-up)": Variant("fpfc", WARM),
+    "FPFC, lambda of the paper": Variant("fpfc", GAP),
+    "FPFC, lambda of the paper, nu 0.1": Variant("fpfc"),
+    "FPFC-l1, lambda 0.2, nu 0.1": Variant("fpfc-l1"),
     "LG, own last models": Variant("lg-fedavg", {"evaluate": "local"}),
 }
-SYNTHETIC_VARIANTS = VARIANTS | {
-    "LG, own last models, 200 rounds": Variant("lg-fedavg", {"evaluate": "local"}, rounds=200),
+SYNTHETIC_ROWS = COMMON_ROWS | {
+    "LG, own last models, 200 rounds": Variant("lg-fedavg", {"evaluate": "local"}, rounds=200)
 }
-S1_VARIANTS = SYNTHETIC_VARIANTS | {
-    "IFCA, best of 10 starts": Variant("ifca", {"restarts": 10}),
-    "LOCAL, all rounds": Variant("local", rounds=2000),
-}
-HOUSING_VARIANTS = VARIANTS | {
-    "FPFC, lambda of the table, the authors' nu": Variant("fpfc", {"nu": 3.0}),
-    "FPFC, lambda on validation (separate), the authors' nu": Variant("fpfc", {"lam": "separate", "nu": 3.0}),
-    "FPFC-l1, lambda on validation (separate)": Variant("fpfc-l1", {"lam": "separate", "nu": None}),
-    "FPFC-l1, lambda on validation (separate), the authors' nu": Variant("fpfc-l1", {"lam": "separate", "nu": 4.0}),
-    "FPFC-l1, lambda on validation (warm-up)": Variant("fpfc-l1", {"lam": "warmup", "nu": None}),
-    "LG, own last models, equal weights": Variant("lg-fedavg", {"evaluate": "local", "weights": "equal"}),
-    "Per-FedAvg, equal weights": Variant("per-fedavg", {"weights": "equal"}),
-    "IFCA, best of 10 starts": Variant("ifca", {"restarts": 10}),
-    "LOCAL, all rounds": Variant("local", rounds=200),
-}
+BEST_OF_TEN = {"IFCA, best of 10 starts": Variant("ifca", {"restarts": 10})}
+ROWS: dict[str, dict[str, Variant]] = {f"synthetic:S{k}": SYNTHETIC_ROWS for k in range(2, 6)} | {
+    S1: SYNTHETIC_ROWS | BEST_OF_TEN | {"LOCAL, all rounds": Variant("local", rounds=2000)},
+    HOUSING: COMMON_ROWS | BEST_OF_TEN | {
+        "FPFC, lambda of the paper, the authors' nu": Variant("fpfc", {"nu": 3.0}),
+        "FPFC, lambda on validation (separate), the authors' nu": Variant("fpfc", {**TUNED, "nu": 3.0}),
+        "FPFC-l1, lambda on validation (separate), the authors' nu": Variant("fpfc-l1", {**TUNED, "nu": 4.0}),
+        "FPFC-l1, lambda on validation (warm-up)": Variant("fpfc-l1", WARM),
+        "LG, own last models, equal weights": Variant("lg-fedavg", {"evaluate": "local", "weights": "equal"}),
+        "Per-FedAvg, equal weights": Variant("per-fedavg", {"weights": "equal"}),
+        "LOCAL, all rounds": Variant("local", rounds=200),
+    },
+}  # fmt: skip
 # The lambda of tables E.3 and E.4, where all devices are alike or all different.
 EXTREME_LAMBDAS = {"synthetic:S4": 1.0, "synthetic:S5": 0.0}
-VARIANTS_BY_DATA = {S1: S1_VARIANTS, HOUSING: HOUSING_VARIANTS}
-VARIANTS_BY_DATA |= {f"synthetic:S{k}": SYNTHETIC_VARIANTS for k in range(2, 6)}
+SAME = (why.TUNED, why.BASELINES, why.CLUSTERS, why.GAP, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)
 
 # Name, title, place in the paper, experiment, reasons for differences; in the order of the paper.
 ITEMS = (
     Item("table1", "all methods on S1 and on housing and body fat", "Table 1",
-         MethodsTable(data=(S1, HOUSING), numbers="table1.csv"),
-         (why.SYNTHETIC, why.SEEDS, why.CLUSTERS, why.LG, why.IFCA, why.BASELINES, why.TABLES, why.COUNTS)),
-    Item("table2", "lambda and time by warm-up and by separate tuning", "Table 2",
-         TUNING, (why.MACHINE, why.WARMUP, why.LAMBDA)),
+         MethodsTable(data=(S1, HOUSING), numbers="table1.csv", rows=ROWS),
+         (*SAME, why.UNPUBLISHED, why.WEIGHTS, why.TABLES, why.COUNTS)),
+    Item("table2", "lambda and time by warm-up and by separate tuning", "Table 2 and figure of section 6.3",
+         TuningTable(
+             data=ALL_DATA, numbers="table2.csv",
+             grids={S1: HALVES[:8], HOUSING: HALVES, MNIST: TENTHS, FASHION: TENTHS},
+             quick={S1: HALVES[:8], HOUSING: HALVES[::2], MNIST: FEW_LAMBDAS, FASHION: FEW_LAMBDAS},
+         ), (why.MACHINE, why.WARMUP, why.LAMBDA)),
     Item("table3", "newcomers: a fifth of the devices joins after training", "Table 3",
          NewcomersTable(data=(S1, MNIST, FASHION), numbers="table3.csv"),
          (why.NEWCOMERS, why.SYNTHETIC, why.IMAGES)),
-    Item("tableE1", "all methods on S2: groups of 10, 40, 10 and 40 devices", "Table E.1",
-         MethodsTable(data=("synthetic:S2",), numbers="tableE1.csv"),
-         (why.BASELINES, why.CLUSTERS, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
-    Item("tableE2", "all methods on S3: two groups of 50 devices", "Table E.2",
-         MethodsTable(data=("synthetic:S3",), numbers="tableE2.csv"),
-         (why.BASELINES, why.CLUSTERS, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
-    Item("tableE3", "all methods on S4: 50 devices, all alike", "Table E.3",
-         MethodsTable(data=("synthetic:S4",), numbers="tableE3.csv", lam=EXTREME_LAMBDAS),
-         (why.ALIKE, why.BASELINES, why.SEEDS, why.SYNTHETIC)),
-    Item("tableE4", "all methods on S5: 50 devices, all different", "Table E.4",
-         MethodsTable(data=("synthetic:S5",), numbers="tableE4.csv", lam=EXTREME_LAMBDAS),
-         (why.BASELINES, why.DIFFERENT, why.IFCA, why.LG, why.SEEDS, why.SYNTHETIC)),
-    *(Item(f"{table}-variants", "lambda on validation rows, nu by the gap, LG by own last models", f"{where}, variants",
-           MethodsTable(data=data, numbers=f"{table}.csv", variants=VARIANTS_BY_DATA, lam=EXTREME_LAMBDAS),
-           (*more, why.VALIDATION, why.GAP))
-      for table, where, data, more in (
-          ("table1", "Table 1", (S1, HOUSING), (why.UNPUBLISHED, why.WEIGHTS)),
-          *((f"tableE{k}", f"Table E.{k}", (f"synthetic:S{k + 1}",), ()) for k in range(1, 5)))),
+    *(Item(f"tableE{k}", f"all methods on S{k + 1}: {groups}", f"Table E.{k}",
+           MethodsTable(data=(f"synthetic:S{k + 1}",), numbers=f"tableE{k}.csv", rows=ROWS, lam=EXTREME_LAMBDAS),
+           (*SAME, *more))
+      for k, groups, more in (
+          (1, "groups of 10, 40, 10 and 40 devices", ()), (2, "two groups of 50 devices", ()),
+          (3, "50 devices, all alike", (why.ALIKE,)), (4, "50 devices, all different", (why.DIFFERENT,)))),
     Item("figure1", "solution paths of the toy example under four penalties", "Figure 1", SolutionPaths(), (why.TOY,)),
-    Item("distances", "distances between devices' models after 0, 5, 50 and 600 rounds", "Figure of section 6.2, above",
-         Snapshots(data=(S1,), show_as="distances"), (why.READ_OFF,)),
-    Item("tsne", "t-SNE of devices' models after 0, 5, 50 and 600 rounds", "Figure of section 6.2, below",
-         Snapshots(data=(S1,), show_as="tsne"), (why.READ_OFF,)),
+    Item("distances", "distances between devices' models, and their t-SNE, after 0, 5, 50 and 600 rounds",
+         "Figures of section 6.2", Snapshots(data=(S1,)), (why.READ_OFF,)),
     Item("mnist", "training loss, training and test accuracy on MNIST", "Figure of section 6.2 (MNIST)",
          Curves(data=(MNIST,)), (why.IMAGES, why.READ_OFF)),
     Item("fmnist", "training loss, training and test accuracy on Fashion-MNIST", "Figure of section 6.2 (FMNIST)",
          Curves(data=(FASHION,)), (why.IMAGES, why.READ_OFF)),
     Item("cost", "floats sent on MNIST and Fashion-MNIST", "Figure of section 6.2 (cost)",
          Curves(data=(MNIST, FASHION), show_as="cost"), (why.IMAGES, why.READ_OFF)),
-    Item("tuning", "how warm-up goes through its lambdas, and seconds for each", "Figure of section 6.3",
-         replace(TUNING, show_as="figure"), (why.MACHINE, why.WARMUP)),
     Item("attacks-synthetic", "three attacks on S1, up to 80 % liars", "Figure of appendix E (synthetic)",
          AttackExperiment(data=(S1,)), (why.ATTACKS, why.LONG_LIES)),
     Item("attacks-mnist", "three attacks on MNIST, up to 80 % liars", "Figure of appendix E (MNIST)",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -15,13 +15,12 @@ from fedfuse import Result, Tuning
 from fedfuse.grouping.lambda_path import LambdaPath, Strategy
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Findings, both, count, score_heading
-from fedfuse.paper.setup import DEFAULT, OURS, PAPER, PRINTED, PaperSetup
+from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trials import Trial, true_groups
 from fedfuse.studies.comparison import NOTHING, floats, mean_and_sd
 
 MEASURES = ("test", "num", "ari", "cost", "rounds", "seconds")
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-UNIT_SECONDS = {"s": 1.0, "h": 3600.0}
 MIN_GAP = 0.005  # Smaller differences vanish when scores are rounded to two places.
 
 
@@ -35,23 +34,19 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodsTable(Experiment):
-    """All methods: test score, clusters, ARI and cost, as means and population standard deviations over seeds.
+    """Methods and variants of them: test score, clusters, ARI and cost, as means and population deviations over seeds.
 
-    Where there are variants, by data set and title, these in place of all methods, beside the printed row of each.
+    Each stands beside the printed row of its method.
     """
 
+    rows: Mapping[str, Mapping[str, Variant]]  # by data set and title
     lam: Mapping[str, float] = field(default_factory=dict)  # of the paper's loop, where it is not that of Table 1
-    variants: Mapping[str, Mapping[str, Variant]] = field(default_factory=dict)
 
     keys: ClassVar[tuple[str, ...]] = ("method", "seed")
 
-    def rows(self, name: str) -> Mapping[str, Variant]:
-        """Return the rows on a data set by title."""
-        return self.variants.get(name) or {label: Variant(label) for label in (*PAPER, *OURS)}
-
     def runs(self, setup: PaperSetup, name: str) -> dict[tuple[str, int], Trial]:
         found, own = {}, {"lam": self.lam[name]} if name in self.lam else {}
-        for title, (label, fields, rounds) in self.rows(name).items():
+        for title, (label, fields, rounds) in self.rows[name].items():
             method, settings = setup.entry(name, label, {**own, **fields} if label == "fpfc" else fields)
             settings |= {"rounds": rounds} if rounds and setup.size == "full" else {}
             for seed in setup.scale.seeds:
@@ -59,20 +54,15 @@ class MethodsTable(Experiment):
         return found
 
     def findings(self, setup: PaperSetup) -> Findings:
-        found = Findings()
+        found, choices = Findings(), _choices(self.results(setup))
         for _, runs in self.tables(setup)[0].groupby("data", sort=False):
             name, data, metric = runs[["name", "data", "metric"]].iloc[0]
             table, printed = mean_and_sd(runs, ["method"], MEASURES), self.printed_measures(name)
-            theirs = printed.reindex([row.method for row in self.rows(name).values()]).set_axis(table.index)
-            found.tables[data] = _readable(table, theirs, metric, many=len(setup.scale.seeds) > 1)
+            theirs = printed.reindex([row.method for row in self.rows[name].values()]).set_axis(table.index)
+            readable = _readable(table, theirs, metric, many=len(setup.scale.seeds) > 1)
+            found.tables[data] = readable.join(choices.loc[name], on="method").replace({"method": PRINTED})
             found.numbers[f"{name.replace(':', '-')}.csv"] = table.join(theirs).reset_index()
-            if self.variants:
-                found.tables[data] = found.tables[data].join(_choices(self.results(setup)).loc[name], on="method")
-                continue
-            notes = [standing(table, theirs, metric)]
-            if setup.size == "full":
-                notes += score_differences(table, theirs, metric) + group_differences(table, theirs)
-            found.notes += [f"{data}: {note}" for note in notes]
+            found.notes.append(f"{data}: {standing(table, theirs, metric)}")
         return found
 
     def printed_measures(self, name: str) -> pd.DataFrame:
@@ -93,7 +83,7 @@ def _choices(results: Iterable[tuple[str, Any, Trial, Result]]) -> pd.DataFrame:
         if any(run.lam is None for run in runs):
             found[key] = {"lambda": NOTHING, "gap in theta": NOTHING}
             continue
-        below, above = np.array([run.kept["gap"] for run in runs]).T
+        below, above = np.array([run.kept.get("gap", (np.nan, np.nan)) for run in runs]).T
         gap = f"{below.max():.2g} to {above.min():.3g}" if below.max() < above.min() else "none in common"
         if (below == above).all():  # nu is given
             gap = f"nu {below[0]:g}"
@@ -109,7 +99,7 @@ def _readable(table: pd.DataFrame, theirs: pd.DataFrame, metric: str, *, many: b
         table[["test_sd", "num_sd", "ari_sd"]] = np.nan
     for label, row in table.iterrows():
         cells = {
-            "method": PRINTED.get(str(label), label),
+            "method": label,
             heading: both(scale * row["test"], scale * row["test_sd"]),
             "printed": both(scale * row["printed_test"], scale * row["printed_test_sd"]),
             "clusters": count(row["num"], row["num_sd"] if many else None),
@@ -126,47 +116,18 @@ def _readable(table: pd.DataFrame, theirs: pd.DataFrame, metric: str, *, many: b
 
 def standing(table: pd.DataFrame, theirs: pd.DataFrame, metric: str) -> str:
     """Say how the fusion tree stands among the others, and what it costs."""
-    scale, better, unit = _direction(metric)
+    (scale, better, unit) = (100, 1.0, "points") if metric == "accuracy" else (1, -1.0, "RMSE")
     scores, ours = table.drop(index="oracle")["test"], table.loc[DEFAULT]
     best = str((better * scores).idxmax())
     place = "the best of all that do not know the groups"
     if best != DEFAULT:
         gap = scale * better * (scores[best] - scores[DEFAULT])
-        place = f"{f'{gap:.2f} {unit} behind' if gap >= MIN_GAP else 'level with'} {PRINTED[best]}, {place}"
+        behind = f"{gap:.2f} {unit} behind" if gap >= MIN_GAP else "level with"
+        place = f"{behind} {PRINTED.get(best, best)}, {place}"
     words = f"{PRINTED[DEFAULT]}: {both(scale * ours['test'])}, {place}; ARI {both(ours['ari'])}"
     if "printed_cost" in theirs:
         words += f"; {ours['cost'] / theirs.loc['fpfc', 'printed_cost']:.2f} of the printed FPFC's floats"
     return words
-
-
-def score_differences(table: pd.DataFrame, theirs: pd.DataFrame, metric: str) -> list[str]:
-    """Say which methods are better here than printed, and which are worse."""
-    scale, better, unit = _direction(metric)
-    gaps = better * scale * (table["test"].reindex(theirs.index) - theirs["printed_test"])
-    notes = []
-    for word, sign in (("better", 1), ("worse", -1)):
-        some = [f"{PRINTED[str(label)]} ({abs(gap):.2f})" for label, gap in gaps.items() if sign * gap > MIN_GAP]
-        notes += [f"{word} here than printed, in {unit}: {', '.join(some)}"] if some else []
-    return notes
-
-
-def group_differences(table: pd.DataFrame, theirs: pd.DataFrame) -> list[str]:
-    """Say which methods have other clusters than printed, or another ARI, as far as rounded numbers show it."""
-    some = []
-    for label, row in table.join(theirs, how="inner").dropna(subset=["num", "printed_num"]).iterrows():
-        ours, paper = (f"{row[name]:.2f}" for name in ("ari", "printed_ari"))
-        if (f"{row['num']:.2f}", ours) != (f"{row['printed_num']:.2f}", paper):
-            num, num_printed = (
-                count(row[f"{kind}num"], row[f"{kind}num_sd"]).split(" ±")[0] for kind in ("", "printed_")
-            )
-            clusters = f"{num} clusters, printed {num_printed}"
-            some.append(f"{PRINTED[str(label)]} ({clusters}; ARI {ours}, printed {paper})")
-    return [f"clusters or ARI differ from print: {', '.join(some)}"] if some else []
-
-
-def _direction(metric: str) -> tuple[int, float, str]:
-    """Return the scale of a metric, its sign (1 where more is better), and the unit of differences."""
-    return (100, 1.0, "points") if metric == "accuracy" else (1, -1.0, "RMSE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +136,6 @@ class TuningTable(Experiment):
 
     grids: Mapping[str, tuple[float, ...]]  # lambdas by data set
     quick: Mapping[str, tuple[float, ...]]  # those of a quick look
-    show_as: Literal["table", "figure"] = "table"
 
     def runs(self, setup: PaperSetup, name: str) -> dict[Strategy, Trial]:
         inner, settings = setup.entry(name, "fpfc", {"lam": 0.0, "nu": None}, figure=True)
@@ -191,7 +151,7 @@ class TuningTable(Experiment):
         for name, way, _, result in self.results(setup):
             tunings[name][way] = Tuning.of(result)
         printed = self.printed().set_index("data", append=True)
-        lines, notes = [], []
+        lines = []
         for name, found in tunings.items():
             for way, tuning in found.items():
                 paper = printed.loc[way, name]
@@ -202,14 +162,9 @@ class TuningTable(Experiment):
                     "rounds": f"{int(tuning.table['rounds'].sum()):,}",
                     "validation": f"{tuning.result.score('validation'):.4f}",
                 })  # fmt: skip
-            ours = found["separate"].seconds / found["warmup"].seconds
-            seconds = printed["time"] * printed["unit"].map(UNIT_SECONDS)
-            theirs = f"printed: {seconds['separate', name] / seconds['warmup', name]:.1f}"
-            notes.append(f"{setup.words(name)}: separate tuning takes {ours:.1f} times as long as warm-up; {theirs}")
         table, title = pd.DataFrame(lines), "lambda chosen and time until it was"
         shown = {setup.words(name): found for name, found in tunings.items()}
-        draw = (lambda: figures.tuning(shown)) if self.show_as == "figure" else None
-        return Findings({title: table}, {"tuning.csv": table}, draw, notes)
+        return Findings({title: table}, {"tuning.csv": table}, lambda: figures.tuning(shown))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +199,7 @@ class NewcomersTable(Experiment):
             theirs = self.printed()["rank"].get(PRINTED[label], np.nan)
             lines.append({**line, "rank": f"{ours[label]:.2f}", "printed rank": both(theirs)})
         title = "test accuracy of newcomers, mean and standard deviation over them"
-        return Findings({title: pd.DataFrame(lines)}, {"newcomers.csv": runs}, notes=_newcomer_notes(means, ours))
+        return Findings({title: pd.DataFrame(lines)}, {"newcomers.csv": runs}, notes=list(_newcomer_notes(means)))
 
 
 def ranks(scores: pd.DataFrame) -> pd.Series[float]:
@@ -273,13 +228,9 @@ def _admission(trial: Trial, result: Result) -> dict[str, Any]:
     }
 
 
-def _newcomer_notes(means: pd.DataFrame, ours: pd.Series[float]) -> list[str]:
-    first = [PRINTED[str(label)] for label in ours.index[ours == ours.min()]]
-    behind = "" if PRINTED[DEFAULT] in first else f"; {PRINTED[DEFAULT]} has {ours[DEFAULT]:.2f}"
-    notes = [f"first by average rank: {', '.join(first)} ({ours.min():.2f}){behind}"]
+def _newcomer_notes(means: pd.DataFrame) -> Iterator[str]:
     for name in means["test"].columns:
         test, right, trained = (100 * means[column, name] for column in ("test", "right", "trained"))
         ahead = f"{PRINTED[DEFAULT]} is {test[DEFAULT] - test['local']:+.2f} points from LOCAL"
         share = f"{right[DEFAULT]:.0f} % of its newcomers join their own group"
-        notes.append(f"{name}: {ahead}; {share}; devices in training have {trained[DEFAULT]:.2f}")
-    return notes
+        yield f"{name}: {ahead}; {share}; devices in training have {trained[DEFAULT]:.2f}"

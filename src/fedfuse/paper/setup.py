@@ -126,15 +126,16 @@ class PaperSetup:
         are many: on images they are short at all sizes.
         """
         data = self.recipe(name)
-        style: Style = "usual" if label in OURS or (figure and data.kind == "images") else self.scale.style
+        ours = label in OURS or given.get("lam") == "auto"
+        style: Style = "usual" if ours or (figure and data.kind == "images") else self.scale.style
         method, settings = build(data.name, label, Options(method=dict(given), preset={"preset": style}))
         method = self._settled(method, data, label, given)
         rounds = (self.scale.figure_rounds if figure else self.scale.rounds).get(data.kind)
-        if rounds is not None and label not in OURS:
+        if rounds is not None and not ours:
             settings["rounds"] = max(1, rounds * settings["rounds"] // _usual_rounds(data, label, style))
         if rounds is not None and label == DEFAULT and data.kind == "images":
             settings["rounds"] = rounds
-        if label not in OURS:
+        if not ours:
             settings["tol"] = 0.0
         often = {"evaluate_every": NEVER_EVALUATE, "checkpoint_every": max(25, settings["rounds"] // 40)}
         return method, settings | often
