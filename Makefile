@@ -8,7 +8,8 @@ export FEDFUSE_DATA ?= $(abspath $(wildcard ../shared/data))
 
 # FPFC and the fusion tree beside every device alone, one model for all, and what knows the groups
 run: .venv/core
-	$(BIN)/fedfuse compare synthetic:S1 --methods fpfc,fusion-tree,local,fedavg,oracle --seeds 1 --out runs/mission
+	$(BIN)/fedfuse compare synthetic:S1 --methods fpfc,fusion-tree,local,fedavg,oracle \
+		--seeds 1 --set local.rounds=200 --set fedavg.rounds=200 --out runs/mission
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2

@@ -12,9 +12,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from scipy.cluster.hierarchy import dendrogram, linkage
+from scipy.cluster.hierarchy import dendrogram, fcluster, linkage
 
 import fedfuse as ff
+from fedfuse.core.dendrogram import WORSE_ZSCORE
+from fedfuse.core.partitions import linkage_heights
 from fedfuse.paper import figures
 from fedfuse.paper.solution_path import figure_1
 from fedfuse.report import plots, write_report
@@ -101,6 +103,99 @@ def pairs(directory: Path) -> None:
     _save(figure, directory / "tree.svg")
 
 
+class PathLinks(ff.Callback):
+    """Keeps lambda, the links of ||theta|| and the gap after each pass of a fusion path."""
+
+    def __init__(self) -> None:
+        self.passes: list[tuple[float, np.ndarray, np.ndarray, int]] = []
+
+    def on_round(self, run: Any, row: Any) -> None:
+        path = getattr(run.state, "path", None)
+        if path is not None and np.isfinite(path.gaps[-1]).all() and len(path.lambdas) > len(self.passes) + 1:
+            lam, labels = path.lambdas[-1], path.readings[-1]
+            self.passes.append((lam, linkage_heights(path.fusion.pairs.norms()), path.gaps[-1], labels.max() + 1))
+
+
+def fusion_path(directory: Path) -> None:
+    """Draw the links of theta pass by pass, the penalty's reach, and the gap that groups are read off."""
+    links, method = PathLinks(), ff.FPFC()
+    ff.fit(_visits(), method, callbacks=[links])
+    figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
+    for k, (_, heights, gap, groups) in enumerate(links.passes, 1):
+        ax.scatter(
+            np.full(len(heights), k), np.maximum(heights, 5e-3), s=12, color=COLOURS[0], alpha=0.6, lw=0, zorder=3
+        )
+        ax.fill_between([k - 0.35, k + 0.35], *np.maximum(gap, 5e-3), color=COLOURS[1], alpha=0.35, lw=0)
+        ax.annotate(str(groups), (k, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=9)
+    reach = [method.reach * lam for lam, *_ in links.passes]
+    ax.step(range(1, len(reach) + 1), reach, where="mid", color="#333333", lw=1.5, label="reach, a · lambda")
+    ax.fill_between([], [], color=COLOURS[1], alpha=0.35, label="widest gap")
+    ax.scatter([], [], s=12, color=COLOURS[0], label="a link: distance at which devices join")
+    ax.set(yscale="log", xlabel="pass", ylabel="length of theta", xticks=range(1, len(reach) + 1))
+    ax.set_title("groups read off the gap, pass by pass:", loc="left", fontsize=9, pad=16)
+    ax.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=9)
+    ax.spines[["top", "right"]].set_visible(False)
+    _save(figure, directory / "fusion-path.svg")
+
+
+def selector(directory: Path) -> None:
+    """Draw the loss on validation rows by the number of groups, and which grouping is taken."""
+    federation = _visits()
+    own = local_models(federation, ff.fit(federation).model)
+    parts = {name: [federation.rows(name).of(i) for i in range(federation.m)] for name in ("train", "validation")}
+    tree, losses = linkage(own, "average"), []
+    for k in range(1, 13):
+        labels = fcluster(tree, k, "maxclust")
+        fitted = {g: _pooled([parts["train"][i] for i in np.flatnonzero(labels == g)]) for g in set(labels)}
+        pairs = zip(labels, parts["validation"], strict=True)
+        losses.append([np.mean((X @ fitted[g][:-1] + fitted[g][-1] - y) ** 2) for g, (X, y) in pairs])
+    table = np.array(losses)
+    best = int(table.mean(axis=1).argmin())
+    worse = table - table[best]
+    error = WORSE_ZSCORE * worse.std(axis=1, ddof=1) / np.sqrt(federation.m)
+    taken = int(np.flatnonzero(worse.mean(axis=1) <= error)[0])
+    figure, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    ax.errorbar(range(1, 13), worse.mean(axis=1), error, fmt="o-", color=COLOURS[0], capsize=3, lw=1.5)
+    ax.axhline(0, color="#888888", lw=1, ls=":")
+    for place, words, colour in (
+        (best, "best", "#888888"),
+        (taken, "taken: the coarsest that is not worse", COLOURS[1]),
+    ):
+        ax.scatter(
+            place + 1, worse[place].mean(), s=140, facecolors="none", edgecolors=colour, lw=2, zorder=4, label=words
+        )
+    ax.set(xlabel="groups (cuts of the tree)", ylabel="validation loss beside the best", xticks=range(1, 13))
+    ax.set_yscale("symlog", linthresh=0.3)
+    ax.set_ylim(bottom=-0.12)
+    ax.legend(frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+    _save(figure, directory / "selector.svg")
+
+
+def _pooled(parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    X, y = (np.concatenate(some) for some in zip(*parts, strict=True))
+    return np.linalg.lstsq(np.column_stack([X, np.ones(len(X))]), y, rcond=None)[0]
+
+
+def certificate(directory: Path) -> None:
+    """Draw how well FPFC finds the groups with each lambda, and the lambdas that the certificate has."""
+    rng, truth = np.random.default_rng(0), np.repeat([0, 1], 8)
+    X = rng.normal(size=(16, 200, 3))
+    slopes = np.array([[2.0, 0.5, 0.0], [-1.5, 1.0, 0.5]])[truth]
+    data = [(x, x @ w + 0.2 * rng.normal(size=200)) for x, w in zip(X, slopes, strict=True)]
+    federation = ff.Federation.from_arrays(data, truth=truth)
+    found = ff.fit(federation).certify(federation)
+    lams = np.geomspace(found.low / 30, 8 * found.high, 15)
+    scores = [ff.fit(federation, ff.FPFC(lam=lam, work=ff.Work(solver="exact")), rounds=300).ari for lam in lams]
+    figure, ax = plt.subplots(figsize=(7, 3.4), layout="constrained")
+    ax.axvspan(found.low, found.high, color=COLOURS[1], alpha=0.25, lw=0, label="certificate")
+    ax.plot(lams, scores, "o-", color=COLOURS[0], lw=1.8, label="FPFC from one start")
+    ax.set(xscale="log", xlabel="lambda", ylabel="agreement with the groups (ARI)", ylim=(-0.05, 1.05))
+    ax.legend(frameon=False, loc="lower center")
+    ax.spines[["top", "right"]].set_visible(False)
+    _save(figure, directory / "certificate.svg")
+
+
 def _visits() -> ff.Federation:
     """Make thirty clinics in three groups, with three features each."""
     rng = np.random.default_rng(3)
@@ -123,5 +218,5 @@ if __name__ == "__main__":
     place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
     (place / "figures").mkdir(parents=True, exist_ok=True)
     idea(place)
-    for make in (penalties, paths, pairs):
+    for make in (penalties, paths, pairs, fusion_path, selector, certificate):
         make(place / "figures")

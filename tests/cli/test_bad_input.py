@@ -384,7 +384,7 @@ def test_numbers_as_text_may_be_classes(frame):
 
 
 def test_sparse_matrices_are_named():
-    X = scipy.sparse.eye_array(10).tocsr()
+    X = scipy.sparse.csr_array(np.eye(10))
     with pytest.raises(ff.FedfuseError, match=r"device 'a': X is a sparse matrix; give X.toarray\(\)"):
         ff.Federation.from_arrays({"a": (X, np.arange(10))})
 

@@ -27,7 +27,7 @@ def test_with_many_devices_it_is_cr2(rng):
     inverse, found, meat = np.linalg.inv(X.T @ X), estimate(devices), np.zeros((3, 3))
     np.testing.assert_allclose(found.values, inverse @ X.T @ y, atol=1e-10)
     for x, of_device in devices:
-        turned = np.linalg.inv(sqrtm(np.eye(len(x)) - x @ inverse @ x.T))
+        turned = np.linalg.inv(np.real(sqrtm(np.eye(len(x)) - x @ inverse @ x.T)))
         s = x.T @ turned @ (of_device - x @ found.values)
         meat += np.outer(s, s)
     np.testing.assert_allclose(found.covariance, inverse @ meat @ inverse, atol=1e-10)

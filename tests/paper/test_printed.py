@@ -147,7 +147,7 @@ def test_a_row_is_as_printed_or_not(ours, holds):
     assert line["the paper"] == "FPFC: 90.06 ± 1.00, clusters 2, ARI 1.00 ± 0.00"
     assert line["holds"].partition(":")[0] == ("yes" if holds else "no")
     other = _claimed(
-        "FPFC", f"| FPFC | 1 | 90.06 ± 1.00 | 9 | 2 | 0 | 1.00 ± 0.00 |", f"| FPFC, x | {ours} | 1.00 ± 0.00 |"
+        "FPFC", "| FPFC | 1 | 90.06 ± 1.00 | 9 | 2 | 0 | 1.00 ± 0.00 |", f"| FPFC, x | {ours} | 1.00 ± 0.00 |"
     )
     assert other["holds"].startswith("with another setting: x" if holds else "no")
 

@@ -104,12 +104,12 @@ class DataOptions:
 
 def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's parameter ``data`` by one option for each field of `DataOptions`."""
-    hints, shared = (get_type_hints(source, include_extras=True) for source in (command, DataOptions))
-    parameters = []
-    for own in inspect.signature(command).parameters.values():
+    shared, parameters = get_type_hints(DataOptions, include_extras=True), []
+    # get_type_hints of Python 3.10 hides what is annotated where the default is None; a signature does not.
+    for own in inspect.signature(command, eval_str=True).parameters.values():
         known = [(f.name, f.default) for f in fields(DataOptions)] if own.name == "data" else [(own.name, own.default)]
         for name, default in known:
-            hint = (hints | shared)[name]
+            hint = shared.get(name, own.annotation)
             parameters.append(inspect.Parameter(name, own.KEYWORD_ONLY, default=default, annotation=hint))
 
     def called(**given: Any) -> None:

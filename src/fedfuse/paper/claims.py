@@ -45,9 +45,10 @@ class Claim:
     def line(self, sections: Mapping[str, tuple[str, Tables]]) -> dict[str, str]:
         """Return the claim as a row; ``sections`` has size and tables of the items that are on the page."""
         cells = {"place": self.place, "the paper": self.words}
-        if not set(self.items) <= set(sections):
+        try:
+            answer = self.check(*(sections[item][1] for item in self.items))
+        except LookupError:  # an item is not on the page, or ran without these data
             return {**cells, "here": "not run yet", "holds": "—"}
-        answer = self.check(*(sections[item][1] for item in self.items))
         small = sorted({sections[item][0] for item in self.items} - {"full"})
         here = f"{answer.here} ({', '.join(small)})" if small else answer.here
         holds = answer.holds
@@ -118,7 +119,9 @@ def _written(row: pd.Series[float], name: str) -> str:
 
 def _of(tables: Tables, name: str) -> pd.DataFrame:
     """Return the table of a data set, by the name of the method or what stands first."""
-    (found,) = (table for title, table in tables.items() if re.match(rf"{name}($|[,: ])", title))
+    found = next((table for title, table in tables.items() if re.match(rf"{name}($|, )", title)), None)
+    if found is None:
+        raise LookupError(name)
     return found.set_index(found.columns[0])
 
 
