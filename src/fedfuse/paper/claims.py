@@ -129,6 +129,8 @@ def _papers(tables: Tables, name: str) -> pd.DataFrame:
     """Return the rows of the paper's methods; of those that were not run as the text says the next best setting."""
     table = _of(tables, name)
     titles = [[title for title in table.index if title == p or title.startswith(f"{p}, ")] for p in PAPERS]
+    if not all(titles):
+        raise LookupError(name)
     return table.loc[[min(some, key=len) for some in titles]].set_axis(PAPERS)
 
 
