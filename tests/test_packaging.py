@@ -23,12 +23,6 @@ assert ff.GroupedClassifier().fit(X, y > 0, groups=sites).score(X, y > 0, groups
 assert len(set(ff.FPFCRegressor().fit(X, y, groups=sites).labels_)) == 2
 assert ff.FusionClustering().fit(X[:50]).labels_.shape == (50,)
 """
-TRACKERS = """
-import numpy as np, fedfuse as ff
-from fedfuse.training.tracking import MLflow, TensorBoard
-data = [(X, X[:, 0]) for X in np.random.default_rng(0).normal(size=(4, 30, 2))]
-ff.fit(ff.Federation.from_arrays(data), callbacks=[TensorBoard("logs"), MLflow(tracking_uri="sqlite:///mlflow.db")])
-"""
 # What needs an extra: a command, or a program for Python; in this order, as some extras bring others along.
 EXTRAS = {
     "report": "fedfuse paper figure1",
@@ -36,7 +30,6 @@ EXTRAS = {
     "excel": "fedfuse run visits.xlsx --device site --target stay",
     "onnx": "fedfuse export first --to model.onnx",
     "privacy": "fedfuse run synthetic:3,3 --lam 0.6 --rounds 3 --set clip=3 --set epsilon=8",
-    "tracking": TRACKERS,
     "ray": "fedfuse run synthetic:3,3 --lam 0.6 --rounds 3 --set actors=2",
     "flower": "fedfuse run synthetic:3,3 --lam 0.6 --rounds 3 --engine flower",
     "torch": "fedfuse run digits --method fedavg --rounds 3",
