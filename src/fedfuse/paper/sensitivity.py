@@ -131,7 +131,7 @@ class AttackExperiment(Experiment):
             for attack, share in product(ATTACKS, (0.0, *setup.scale.shares)):
                 liars = draw_liars(len(unattacked.labels), share, calm.seed)
                 same_devices = mean_score(np.delete(unattacked.scores["test"], liars))
-                row = {"method": label, "attack": attack, "liars": share, "unattacked": same_devices}
+                row = {"method": label, "attack": attack, "liars": share}
                 if share and label != "local":
                     summary = runs[label, attack, share].result().summary()
                     row |= {key: summary.get(key) for key in ("test", "ari", "precision", "recall")}
