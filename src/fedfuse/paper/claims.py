@@ -63,7 +63,8 @@ class Claim:
         found = [
             table for title, table in tables.items() if re.match(rf"{self.data}($|, )" if self.data else "", title)
         ]
-        return found[0].set_index(found[0].columns[0])
+        table: pd.DataFrame = found[0].set_index(found[0].columns[0])
+        return table
 
 
 def claims_table(sections: Mapping[str, tuple[str, Tables]]) -> str:
@@ -184,7 +185,7 @@ def _told(table: pd.DataFrame, *columns: str) -> str:
 
 
 def _toy(table: pd.DataFrame) -> Answer:
-    scad, l1 = table.loc["scad", "two clusters"], table.loc["l1", "one cluster from"]
+    scad, l1 = str(table.loc["scad", "two clusters"]), str(table.loc["l1", "one cluster from"])
     holds = abs(number(scad) - 0.4) < 0.05 and abs(number(l1) - 0.08) < 0.01
     return Answer(f"SCAD has two groups at lambda {scad}, l1 one from {l1}", holds)
 
