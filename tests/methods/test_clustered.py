@@ -130,6 +130,15 @@ def test_planted_groups_are_found(method, seed):
     assert result.ari == 1
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_newcomers_of_stocfl_join_the_group_of_their_gradient(seed):
+    federation = many_sites(12, 2, rows=120, seed=seed)
+    result = ff.fit(federation.only(range(10)), StoCFL(tau=0.7, work=WORKS["exact"]), rounds=30, seed=seed)
+    came = result.admit(federation.only([10, 11]))
+    assert came.clusters == tuple(result.labels[:2])  # sites take turns
+    np.testing.assert_array_equal(came.models, result.models[:2])
+
+
 # -- what is sent
 
 

@@ -10,7 +10,8 @@ D. Zeng, X. Hu, S. Liu, Y. Yu, Q. Wang, Z. Xu: Stochastic Clustered Federated Le
             sends both
     server: w <- the mean of the w_i, theta_c <- the mean of its members' theta_i, both weighted by rows
 
-A device's first turn is its gradient alone. A merged group begins with the mean of the two models.
+A device's first turn is its gradient alone. A merged group begins with the mean of the two models. A newcomer whose
+gradient is like no group's founds one in the original; here it uses w.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import numpy as np
 
 from fedfuse.methods.clustered.cfl import cosines
 from fedfuse.methods.method import FederationInfo, Outcome, moved
+from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
 from fedfuse.methods.one_model.fedavg import Averaging, GroupModels, averaged
 from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.pairs.state import Residuals
-from fedfuse.protocol.tasks import Gradient, Task, TrainPair
+from fedfuse.protocol.tasks import Gradient, Install, Task, TrainPair
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 
@@ -40,7 +42,7 @@ class MergingState(GroupModels):
 
 
 @dataclass(frozen=True)
-class StoCFL(Averaging, Searchable):
+class StoCFL(Averaging, Searchable, AdmitsNewcomers):
     """Groups by the cosines of gradients, held near one model.
 
     Parameters
@@ -92,3 +94,19 @@ class StoCFL(Averaging, Searchable):
             sizes = [(state.labels == g).sum() for g in (first, second)]
             state.models[first] = np.average(state.models[[first, second]], axis=0, weights=sizes)
             state.labels[state.labels == second] = first
+
+    def outcome(self, state: Any) -> Outcome:
+        names = ("start", "common", "gradients", "known")
+        return super().outcome(state)._replace(kept={name: getattr(state, name) for name in names})
+
+    def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
+        """Send one's gradient and join the group whose mean gradient is most like it, or use the model of all."""
+        mine = yield Gradient(known.kept["start"], self.rows)
+        heard = known.kept["known"]
+        groups = np.unique(known.labels[heard])
+        means = [known.kept["gradients"][heard & (known.labels == g)].mean(axis=0) for g in groups]
+        alike = cosines(np.vstack([mine, *means]))[0, 1:]
+        group = int(groups[alike.argmax()]) if alike.max() > self.setting else None
+        model = known.kept["common"] if group is None else known.models[known.labels == group][0]
+        yield Install(model)
+        return AdmissionResult(model, group)
