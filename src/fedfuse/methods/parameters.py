@@ -13,7 +13,6 @@ from fedfuse.protocol.tasks import Score, Task
 from fedfuse.utils.typing import Ints
 
 Auto: TypeAlias = Literal["auto"]
-AUTO = "auto"
 
 
 def number(
@@ -31,7 +30,7 @@ def number(
     With ``whole``, or a whole number as default, only such are taken. None is taken where it is the default.
     """
     takes = {"least": least, "most": most, "above": above, "below": below, "whole": whole or isinstance(default, int)}
-    return field(default=default, metadata=takes | {"open": default == AUTO, "tried": tuple(tried)})
+    return field(default=default, metadata=takes | {"open": default == "auto", "tried": tuple(tried)})
 
 
 def choice(default: str, words: Any) -> Any:
@@ -44,15 +43,16 @@ def check_field(given: Field[Any], value: object) -> None:
     takes = given.metadata
     if "words" in takes:
         check_choice(given.name, value, takes["words"])
-    if "least" not in takes or (takes["open"] and value == AUTO) or (value is None and given.default is None):
+    if "least" not in takes or (takes["open"] and value == "auto") or (value is None and given.default is None):
         return
     real = float(value) if isinstance(value, int if takes["whole"] else (int, float)) else np.nan  # in no range
     if takes["least"] <= real <= takes["most"] and takes["above"] < real < takes["below"]:
         return
-    kind = f"a {'whole ' * takes['whole']}number"
     limits = [("of at least", "least"), ("above", "above"), ("at most", "most"), ("below", "below")]
     ends = " and ".join(f"{word} {takes[name]:g}" for word, name in limits if np.isfinite(takes[name]))
-    raise FedfuseError(f"{given.name} must be {kind} {ends}{' or auto' * takes['open']}, got {value!r}")
+    raise FedfuseError(
+        f"{given.name} must be a {'whole ' * takes['whole']}number {ends}{' or auto' * takes['open']}, got {value!r}"
+    )
 
 
 class Searchable:
@@ -65,18 +65,19 @@ class Searchable:
     @property
     def has_open_settings(self) -> bool:
         """Whether some are left open."""
-        return any(getattr(self, f.name) == AUTO for f in self._open())
+        return any(getattr(self, f.name) == "auto" for f in self._open())
 
     @property
     def setting(self) -> float:
         """The only such setting as a number; while it is still open, the first to be tried."""
         (f,) = self._open()
         value = getattr(self, f.name)
-        return float(f.metadata["tried"][0] if value == AUTO else value)
+        return float(f.metadata["tried"][0] if value == "auto" else value)
 
     def candidates(self, state: Any) -> list[dict[str, Any]]:
-        """Return the settings to choose from."""
-        return [{f.name: value} for f in self._open() for value in f.metadata["tried"]]
+        """Return the settings to choose from; of numbers of models, those that there are devices for."""
+        tried = [(f, value) for f in self._open() for value in f.metadata["tried"]]
+        return [{f.name: value} for f, value in tried if not f.metadata["whole"] or value <= state.info.m]
 
     def judging(self, state: Any, devices: Ints) -> list[Task]:
         """Return one task each that is answered by a score on validation rows."""

@@ -86,8 +86,7 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
         return super().has_open_settings or (self.restarts > 1 and self.first_draw is None)
 
     def candidates(self, state: IFCAState) -> list[dict[str, Any]]:
-        counts = [c for c in super().candidates(state) if c["n_models"] <= state.info.m]
-        counts = counts if self.n_models == "auto" else [{"n_models": self.n_models}]
+        counts = super().candidates(state) if self.n_models == "auto" else [{"n_models": self.n_models}]
         if self.restarts == 1 or self.first_draw is not None:
             return counts
         return [{**count, "first_draw": draw} for count in counts for draw in range(self.restarts)]

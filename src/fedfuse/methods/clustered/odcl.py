@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy
@@ -131,9 +131,6 @@ class ODCLKM(OneShot):
 
     name: ClassVar[str] = "odcl-km"
     n_models: int | Auto = number("auto", least=1, whole=True, tried=(1, 2, 3, 4, 6, 8, 12))
-
-    def candidates(self, state: Any) -> list[dict[str, Any]]:
-        return [c for c in super().candidates(state) if c["n_models"] <= state.info.m]
 
     def group(self, models: Floats, seed: int) -> Ints:
         count = min(int(self.setting), len(np.unique(models, axis=0)))

@@ -35,12 +35,6 @@ Linkage = Literal["average", "complete", "single"]
 Evaluate = Literal["local", "cluster"]
 # Numbers of groups, besides one for each device, for which a threshold is tried.
 N_GROUPS_CANDIDATES = (1, 2, 3, 4, 5, 6, 8, 11, 15, 22, 35, 60)
-# SciPy's words: the original's average is that of two groups, not of their members.
-_SCIPY: dict[str, Literal["weighted", "complete", "single"]] = {
-    "average": "weighted",
-    "complete": "complete",
-    "single": "single",
-}
 
 
 def angle(U: Floats, V: Floats, how: Angle = "column") -> float:
@@ -72,9 +66,9 @@ def agglomerated(A: Floats, threshold: float, how: Linkage = "average") -> Ints:
 
 def _merges(A: Floats, how: Linkage) -> Floats:
     """Return all merges, nearest first, as SciPy has them: which two, and how far apart (third column)."""
-    return np.asarray(
-        scipy.cluster.hierarchy.linkage(scipy.spatial.distance.squareform(A, checks=False), method=_SCIPY[how])
-    )
+    distances = scipy.spatial.distance.squareform(A, checks=False)
+    # the original's average is that of two groups, not of their members
+    return np.asarray(scipy.cluster.hierarchy.linkage(distances, "weighted" if how == "average" else how))
 
 
 def thresholds(A: Floats, how: Linkage = "average") -> list[float]:

@@ -78,6 +78,9 @@ class OneModel(Averaging, AdmitsNewcomers):
     def opening(self, state: GroupModels) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.models[state.labels])}
 
+    def outcome(self, state: GroupModels) -> Outcome:
+        return super().outcome(state)._replace(kept={"model": state.models[0]})
+
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Use the model as it is."""
         yield Install(known.models[0])

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.method import FederationInfo
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WorksAtHome
 from fedfuse.methods.one_model.fedavg import GroupModels, OneModel
 from fedfuse.methods.parameters import Auto, Searchable, number
@@ -49,6 +49,3 @@ class Ditto(OneModel, Searchable, WorksAtHome):
         near = Train(self.work.at(0), start=known.kept["model"], near=True, rho=self.setting, rows=self.rows)
         yield replace(near, send="nothing")
         return AdmissionResult((yield PeekModel()))
-
-    def outcome(self, state: GroupModels) -> Outcome:
-        return super().outcome(state)._replace(kept={"model": state.models[0]})

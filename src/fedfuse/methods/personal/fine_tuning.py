@@ -40,9 +40,6 @@ class AdaptsAtHome(OneModel, WorksAtHome):
     def in_use(self, state: GroupModels, found: Outcome, seen: list[Floats]) -> Outcome:
         return found._replace(models=found.models + np.stack(seen))
 
-    def outcome(self, state: GroupModels) -> Outcome:
-        return super().outcome(state)._replace(kept={"model": state.models[0]})
-
     def judging(self, state: GroupModels, devices: Ints) -> list[Task]:
         """Ask for the score of what a device makes of the model."""
         adapted = replace(self.adaptation(state.models[0]), send="nothing", score="validation")

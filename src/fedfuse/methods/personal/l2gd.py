@@ -85,7 +85,7 @@ class L2GD(OneModel, Searchable):
 
     def outcome(self, state: Any) -> Outcome:
         models = (state.own + state.share * (state.models - state.own)).astype(state.own.dtype)
-        return super().outcome(state)._replace(models=models, kept={"model": state.models[0]})
+        return super().outcome(state)._replace(models=models)
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Take local steps from the mean, and one step back to it."""
