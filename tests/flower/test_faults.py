@@ -143,12 +143,12 @@ def test_deadlines_hold_with_a_node_killed_in_mid_upload_and_one_stopped(tmp_pat
         cluster.finish(run, out, 600)
         cluster.signal_node(2, signal.SIGCONT)
         link.close()
+    print_table(story)
     rounds = story.lines("round")
     assert [line["round"] for line in rounds] == [0, 1, 2, 3]
     assert rounds[0]["replies"] == 4
-    assert {line["replies"] for line in rounds[2:]} == {2}
+    assert rounds[-1]["replies"] == 2
     seconds = np.diff([r["seconds"] for r in rounds], prepend=0)
-    print(seconds)
     assert seconds.max() < 1.5 * deadline
     assert {line["device"] for line in story.lines("unanswered")} == {"2", "3"}
 
@@ -156,7 +156,7 @@ def test_deadlines_hold_with_a_node_killed_in_mid_upload_and_one_stopped(tmp_pat
 def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
     app, out = an_app(tmp_path / "faults"), small_disk / "run"
     story, table = Story(out), tmp_path / "{}.csv"
-    config = f"lam='0.5' set='solver=exact refit=no tol=0 deadline=60' num-server-rounds=16 out='{out}' num-devices=7"
+    config = f"lam='0.5' set='solver=exact refit=no tol=0 deadline=60' num-server-rounds=20 out='{out}' num-devices=7"
 
     def start(cluster, k, **how):
         record = f' record="{tmp_path / "hello"}"' if k in (0, 7) else ""
@@ -166,13 +166,13 @@ def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
     def back(cluster, k):
         """Start a node again, as systemd would, until Flower has noticed that the old one is dead."""
 
-        def online():
+        def answers():
             if cluster.processes[f"node{k}"].poll() is not None:
                 start(cluster, k)
-            return len(story.lines("hello", device=str(k))) > heard
+            return len(story.lines("answered", device=str(k))) > heard
 
-        heard = len(story.lines("hello", device=str(k)))
-        wait_for(online, 400, f"node {k} again")
+        heard = len(story.lines("answered", device=str(k)))
+        wait_for(answers, 400, f"an answer of node {k}")
 
     def end_of(cluster, run):
         wait_for(lambda: cluster.status(run).startswith("finished"), 200, "the SuperLink to know of it")
@@ -242,7 +242,7 @@ def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
     assert "No space left on device" in said
     assert "Traceback" not in said
     rounds = story.lines("round")
-    assert sorted({line["round"] for line in rounds}) == list(range(16))
+    assert sorted({line["round"] for line in rounds}) == list(range(20))
     assert rounds[-1]["replies"] == 6
     assert len(story.lines("start")) == 4
     assert len(story.lines("end")) == 1

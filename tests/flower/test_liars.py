@@ -1,5 +1,6 @@
 """One of eight nodes lies: the others' models stay what they are without it, and it is named."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,8 @@ from fedfuse.flower import client_app
 from fedfuse.flower import engine as engine_module
 from fedfuse.flower import node_registry as nodes
 from fedfuse.flower.server import serve
-from fedfuse.protocol.tasks import Gradient
+from fedfuse.protocol.tasks import Gradient, Score
+from fedfuse.results.result import Result
 from support.liars import false_score, hello_with, reply_with, times
 from support.local_grid import LocalGrid
 from support.planted import planted
@@ -108,8 +110,39 @@ def test_rows_that_nobody_else_makes_credible_weigh_less(tmp_path):
     federation = planted(m=8, groups=1, noise=0.05)
     claimed = served(federation, tmp_path / "run", METHODS["fpfc"], hello_with("0", rows=[10**5, 10**4, 10]))
     assert claimed.left_out == {}
+    assert claimed.capped.keys() == {"0"}
+    assert claimed.capped["0"] < 30 * 40  # of 110,000
+    assert claimed.summary()["capped"] == Result.load(tmp_path / "run").capped == claimed.capped
+    audit = map(json.loads, (tmp_path / "run" / "audit.jsonl").read_text().splitlines())
+    assert [line["capped"] for line in audit if line["event"] == "start"] == [claimed.capped]
     honest = served(federation, tmp_path / "honest", METHODS["fpfc"])
     assert np.abs(claimed.models - honest.models).max() < 0.02
+
+
+FALSE_SUMS = {
+    "a million times the rows": lambda sums: 1e6 * sums,
+    "three times the rows": lambda sums: 3 * sums,
+    "absurd squares": lambda sums: np.add(sums, [0, 1e12, 0, 0]),
+    "negative errors": lambda sums: sums * [-1, 1, 1, 1],
+}
+
+
+@pytest.mark.parametrize(
+    ("metric", "lie"),
+    [(metric, lie) for metric in ("auc", "f1", "r2") for lie in FALSE_SUMS if metric == "r2" or "rows" in lie],
+)
+def test_false_sums_do_not_move_the_score_of_all_rows(metric, lie, tmp_path):
+    federation = planted("regression" if metric == "r2" else "classification", m=8, groups=1, noise=1.0, seed=3)
+
+    def forge(task, values):
+        return FALSE_SUMS[lie](values) if isinstance(task, Score) and task.metric else values
+
+    config = {**METHODS["fpfc"], "num-server-rounds": 5}
+    config["set"] += f" metric={metric}"
+    honest, liar = (served(federation, tmp_path / str(f), config, f and reply_with(0, forge)) for f in (None, True))
+    assert honest.left_out == {}
+    assert list(liar.left_out) == ["0"]
+    assert liar.score("test") == honest.score("test", np.arange(1, 8))
 
 
 def test_a_false_validation_score_does_not_choose_the_others_groups(tmp_path):

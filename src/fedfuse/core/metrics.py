@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.core.robust_mean import upper_fence
 from fedfuse.errors import FedfuseError, guess
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Bools, Floats, Ints
 
 Goal: TypeAlias = Literal["classification", "regression"]
 # For every row the cells that it adds to, and what (k x rows each, or to be broadcast).
@@ -23,6 +24,7 @@ Terms: TypeAlias = tuple[npt.NDArray[Any], Floats]
 
 # AUC counts log-odds in bins. At a width of 1/16 the ties within a bin hardly matter (tests: below 0.002).
 LOGIT_BINS, MAX_LOGIT = 512, 16.0
+ROUNDING_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Metric:
     _terms: Callable[[Floats, npt.NDArray[Any], Floats], Terms]
     _value: Callable[[Floats], Floats]
     _cells: Callable[[int], int] = lambda n_classes: 2
+    _rows: Callable[[Floats], Floats] = lambda sums: np.asarray(sums.sum(axis=1))
+    _signed: tuple[int, ...] = ()  # cells that may be negative
     pooled: bool = False
     percent: bool = False
 
@@ -79,6 +83,14 @@ class Metric:
     def overall(self, sums: Floats) -> float:
         """Return the value of the federation: of all rows together, or the mean over devices that have one."""
         return float(self.by_device(sums.sum(axis=0)[None])[0] if self.pooled else _mean(self.by_device(sums)))
+
+    def impossible(self, sums: Floats, rows: Ints | float) -> Bools:
+        """Return whose sums cannot be of so many rows (without weights), or are absurd beside those of others."""
+        counted, size = self._rows(sums), np.abs(sums).sum(axis=1)
+        negative = (np.delete(sums, self._signed, axis=1) < 0).any(axis=1)
+        per_row = np.divide(size, counted, out=np.where(size > 0, np.inf, 0.0), where=counted > 0)
+        far = per_row > upper_fence(per_row[per_row > 0])
+        return np.asarray(negative | far | (counted > rows * (1 + ROUNDING_TOLERANCE)))
 
     def difference(self, sums_a: Floats, sums_b: Floats) -> tuple[float, float]:
         """Return the difference of two overall values, and its standard error: the jackknife over devices.
@@ -201,13 +213,17 @@ METRICS: dict[str, Metric] = {
         ),
         Metric("log-loss", "log-loss", "classification", False, _averaged(_surprise), _ratio),
         Metric(
-            "auc", "AUC", "classification", True, _histogram, _area, lambda c: 2 * LOGIT_BINS * _scored(c), pooled=True
+            "auc", "AUC", "classification", True, _histogram, _area, lambda c: 2 * LOGIT_BINS * _scored(c), pooled=True,
+            _rows=lambda s: s.sum(axis=1) * (2 * LOGIT_BINS / s.shape[1]),
         ),
         Metric("f1", "F1", "classification", True, _confusion, _mean_f1, lambda c: c * c, pooled=True),
         Metric(
             "rmse", "RMSE", "regression", False, _averaged(lambda p, y: np.square(p - y)), lambda s: np.sqrt(_ratio(s))
         ),
         Metric("mae", "MAE", "regression", False, _averaged(lambda p, y: np.abs(p - y)), _ratio),
-        Metric("r2", "R²", "regression", True, _squares, _explained, lambda c: 4, pooled=True),
+        Metric(
+            "r2", "R²", "regression", True, _squares, _explained, lambda c: 4, pooled=True, _rows=lambda s: s[:, 3],
+            _signed=(2,),
+        ),
     )
 }  # fmt: skip

@@ -175,7 +175,7 @@ class ReportCallback(Callback):
         self._nodes = nodes
 
     def on_start(self, run: Run) -> None:
-        record("start", round=run.k, method=run.method.name, devices=list(run.federation.names))
+        record("start", round=run.k, method=run.method.name, devices=list(run.federation.names), capped=run.capped)
 
     def on_end(self, run: Run, result: Result) -> None:
         result.left_out.update(self._nodes.left_out)

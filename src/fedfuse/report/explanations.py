@@ -201,6 +201,11 @@ def warnings(result: Result, names_width: int = 0) -> list[str]:
             f"{len(absent)} left out before the first round"
             + (f": {some_names(absent, names_width)}" if names_width else "")
         )
+    if result.capped:
+        found.append(
+            f"{noun_of(result.profile).count(len(result.capped))} claimed more rows than others make credible, and "
+            "counted for fewer" + (f": {some_names([*result.capped], names_width)}" if names_width else "")
+        )
     return found
 
 

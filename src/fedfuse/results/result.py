@@ -97,6 +97,8 @@ class Result:
     left_out
         Who was left out, and why, by name: the suspects, and nodes whose hello could not be used, which are not
         among the devices of the result.
+    capped
+        For how many rows those count, by name, who claim more than others make credible.
     """
 
     profile: Profile
@@ -132,6 +134,7 @@ class Result:
     unheard: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     sums: dict[str, Floats] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    capped: dict[str, int] = field(default_factory=dict)
 
     @property
     def n_clusters(self) -> int:
@@ -407,6 +410,7 @@ class Result:
             "unsure": [self.profile.names[i] for i in self.unsure],
             "suspects": [self.profile.names[i] for i in self.suspects],
             "left_out": self.left_out,
+            **({"capped": self.capped} if self.capped else {}),
             **({"trouble": self.trouble} if self.trouble else {}),
             **({"privacy": self.privacy} if self.privacy else {}),
             **({"certificate": self.certificate.to_json()} if self.certificate else {}),

@@ -52,7 +52,7 @@ SUMMARY: dict[str, Kinds] = {
 }  # fmt: skip
 # Not in every summary.
 SOMETIMES: dict[str, Kinds] = {"stages": list, "refit_rounds": int, "trouble": dict, "privacy": dict}
-SOMETIMES |= {"certificate": dict, "left_out": dict[str, str]}
+SOMETIMES |= {"certificate": dict, "left_out": dict[str, str], "capped": dict[str, int]}
 STAGE: dict[str, Kinds] = {"name": str, "rounds": int, "floats": int}
 PROFILE: dict[str, Kinds] = {
     "model": (dict, str), "method": dict, "names": list[str], "goal": str, "classes": list, "features": list[str],
@@ -61,7 +61,7 @@ PROFILE: dict[str, Kinds] = {
 # Fields of a result that a summary has as they are.
 AS_SUMMARISED = (
     "dataset", "seed", "converged", "orders", "cost_floats", "refused", "seconds", "stability", "chosen", "trouble",
-    "privacy", "left_out",
+    "privacy", "left_out", "capped",
 )  # fmt: skip
 INTERVALS = ["cluster", "group", "against", "output", "feature", "estimate", "se", "df", "low", "high", "p", "p_holm"]
 INTERVALS += ["detectable"]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -318,7 +318,7 @@ class Run:
         if self.attack:
             attack = {"attack": self.attack.attack, "lies": self.attack.lies, "who": self.liars.tolist()}
         values = {part: s if s.ndim == 1 else self.metric.by_device(s) for part, s in scores.items()}
-        suspects = self._suspects(found, values)
+        suspects = self._suspects(found, values) | self._false_sums(scores)
         return Result(
             profile=Profile.of(self.federation, self.metric.name, self.class_weights),
             model=self.model,
@@ -351,7 +351,15 @@ class Run:
             suspects=np.array(sorted(suspects), np.int64),
             unheard=np.setdiff1d(self.transport.unheard, found.suspects).astype(np.int64),
             left_out={self.federation.names[i]: why for i, why in sorted(suspects.items())},
+            capped=self.capped,
         )
+
+    @property
+    def capped(self) -> dict[str, int]:
+        """For how many rows those count who claim more than others make credible."""
+        claimed = self.federation.totals("train") + self.federation.totals("validation")
+        rows = zip(self.federation.names, claimed, self.info.counts["train+validation"], strict=True)
+        return {name: int(counted) for name, said, counted in rows if counted < said}
 
     def _confidence(self, found: Outcome) -> Floats | None:
         """Return how sure every device's group is; of who was seldom heard nothing is."""
@@ -371,6 +379,18 @@ class Run:
                 reasons |= dict.fromkeys(absurd_scores(score, self.metric.greater_is_better), why)
         far = "it stays far from every group and never converges"
         return reasons | {int(i): found.reasons.get(str(i), far) for i in np.asarray(found.suspects, np.int64)}
+
+    def _false_sums(self, scores: dict[str, Floats]) -> dict[int, str]:
+        """Return the devices whose sums for a metric of all rows together cannot be, where they are elsewhere."""
+        if self.federation.here:
+            return {}
+        wrong: dict[int, str] = {}
+        for part in [part for part in get_args(Part) if part in scores and scores[part].ndim > 1]:
+            rows, weights = self.federation.rows(part).counts, self.federation.totals(part)
+            most = rows if (rows == weights).all() else np.inf
+            false = np.flatnonzero(self.metric.impossible(scores[part], most))
+            wrong |= dict.fromkeys(false.tolist(), f"its sums for the {part} {self.metric.label} cannot be")
+        return wrong
 
     def _privacy(self) -> dict[str, float] | None:
         """Return what devices have spent of their budget at the most."""
