@@ -17,6 +17,9 @@ class FedfuseError(ValueError):
 class Terminated(SystemExit):
     """SIGTERM. In training it is raised after the round, and the process exits with status 0."""
 
+    def __str__(self) -> str:
+        return "told to stop"
+
 
 def guess(word: str, known: Iterable[str]) -> str:
     """Return a question with the nearest of the known words, for the middle of a message, or nothing.

@@ -24,7 +24,7 @@ from fedfuse.engines.base import Engine
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device_state import DeviceShadow
 from fedfuse.flower.message_puller import MessagePuller
-from fedfuse.flower.messages import Envelope, UnreadableError, read_reply, write_order
+from fedfuse.flower.messages import Envelope, UnreadableError, error_of, read_reply, write_order
 from fedfuse.flower.node_registry import CHANGED, RESCAN_SECONDS, NodeRegistry
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
@@ -126,12 +126,9 @@ class FlowerEngine(Engine):
 
     def collect(self, patience: float | None = None) -> list[Reply]:
         """Wait for at least one reply; an empty list means that no order is under way, or that time is over."""
-        end = None if patience is None else time.monotonic() + patience
+        end = time.monotonic() + (np.inf if patience is None else patience)
         self._look()
-        while self._pending and not self._ready:
-            left = np.inf if end is None else end - time.monotonic()
-            if left <= 0:
-                break
+        while self._pending and not self._ready and (left := end - time.monotonic()) > 0:
             waited = time.monotonic() - max(p.since for p in self._pending.values())
             time.sleep(min(float(np.clip(_POLL_RATIO * waited, *_POLL_SECONDS)), left))
             self._look()
@@ -197,8 +194,6 @@ class FlowerEngine(Engine):
 
     def _pull(self) -> None:
         by_message = {job.message: job for job in self._pending.values() if job.message is not None}
-        if not by_message:
-            return
         for message in self._puller.pull(by_message):
             job = by_message.get(message.metadata.reply_to_message_id)
             if job is not None and job.message == message.metadata.reply_to_message_id:
@@ -234,17 +229,16 @@ class FlowerEngine(Engine):
         self._done(job, reply.values)
 
     def _failed(self, job: _Pending, message: Message) -> None:
-        name, error = self._names[job.order.device], message.error
-        reason = " ".join((error.reason or "no reason given").split())
-        log.warning("device %r: Flower's error %d, %s", name, error.code, reason[-300:])
+        name, reason = self._names[job.order.device], error_of(message)
+        log.warning("device %r: Flower's error %d, %s", name, message.error.code, reason)
         self._shadows[job.order.device].in_sync = False
-        if error.code == _NODE_UNAVAILABLE:
+        if message.error.code == _NODE_UNAVAILABLE:
             self._nodes.lose(name, job.node)
             self._trouble["node gone"] += 1
             self._again(job)
             return
         self._give_up(job, "error on the device")
-        self._check_any(name, reason[-300:])
+        self._check_any(name, reason)
 
     def _refused(self, job: _Pending, reason: str) -> None:
         """Name a device whose policy forbids an order; it is asked again in later rounds."""

@@ -200,6 +200,11 @@ def check_protocol(line: dict[str, Any], who: str) -> dict[str, Any]:
     return line
 
 
+def error_of(message: Message) -> str:
+    """Return the end of what Flower says of an error."""
+    return printable((message.error.reason or "no reason given")[-MAX_REASON_CHARACTERS:])
+
+
 def printable(text: str) -> str:
     """Return text of the other side as it may be logged: short, on one line."""
     return "".join(c for c in " ".join(text.split()) if c.isprintable())[:MAX_REASON_CHARACTERS]

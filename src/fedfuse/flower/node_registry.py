@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from fedfuse.data.federation import MAX_REMOTE_TEXT, impossible, is_text
 from fedfuse.errors import check_choice
 from fedfuse.flower.message_puller import MessagePuller
-from fedfuse.flower.messages import UnreadableError, hello, read_hello
+from fedfuse.flower.messages import UnreadableError, error_of, hello, printable, read_hello
 from fedfuse.utils.audit_log import record
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 Identities: TypeAlias = Literal["auto", "declared", "registered"]
 RESCAN_SECONDS = 3.0  # between two requests for the list of nodes
 HELLO_SECONDS = 120.0  # that a node has to identify itself
-MAX_REASON = 300  # characters of what a node says of its trouble
 RETRY_SECONDS = 60.0  # after which a node that was left out is asked again
 CHANGED = "it has other rows now than when the run began"
 NEW = "it was not among the devices when the run began"
@@ -68,8 +67,10 @@ class NodeRegistry:
 
     def look(self, *, now: bool = False) -> None:
         """Update the registry: take in replies, and every few seconds (or ``now``) look for new and lost nodes."""
-        if self._asked:
-            self._hear()
+        for answer in self._puller.pull(self._asked):
+            node = self._asked.pop(answer.metadata.reply_to_message_id, None)
+            if node is not None:
+                self._identify(node, answer)
         if not now and time.monotonic() - self._last < RESCAN_SECONDS:
             return
         self._last = time.monotonic()
@@ -105,7 +106,7 @@ class NodeRegistry:
         self._leave_out(self.node_of.pop(name, None), name, reason)
 
     def _leave_out(self, node: int | None, who: str, reason: str) -> None:
-        reason = "".join(c if c.isprintable() else "?" for c in reason)
+        reason = printable(reason)
         if self.left_out.get(who) != reason:
             self.left_out[who] = reason
             self.trouble["refused nodes"] += 1
@@ -120,31 +121,20 @@ class NodeRegistry:
         self._grid.push_messages(list(messages.values()))  # A list, as Flower iterates over it twice.
         self._asked |= {m.metadata.message_id: node for node, m in messages.items() if m.metadata.message_id}
 
-    def _hear(self) -> None:
-        for answer in self._puller.pull(self._asked):
-            node = self._asked.pop(answer.metadata.reply_to_message_id, None)
-            if node is not None:
-                self._identify(node, answer)
-
     def _identify(self, node: int, answer: Message) -> None:
         who = f"node {node}"
         if answer.has_error():
-            reason = " ".join((answer.error.reason or "no reason given").split())
             if answer.error.code == _APP_ERROR:
-                self._leave_out(node, who, f"it cannot say who it is: {reason[-MAX_REASON:]}")
+                self._leave_out(node, who, f"it cannot say who it is: {error_of(answer)}")
                 return
             self.trouble["no answer to hello"] += 1  # It is asked again at the next scan.
-            log.warning("node %d did not identify itself: %s", node, reason[-MAX_REASON:])
+            log.warning("node %d did not identify itself: %s", node, error_of(answer))
             return
         try:
             facts = read_hello(answer)
             name = self._identity(node, facts)
             who = who if self.node_of.get(name, node) != node else name  # Another node may be that device.
-            if (
-                reason := str(facts.get("problem", ""))[:MAX_REASON]
-                or impossible(facts)
-                or self._misplaced(name, facts)
-            ):
+            if reason := facts["problem"] or impossible(facts) or self._misplaced(name, facts):
                 raise UnreadableError(reason)
         except UnreadableError as unusable:
             self._leave_out(node, who, str(unusable))

@@ -118,9 +118,7 @@ def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
     rounds = int(config.get("num-server-rounds", 0))
     chosen, settings = build("flower", name, options, defaults)
     settings["seed"] = int(config.get("seed", 0))
-    if rounds:
-        settings["rounds"] = rounds
-    return chosen, settings
+    return chosen, settings | ({"rounds": rounds} if rounds else {})
 
 
 def gather(nodes: NodeRegistry, wanted: int, seconds: float, minimum: int = 1) -> Federation:

@@ -202,10 +202,8 @@ def warnings(result: Result, names_width: int = 0) -> list[str]:
             + (f": {some_names(absent, names_width)}" if names_width else "")
         )
     if result.capped:
-        found.append(
-            f"{noun_of(result.profile).count(len(result.capped))} claimed more rows than others make credible, and "
-            "counted for fewer" + (f": {some_names([*result.capped], names_width)}" if names_width else "")
-        )
+        who = np.array([result.index(name) for name in result.capped])
+        found.append(f"{noun_of(result.profile).count(who.size)} claimed more rows than is credible{named(who)}")
     return found
 
 

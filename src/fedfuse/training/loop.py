@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -318,7 +318,7 @@ class Run:
         if self.attack:
             attack = {"attack": self.attack.attack, "lies": self.attack.lies, "who": self.liars.tolist()}
         values = {part: s if s.ndim == 1 else self.metric.by_device(s) for part, s in scores.items()}
-        suspects = self._suspects(found, values) | self._false_sums(scores)
+        suspects = self._suspects(found, scores)
         return Result(
             profile=Profile.of(self.federation, self.metric.name, self.class_weights),
             model=self.model,
@@ -374,23 +374,18 @@ class Run:
         """Return the devices that seem to lie, and why."""
         reasons = dict.fromkeys(self.ledger.often_refused(self.info.m), "its replies had to be refused, time and again")
         if not self.federation.here:  # Scores are what devices say of themselves.
-            for part, score in scores.items():
-                why = f"its {part} score is absurd beside those of others"
-                reasons |= dict.fromkeys(absurd_scores(score, self.metric.greater_is_better), why)
+            part: Part
+            for part in ("validation", "test"):
+                values, false, score = scores[part], np.empty(0, np.int64), scores[part]
+                if score.ndim > 1:
+                    rows, total = self.federation.rows(part).counts, self.federation.totals(part)
+                    values = self.metric.by_device(score)
+                    false = np.flatnonzero(self.metric.impossible(score, rows if (rows == total).all() else np.inf))
+                absurd = absurd_scores(values, self.metric.greater_is_better)
+                reasons |= dict.fromkeys(absurd, f"its {part} score is absurd beside those of others")
+                reasons |= dict.fromkeys(false.tolist(), f"its sums for the {part} {self.metric.label} cannot be")
         far = "it stays far from every group and never converges"
         return reasons | {int(i): found.reasons.get(str(i), far) for i in np.asarray(found.suspects, np.int64)}
-
-    def _false_sums(self, scores: dict[str, Floats]) -> dict[int, str]:
-        """Return the devices whose sums for a metric of all rows together cannot be, where they are elsewhere."""
-        if self.federation.here:
-            return {}
-        wrong: dict[int, str] = {}
-        for part in [part for part in get_args(Part) if part in scores and scores[part].ndim > 1]:
-            rows, weights = self.federation.rows(part).counts, self.federation.totals(part)
-            most = rows if (rows == weights).all() else np.inf
-            false = np.flatnonzero(self.metric.impossible(scores[part], most))
-            wrong |= dict.fromkeys(false.tolist(), f"its sums for the {part} {self.metric.label} cannot be")
-        return wrong
 
     def _privacy(self) -> dict[str, float] | None:
         """Return what devices have spent of their budget at the most."""
