@@ -27,7 +27,7 @@ from fedfuse.protocol.tasks import STATISTICS, Order, Rescale, Task
 HELLO = f"{MessageType.QUERY}.hello"
 PROTOCOL = 2  # Version of orders, replies and hellos; 1 is that of fedfuse 0.1.0.
 MAX_REASON_CHARACTERS = 300
-HELLO_FIELDS = ("device", "problem", "goal", "columns", "features", "shape", "classes", "rows", "weights", "digest")
+HELLO_FIELDS = ("device", "goal", "columns", "features", "shape", "classes", "rows", "weights", "digest")
 MAX_JSON_CHARACTERS = 1_000_000
 _TASKS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Task)}
 _NUMPY_FORMAT = "numpy.ndarray"  # Flower's name for arrays in NumPy's format
@@ -187,7 +187,7 @@ def write_hello(message: Message, facts: Mapping[str, Any]) -> Message:
 def read_hello(message: Message) -> dict[str, Any]:
     """Return what a device says of itself, unchecked but for its protocol; what nobody asks for is dropped."""
     line = check_protocol(_line(message, "hello"), "it")
-    texts = {key: printable(str(line.get(key, ""))) for key in ("fedfuse", "policy")}
+    texts = {key: printable(str(line.get(key, ""))) for key in ("problem", "fedfuse", "policy")}
     return {key: line[key] for key in HELLO_FIELDS if key in line} | texts
 
 
