@@ -280,7 +280,7 @@ def fuzzed(rng):
         return rng.choice(["", "x", "\ud800", "{}", "[]", "null", "1e999", '{"device":' * 50, "9" * 5000])
 
     def line():
-        keys = ["device", "round", "version", "lost", "changed", "rows", "x"]
+        keys = ["device", "round", "version", "refused", "rows", "x"]
         values = [0, 1, -1, 10**30, None, True, "0", "\ud800", [], {}, 1.5, float("inf"), "a.1"]
         return json.dumps({k: values[rng.integers(len(values))] for k in keys if rng.random() < 0.7})
 

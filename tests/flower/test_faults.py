@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ pytest.importorskip("flwr", reason="pip install 'fedfuse[flower]'")
 
 from test_deployment import GROUPS
 
-from fedfuse.flower.node_registry import CHANGED, NEW
+from fedfuse.flower.messages import CHANGED
+from fedfuse.flower.node_registry import NEW
 from fedfuse.flower.project_template import write_app
 from fedfuse.results.result import Result
 from support.flower_cluster import LINK, Cluster, wait_for
@@ -156,7 +158,7 @@ def test_deadlines_hold_with_a_node_killed_in_mid_upload_and_one_stopped(tmp_pat
 def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
     app, out = an_app(tmp_path / "faults"), small_disk / "run"
     story, table = Story(out), tmp_path / "{}.csv"
-    config = f"lam='0.5' set='solver=exact refit=no tol=0 deadline=60' num-server-rounds=20 out='{out}' num-devices=7"
+    config = f"lam='0.5' set='solver=exact refit=no tol=0 deadline=60' num-server-rounds=16 out='{out}' num-devices=7"
 
     def start(cluster, k, **how):
         record = f' record="{tmp_path / "hello"}"' if k in (0, 7) else ""
@@ -240,15 +242,16 @@ def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
     print_table(story)
     assert summary["labels"] == GROUPS
     assert "No space left on device" in said
-    assert "Traceback" not in said
     rounds = story.lines("round")
-    assert sorted({line["round"] for line in rounds}) == list(range(20))
+    assert sorted({line["round"] for line in rounds}) == list(range(16))
     assert rounds[-1]["replies"] == 6
     assert len(story.lines("start")) == 4
     assert len(story.lines("end")) == 1
-    (left,) = story.lines("left out", device="6")
-    assert "columns" in left["reason"]
-    assert len(story.lines("hello", device="3")) >= 2
+    assert story.lines("left out", device="6")[0]["reason"] == "it has columns 3, most others 2"
+    assert len(story.lines("hello", device="3")) > len(story.lines("hello", device="0"))
+    for device in ("1", "2", "4"):
+        assert story.lines("unanswered", device=device)
+    assert len(story.lines("stopped", reason="told to stop")) == 1
     assert summary["left_out"] == {"6": NEW, strange: claim}
     assert Result.load(out).score("test") < 0.15
 
@@ -259,3 +262,8 @@ def print_table(story):
         if line["event"] not in ("asked", "answered"):
             words = {key: value for key, value in line.items() if key not in ("time", "event", "policy", "fedfuse")}
             print(line["time"][11:19], line["event"], words)
+    for device in "012345":
+        asked = {line["round"]: datetime.fromisoformat(line["time"]) for line in story.lines("asked", device=device)}
+        heard = {line["round"]: datetime.fromisoformat(line["time"]) for line in story.lines("answered", device=device)}
+        seconds = [(heard[k] - asked[k]).total_seconds() for k in heard]
+        print(f"device {device} answers after {np.median(seconds):.0f} s")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedfuse.flower.device_state import DeviceState
 from fedfuse.flower.messages import (
+    LOST,
     DeviceReply,
     Envelope,
     UnreadableError,
@@ -110,7 +111,7 @@ def test_answers_survive():
     answer = read_reply(write_reply(message, order, DeviceReply(W, "a.1"), "float32"), order, d=4)
     assert same(answer.values, W)
     assert answer.version == "a.1"
-    assert not answer.lost
+    assert not answer.refused
 
 
 def test_judgements_travel_exactly():
@@ -123,12 +124,13 @@ def test_judgements_travel_exactly():
 
 def test_lost_memory():
     order, message = asked()
-    assert read_reply(write_reply(message, order, DeviceReply(np.empty(0), lost=True), "float32"), order, d=4).lost
+    written = write_reply(message, order, DeviceReply(np.empty(0), refused=LOST), "float32")
+    assert read_reply(written, order, d=4).refused == LOST
 
 
 def reply(message, arrays=None, line=None, **records):
     """An answer as it should be, except for what is given."""
-    good = {"device": 2, "round": 9, "version": "a.1", "lost": False}
+    good = {"device": 2, "round": 9, "version": "a.1", "refused": ""}
     text = json.dumps(good) if line is None else line if isinstance(line, str) else json.dumps(good | line)
     content = {
         "arrays": arrays if arrays is not None else ArrayRecord({"values": Array(W)}),

@@ -27,6 +27,8 @@ from fedfuse.engines.in_process import InProcess
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device_state import DeviceState, changes_state
 from fedfuse.flower.messages import (
+    CHANGED,
+    LOST,
     DeviceReply,
     Envelope,
     read_arrays,
@@ -89,13 +91,10 @@ _devices: OrderedDict[Any, Device] = OrderedDict()
 def _carry_out(message: Message, context: Context, load: Load, build: Build | None) -> Message:
     envelope = read_order(message)
     state, dtype = _current_state(envelope, context), envelope.setup["dtype"]
-    if state is None:
-        return write_reply(message, envelope.order, DeviceReply(np.empty(0), lost=True), dtype)
     rows = _rows_of(context, load)
-    if envelope.digest and envelope.digest != keyed_digest(rows, node_key(context.node_config)):
-        return write_reply(message, envelope.order, DeviceReply(np.empty(0), changed=True), dtype)
-    if reason := _refusal(envelope, context, rows):
-        return write_reply(message, envelope.order, DeviceReply(np.empty(0), refused=reason), dtype)
+    reason = LOST if state is None else _refusal(envelope, context, rows)
+    if state is None or reason:
+        return write_reply(message, envelope.order, DeviceReply(np.empty(0), refused=reason or ""), dtype)
     key = (context.run_id, context.node_id, envelope.order.device, str(envelope.setup))
     device = _cached(_devices, key, lambda: _build_device(rows, build, envelope))
     reply, state = device.answer(envelope, state)
@@ -115,6 +114,8 @@ def _policy(context: Context) -> Policy | None:
 
 def _refusal(envelope: Envelope, context: Context, rows: Federation) -> str | None:
     """Return why this node refuses an order, which is noted if its policy does; None if it does not."""
+    if envelope.digest and envelope.digest != keyed_digest(rows, node_key(context.node_config)):
+        return CHANGED
     private = "partition-id" not in context.node_config
     if private and isinstance(envelope.order.task, SendSufficientStatistics) and tells_rows(rows):
         return "it does not sum up so few rows: their means and covariances would tell them"

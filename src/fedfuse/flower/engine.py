@@ -24,8 +24,8 @@ from fedfuse.engines.base import Engine
 from fedfuse.errors import FedfuseError
 from fedfuse.flower.device_state import DeviceShadow
 from fedfuse.flower.message_puller import MessagePuller
-from fedfuse.flower.messages import Envelope, UnreadableError, error_of, read_reply, write_order
-from fedfuse.flower.node_registry import CHANGED, RESCAN_SECONDS, NodeRegistry
+from fedfuse.flower.messages import CHANGED, LOST, Envelope, UnreadableError, error_of, read_reply, write_order
+from fedfuse.flower.node_registry import RESCAN_SECONDS, NodeRegistry
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.tasks import Order, Reply
@@ -213,15 +213,8 @@ class FlowerEngine(Engine):
             shadow.in_sync = False
             self._done(job, np.array(["unreadable"]))
             return
-        if reply.changed:
-            self._nodes.refuse(self._names[device], CHANGED)
-            self._give_up(job, "other rows")
-            return
-        if reply.lost:
-            self._again(job)
-            return
         if reply.refused:
-            self._refused(job, f"it refused an order: {reply.refused}")
+            self._refused(job, reply.refused)
             return
         self._any_reply = True
         record("answered", device=self._names[device], round=job.order.round, numbers=reply.values.size)
@@ -241,11 +234,17 @@ class FlowerEngine(Engine):
         self._check_any(name, reason)
 
     def _refused(self, job: _Pending, reason: str) -> None:
-        """Name a device whose policy forbids an order; it is asked again in later rounds."""
+        """Send a lost state again; name a device with other rows, or whose policy forbids an order: later it may do."""
         name = self._names[job.order.device]
-        self._nodes.left_out[name] = reason
-        self._give_up(job, "refused by the device")
-        self._check_any(name, reason)
+        if reason == LOST:
+            self._again(job)
+        elif reason == CHANGED:
+            self._nodes.refuse(name, CHANGED)
+            self._give_up(job, "other rows")
+        else:
+            self._nodes.left_out[name] = f"it refused an order: {reason}"
+            self._give_up(job, "refused by the device")
+            self._check_any(name, reason)
 
     def _check_any(self, name: str, reason: str) -> None:
         """Raise an error where orders have failed on all devices: the app is at fault, not a device."""

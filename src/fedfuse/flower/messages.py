@@ -27,6 +27,7 @@ from fedfuse.protocol.tasks import STATISTICS, Order, Rescale, Task
 HELLO = f"{MessageType.QUERY}.hello"
 PROTOCOL = 2  # Version of orders, replies and hellos; 1 is that of fedfuse 0.1.0.
 MAX_REASON_CHARACTERS = 300
+LOST, CHANGED = "its memory is lost", "it has other rows now than when the run began"
 HELLO_FIELDS = ("device", "goal", "columns", "features", "shape", "classes", "rows", "weights", "digest")
 MAX_JSON_CHARACTERS = 1_000_000
 _TASKS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Task)}
@@ -51,15 +52,10 @@ class Envelope:
 
 @dataclass(frozen=True)
 class DeviceReply:
-    """A device's reply: values, or that it has lost its state and must be sent it, or that its rows are others now.
-
-    Or ``refused`` says why it refuses the order.
-    """
+    """A device's reply: values, or why there are none: `LOST` (its state must be sent), `CHANGED` or its policy."""
 
     values: npt.NDArray[Any]
     version: str = ""
-    lost: bool = False
-    changed: bool = False
     refused: str = ""
 
 
@@ -125,11 +121,9 @@ def _join(line: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Ta
 
 def write_reply(message: Message, order: Order, reply: DeviceReply, dtype: npt.DTypeLike) -> Message:
     """Return the message that replies to another one."""
-    line = {"device": order.device, "round": order.round, "version": reply.version, "lost": reply.lost}
-    line |= {"changed": True} if reply.changed else {}
-    line |= {"refused": reply.refused} if reply.refused else {}
+    line = {"device": order.device, "round": order.round, "version": reply.version, "refused": reply.refused}
     values = reply.values if isinstance(order.task, STATISTICS) else reply.values.astype(dtype)
-    arrays = {} if reply.lost or reply.changed or reply.refused else {"values": values}
+    arrays = {} if reply.refused else {"values": values}
     content = RecordDict({"arrays": write_arrays(arrays), "config": ConfigRecord({"reply": json.dumps(line)})})
     return Message(content, reply_to=message)
 
@@ -140,8 +134,6 @@ def read_reply(message: Message, order: Order, d: int) -> DeviceReply:
     if line.get("device") != order.device or line.get("round") != order.round:
         given = f"device {line.get('device')!r}, round {line.get('round')!r}"
         raise UnreadableError(f"it is for {given}; asked was device {order.device}, round {order.round}")
-    if line.get("lost") is True or line.get("changed") is True:
-        return DeviceReply(np.empty(0), lost=line.get("lost") is True, changed=line.get("changed") is True)
     if isinstance(reason := line.get("refused"), str) and reason:
         return DeviceReply(np.empty(0), refused=printable(reason))
     version = line.get("version")

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from fedfuse.data.federation import MAX_REMOTE_TEXT, impossible, is_text
 from fedfuse.errors import check_choice
 from fedfuse.flower.message_puller import MessagePuller
-from fedfuse.flower.messages import UnreadableError, error_of, hello, printable, read_hello
+from fedfuse.flower.messages import CHANGED, UnreadableError, error_of, hello, printable, read_hello
 from fedfuse.utils.audit_log import record
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ Identities: TypeAlias = Literal["auto", "declared", "registered"]
 RESCAN_SECONDS = 3.0  # between two requests for the list of nodes
 HELLO_SECONDS = 120.0  # that a node has to identify itself
 RETRY_SECONDS = 60.0  # after which a node that was left out is asked again
-CHANGED = "it has other rows now than when the run began"
 NEW = "it was not among the devices when the run began"
 _APP_ERROR = 2  # Flower's error code for an app that raised
 
@@ -167,7 +166,8 @@ class NodeRegistry:
     def _set(self, name: str, node: int) -> None:
         before = self.node_of.get(name)
         self.node_of[name] = node
-        self.left.pop(name, None)
+        if self.left.pop(name, None) is not None:
+            record("back", device=name, node=node)
         if before is not None and before != node:
             self._name_of[before] = None  # Flower may list it as online for another minute.
             log.warning("device %r has come back as node %d", name, node)

@@ -21,15 +21,12 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from fedfuse.data.federation import Federation
-from fedfuse.engines.base import Engine
+from fedfuse.engines.base import EngineWrapper
+from fedfuse.engines.in_process import InProcess
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model
-from fedfuse.protocol.privacy import Noise
-from fedfuse.protocol.tasks import Order, Reply
+from fedfuse.protocol.tasks import Order
 
 log = logging.getLogger(__name__)
 _DEVICES = "devices.pickle"
@@ -52,58 +49,36 @@ def check_installed() -> None:
             raise FedfuseError(f"engine 'flower' needs {name}, which is not installed: pip install 'fedfuse[flower]'")
 
 
-class Simulation(Engine):
+class Simulation(EngineWrapper):
     """Devices on virtual nodes of Flower's Simulation Runtime, in processes of this machine.
 
     The runtime starts with the first orders (about ten seconds) and ends with `close`. Parameters are those of
     `InProcess`.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        model: Model[Any],
-        *,
-        seed: int = 0,
-        dtype: npt.DTypeLike = np.float32,
-        noise: Noise | None = None,
-    ) -> None:
+    def __init__(self, federation: Federation, model: Model[Any], **options: Any) -> None:
         check_installed()
+        super().__init__(InProcess(federation, model, **options))  # It stands in until there are orders.
         self._federation, self._model = replace(federation, truth=None, encoder=None), model
-        self._options: dict[str, Any] = {"seed": seed, "dtype": np.dtype(dtype), "noise": noise}
-        self._engine: Engine | None = None
+        self._options = options
         self._runtime: SimulationRuntime | None = None
 
     def submit(self, orders: Sequence[Order]) -> None:
-        self._started().submit(orders)
-
-    def collect(self, patience: float | None = None) -> list[Reply]:
-        return [] if self._engine is None else self._engine.collect(patience)
-
-    @property
-    def busy(self) -> frozenset[int]:
-        return frozenset() if self._engine is None else self._engine.busy
-
-    @property
-    def trouble(self) -> dict[str, int]:
-        return {} if self._engine is None else self._engine.trouble
-
-    def close(self) -> None:
-        """End the runtime and remove its folder."""
-        if self._runtime is not None:
-            self._runtime.close()
-        self._engine = self._runtime = None
-
-    def _started(self) -> Engine:
-        if self._engine is None:
+        if self._runtime is None:
             from fedfuse.flower.client import plain_labels
             from fedfuse.flower.engine import FlowerEngine
 
             self._runtime = start_simulation(self._federation, self._model)
             setup = {"classes": plain_labels(self._federation.classes)}
             names = [str(i) for i in range(self._federation.m)]  # The partition ids of virtual nodes.
-            self._engine = FlowerEngine(self._runtime.grid, names, self._model, setup=setup, **self._options)
-        return self._engine
+            self.inner = FlowerEngine(self._runtime.grid, names, self._model, setup=setup, **self._options)
+        self.inner.submit(orders)
+
+    def close(self) -> None:
+        """End the runtime and remove its folder."""
+        if self._runtime is not None:
+            self._runtime.close()
+        self._runtime = None
 
 
 class SimulationRuntime:
