@@ -12,10 +12,12 @@ from numba import njit
 
 from fedfuse.pairs.pair_kernels import FASTMATH, shrink, square_change
 from fedfuse.utils.jit import COMMON, kernel
-from fedfuse.utils.simd import choose, load, load_short, short, splat, splat_short, store, total, width
+from fedfuse.utils.simd import choose, load, load_short, prefetch, short, splat, splat_short, store, total, width
 
 # Rows of points have a multiple of so many numbers.
 PADDED = 8
+# The model at the other end of an edge is prefetched so many edges ahead: it may be anywhere in memory.
+EDGES_AHEAD = 16
 _INNER: dict[str, Any] = {**COMMON, "fastmath": FASTMATH, "forceinline": True}
 
 
@@ -144,6 +146,8 @@ def fuse_points(
             for q in range(mine.size):
                 pull[q] = 0
             for e in range(starts[i], starts[i + 1]):
+                ahead = others[min(e + EDGES_AHEAD, others.size - 1)]
+                prefetch(omega, np.int64(ahead) * mine.size)
                 s, rest = _fuse_edge(mine, omega[others[e]], duals[e], weights[e], pieces, pull)
                 fused[e] = s == 0
                 apart = apart + rest
