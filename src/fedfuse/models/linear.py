@@ -175,19 +175,28 @@ def spectrum(X: Floats, weights: Floats | None = None) -> Spectrum:
 class LinearData(RegressionData):
     """Rows, and what those devices that have needed it have learned of theirs once: second moments, and spectra."""
 
-    moments: dict[int, Floats] = field(default_factory=dict)
     spectra: dict[int, Spectrum] = field(default_factory=dict)
 
-    @property
-    def tall(self) -> Bools:
-        """Whose moments are smaller than their rows."""
-        return np.asarray(self.rows.counts > self.rows.X.shape[1] + 1)
+    def __post_init__(self) -> None:
+        columns = self.rows.X.shape[1]
+        self.tall: Bools = self.rows.counts > columns + 1  # moments are smaller than rows
+        self._slots = np.full(len(self.rows.start), -1, np.int64)
+        self._moments: Floats = np.empty((0, columns + 2, columns + 2))
 
-    def moments_of(self, device: int) -> Floats:
-        """Return second moments of (x, 1, y)."""
-        if device not in self.moments:
-            self.moments[device] = second_moments(*self.rows.of(device), self.rows.weights_of(device))
-        return self.moments[device]
+    def moments(self, devices: Ints) -> tuple[Floats, Ints]:
+        """Return second moments of (x, 1, y), and where in them those of each device are."""
+        missing = np.unique(devices[self._slots[devices] < 0])
+        if missing.size:
+            new = np.empty((missing.size, *self._moments.shape[1:]))
+
+            def run(jobs: Ints) -> None:
+                for k in jobs:
+                    new[k] = second_moments(*self.rows.of(missing[k]), self.rows.weights_of(missing[k]))
+
+            spread(run, self.rows.counts[missing] * float(new[0].size))
+            self._slots[missing] = len(self._moments) + np.arange(missing.size)
+            self._moments = np.concatenate([self._moments, new])
+        return self._moments, self._slots[devices]
 
     def spectrum(self, device: int) -> Spectrum:
         """Return eigenvalues and eigenvectors of the second moments of (x, 1)."""
@@ -278,18 +287,17 @@ class LinearRegression(Regression[LinearData]):
 def _descend_by_moments(fit: LocalFit[LinearData], chosen: Ints, A: Floats, rho: float, lr: float, steps: int) -> None:
     """Take steps on W[chosen] with gradient 2 M (w, -1), M the second moments; products of stacks, device by device."""
     d = fit.W.shape[1]
+    M, slots = fit.data.moments(fit.devices[chosen])
 
     def run(jobs: Ints) -> None:
         own = chosen[jobs]
-        M, w, a = [fit.data.moments_of(int(i)) for i in fit.devices[own]], fit.W[own], A[own]
-        curve, toward = np.stack([m[:d, :d] for m in M]), np.stack([m[d, :d] for m in M])
+        curve, toward, w, a = M[slots[jobs], :d, :d], M[slots[jobs], d, :d], fit.W[own], A[own]
         for _ in range(steps):
             gradient = 2 * ((curve @ w[:, :, None])[:, :, 0] - toward)
             w -= lr * (gradient + rho * (w - a))
         fit.W[own] = w
 
-    unknown = np.array([i not in fit.data.moments for i in fit.devices[chosen]])
-    spread(run, steps * d**2 + unknown * fit.cost[chosen] * d)
+    spread(run, np.full(chosen.size, float(steps * d**2)))
 
 
 def _newton_step(spectrum: Spectrum, gradient: Floats, away: Floats, rho: float) -> Floats:
