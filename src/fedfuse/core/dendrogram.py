@@ -105,10 +105,13 @@ class Tree:
         return labels if together == 1 else self._pruned(judgements, losses, best, held, z * together)
 
     def _pruned(self, judgements: Sequence[PairedLosses], losses: Floats, best: Bools, held: Bools, z: float) -> Ints:
-        split = best
+        split, own = best, self._groups(best)
         while (split & ~held).any():
             pruned = self._without_weakest(split, held, losses)
-            if self._rise(judgements, best, pruned) > z:
+            group = self._groups(pruned)
+            parts = [j.rise(int(group[j.leaf]), int(own[j.leaf])) for j in judgements if group[j.leaf] != own[j.leaf]]
+            rise, variance = np.sum(np.reshape(parts, (-1, 2)), axis=0)
+            if rise / np.sqrt(max(variance, 1e-300)) > z:
                 break
             split = pruned
         return np.unique(self._groups(split)[: self.n], return_inverse=True)[1]
@@ -163,13 +166,6 @@ class Tree:
             if not split[node]:
                 group[self.children[node - self.n]] = group[node]
         return group
-
-    def _rise(self, judgements: Sequence[PairedLosses], best: Bools, other: Bools) -> float:
-        """Return by how many standard errors the other partition is worse than the best."""
-        a, b = self._groups(other), self._groups(best)
-        parts = [j.rise(int(a[j.leaf]), int(b[j.leaf])) for j in judgements if a[j.leaf] != b[j.leaf]]
-        rise, variance = np.sum(np.reshape(parts, (-1, 2)), axis=0)
-        return float(rise / np.sqrt(max(variance, 1e-300)))
 
 
 class PairedLosses:

@@ -276,7 +276,13 @@ class Federation:
         checks.check_counts(counts, names, test, validation)
         found, y, classes = targets.encode_target(np.concatenate([*ys.values()]), goal, "the target")
         rows, cuts = shuffled_rows(counts, seed), cut_points(counts, test, validation)
-        X = _gather(Xs, rows, cuts, np.float64 if form is None else np.float32)
+        X: Floats = np.empty((len(rows), Xs[0].shape[1]), np.float64 if form is None else np.float32)
+        for Xi, (start, *_, stop) in zip(Xs, cuts, strict=True):  # Copied once, from each device's array to its place.
+            place, order = X[start:stop], rows[start:stop] - start
+            if Xi.dtype == X.dtype:
+                np.take(Xi, order, axis=0, out=place, mode="clip")
+            else:
+                place[:] = Xi[order]
         groups = checks.truth_array(truth, len(names))
         return cls(names, X, y[rows], cuts, found, classes, columns, groups, shape=form)
 
@@ -422,15 +428,3 @@ def shuffled_rows(counts: Ints, seed: int) -> Ints:
     return np.concatenate(
         [s + generator(seed, "split", i).permutation(n) for i, (s, n) in enumerate(zip(starts, counts, strict=True))]
     )
-
-
-def _gather(Xs: Sequence[Floats], rows: Ints, cuts: Ints, dtype: npt.DTypeLike) -> Floats:
-    # Copied once, from each device's array to its place.
-    X: Floats = np.empty((len(rows), Xs[0].shape[1]), dtype)
-    for Xi, (start, *_, stop) in zip(Xs, cuts, strict=True):
-        place, order = X[start:stop], rows[start:stop] - start
-        if Xi.dtype == X.dtype:
-            np.take(Xi, order, axis=0, out=place, mode="clip")
-        else:
-            place[:] = Xi[order]
-    return X

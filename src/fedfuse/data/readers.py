@@ -66,7 +66,15 @@ def _read(path: Path) -> pd.DataFrame:
     try:
         if suffix == ".parquet":
             return pd.read_parquet(path, engine="pyarrow")
-        return _read_workbook(path) if suffix == ".xlsx" else _read_text(path)
+        if suffix != ".xlsx":
+            return _read_text(path)
+        with pd.ExcelFile(path, engine="openpyxl") as book:
+            frame: pd.DataFrame = pd.read_excel(book)
+            header = pd.read_excel(book, header=None, nrows=1, dtype=str, na_filter=False)
+            _refuse_repeated_names(path, header.iloc[0])
+            if len(book.sheet_names) > 1:
+                log.warning("sheet %r is read, the first of %d", book.sheet_names[0], len(book.sheet_names))
+        return frame
     except FedfuseError:
         raise
     except ImportError:
@@ -78,15 +86,6 @@ def _read(path: Path) -> pd.DataFrame:
     except Exception as problem:  # Readers raise many kinds of errors on damaged files.
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise FedfuseError(f"cannot read {str(path)!r}: {reason}") from None
-
-
-def _read_workbook(path: Path) -> pd.DataFrame:
-    with pd.ExcelFile(path, engine="openpyxl") as book:
-        frame: pd.DataFrame = pd.read_excel(book)
-        _refuse_repeated_names(path, pd.read_excel(book, header=None, nrows=1, dtype=str, na_filter=False).iloc[0])
-        if len(book.sheet_names) > 1:
-            log.warning("sheet %r is read, the first of %d", book.sheet_names[0], len(book.sheet_names))
-    return frame
 
 
 def _read_text(path: Path) -> pd.DataFrame:

@@ -53,7 +53,9 @@ def layout_of(module: nn.Module, fuse: str | Sequence[str]) -> Layout:
         raise FedfuseError("the module has lazy layers without sizes yet: pass one batch through it first")
     fused = _chosen(module, list(parameters), fuse)
     shared = [name for name in parameters if name not in fused]
-    buffers = _buffers(module)
+    still = tuple(f"{name}." for name in frozen_modules(module))
+    floating = ((name, b) for name, b in module.named_buffers() if b.is_floating_point())
+    buffers = {name: b for name, b in floating if not name.startswith(still)}
     tensors = {**parameters, **buffers}
     names = (*shared, *buffers, *fused)
     a, b, c = (sum(tensors[name].numel() for name in group) for group in (shared, buffers, fused))
@@ -69,11 +71,6 @@ def frozen_modules(module: nn.Module) -> dict[str, nn.Module]:
     """Return the submodules whose parameters are all frozen: they stay as they are, statistics and all."""
     flags = {name: [p.requires_grad for p in inner.parameters()] for name, inner in module.named_modules()}
     return {name: module.get_submodule(name) for name, trained in flags.items() if trained and not any(trained)}
-
-
-def _buffers(module: nn.Module) -> dict[str, Tensor]:
-    still = tuple(f"{name}." for name in frozen_modules(module))
-    return {n: b for n, b in module.named_buffers() if b.is_floating_point() and not n.startswith(still)}
 
 
 def _chosen(module: nn.Module, names: list[str], fuse: str | Sequence[str]) -> list[str]:
