@@ -53,6 +53,8 @@ ALL = [
     tasks.JudgePersonalModels(np.stack([W, -W]), W, W[:2], W[:1], W[1:2], (1.0, 0.1), (3.0,), (0.5,)),
     tasks.SendPosterior(W, W[:2], W[:1]),
     tasks.PeekPersonalModels(W, W[:2], W[:1], 0.1),
+    tasks.JudgeHeads(W, W[:1], (1.0, 0.1), (0.5,)),
+    tasks.PeekHeads(W, 0.1, (0.5,)),
     tasks.SendMoments(3),
     tasks.SendSufficientStatistics(3),
     tasks.Rescale(np.array([1 / 3, 0.0]), np.array([2.0, 1e-9])),

@@ -176,3 +176,49 @@ def test_large_models_have_none():
     wide = replace(ff.SoftmaxRegression()).sized(200, 10)
     assert not personal.has_personal_models(wide)
     assert personal.has_personal_models(ff.LinearRegression().sized(200, 0))
+
+
+def own_heads(personal, m=8, n=120, columns=6, seed=0):
+    """Two groups; with ``personal``, devices differ as much again within them."""
+    rng = np.random.default_rng(seed)
+    base, data = rng.normal(size=(2, 3, columns)), []
+    for i in range(m):
+        X, W = rng.normal(size=(n, columns)), base[i % 2] + personal * rng.normal(size=(3, columns))
+        data.append((X, (2 * np.tanh(X) @ W.T + rng.gumbel(size=(n, 3))).argmax(axis=1)))
+    return ff.Federation.from_arrays(data, truth=np.arange(m) % 2, seed=seed)
+
+
+@pytest.mark.parametrize(("personal", "engine"), [(0.0, "inprocess"), (1.0, "workers")])
+def test_networks_have_last_layers_of_their_own(personal, engine, tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    method = ff.FusionTree(work=ff.Work(steps=20, lr=0.1, batch=20, unit="batches"))
+    model = ff.TorchModel(network, fused="all")
+    federation = own_heads(personal)
+    result = ff.fit(federation, method, model=model, rounds=20, engine=engine, out=tmp_path)
+    assert result.verdict == ("personal" if personal else "groups")
+    scores, own = result.comparison(), result.alternatives["personal"]
+    assert (own[:, :112] == result.models[:, :112]).all()  # the first layer
+    assert (own[:, 112:] != result.models[:, 112:]).any(axis=1).all()
+    assert result.stages[-1]["name"] == "judge last layers"
+    assert result.stages[-1]["floats"] == 8 * (163 + 1 + 5 + 6)
+    if personal:
+        assert scores["personal"] > scores["groups"]
+        assert result.score("test") == scores["personal"]
+        came = result.admit(own_heads(personal, m=1, seed=1))
+        assert came.models.shape == (1, 163)
+
+
+def test_larger_models_are_compared_with_tuned_local_ones():
+    """300 parameters; devices that are nothing alike stay alone, by a ridge that is chosen for all."""
+    rng, data = np.random.default_rng(0), []
+    for _ in range(6):
+        X = rng.normal(size=(150, 99))
+        data.append((X, (3 * X[:, :5] @ rng.normal(size=(5, 3)) + rng.gumbel(size=(150, 3))).argmax(axis=1)))
+    result = ff.fit(ff.Federation.from_arrays(data, seed=0))
+    scores = result.comparison()
+    assert result.model.d == 300
+    assert result.verdict in ("alone", "groups")
+    assert scores["alone"] >= scores["groups"] - 0.02
+    assert scores["alone"] > scores["pooled"]

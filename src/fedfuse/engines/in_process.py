@@ -13,6 +13,7 @@ from fedfuse.core.metrics import METRICS
 from fedfuse.data.federation import Federation, Part, Rows
 from fedfuse.engines.base import Engine, pack_replies, unpack_replies
 from fedfuse.errors import FedfuseError
+from fedfuse.models.head_fit import head_answers
 from fedfuse.models.model import Model, plain
 from fedfuse.models.personal_fit import in_lots, personal_answers
 from fedfuse.protocol import tasks
@@ -133,11 +134,14 @@ class InProcess(Engine):
                 values = np.split(sent, np.cumsum(counts)[:-1])
             case tasks.EvaluateModels():
                 values = [self._evaluate(t, i) for t, i in zip(asked, devices, strict=True)]
-            case tasks.GradientCosine(traces=traces):
+            case tasks.GradientCosine(curvature=curvature):
                 at, common = np.stack([t.at for t in asked]), np.stack([t.common for t in asked])
-                values = self._cosines(at, common, devices, traces)
+                values = self._cosines(at, common, devices, curvature)
             case tasks.JudgePersonalModels() | tasks.SendPosterior() | tasks.PeekPersonalModels():
                 values = self._personal(asked, devices)
+            case tasks.JudgeHeads() | tasks.PeekHeads():
+                own = self._rows("train+validation")
+                values = [head_answers(self._model, own, i, t) for t, i in zip(asked, devices, strict=True)]
             case tasks.SendMoments():
                 values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(asked, devices, strict=True)]
             case tasks.SendSufficientStatistics():
@@ -174,15 +178,15 @@ class InProcess(Engine):
         rows = self._federation.rows(first.rows) if first.raw else self._rows(first.rows)
         return list(np.nan_to_num(self._model.metric_sums(METRICS[first.metric], rows, devices, models)))
 
-    def _cosines(self, at: Floats, common: Floats, devices: Ints, traces: bool) -> Sequence[Floats]:
+    def _cosines(self, at: Floats, common: Floats, devices: Ints, curvature: bool) -> Sequence[Floats]:
         parts: tuple[Part, ...] = ("train", "validation")
         a, b = (self._model.gradients(self.load(part), devices, at) - common for part in parts)
         lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         cosines = (np.einsum("kd,kd->k", a, b) / np.maximum(lengths, 1e-30))[:, None]
-        if not traces:
+        if not curvature:
             return list(cosines)
         rows, model = self._rows("train+validation"), self._model
-        hessians = [model.hessian_traces(w, rows.of(i)[0]) for w, i in zip(at, devices, strict=True)]
+        hessians = [model.hessian_numbers(w, rows.of(i)[0]) for w, i in zip(at, devices, strict=True)]
         return list(np.hstack([cosines, hessians]))
 
     def _evaluate(self, task: tasks.EvaluateModels, device: int) -> Floats:

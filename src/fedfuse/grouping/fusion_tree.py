@@ -58,6 +58,8 @@ RIDGES = (0.1, 0.03, 0.01)
 COMMON_RIDGE = 1
 # Devices that a tree is built of; of more, a sample. The others join the groups whose mean models are nearest.
 MAX_TREE_DEVICES = 1000
+# Rows for each parameter that a group's model needs for devices' scores at it to speak against a difference.
+MIN_ROWS_PER_PARAMETER = 5
 # How often groups are checked and refitted before the next split.
 MAX_CHECKS = 3
 # How often groups with structure left in them are split.
@@ -77,8 +79,8 @@ class FusionTreeState(RefitState):
     checks: int = field(init=False, default=0)
     splits: int = field(init=False, default=0)
     already_split: Ints = field(init=False)  # groupings in which groups were split before
-    traces: Floats = field(init=False)  # of every device, with `GradientCosine`
-    difference_odds: Floats = field(init=False)  # of devices to differ from their groups, by their statistics
+    curvature: Floats = field(init=False)  # diagonal of every device's Hessian, trace of its square (`GradientCosine`)
+    none_hidden: float = 1.0  # chance that groups hide no difference, by statistics of the rows
 
     def __post_init__(self, previous: Outcome | None) -> None:
         super().__post_init__(previous)
@@ -86,7 +88,7 @@ class FusionTreeState(RefitState):
         self.halves, self.estimates = np.zeros((2, m, d)), np.zeros((len(RIDGES), m, d))
         self.groupings, self.already_split = np.empty((2, 0, m), np.int64)
         self.tree, self.confidence = Tree.of(np.empty((0, d))), np.ones(m)
-        self.traces, self.difference_odds = np.zeros((m, 2)), np.zeros((len(selection.RELATIVE_DIFFERENCES), m))
+        self.curvature = np.zeros((m, d + 1))
 
     def certain_splits(self, leaves: Ints, who: Ints) -> Bools:
         """Return the nodes of the tree whose sides differ beyond doubt, by these devices and their leaves."""
@@ -135,19 +137,22 @@ class FusionTreeState(RefitState):
         if self.confidence is None or not len(self.groupings):
             return 0.0
         who = self.trusted
-        alike = selection.chance_of_no_difference(self._difference_odds()[:, who], self.labels[who])
-        return alike * selection.chance_of_few_misplaced(self.confidence[who])
+        few = selection.chance_of_few_misplaced(self.confidence[who])
+        return few * (self._none_hidden(who) if self.simulable is None else self.none_hidden)
 
-    def _difference_odds(self) -> Floats:
-        """Return the log odds that devices differ from their groups, by their last gradients or the evidence."""
-        if self.simulable is not None:
-            return self.difference_odds
-        factors = self.info.counts["train+validation"] / self.loss_units()
-        scores = factors[:, None] * self.residual_gradients("train+validation")
-        sizes = np.sqrt(np.square(self.models[self.labels[self.trusted]]).mean(axis=1))
-        # Geometric mean: a group whose classes can be told apart for certain may have parameters of any size.
-        size = float(np.exp(np.log(np.maximum(sizes, 1e-300)).mean())) if sizes.size else 0.0
-        return selection.difference_odds(scores, self.traces * factors[:, None] ** [1, 2], self.labels, size)
+    def _none_hidden(self, who: Ints) -> float:
+        """Return the chance that groups of these devices hide no difference, by their last gradients."""
+        if not who.size:
+            return 1.0
+        counts, model = self.info.counts["train+validation"], self.info.model
+        rows = (counts / self.loss_units())[who, None]
+        scores, curvature = rows * self.residual_gradients("train+validation")[who], self.curvature[who]
+        labels, squares = self.labels[who], rows[:, 0] ** 2 * curvature[:, -1]
+        found = selection.Curvature(scores, rows * curvature[:, :-1], squares, labels)
+        free = model.d * (model.n_classes - 1) / model.n_classes if model.n_classes else model.d
+        models = self.models[: self.n_trusted_groups]
+        noisy = np.bincount(labels, counts[who], len(models)) < MIN_ROWS_PER_PARAMETER * free
+        return selection.chance_of_no_difference(found, models, noisy)
 
     def residual_gradients(self, part: Part) -> Floats:
         """Return by how much devices' last gradients differ from their group's; 0 of those that were not heard."""
@@ -212,7 +217,7 @@ def group_by_evidence(state: FusionTreeState, simulable: Bools, distances: Float
     state.propose(labels)
     state.confidence = np.where(suspects, 1.0, UNKNOWN_CONFIDENCE)  # Nobody is to be put with suspects.
     state.confidence[who] = evidence.confidence(best, moments)
-    state.difference_odds[:, who] = evidence.difference_odds(best, moments)
+    state.none_hidden = evidence.chance_of_no_difference(best, moments)
     return state.group_by_estimates(state.groupings[0])
 
 
@@ -353,9 +358,11 @@ class CheckGradients(Step[FusionTreeState]):
         return bool(abs(answer[0]) <= 1 + SOLVER_TOLERANCE and (answer[1:] >= 0).all())
 
     def take(self, state: FusionTreeState) -> str:
-        width = 1 if state.simulable is not None else 3
+        width = 1 if state.simulable is not None else 1 + state.curvature.shape[1]
         answers = state.filled(np.zeros((state.info.m, width)))
-        cosines, state.traces = answers[:, 0], answers[:, 1:]
+        cosines = answers[:, 0]
+        if state.simulable is None:
+            state.curvature = answers[:, 1:]
         groups = selection.structured_groups(cosines, state.labels) if state.simulable is None else []
         if not groups or state.splits >= MAX_SPLITS or self._split_before(state):
             return begin_final_fit(state)

@@ -25,7 +25,7 @@ import numpy as np
 import scipy
 
 from fedfuse.core.dendrogram import Tree
-from fedfuse.grouping.selection import difference_odds, nearest
+from fedfuse.grouping.selection import Curvature, chance_of_no_difference, nearest
 from fedfuse.utils.typing import Floats, Ints
 
 # Log odds by which more groups must be more probable than fewer (1000 : 1).
@@ -145,14 +145,15 @@ class Evidence:
         groups = _Groups(self, labels, moments)
         return np.array([scipy.special.expit(-groups.best_move(i)[1]) for i in range(len(labels))])
 
-    def difference_odds(self, labels: Ints, moments: Floats) -> Floats:
-        """Return the log odds that devices differ from their groups (`selection.difference_odds`)."""
+    def chance_of_no_difference(self, labels: Ints, moments: Floats) -> float:
+        """Return how probable it is that devices of one group have one model (`selection.chance_of_no_difference`)."""
         d, total = len(self.prior_mean), np.zeros((labels.max() + 1, *moments.shape[1:]))
         np.add.at(total, labels, moments)
-        models, hessians = self.models(total)[labels], moments[:, :d, :d]
-        scores = moments[:, :d, d] - np.einsum("kij,kj->ki", hessians, models)
-        traces = np.column_stack([np.einsum("kii->k", hessians), np.square(hessians).sum(axis=(1, 2))])
-        return difference_odds(scores, traces, labels, float(np.sqrt(np.square(models).mean())))
+        models, hessians = self.models(total), moments[:, :d, :d]
+        scores = moments[:, :d, d] - np.einsum("kij,kj->ki", hessians, models[labels])
+        squares = np.square(hessians).sum(axis=(1, 2))
+        found = Curvature(scores, np.einsum("kii->ki", hessians), squares, labels)
+        return chance_of_no_difference(found, models, np.zeros(len(models), np.bool_))
 
 
 def _noise_prior(squares: Floats, free: Floats) -> tuple[float, float]:

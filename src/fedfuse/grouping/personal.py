@@ -10,25 +10,38 @@ Real sites differ continuously, so that a device's own rows often know better th
     server:  the verdict: what has the least loss, and the groups' unless another is better beyond chance
 
 A device is put into the group that suits its other rows when a row is left out, and the group's model is taken without
-the device: else groups, which were chosen by the same rows, look better than they are. For linear and softmax
+the device: else groups, which were chosen by the same rows, look better than they are. So for linear and softmax
 regression with up to `MAX_PARAMETERS`; the mathematics is in `models.personal_fit`.
+
+For larger softmax models, and networks whose last layer gives the scores of classes, one exchange decides: devices
+judge last layers drawn to their group's (`models.head_fit`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from fedfuse.core.partitions import canonical, group_means
+from fedfuse.core.robust_mean import Robust
 from fedfuse.grouping.refit import RescaleColumns
 from fedfuse.grouping.simulated_replies import n_columns
 from fedfuse.grouping.steps import END, Step, StepMethod, StepState, by_name
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WorksAtHome
+from fedfuse.models.model import Model
 from fedfuse.models.personal_fit import as_tables
-from fedfuse.protocol.tasks import JudgePersonalModels, PeekPersonalModels, Rescale, SendPosterior, Task
+from fedfuse.protocol.tasks import (
+    JudgeHeads,
+    JudgePersonalModels,
+    PeekHeads,
+    PeekPersonalModels,
+    Rescale,
+    SendPosterior,
+    Task,
+)
 from fedfuse.utils.typing import Floats, Ints
 
 # Beyond this many parameters a device's Hessian matrix is too dear.
@@ -51,24 +64,21 @@ MAX_JUDGED_GROUPS = 20
 NO_GROUP = "pooled"
 
 
+# Of last layers: variances around the group's, and ridges alone.
+HEAD_VARIANCES, HEAD_RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01), (1e-3, 1e-2, 0.1, 1.0)
+
+
 @dataclass
-class PersonalState(StepState):
-    """The groups that were found, in standardised columns; what devices said; and what was learned of them."""
+class VerdictState(StepState):
+    """The groups that were found, in standardised columns where these are known; and what devices said of them."""
 
     before: Outcome = field(kw_only=True)
     shift: Floats = field(init=False)
     scale: Floats = field(init=False)
     shares: Floats = field(init=False)  # of every device in its group's rows
-    without: Floats = field(init=False)  # every device's group's model without it, where that is known
-    order: Ints = field(init=False)  # groups by their distance to each
     losses: Floats = field(init=False)  # of every device: by its group, drawn, alone
     strength: float = ALONE_STRENGTHS[-1]
-    centre: Floats = field(init=False)
-    variances: Floats = field(init=False)
-    noise: float = 0.0
     factor: float = 1.0
-    to_groups: bool = True
-    rounds: int = 0
     verdict: str = ""
 
     def __post_init__(self, previous: Outcome | None) -> None:
@@ -77,41 +87,25 @@ class PersonalState(StepState):
         self.labels = canonical(self.labels)
         columns, kept = n_columns(info), self.before.kept
         self.shift, self.scale = kept.get("shift", np.zeros(columns)), kept.get("scale", np.ones(columns))
-        raw = group_means(self.before.models, self.labels, np.ones(info.m))
-        self.models = np.stack([info.model.unscaled(w, *_inverse(self.shift, self.scale)) for w in raw])
+        self.models = group_means(self.before.models, self.labels, np.ones(info.m))
+        if info.model.convex:
+            self.models = np.stack([info.model.unscaled(w, *_inverse(self.shift, self.scale)) for w in self.models])
         self.shares = rows / np.maximum(np.bincount(self.labels, rows)[self.labels], 1)
-        apart = np.linalg.norm(self.models[:, None] - self.models[None], axis=2)
-        self.order = np.argsort(apart, axis=1, kind="stable")[:, :MAX_JUDGED_GROUPS]
-        self.without = kept.get("without", np.empty((0, info.d)))
         self.losses = np.full((info.m, 3), np.nan)
-        self.centre = np.average(self.models[self.labels], axis=0, weights=np.maximum(rows, 1e-12))
-        self.variances = np.ones(info.model.n_features + 1)
 
     @property
     def n_groups(self) -> int:
         return len(self.models)
 
-    def judged(self, devices: Ints, **kinds: tuple[float, ...]) -> list[Task]:
-        """Return what asks devices for losses."""
-        common, noise = self.centre.astype(self.info.dtype), np.array([self.noise])
-        asked: list[Task] = []
-        for i in devices:
-            models, share = self.models[self.order[self.labels[i]]].astype(self.info.dtype), self.shares[[i]]
-            if len(self.without) and share < 1:
-                models[0], share = self.without[i], np.zeros(1)
-            asked.append(JudgePersonalModels(models, common, self.variances, share, noise, **kinds))
-        return asked
+    def active(self, drawn: int) -> int:
+        # Networks have few rounds, and this is one exchange.
+        return drawn if self.info.model.convex else self.info.m
 
     def heard(self, size: int) -> tuple[Ints, Floats]:
         """Return who has answered, and what a device with such losses risks: RMSE, or log-loss."""
         who = np.array(list(self.answers), np.int64)
         losses = np.reshape([self.answers[int(i)] for i in who], (len(who), size))
         return who, np.sqrt(losses) if self.info.model.goal == "regression" else losses
-
-    def prior(self, device: int) -> tuple[Floats, Floats, Floats]:
-        """Return what a device's own model is drawn to: centre, variances of columns, noise."""
-        own = self.models[self.labels[device]] if self.to_groups and self.shares[device] < 1 else self.centre
-        return own, self.factor * self.variances, np.array([self.noise])
 
     def decide(self) -> str:
         """Set the verdict, and end."""
@@ -124,12 +118,56 @@ class PersonalState(StepState):
 
     def learned(self) -> dict[str, Floats]:
         """Return what a newcomer's own model needs: see `personal_model`."""
-        numbers = np.array([self.noise, self.strength, self.to_groups])
-        return {"centre": self.centre, "variances": self.factor * self.variances, "personal": numbers}
+        return {"heads": np.array([self.factor, self.strength])}
 
     def recovery(self) -> list[dict[int, Task]]:
+        if not self.info.model.convex:
+            return []
         told = self.answers if self.step == RescaleColumns.name else range(self.info.m)
         return [dict.fromkeys(told, Rescale(self.shift, self.scale))]
+
+
+@dataclass
+class PersonalState(VerdictState):
+    """What was learned of devices beside: how they differ from a common centre."""
+
+    without: Floats = field(init=False)  # every device's group's model without it, where that is known
+    order: Ints = field(init=False)  # groups by their distance to each
+    centre: Floats = field(init=False)
+    variances: Floats = field(init=False)
+    noise: float = 0.0
+    to_groups: bool = True
+    rounds: int = 0
+
+    def __post_init__(self, previous: Outcome | None) -> None:
+        super().__post_init__(previous)
+        apart = np.linalg.norm(self.models[:, None] - self.models[None], axis=2)
+        self.order = np.argsort(apart, axis=1, kind="stable")[:, :MAX_JUDGED_GROUPS]
+        self.without = self.before.kept.get("without", np.empty((0, self.info.d)))
+        rows = self.info.counts["train+validation"].astype(np.float64)
+        self.centre = np.average(self.models[self.labels], axis=0, weights=np.maximum(rows, 1e-12))
+        self.variances = np.ones(self.info.model.n_features + 1)
+
+    def judged(self, devices: Ints, **kinds: tuple[float, ...]) -> list[Task]:
+        """Return what asks devices for losses."""
+        common, noise = self.centre.astype(self.info.dtype), np.array([self.noise])
+        asked: list[Task] = []
+        for i in devices:
+            models, share = self.models[self.order[self.labels[i]]].astype(self.info.dtype), self.shares[[i]]
+            if len(self.without) and share < 1:
+                models[0], share = self.without[i], np.zeros(1)
+            asked.append(JudgePersonalModels(models, common, self.variances, share, noise, **kinds))
+        return asked
+
+    def prior(self, device: int) -> tuple[Floats, Floats, Floats]:
+        """Return what a device's own model is drawn to: centre, variances of columns, noise."""
+        own = self.models[self.labels[device]] if self.to_groups and self.shares[device] < 1 else self.centre
+        return own, self.factor * self.variances, np.array([self.noise])
+
+    def learned(self) -> dict[str, Floats]:
+        """Return what a newcomer's own model needs: see `personal_model`."""
+        numbers = np.array([self.noise, self.strength, self.to_groups])
+        return {"centre": self.centre, "variances": self.factor * self.variances, "personal": numbers}
 
 
 def _bound(n: int) -> float:
@@ -228,8 +266,56 @@ class JudgePersonal(Step[PersonalState]):
         return state.decide()
 
 
+class JudgeOwnHeads(Step[VerdictState]):
+    """Devices judge their group's model, and models whose last layer is their own."""
+
+    name = "judge last layers"
+
+    def ask(self, state: VerdictState, devices: Ints) -> list[Task]:
+        models, ridges = state.models.astype(state.info.dtype), HEAD_RIDGES if state.info.model.convex else ()
+        return [JudgeHeads(models[state.labels[i]], state.shares[[i]], HEAD_VARIANCES, ridges) for i in devices]
+
+    def take(self, state: VerdictState) -> str:
+        drawn, ridges = len(HEAD_VARIANCES), len(HEAD_RIDGES) * state.info.model.convex
+        who, risks = state.heard(1 + drawn + ridges)
+        if not len(who):
+            return state.decide()
+        means = risks.mean(axis=0)
+        first, lone = int(means[1 : 1 + drawn].argmin()), int(means[1 + drawn :].argmin()) if ridges else 0
+        state.factor, state.strength = HEAD_VARIANCES[first], HEAD_RIDGES[lone]
+        single = state.shares[who] >= 1
+        alone = risks[:, 1 + drawn + lone] if ridges else risks[:, 0]
+        state.losses[who] = np.column_stack([np.where(single, alone, risks[:, 0]), risks[:, 1 + first], alone])
+        return state.decide()
+
+
+V = TypeVar("V", bound=VerdictState)
+
+
 @dataclass(frozen=True)
-class Personal(StepMethod[PersonalState], WorksAtHome):
+class OwnModels(StepMethod[V], WorksAtHome):
+    """Give each device a model of its own where that predicts better: what all ways to do so have in common."""
+
+    def current(self, state: V) -> Outcome:
+        kept = {name: array for name, array in state.before.kept.items() if name != "without"}
+        return state.before._replace(suspects=np.flatnonzero(state.suspects), kept=kept | state.learned())
+
+    def outcome(self, state: V) -> Outcome:
+        return self.current(state)._replace(verdict=state.verdict or None)
+
+    def in_use(self, state: V, found: Outcome, seen: list[Floats]) -> Outcome:
+        d, model = state.info.d, state.info.model
+        names = ("personal", "alone") if model.convex else ("personal",)
+        alternatives = {name: np.array(found.models) for name in names}
+        for i, values in enumerate(seen):
+            if len(values) == len(names) * d:  # A device that does not answer has its group's model.
+                for name, w in zip(names, np.split(values, len(names)), strict=True):
+                    alternatives[name][i] = model.unscaled(w, state.shift, state.scale) if model.convex else w
+        return found._replace(alternatives=alternatives)
+
+
+@dataclass(frozen=True)
+class Personal(OwnModels[PersonalState]):
     """Give each device a model of its own, drawn to its group's or to that of all, where that predicts better."""
 
     name: ClassVar[str] = "personal"
@@ -242,50 +328,59 @@ class Personal(StepMethod[PersonalState], WorksAtHome):
         assert previous is not None
         return PersonalState(info, canonical(previous.labels), previous, before=previous)
 
-    def current(self, state: PersonalState) -> Outcome:
-        kept = {name: array for name, array in state.before.kept.items() if name != "without"}
-        return state.before._replace(suspects=np.flatnonzero(state.suspects), kept=kept | state.learned())
-
-    def outcome(self, state: PersonalState) -> Outcome:
-        return self.current(state)._replace(verdict=state.verdict or None)
-
     def at_home(self, state: PersonalState) -> list[Task]:
         if not state.verdict:
             return []
         alone = state.strength
         return [PeekPersonalModels(*state.prior(i), alone) for i in range(state.info.m)]
 
-    def in_use(self, state: PersonalState, found: Outcome, seen: list[Floats]) -> Outcome:
-        d, model = state.info.d, state.info.model
-        sizes = {len(values) for values in seen}
-        assert sizes <= {d, 2 * d}
-        own = [np.split(values, 2) if len(values) == 2 * d else (None, None) for values in seen]
-        named = {"personal": [a for a, _ in own], "alone": [b for _, b in own]}
-        alternatives = {
-            name: np.stack(
-                [group if w is None else model.unscaled(w, state.shift, state.scale)
-                 for w, group in zip(models, found.models, strict=True)]
-            )
-            for name, models in named.items()
-        }  # fmt: skip
-        return found._replace(alternatives=alternatives)
+
+@dataclass(frozen=True)
+class PersonalHeads(OwnModels[VerdictState]):
+    """Give each device a last layer of its own, drawn to its group's, where that predicts better."""
+
+    name: ClassVar[str] = "personal-heads"
+    rescaled: bool = True  # whether columns are standardised, as for convex models
+
+    def steps(self) -> dict[str, Step[Any]]:
+        begin = [RescaleColumns(lambda state: JudgeOwnHeads.name)] if self.rescaled else []
+        return by_name(*begin, JudgeOwnHeads())
+
+    def first_state(self, info: FederationInfo, previous: Outcome | None) -> VerdictState:
+        assert previous is not None
+        return VerdictState(info, canonical(previous.labels), previous, before=previous)
+
+    def at_home(self, state: VerdictState) -> list[Task]:
+        if not state.verdict:
+            return []
+        models, alone = state.models.astype(state.info.dtype), (state.strength,) if state.info.model.convex else ()
+        return [PeekHeads(models[c], state.factor, alone) for c in state.labels]
 
 
 def personal_model(known: RunSummary, info: FederationInfo, joined: AdmissionResult, verdict: str) -> AdmissionDialogue:
     """Let a newcomer that has joined a group have a model of its own, as the devices of the run have."""
-    kept = known.kept
-    noise, alone, to_groups = kept["personal"]
-    shift, scale, centre = kept["shift"], kept["scale"], kept["centre"]
-    if to_groups:
-        centre = info.model.unscaled(joined.model, *_inverse(shift, scale))
-    yield Rescale(shift, scale)
+    kept, model, convex = known.kept, info.model, info.model.convex
+    centre, own = joined.model, verdict != "personal"
+    if convex:
+        shift, scale = kept["shift"], kept["scale"]
+        yield Rescale(shift, scale)
+        centre = model.unscaled(centre, *_inverse(shift, scale))
     if joined.group is None:
         return joined
-    seen = yield PeekPersonalModels(centre.astype(info.dtype), kept["variances"], np.array([noise]), float(alone))
-    drawn, lone = np.split(seen, 2)
-    return joined._replace(model=info.model.unscaled(drawn if verdict == "personal" else lone, shift, scale))
+    if "heads" in kept:
+        variance, strength = kept["heads"]
+        asked: Task = PeekHeads(centre.astype(info.dtype), float(variance), (float(strength),) if convex else ())
+    else:
+        noise, alone, to_groups = kept["personal"]
+        centre = centre if to_groups else kept["centre"]
+        asked = PeekPersonalModels(centre.astype(info.dtype), kept["variances"], np.array([noise]), float(alone))
+    seen = yield asked
+    w = np.split(seen, 1 + convex)[own]
+    return joined._replace(model=model.unscaled(w, shift, scale) if convex else w)
 
 
-def has_personal_models(model: Any) -> bool:
-    """Whether devices can have models of their own: small ones, whose loss is convex."""
-    return bool(model.convex) and model.d <= MAX_PARAMETERS
+def personal_stage(model: Model[Any], robust: Robust) -> StepMethod[Any] | None:
+    """Return what gives devices models of their own; None for models without a last layer of classes."""
+    if model.convex and model.d <= MAX_PARAMETERS:
+        return Personal(robust=robust)
+    return None if model.head is None else PersonalHeads(robust=robust, rescaled=model.convex)

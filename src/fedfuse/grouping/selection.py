@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy
+from scipy.special import logsumexp
 
 from fedfuse.core.dendrogram import WORSE_ZSCORE, PairedLosses, Tree, alike, sharing
 from fedfuse.core.partitions import group_means
@@ -32,10 +34,18 @@ STRUCTURE_ZSCORE = 2.33
 MAX_COMPARED = 5000
 # Confidence in the group of a device that has not answered.
 UNKNOWN_CONFIDENCE = 0.5
-# Differences of parameters inside a group that are considered, relative to their usual size.
-RELATIVE_DIFFERENCES = np.array([0.2, 0.4, 0.8, 1.6])
-# How probable it is beforehand that one device differs from its group, beside that all do.
-SINGLE_DIFFERENCE_PRIOR = 0.01
+# Differences inside a group that are considered, relative to the usual size of a parameter; and where there are several
+# groups, relative to how far these are apart, which is the more probable beforehand.
+RELATIVE_DIFFERENCES = (0.1, 0.14, 0.2, 0.28, 0.4, 0.8)
+SPREAD_RATIOS, SPREAD_PRIOR = (0.5, 0.7, 1.0, 1.4), 0.9
+# Shares of a group's devices that may differ (the least is one device), and how probable these are beforehand.
+DIFFERENT_SHARES, SHARE_PRIORS = (0.0, 0.3, 1.0), (0.05, 0.15, 0.8)
+# How probable it is that devices differ in one parameter, and not in all.
+SPARSE_PRIOR = 0.1
+# Odds beforehand that groups hide a difference: one group, and several (benchmarks/calibration.py).
+ONE_GROUP_PRIOR_ODDS, HIDDEN_PRIOR_ODDS = 0.5, 0.3
+# Groups by which the usual distance of groups is told.
+MAX_SPREAD_GROUPS = 1000
 # Exponent of likelihoods at models that are estimates: by themselves they are too sure (benchmarks/calibration.py).
 LIKELIHOOD_POWER = 0.3
 # Share of the devices that may be in the wrong group for a grouping to count as right.
@@ -187,36 +197,79 @@ def split_in_two(labels: Ints, groups: Iterable[int], estimates: Floats) -> Ints
     return new
 
 
-def difference_odds(scores: Floats, traces: Floats, labels: Ints, size: float) -> Floats:
-    """Return the log odds that each device's model differs from its group's, against that it is the same.
+@dataclass(frozen=True)
+class Curvature:
+    """Devices' scores s at their group's model, the gradients of their log likelihoods, and how these vary.
 
-    One row for each of `RELATIVE_DIFFERENCES`, times ``size``, the usual size of a parameter. ``scores`` are gradients
-    of the devices' log likelihoods at their group's model (m x d), ``traces`` those of their negative Hessians A and of
-    A squared (m x 2). If a device's own parameters are spread by tau around the group's, its score has the covariance
-    A + tau^2 A^2. The odds are those of random effects, where A is taken to be the same in all of tr(A)^2 / tr(A^2)
-    directions. A group's model has been fitted to the device's rows as well, which leaves less noise in its score.
+    A is a device's negative Hessian: ``diagonals`` have its diagonal, ``squares`` the trace of its square. A group's
+    model has been fitted to the device's rows as well, so that a score is shorter than it would be otherwise.
     """
-    trace, square = np.maximum(traces.T, 1e-300)
-    together, variance = np.bincount(labels)[labels] > 1, np.square(RELATIVE_DIFFERENCES * size)[:, None]
-    free = trace**2 / square * (1 - trace / np.bincount(labels, trace)[labels])
-    growth = variance * square / trace
-    odds = (variance * np.square(scores).sum(axis=1) / (1 + growth) - free * np.log1p(growth)) / 2
-    return np.where(together, odds, 0.0)
+
+    scores: Floats
+    diagonals: Floats
+    squares: Floats
+    labels: Ints
+
+    def dense(self, variance: float) -> Floats:
+        """Return the log odds (m) that a device's parameters are spread around its group's, against that they are not.
+
+        Its score then has the covariance A + variance A^2. A is taken to be alike in tr(A)^2 / tr(A^2) directions.
+        """
+        trace = np.maximum(self.diagonals.sum(axis=1), 1e-300)
+        squares = np.maximum(self.squares, 1e-300)
+        free = trace**2 / squares * (1 - trace / np.bincount(self.labels, trace)[self.labels])
+        growth = variance * squares / trace
+        return np.asarray((variance * np.square(self.scores).sum(axis=1) / (1 + growth) - free * np.log1p(growth)) / 2)
+
+    def sparse(self, variance: float) -> Floats:
+        """Return the same for one parameter that is spread while all others are the group's (m x d)."""
+        whole = np.zeros((int(self.labels.max()) + 1, self.diagonals.shape[1]))
+        np.add.at(whole, self.labels, self.diagonals)
+        free = 1 - self.diagonals / np.maximum(whole, 1e-300)[self.labels]
+        # A score that is longer than its curvature counts rare events, whose number varies by as much.
+        growth = variance * np.maximum(self.diagonals, np.abs(self.scores))
+        return np.asarray((variance * np.square(self.scores) / (1 + growth) - free * np.log1p(growth)) / 2)
 
 
-def chance_of_no_difference(odds: Floats, labels: Ints) -> float:
-    """Return how probable it is that devices of one group have one model, from `difference_odds`.
+def chance_of_no_difference(found: Curvature, models: Floats, noisy: Bools) -> float:
+    """Return how probable it is that devices of one group have one model.
 
-    Beside it stand that all of them differ, which is as probable beforehand where all devices are with others, and that
-    one device does. How much they may differ is uniform up to the largest of `RELATIVE_DIFFERENCES`.
+    ``models`` are those of the groups; scores at models that are ``noisy``, fitted to few rows, cannot speak against a
+    difference. Any group may hide one, beforehand in proportion to its devices: of all parameters or of one; of a
+    single device, some or all; by one of `RELATIVE_DIFFERENCES`, or about as far as groups are apart. What rows are too
+    few to see stays as probable as it was.
     """
-    together = sharing(labels)
-    if not together:
-        return 1.0
-    prior = together * RELATIVE_DIFFERENCES / RELATIVE_DIFFERENCES.sum()
-    every = scipy.special.logsumexp(odds.sum(axis=1), b=prior)
-    single = scipy.special.logsumexp(odds, b=prior[:, None] * SINGLE_DIFFERENCE_PRIOR / len(labels))
-    return float(scipy.special.expit(-np.logaddexp(every, single)))
+    labels = found.labels
+    size = np.exp(np.log(np.maximum(np.square(models).mean(axis=1), 1e-300))[labels].mean())
+    usual = [size * ratio**2 for ratio in RELATIVE_DIFFERENCES]
+    dense, sparse, spread = [found.dense(v) for v in usual], [found.sparse(v) for v in usual], []
+    if len(models) > 1:
+        apart = np.median(scipy.spatial.distance.pdist(models[:MAX_SPREAD_GROUPS], "sqeuclidean")) / models.shape[1]
+        spread = [found.dense(apart / 2 * ratio**2) for ratio in SPREAD_RATIOS]
+    hidden = [-np.inf]
+    for c in np.flatnonzero(np.bincount(labels) > 1):
+        who = labels == c
+        odds = float(logsumexp(
+            [_log_mean([_any(each[who]) for each in dense]), _log_mean([each[who].sum(axis=0) for each in sparse])],
+            b=[1 - SPARSE_PRIOR, SPARSE_PRIOR],
+        ))  # fmt: skip
+        if spread:
+            near = _log_mean([_any(each[who]) for each in spread])
+            odds = float(logsumexp([odds, near], b=[1 - SPREAD_PRIOR, SPREAD_PRIOR]))
+        hidden.append(np.log(who.mean()) + (max(odds, 0.0) if noisy[c] else odds))
+    prior = HIDDEN_PRIOR_ODDS if len(models) > 1 else ONE_GROUP_PRIOR_ODDS
+    return float(scipy.special.expit(-logsumexp(hidden) - np.log(prior)))
+
+
+def _any(odds: Floats) -> float:
+    """Return the log odds that a single device differs, some, or all."""
+    shares = np.maximum(DIFFERENT_SHARES, 1 / len(odds))
+    with np.errstate(divide="ignore"):
+        return float(logsumexp([np.logaddexp(np.log1p(-s), np.log(s) + odds).sum() for s in shares], b=SHARE_PRIORS))
+
+
+def _log_mean(logs: Any) -> float:
+    return float(logsumexp(logs) - np.log(np.size(logs)))
 
 
 def chance_of_few_misplaced(confidence: Floats) -> float:

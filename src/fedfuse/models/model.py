@@ -21,8 +21,8 @@ Shape: TypeAlias = tuple[int, ...]
 Rngs: TypeAlias = list[np.random.Generator] | None
 Data = TypeVar("Data")
 M = TypeVar("M", bound="Model[Any]")
-# Rows that tell the traces of a Hessian: all pairs of them are compared.
-MAX_TRACE_ROWS = 500
+# Rows that tell the curvature of a loss: all pairs of them are compared.
+MAX_CURVATURE_ROWS = 500
 _FITTING: dict[Goal, str] = {"classification": "SoftmaxRegression()", "regression": "LinearRegression()"}
 
 
@@ -69,6 +69,18 @@ class Model(ABC, Generic[Data]):
     def fused(self) -> slice:
         """Which parameters take part in fusion; the others are shared by all devices."""
         return slice(0, self.d)
+
+    @property
+    def head(self) -> Ints | None:
+        """Return where the last layer of classes is in the vector (classes x (columns + 1), the intercepts last).
+
+        None for a model that has no such layer, or whose outputs it does not determine.
+        """
+        return None
+
+    def features(self, w: Floats, X: Floats) -> Floats:
+        """Return what enters the last layer for these rows."""
+        return X
 
     def initial(self, start: Start, rng: np.random.Generator) -> Floats:
         """Return a first parameter vector: zeros (also for auto), or one draw of N(0, 1)."""
@@ -156,20 +168,21 @@ class Model(ABC, Generic[Data]):
         sums = (weights[:, None] * away).T @ np.column_stack([X, np.ones(len(X))])
         return self.flat(sums / max(len(X), 1))
 
-    def hessian_traces(self, w: Floats, X: Floats) -> Floats:
-        """Return the traces of the Hessian of the mean loss of rows, and of its square, where scores are linear.
+    def hessian_numbers(self, w: Floats, X: Floats) -> Floats:
+        """Return the diagonal of the Hessian of the mean loss of rows, and the trace of its square.
 
-        The Hessian is the mean over rows of Kronecker's product of S and z z', where z is a row with a 1 for the
-        intercept, and S is 2 for squared errors and diag(p) - p p' for probabilities p.
+        For models whose scores are linear. The Hessian is the mean over rows of Kronecker's product of S and z z',
+        where z is a row with a 1 for the intercept, and S is 2 for squared errors and diag(p) - p p' for
+        probabilities p.
         """
-        X = np.asarray(X[:MAX_TRACE_ROWS], np.float64)
+        X = np.asarray(X[:MAX_CURVATURE_ROWS], np.float64)
         Z, n = np.column_stack([X, np.ones(len(X))]), max(len(X), 1)
-        S, pairs = np.full(len(Z), 2.0), np.full((len(Z), len(Z)), 4.0)
+        S, pairs = np.full((len(Z), 1), 2.0), np.full((len(Z), len(Z)), 4.0)
         if self.goal == "classification":
             P = self.outputs(np.asarray(w, np.float64), X)
             products, cross = P @ P.T, P @ np.square(P).T
-            S, pairs = 1 - np.square(P).sum(axis=1), products - cross - cross.T + np.square(products)
-        return np.array([S @ np.square(Z).sum(axis=1) / n, (pairs * np.square(Z @ Z.T)).sum() / n**2])
+            S, pairs = P * (1 - P), products - cross - cross.T + np.square(products)
+        return np.append(self.flat(S.T @ np.square(Z) / n), (pairs * np.square(Z @ Z.T)).sum() / n**2)
 
     def to_config(self) -> dict[str, Any]:
         """Return the model as JSON-ready data (see `models.from_config`)."""

@@ -85,6 +85,10 @@ class SoftmaxRegression(Regression[SoftmaxData]):
         cut = self.n_classes * self.n_features
         return np.column_stack([w[:cut].reshape(self.n_classes, self.n_features), w[cut:]])
 
+    @property
+    def head(self) -> Ints:
+        return self.coefficients(np.arange(self.d, dtype=np.float64)).astype(np.int64)
+
     def flat(self, coefficients: Floats) -> Floats:
         return np.concatenate([coefficients[:, :-1].ravel(), coefficients[:, -1]])
 

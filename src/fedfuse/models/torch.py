@@ -21,6 +21,7 @@ from torch.nn import functional
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
 from fedfuse.models.flat_parameters import (
+    CHUNK_ROWS,
     Layout,
     ParameterBackend,
     layout_of,
@@ -252,6 +253,38 @@ class TorchModel(Model[TorchData]):
                 losses = self._row_losses(engine.scores(self._on_place(X, dtype)), target.to(self._place))
                 (losses @ self._on_place(weights, dtype) / max(len(X), 1)).backward()  # type: ignore[no-untyped-call]
             return np.asarray(engine.g.cpu().numpy().copy())
+
+    @cached_property
+    def head(self) -> Ints | None:
+        name, layer = self._last_layer
+        named = {key: place.numpy() for key, place in self.layout.views(torch.arange(self.d))}
+        weight, bias = (named.get(f"{name}.{part}".lstrip(".")) for part in ("weight", "bias"))
+        if self.loss != "cross_entropy" or not self.n_classes or layer is None or weight is None or bias is None:
+            return None
+        place: Ints = np.column_stack([weight, bias])
+        w = vector(self.module, self.layout)
+        X = np.random.default_rng(0).normal(size=(3, self.n_features))
+        with torch.no_grad():
+            seen = self._outputs(w, X).cpu().numpy()
+        linear = self.features(w, X) @ w[place][:, :-1].T + w[place][:, -1]
+        return place if linear.shape == seen.shape and np.allclose(linear, seen, rtol=1e-3, atol=1e-4) else None
+
+    @property
+    def _last_layer(self) -> tuple[str, nn.Linear | None]:
+        layers = [(name, part) for name, part in self.module.named_modules() if list(part.parameters(recurse=False))]
+        name, layer = layers[-1]
+        return name, layer if isinstance(layer, nn.Linear) else None
+
+    def features(self, w: Floats, X: Floats) -> Floats:
+        module, seen = self.module_with(w), []
+        layer = module.get_submodule(self._last_layer[0])
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+        shape = self.shape or (self.n_features,)
+        with one_thread(), torch.no_grad():
+            for first in range(0, len(X), CHUNK_ROWS):
+                part = np.ascontiguousarray(X[first : first + CHUNK_ROWS], self._precision)
+                module(torch.from_numpy(part).reshape(-1, *shape))
+        return np.concatenate([part.numpy().reshape(len(part), -1) for part in seen]) if seen else np.empty((0, 0))
 
     def module_with(self, w: Floats) -> nn.Module:
         """Return a copy of the module with these weights, ready for use (in eval mode)."""

@@ -291,16 +291,16 @@ class GradientCosine(_Message):
 
     From both, ``common`` is taken first: the gradient of your whole group. Where the group's model suits a device,
     what is left is noise and independent, and the cosine is around zero. Where it does not, both point the same way.
-    With ``traces``, two numbers follow, which say how long gradients are by noise and by differences of models: the
-    traces of the Hessian of the loss of all rows but those of the test, and of the Hessian squared.
+    With ``curvature``, the diagonal of the Hessian of the loss of all rows but those of the test follows, and the trace
+    of the Hessian squared: they say how long gradients are by noise and by differences of models.
     """
 
     at: Floats
     common: Floats
-    traces: bool = False
+    curvature: bool = False
 
     def floats_up(self, d: int) -> int:
-        return 1 + 2 * self.traces
+        return 1 + self.curvature * (d + 1)
 
 
 @dataclass(frozen=True)
@@ -353,6 +353,36 @@ class PeekPersonalModels(_Message):
 
 
 @dataclass(frozen=True)
+class JudgeHeads(_Message):
+    """Send how well your group's model predicts your rows, and models whose last layer is your own, by folds.
+
+    ``model`` is the group's, of whose rows the device has this ``share``. The answer are mean log-losses on training
+    and validation rows: of the group's last layer without the device; of one drawn to it with each variance of
+    ``to_group``; of one of the device's own rows alone with each ridge of ``alone``.
+    """
+
+    model: Floats
+    share: Floats  # one number
+    to_group: tuple[float, ...]
+    alone: tuple[float, ...] = ()
+
+    def floats_up(self, d: int) -> int:
+        return 1 + len(self.to_group) + len(self.alone)
+
+
+@dataclass(frozen=True)
+class PeekHeads(_Message):
+    """Send the models that you use at home: with a last layer drawn to this model's, and of rows alone. Not counted."""
+
+    model: Floats
+    variance: float
+    alone: tuple[float, ...] = ()
+
+    def floats_up(self, d: int) -> int:
+        return d * (1 + len(self.alone))
+
+
+@dataclass(frozen=True)
 class SendMoments(_Message):
     """Send the means of your columns, then of their squares (for values the target is the last column)."""
 
@@ -389,14 +419,14 @@ class Rescale(_Message):
 
 # Tasks that are answered by numbers about rows, not by vectors of a model: the server computes with these in float64.
 STATISTICS = (
-    Score, Losses, EvaluateModels, GradientCosine, JudgePersonalModels, SendPosterior, SendMoments,
-    SendSufficientStatistics,
+    Score, Losses, EvaluateModels, GradientCosine, JudgePersonalModels, SendPosterior, JudgeHeads,
+    SendMoments, SendSufficientStatistics,
 )  # fmt: skip
 
 Task: TypeAlias = (
     Install | Add | PeekModel | Train | MetaTrain | TrainPair | EnvelopeTrain | MixtureTrain | Choose | Subspace
     | Score | FitLocally | Gradient | Losses | EvaluateModels | GradientCosine | JudgePersonalModels | SendPosterior
-    | PeekPersonalModels | SendMoments | SendSufficientStatistics | Rescale
+    | PeekPersonalModels | JudgeHeads | PeekHeads | SendMoments | SendSufficientStatistics | Rescale
 )  # fmt: skip
 
 

@@ -430,7 +430,7 @@ class Run:
             return {}, {}
         if found.labels.max(initial=0) == 0:
             alternatives["pooled"] = np.asarray(found.models)
-        elif here is not None:
+        elif here is not None and self.model.convex:
             alternatives["pooled"] = np.repeat(
                 pooled_model(self.federation, self.model, self.info.dtype), self.info.m, axis=0
             )

@@ -16,7 +16,7 @@ from fedfuse.grouping.fusion_tree import FusionTree
 from fedfuse.grouping.lambda_path import N_LAMBDAS, LambdaPath, path_limit
 from fedfuse.grouping.network_path import NetworkFusionPath
 from fedfuse.grouping.network_tree import NetworkFusionTree, NetworkRefit
-from fedfuse.grouping.personal import Personal, has_personal_models
+from fedfuse.grouping.personal import personal_stage
 from fedfuse.grouping.refit import Oracle, Refit
 from fedfuse.methods.fpfc import FPFC, BaseFPFC
 from fedfuse.methods.method import Method, Outcome
@@ -29,9 +29,8 @@ from fedfuse.tuning.grid_search import GridSearch
 DEFAULT_ROUNDS, DEFAULT_NETWORK_ROUNDS, DEFAULT_SEARCH_ROUNDS = 500, 60, 1000
 # Share of the rounds that is left for what follows a stage.
 REFIT_RATIO, TRAINING_RATIO, PERSONAL_RATIO = 1 / 3, 1 / 2, 1 / 8
-
-# Fewer rounds are not kept back for personal models: groups come first.
-MIN_PERSONAL_ROUNDS = 20
+# Rounds that are kept back for the last layers of networks; in shorter runs none are kept back: groups come first.
+NETWORK_PERSONAL_ROUNDS, MIN_PERSONAL_RUN, MIN_PERSONAL_NETWORK_RUN = 2, 160, 20
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,13 @@ def _with_refit(stage: Stage, fpfc: BaseFPFC, model: Model[Any], rounds: int) ->
 
 
 def _with_personal(stage: Stage, method: FusionTree | FPFC, model: Model[Any], rounds: int) -> tuple[Stage, ...]:
-    if not (method.personal and has_personal_models(model)):
+    personal = personal_stage(model, method.robust) if method.personal else None
+    if personal is None:
         return (stage,)
-    kept = int(PERSONAL_RATIO * rounds)
-    limit = rounds - kept if kept >= MIN_PERSONAL_ROUNDS else None
-    return replace(stage, max_rounds=limit), Stage("personal", Personal(robust=method.robust))
+    kept = int(PERSONAL_RATIO * rounds) if model.convex else NETWORK_PERSONAL_ROUNDS
+    shortest = MIN_PERSONAL_RUN if model.convex else MIN_PERSONAL_NETWORK_RUN
+    limit = rounds - kept if rounds >= shortest else None
+    return replace(stage, max_rounds=limit), Stage("personal", personal)
 
 
 def _common(method: Any) -> dict[str, Any]:
