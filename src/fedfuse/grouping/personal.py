@@ -293,7 +293,7 @@ V = TypeVar("V", bound=VerdictState)
 
 
 @dataclass(frozen=True)
-class OwnModels(StepMethod[V], WorksAtHome):
+class JudgesModels(StepMethod[V], WorksAtHome):
     """Give each device a model of its own where that predicts better: what all ways to do so have in common."""
 
     def current(self, state: V) -> Outcome:
@@ -315,7 +315,7 @@ class OwnModels(StepMethod[V], WorksAtHome):
 
 
 @dataclass(frozen=True)
-class Personal(OwnModels[PersonalState]):
+class Personal(JudgesModels[PersonalState]):
     """Give each device a model of its own, drawn to its group's or to that of all, where that predicts better."""
 
     name: ClassVar[str] = "personal"
@@ -336,7 +336,7 @@ class Personal(OwnModels[PersonalState]):
 
 
 @dataclass(frozen=True)
-class PersonalHeads(OwnModels[VerdictState]):
+class PersonalHeads(JudgesModels[VerdictState]):
     """Give each device a last layer of its own, drawn to its group's, where that predicts better."""
 
     name: ClassVar[str] = "personal-heads"
