@@ -158,7 +158,7 @@ def test_deadlines_hold_with_a_node_killed_in_mid_upload_and_one_stopped(tmp_pat
 def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
     app, out = an_app(tmp_path / "faults"), small_disk / "run"
     story, table = Story(out), tmp_path / "{}.csv"
-    config = f"lam='0.5' set='solver=exact refit=no tol=0 deadline=60' num-server-rounds=16 out='{out}' num-devices=7"
+    config = f"lam='0.5' set='solver=exact refit=no tol=0 deadline=60' num-server-rounds=24 out='{out}' num-devices=7"
 
     def start(cluster, k, **how):
         record = f' record="{tmp_path / "hello"}"' if k in (0, 7) else ""
@@ -243,7 +243,7 @@ def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
     assert summary["labels"] == GROUPS
     assert "No space left on device" in said
     rounds = story.lines("round")
-    assert sorted({line["round"] for line in rounds}) == list(range(16))
+    assert sorted({line["round"] for line in rounds}) == list(range(24))
     assert rounds[-1]["replies"] == 6
     assert len(story.lines("start")) == 4
     assert len(story.lines("end")) == 1
