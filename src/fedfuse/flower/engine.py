@@ -149,7 +149,7 @@ class FlowerEngine(Engine):
         for job in list(self._pending.values()):
             if job.message is None and self._expired(job):
                 self._give_up(job, "device away")
-            elif time.monotonic() - job.since > self._ttl + RESCAN_SECONDS:
+            elif time.monotonic() - job.since > self._ttl:  # Flower drops its reply, too.
                 self._give_up(job, "no answer in time")
 
     def _expired(self, job: _Pending) -> bool:
