@@ -97,6 +97,15 @@ def test_groups_may_have_any_shape_and_size():
     assert adjusted_rand(y, ff.FusionClustering(weights="distance").fit_predict(x)) > 0.98
 
 
+def test_a_path_that_ends_early_has_the_same_groups(monkeypatch):
+    x, _ = problem(1000)
+    whole = ff.FusionClustering().fit(x)
+    monkeypatch.setattr("fedfuse.pairs.collapsing_path.MAX_LONE_POINTS", 0)
+    short = ff.FusionClustering().fit(x)
+    assert len(short.path_.lambdas) < len(whole.path_.lambdas)
+    np.testing.assert_array_equal(short.labels_, whole.labels_)
+
+
 def test_one_cloud_is_one_group():
     assert not ff.FusionClustering().fit_predict(np.random.default_rng(0).normal(size=(500, 4))).any()
 

@@ -51,6 +51,8 @@ SAME_PARTITION_RATIO = 1.1
 MIN_LIFE_RATIO, MAX_LIFE_RATIO = 2.5, 10.0
 # Points that a group needs to count as one, and share of the points in such groups that a partition needs.
 MIN_GROUP_POINTS, MIN_GROUPED_SHARE = 5, 0.5
+# With more points left, the path ends when it is known which partition lives longest.
+MAX_LONE_POINTS = 1000
 # Violation of the optimality conditions that single precision can still tell from its own errors.
 MIN_SINGLE_TOLERANCE = 1e-5
 
@@ -179,18 +181,31 @@ class PartitionPath:
             labels = group[labels]
         return labels
 
+    def _lives(self) -> list[tuple[float, int, int]]:
+        """Return for partitions how long they live, their first step, and the step after their last."""
+        lives, start = [], 0
+        for end in range(1, len(self.lambdas)):
+            if self.together[end] > SAME_PARTITION_RATIO * self.together[start]:
+                if self.grouped[end - 1] >= MIN_GROUPED_SHARE:
+                    lives.append((min(self.lambdas[end] / self.lambdas[start], MAX_LIFE_RATIO), start, end))
+                start = end
+        # The last one has not ended yet, unless nearly all points are one group.
+        if self.grouped[-1] >= MIN_GROUPED_SHARE and SAME_PARTITION_RATIO * self.together[start] < 1:
+            lives.append((min(self.lambdas[-1] / self.lambdas[start], MAX_LIFE_RATIO), start, len(self.lambdas)))
+        return lives
+
+    @property
+    def settled(self) -> bool:
+        """Whether a partition has lived so long that no later one can be preferred."""
+        return any(ratio == MAX_LIFE_RATIO for ratio, _, _ in self._lives())
+
     def longest_lived(self) -> int:
         """Return a step of the partition that lives longest, counted as a ratio of lambdas; the finest of equals.
 
         A partition is the same as long as few points join its groups, and it must have most points in groups. All
         points are one group if no other partition lives long enough.
         """
-        lives, start, end = [(MIN_LIFE_RATIO, len(self.lambdas) - 1, len(self.lambdas))], 0, 0
-        for end in range(1, len(self.lambdas)):
-            if self.together[end] > SAME_PARTITION_RATIO * self.together[start]:
-                if self.grouped[end - 1] >= MIN_GROUPED_SHARE:
-                    lives.append((min(self.lambdas[end] / self.lambdas[start], MAX_LIFE_RATIO), start, end))
-                start = end
+        lives = [(MIN_LIFE_RATIO, len(self.lambdas) - 1, len(self.lambdas)), *self._lives()]
         _, start, end = max(lives, key=lambda life: life[0])
         # Until lambda has doubled lone points join; from then on the solution only gets harder to find.
         return min(int(np.searchsorted(self.lambdas, 2 * self.lambdas[start], "right")), end) - 1
@@ -233,7 +248,9 @@ class CollapsingPath:
                 edges, weights = _merged(edges, weights, group)
             self.found.add(lam, sizes, group)
             self._estimates.append(omega)
-            if len(x) == 1 or lam >= last or len(self._estimates) == MAX_LAMBDAS:
+            # Lone points that never join would cost as much for as long as lambda rises.
+            settled = last == np.inf and len(x) > MAX_LONE_POINTS and self.found.settled
+            if len(x) == 1 or lam >= last or len(self._estimates) == MAX_LAMBDAS or settled:
                 return self
             lam = min(lam * LAMBDA_RATIO, last)
 
