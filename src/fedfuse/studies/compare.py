@@ -75,15 +75,14 @@ def compare(
         Runs at a time, each in its own process; None for one per core. With more than one, a script must call this
         below ``if __name__ == "__main__":``.
     rounds, **settings
-        As for `fit`, for all methods. Without them, those of `training.presets.preset` for the data set.
+        As for `fit`, for all methods. Without them, those of `training.presets.preset` for the data set. For data with
+        a name also ``device``, ``target``, ``features`` and what else `data.load` takes.
     words
         ``key=value`` or ``method.key=value``, as of ``--set``, for methods given by name; they override the settings.
     over
         A key of ``words`` and its values, ``"lam=0.1,0.2,0.4"``: methods that have it are run with each of them.
     watcher
         Sees the progress of the runs.
-    device, target, features, …
-        As for `data.load`, where a name is given.
 
     Examples
     --------
