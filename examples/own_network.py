@@ -18,5 +18,4 @@ res = ff.fit(fed, ff.FusionTree(work=work), ff.TorchModel(net, fused="all"), rou
 
 print(res)
 print(res.devices())
-print(res.confusion(fed, cluster=0))
 print(res.module(cluster=0))  # a copy of net with the weights of the first group

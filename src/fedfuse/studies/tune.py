@@ -193,5 +193,5 @@ def _candidates(history: pd.DataFrame, chosen: float) -> pd.DataFrame:
         n_clusters=("groups", "last"),
     ).astype({"cost_floats": "int64", "n_clusters": "Int64"})
     table["chosen"] = table.index == chosen
-    table.reset_index(inplace=True)
-    return table
+    whole: pd.DataFrame = table.reset_index()
+    return whole
