@@ -13,8 +13,8 @@ A device is put into the group that suits its other rows when a row is left out,
 the device: else groups, which were chosen by the same rows, look better than they are. So for linear and softmax
 regression with up to `MAX_PARAMETERS`; the mathematics is in `models.personal_fit`.
 
-For larger softmax models, and networks whose last layer gives the scores of classes, one exchange decides: devices
-judge last layers drawn to their group's (`models.head_fit`).
+For networks whose last layer gives the scores of classes one exchange decides: devices judge last layers drawn to
+their group's (`models.head_fit`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ NO_GROUP = "pooled"
 
 
 # Of last layers: variances around the group's, and ridges alone.
-HEAD_VARIANCES, HEAD_RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01), (1e-3, 1e-2, 0.1, 1.0)
+HEAD_VARIANCES = (1.0, 0.3, 0.1, 0.03, 0.01)
 
 
 @dataclass
@@ -118,7 +118,7 @@ class VerdictState(StepState):
 
     def learned(self) -> dict[str, Floats]:
         """Return what a newcomer's own model needs: see `personal_model`."""
-        return {"heads": np.array([self.factor, self.strength])}
+        return {"heads": np.array([self.factor])}
 
     def recovery(self) -> list[dict[int, Task]]:
         if not self.info.model.convex:
@@ -272,20 +272,16 @@ class JudgeOwnHeads(Step[VerdictState]):
     name = "judge last layers"
 
     def ask(self, state: VerdictState, devices: Ints) -> list[Task]:
-        models, ridges = state.models.astype(state.info.dtype), HEAD_RIDGES if state.info.model.convex else ()
-        return [JudgeHeads(models[state.labels[i]], state.shares[[i]], HEAD_VARIANCES, ridges) for i in devices]
+        models = state.models.astype(state.info.dtype)
+        return [JudgeHeads(models[state.labels[i]], state.shares[[i]], HEAD_VARIANCES) for i in devices]
 
     def take(self, state: VerdictState) -> str:
-        drawn, ridges = len(HEAD_VARIANCES), len(HEAD_RIDGES) * state.info.model.convex
-        who, risks = state.heard(1 + drawn + ridges)
+        who, risks = state.heard(1 + len(HEAD_VARIANCES))
         if not len(who):
             return state.decide()
-        means = risks.mean(axis=0)
-        first, lone = int(means[1 : 1 + drawn].argmin()), int(means[1 + drawn :].argmin()) if ridges else 0
-        state.factor, state.strength = HEAD_VARIANCES[first], HEAD_RIDGES[lone]
-        single = state.shares[who] >= 1
-        alone = risks[:, 1 + drawn + lone] if ridges else risks[:, 0]
-        state.losses[who] = np.column_stack([np.where(single, alone, risks[:, 0]), risks[:, 1 + first], alone])
+        best = int(risks[:, 1:].mean(axis=0).argmin())
+        state.factor = HEAD_VARIANCES[best]
+        state.losses[who] = risks[:, [0, 1 + best, 0]]
         return state.decide()
 
 
@@ -340,11 +336,9 @@ class PersonalHeads(JudgesModels[VerdictState]):
     """Give each device a last layer of its own, drawn to its group's, where that predicts better."""
 
     name: ClassVar[str] = "personal-heads"
-    rescaled: bool = True  # whether columns are standardised, as for convex models
 
     def steps(self) -> dict[str, Step[Any]]:
-        begin = [RescaleColumns(lambda state: JudgeOwnHeads.name)] if self.rescaled else []
-        return by_name(*begin, JudgeOwnHeads())
+        return by_name(JudgeOwnHeads())
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> VerdictState:
         assert previous is not None
@@ -353,8 +347,8 @@ class PersonalHeads(JudgesModels[VerdictState]):
     def at_home(self, state: VerdictState) -> list[Task]:
         if not state.verdict:
             return []
-        models, alone = state.models.astype(state.info.dtype), (state.strength,) if state.info.model.convex else ()
-        return [PeekHeads(models[c], state.factor, alone) for c in state.labels]
+        models = state.models.astype(state.info.dtype)
+        return [PeekHeads(models[c], state.factor) for c in state.labels]
 
 
 def personal_model(known: RunSummary, info: FederationInfo, joined: AdmissionResult, verdict: str) -> AdmissionDialogue:
@@ -368,8 +362,7 @@ def personal_model(known: RunSummary, info: FederationInfo, joined: AdmissionRes
     if joined.group is None:
         return joined
     if "heads" in kept:
-        variance, strength = kept["heads"]
-        asked: Task = PeekHeads(centre.astype(info.dtype), float(variance), (float(strength),) if convex else ())
+        asked: Task = PeekHeads(centre.astype(info.dtype), float(kept["heads"][0]))
     else:
         noise, alone, to_groups = kept["personal"]
         centre = centre if to_groups else kept["centre"]
@@ -380,7 +373,7 @@ def personal_model(known: RunSummary, info: FederationInfo, joined: AdmissionRes
 
 
 def personal_stage(model: Model[Any], robust: Robust) -> StepMethod[Any] | None:
-    """Return what gives devices models of their own; None for models without a last layer of classes."""
-    if model.convex and model.d <= MAX_PARAMETERS:
-        return Personal(robust=robust)
-    return None if model.head is None else PersonalHeads(robust=robust, rescaled=model.convex)
+    """Return what gives devices models of their own; None for large convex models, and without a layer of classes."""
+    if model.convex:
+        return Personal(robust=robust) if model.d <= MAX_PARAMETERS else None
+    return None if model.head is None else PersonalHeads(robust=robust)

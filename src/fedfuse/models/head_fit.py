@@ -1,7 +1,6 @@
 """Personal last layers: a device's own rows draw the last layer of its group's model away from it, judged by folds.
 
-What enters the last layer (the columns themselves, for softmax regression) is fixed, so a device minimises, over its n
-rows and weights W of the last layer,
+What enters the last layer is fixed, so a device minimises, over its n rows and weights W of the last layer,
 
     sum of log-losses + |W - group's|^2 v / (2 variance)        v: mean variance of what enters the layer
 
@@ -26,8 +25,8 @@ N_FOLDS = 4
 MAX_ITERATIONS = 60
 # Singular values of rows below this share of the largest count as zero.
 RANK_TOLERANCE = 1e-7
-# Penalty on an intercept that is left free, and on a column of which a device's rows say nothing.
-FREE_PENALTY = 1e-6
+# Least variance of a column.
+MIN_VARIANCE = 1e-6
 # What a device's share in its group's rows may be at the most for the group to be judged without it.
 MAX_SHARE = 0.9
 
@@ -59,7 +58,7 @@ class HeadRows:
         """Of a column, on average."""
         total = max(self.weights.sum(), 1e-300)
         mean = self.weights @ self.Z / total
-        return max(float((self.weights @ np.square(self.Z - mean)).mean() / total), FREE_PENALTY)
+        return max(float((self.weights @ np.square(self.Z - mean)).mean() / total), MIN_VARIANCE)
 
     def folds(self) -> Ints:
         """Return the fold of every row, with all classes spread over the folds."""
@@ -77,14 +76,12 @@ class Span:
         self._V = self._V[s > RANK_TOLERANCE * s.max(initial=0)]
         self._Z = np.column_stack([rows.Z @ self._V.T, np.ones(len(rows.Z))])
 
-    def drawn(self, centre: Floats, penalty: float, free_intercept: bool = False) -> Floats:
+    def drawn(self, centre: Floats, penalty: float) -> Floats:
         """Return the weights that are nearest to a centre, at this penalty, and fit the rows."""
         from scipy.optimize import minimize  # a process for one message is spared it
 
         rows, C = self.rows, len(centre)
         base, right = rows.Z @ centre[:, :-1].T + centre[:, -1], np.eye(C)[rows.y]
-        penalties = np.full(self._Z.shape[1], penalty)
-        penalties[-1] = FREE_PENALTY if free_intercept else penalty
 
         def objective(flat: Floats) -> tuple[float, Floats]:
             B = flat.reshape(C, -1)
@@ -93,24 +90,13 @@ class Span:
             P = np.exp(U)
             total = P.sum(axis=1, keepdims=True)
             loss = rows.weights @ (np.log(total[:, 0]) - U[np.arange(len(U)), rows.y])
-            slope = ((P / total - right) * rows.weights[:, None]).T @ self._Z + penalties * B
-            return float(loss + (penalties * np.square(B)).sum() / 2), slope.ravel()
+            slope = ((P / total - right) * rows.weights[:, None]).T @ self._Z + penalty * B
+            return float(loss + penalty * np.square(B).sum() / 2), slope.ravel()
 
         start = np.zeros(C * self._Z.shape[1])
         found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_ITERATIONS})
         B = found.x.reshape(C, -1)
         return np.asarray(centre + np.column_stack([B[:, :-1] @ self._V, B[:, -1]]))
-
-
-def alone(rows: HeadRows, n_classes: int, strength: float) -> Floats:
-    """Return weights by the rows alone: a ridge on columns that the device standardises for itself."""
-    total = max(rows.weights.sum(), 1e-300)
-    mean = rows.weights @ rows.Z / total
-    scale = np.sqrt(rows.weights @ np.square(rows.Z - mean) / total + FREE_PENALTY)
-    own = HeadRows((rows.Z - mean) / scale, rows.y, rows.weights)
-    W = Span(own).drawn(np.zeros((n_classes, rows.Z.shape[1] + 1)), total * strength, free_intercept=True)
-    slopes = W[:, :-1] / scale
-    return np.column_stack([slopes, W[:, -1] - slopes @ mean])
 
 
 def without_device(rows: HeadRows, W: Floats, share: float) -> Floats:
@@ -133,10 +119,9 @@ def without_device(rows: HeadRows, W: Floats, share: float) -> Floats:
 
 
 def judge(rows: HeadRows, W: Floats, asked: JudgeHeads) -> Floats:
-    """Return mean losses: of the group's last layer without the device, of layers drawn to it, and of rows alone."""
+    """Return mean losses: of the group's last layer without the device, and of layers drawn to it."""
     centre = without_device(rows, W, float(asked.share[0]))
-    ways = len(asked.to_group) + len(asked.alone)
-    losses, fold = np.zeros((1 + ways, len(rows.y))), rows.folds()
+    losses, fold = np.zeros((1 + len(asked.to_group), len(rows.y))), rows.folds()
     losses[0] = rows.losses(centre)
     for k in range(N_FOLDS):
         known, held = rows.of(fold != k), rows.of(fold == k)
@@ -147,14 +132,14 @@ def judge(rows: HeadRows, W: Floats, asked: JudgeHeads) -> Floats:
             continue
         span, unit = Span(known), known.variance
         found = [span.drawn(centre, unit / variance) for variance in asked.to_group]
-        found += [alone(known, len(W), strength) for strength in asked.alone]
         losses[1:, fold == k] = [held.losses(each) for each in found]
     return np.array([rows.mean_loss(each) for each in losses])
 
 
 def head_answers(model: Model[Any], rows: Rows, device: int, asked: JudgeHeads | PeekHeads) -> Floats:
     """Return what a device answers to tasks about a last layer of its own."""
-    w, place = np.asarray(asked.model, np.float64), model.head
+    w: Floats = np.asarray(asked.model, np.float64)
+    place = model.head
     assert place is not None
     (X, y), weights = rows.of(device), rows.weights_of(device)
     own = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
@@ -164,9 +149,7 @@ def head_answers(model: Model[Any], rows: Rows, device: int, asked: JudgeHeads |
             return np.zeros(asked.floats_up(model.d))
         return judge(own_rows, w[place], asked)
     if not own.any():
-        return np.tile(w, 1 + len(asked.alone))
-    heads = [Span(own_rows).drawn(w[place], own_rows.variance / asked.variance)]
-    heads += [alone(own_rows, len(place), strength) for strength in asked.alone]
-    answers = np.tile(w, (len(heads), 1))
-    answers[:, place] = heads
-    return answers.ravel()
+        return w
+    answer = w.copy()
+    answer[place] = Span(own_rows).drawn(w[place], own_rows.variance / asked.variance)
+    return answer

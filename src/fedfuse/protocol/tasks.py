@@ -358,28 +358,26 @@ class JudgeHeads(_Message):
 
     ``model`` is the group's, of whose rows the device has this ``share``. The answer are mean log-losses on training
     and validation rows: of the group's last layer without the device; of one drawn to it with each variance of
-    ``to_group``; of one of the device's own rows alone with each ridge of ``alone``.
+    ``to_group``.
     """
 
     model: Floats
     share: Floats  # one number
     to_group: tuple[float, ...]
-    alone: tuple[float, ...] = ()
 
     def floats_up(self, d: int) -> int:
-        return 1 + len(self.to_group) + len(self.alone)
+        return 1 + len(self.to_group)
 
 
 @dataclass(frozen=True)
 class PeekHeads(_Message):
-    """Send the models that you use at home: with a last layer drawn to this model's, and of rows alone. Not counted."""
+    """Send the model that you use at home: with a last layer drawn to this model's. Not counted."""
 
     model: Floats
     variance: float
-    alone: tuple[float, ...] = ()
 
     def floats_up(self, d: int) -> int:
-        return d * (1 + len(self.alone))
+        return d
 
 
 @dataclass(frozen=True)
