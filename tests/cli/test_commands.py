@@ -162,7 +162,7 @@ def test_a_table_without_a_lambda(fedfuse, tables):
         assert summary["labels"] == [0] * 6 + [1] * 4
         assert (summary["method"], summary["lam"]) == ("fusion-tree", None)
         assert (summary["uncertain"], summary["unsure"]) == (False, [])
-        assert summary["stability"] > 0.99
+        assert summary["stability"] > 0.9
 
 
 TUNINGS = {

@@ -154,7 +154,8 @@ def test_a_suspect_is_not_asked_again(attack):
             asked.append((np.flatnonzero(run.state.suspects), run.state.asked.copy()))
 
     federation = turned(m=10)
-    found = fit(federation, ff.FusionTree(work=WORK), model(), rounds=25, attack=attack, liars=0.4, callbacks=[Look()])
+    method = ff.FusionTree(work=WORK, personal=False)
+    found = fit(federation, method, model(), rounds=25, attack=attack, liars=0.4, callbacks=[Look()])
     assert np.array_equal(found.suspects, draw_liars(10, 0.4, seed=0))
     for suspects, times in asked:
         assert (times[suspects] >= SKIPPED).all()

@@ -346,12 +346,12 @@ def test_stages(method, stages, network):
     assert from_config(method.to_config()) == method
 
 
-def test_personal_models_follow_the_groups_of_small_convex_models():
+def test_personal_models_follow_the_groups():
     for method in (ff.FusionTree(), ff.FPFC(lam="auto")):
         names = [stage.name for stage in stages_of(method, ff.LinearRegression().sized(3, 0), 500)]
         assert names == [method.name, "personal"]
         assert len(stages_of(method, ff.SoftmaxRegression().sized(60, 10), 500)) == 1
-        assert len(stages_of(method, MLP(hidden=(3,)).sized(3, 2), 500)) == 1
+        assert [s.name for s in stages_of(method, MLP(hidden=(3,)).sized(3, 2), 500)] == [method.name, "personal-heads"]
 
 
 def test_unknown_method():
