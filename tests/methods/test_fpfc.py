@@ -351,7 +351,7 @@ def test_personal_models_follow_the_groups():
         names = [stage.name for stage in stages_of(method, ff.LinearRegression().sized(3, 0), 500)]
         assert names == [method.name, "personal"]
         assert len(stages_of(method, ff.SoftmaxRegression().sized(60, 10), 500)) == 1
-        assert [s.name for s in stages_of(method, MLP(hidden=(3,)).sized(3, 2), 500)] == [method.name, "personal-heads"]
+        assert [s.name for s in stages_of(method, MLP(hidden=(3,)).sized(3, 2), 500)] == [method.name, "personal"]
 
 
 def test_unknown_method():
