@@ -150,6 +150,6 @@ def head_answers(model: Model[Any], rows: Rows, device: int, asked: JudgeHeads |
         return judge(own_rows, w[place], asked)
     if not own.any():
         return w
-    answer = w.copy()
+    answer: Floats = w.copy()
     answer[place] = Span(own_rows).drawn(w[place], own_rows.variance / asked.variance)
     return answer
