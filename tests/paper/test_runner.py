@@ -125,6 +125,8 @@ def test_fewer_rows_are_a_sample_of_each_part():
     assert some.fingerprint != whole.fingerprint
 
 
+# Five rounds are so few that tuning has lambdas without a score.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_costs_are_the_formulas_of_training_alone(quick, tiny):
     """The run-time counter at a small size; choosing settings is a run of its own."""
     tiny(rounds={"synthetic": 5}, trial=2)
