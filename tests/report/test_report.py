@@ -172,6 +172,10 @@ def test_liars_are_no_groups(tmp_path):
 def test_devices_are_called_what_the_table_calls_them(table_run):
     page = (table_run[0] / FILE).read_text()
     assert headline(table_run[1]) == "10 sites form 2 groups, each with its own model."
+    own = replace(table_run[1], verdict="personal")
+    drawn = "a model of its own, drawn towards the others."
+    assert headline(own) == f"10 sites form 2 groups; each site has {drawn}"
+    assert headline(replace(own, stability=0.1)) == f"Each of the 10 sites has {drawn}"
     assert "every site alone" in page
     assert "Table of all 10 sites" in page
     assert "Dendrogram of the sites' own models" in page

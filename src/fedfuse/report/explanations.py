@@ -140,8 +140,13 @@ def headline(result: Result) -> str:
         return f"{title(result.method['method'])} trained {devices} without looking for groups."
     if not len(result.groups):
         return f"No groups were found: each of the {devices} seems to lie or never answered in time."
+    if m == 1:
+        return f"There is only one {noun.one}."
+    own = {"personal": "a model of its own, drawn towards the others", "alone": "a model of its own rows alone"}
+    if result.verdict in own and (n == 1 or result.uncertain):
+        return f"Each of the {devices} has {own[result.verdict]}."
     if n == 1:
-        return f"All {devices} form one group and share a model." if m > 1 else f"There is only one {noun.one}."
+        return f"All {devices} form one group and share a model."
     if n == m:
         return f"No two of the {devices} share a model."
     if apart:
@@ -149,6 +154,8 @@ def headline(result: Result) -> str:
         return f"{noun.count(m - apart)} form {counted(len(result.groups), 'group')}; {rest}."
     if single := int((np.bincount(result.labels) == 1).sum()):
         return f"{devices} form {counted(n, 'group')}, {single:,} of them with a single {noun.one}."
+    if result.verdict in own:
+        return f"{devices} form {counted(n, 'group')}; each {noun.one} has {own[result.verdict]}."
     return f"{devices} form {counted(n, 'group')}, each with its own model."
 
 
@@ -290,8 +297,9 @@ def doubt(result: Result) -> str:
     """Say why the grouping is uncertain: devices between two groups, or a low probability that it is right."""
     m, noun, reasons = len(result.labels), noun_of(result.profile), []
     if unsure := len(result.unsure):
-        fit = "fits" if unsure == 1 else "fit"
-        reasons.append(f"{unsure:,} of {noun.count(m)} {fit} two groups about equally well")
+        fit = f"{'fits' if unsure == 1 else 'fit'} two groups about equally well"
+        how = fit if result.n_clusters > 1 else "may differ from the others"
+        reasons.append(f"{unsure:,} of {noun.count(m)} {how}")
     if not unsure or (result.stability or 0.0) < MIN_CONFIDENCE:
         reasons.append(f"the rows leave room for other groups (stability {result.stability:.2f} of 1)")
     return f"The grouping is uncertain: {', and '.join(reasons)}"

@@ -158,7 +158,7 @@ def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> N
     console.print(_group_table(result, noun, console.width))
     console.print()
     console.print(_score_table(result, noun, baselines))
-    if result.n_clusters == 1 and "pooled" in baselines and words.finds_groups(result):
+    if result.n_clusters == 1 and "pooled" in baselines and words.finds_groups(result) and not result.compared:
         _say(console, f"({words.ONE_GROUP})")
     if not result.model.convex:
         _say(console, "(local and pooled models to compare with are fitted for linear and softmax models only)")
