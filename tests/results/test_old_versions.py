@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import fedfuse as ff
+from fedfuse.errors import FedfuseError
 from fedfuse.utils.files import read_arrays, write_arrays
 from support.common_checks import StopAt
 from support.planted import planted, visits
@@ -24,15 +25,16 @@ def changed(path, change):
     path.write_text(json.dumps(data))
 
 
-def as_old(directory, summary=True):
+def as_old(directory, summary=True, lam="auto"):
     """Write a run's files as version 0.1.0 did."""
 
     def method(data):
-        data["method"] = OLD_METHOD | {"work": data["method"]["work"]}
+        data["method"] = OLD_METHOD | {"work": data["method"]["work"], "lam": lam}
 
     def numbers(data):
         stages = data.pop("stages")
-        data |= {"method": "fpfc", "lam": 0.76, "version": "0.1.0", "refit_rounds": stages[-1]["rounds"]}
+        used = 0.76 if lam == "auto" else lam
+        data |= {"method": "fpfc", "lam": used, "version": "0.1.0", "refit_rounds": stages[-1]["rounds"]}
         data["rounds"] -= data["refit_rounds"]
         data["unsure_devices"] = data.pop("unsure")
 
@@ -70,6 +72,29 @@ def test_it_is_reported_and_takes_in_newcomers(old, fedfuse):
     classes = np.array(federation.classes)
     joined = ff.Result.load(directory).admit(X, classes[y])
     assert joined.clusters == (result.labels[0],)
+
+
+def test_fpfc_with_a_lambda_is_reported_and_takes_in_newcomers(tmp_path, fedfuse):
+    """It had fields that FPFC has no more."""
+    federation = planted("classification", m=8)
+    result = ff.fit(federation, ff.FPFC(lam=0.3, refit=True), out=tmp_path / "run", rounds=60)
+    directory = as_old(tmp_path / "run", lam=0.3)
+    assert fedfuse("report", directory)[0] == 0
+    X, y = federation.rows("train").of(0)
+    joined = ff.Result.load(directory).admit(X, np.array(federation.classes)[y])
+    assert joined.clusters == (result.labels[0],)
+
+
+def test_settings_that_are_gone_are_left_out_unless_they_were_switched_on(tmp_path):
+    federation = planted()
+    whole = ff.fit(federation, "fedavg", rounds=9, tol=0)
+    with pytest.raises(KeyboardInterrupt):
+        ff.fit(federation, "fedavg", out=tmp_path / "cut", rounds=9, tol=0, callbacks=[StopAt(5)])
+    changed(tmp_path / "cut/config.json", lambda data: data["settings"].update(overselect=0.5, screen=False))
+    with pytest.raises(FedfuseError, match="overselect"):
+        ff.resume(tmp_path / "cut", federation)
+    changed(tmp_path / "cut/config.json", lambda data: data["settings"].update(overselect=0.0))
+    np.testing.assert_array_equal(ff.resume(tmp_path / "cut", federation).models, whole.models)
 
 
 def test_an_unfinished_run_is_run_again_to_the_same_end(tmp_path, caplog):

@@ -46,9 +46,18 @@ def test_every_step_of_the_fusion_tree_and_path_is_listed(goal, method):
         assert sum(step.floats for step in said.steps) == done.cost_floats
 
 
-def test_a_search_and_its_training():
-    said = ff.explain(planted(), ff.CFL(), rounds=100)
-    assert [(step.stage, step.rounds) for step in said.steps] == [("grid search", 50), ("cfl", 0), ("cfl", 100)]
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [
+        (ff.CFL(), [("grid search", "trying, judging", 50), ("cfl", "opening", 0), ("cfl", "", 100)]),
+        (ff.FPFC(lam="warmup"), [("lambda path", "opening", 0), ("lambda path", "trying, training on", 100)]),
+    ],
+)
+def test_a_search_and_its_training(method, steps):
+    said, done = ff.explain(planted(), method, rounds=100), ff.fit(planted(), method, rounds=100)
+    assert [(step.stage, step.name, step.rounds) for step in said.steps] == steps
+    words = " ".join(f"{step.stage} {step.name}" for step in said.steps)
+    assert {stage["name"].split()[0] for stage in done.stages} <= set(words.replace(",", "").split())
 
 
 def test_it_reads_as_a_table():

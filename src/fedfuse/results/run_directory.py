@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from fedfuse.data.federation import Federation
     from fedfuse.models import Model
 
+# Of methods and settings in version 0.1.0.
+REMOVED_FIELDS = ("collapse", "memory", "spill", "backend", "blocks", "near", "overselect", "screen")
 CONFIG: dict[str, Kinds] = {
     "dataset": str, "source": (dict, NOTHING), "fingerprint": str, "model": (dict, str), "method": dict,
     "settings": dict, "engine": dict, "version": str,
@@ -103,7 +105,11 @@ class RunDirectory:
         """Return what the run was asked."""
         path = self.path / "config.json"
         config = check_fields(read_json(path), CONFIG, path, whole=False)
-        return {**config, "method": modern_config(config["method"])} if "method" in config else config
+        if "method" in config:
+            config["method"] = modern_config(config["method"])
+        if "settings" in config:  # One that was switched on cannot be left out: the run would end elsewhere.
+            config["settings"] = {k: v for k, v in config["settings"].items() if v or k not in REMOVED_FIELDS}
+        return config
 
     def federation(self, given: Federation | None = None) -> Federation:
         """Return the federation of the run, loaded again where it is not given; refuse one with other rows."""
@@ -165,7 +171,8 @@ def modern_config(config: dict[str, Any]) -> dict[str, Any]:
 
     In version 0.1.0 FPFC had an option ``collapse``, and with ``lam="auto"`` it was the fusion tree.
     """
-    old, config = "collapse" in config, {name: value for name, value in config.items() if name != "collapse"}
+    old = "collapse" in config
+    config = {name: value for name, value in config.items() if name not in REMOVED_FIELDS}
     if isinstance(config.get("inner"), dict):
         config["inner"] = modern_config(config["inner"])
     if not old or config.get("method") != "fpfc" or config.get("lam") != "auto":

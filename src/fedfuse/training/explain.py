@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedfuse.data.federation import Federation
+from fedfuse.grouping.lambda_path import FINAL_STAGE, LambdaPath
 from fedfuse.grouping.steps import StepMethod
 from fedfuse.methods.method import FederationInfo, Method, Outcome
 from fedfuse.models.model import Model
@@ -15,7 +17,7 @@ from fedfuse.protocol.tasks import Install, MetaTrain, Task, Train
 from fedfuse.training.fit import prepared
 from fedfuse.training.loop import info_of
 from fedfuse.training.stages import Stage, stages_of
-from fedfuse.tuning.grid_search import GridSearch
+from fedfuse.tuning.grid_search import JUDGING, TRYING, GridSearch
 
 SENT = {"model": ", and send the new model", "part": ", and send a part of it", "update": ", and send the change"}
 
@@ -27,7 +29,7 @@ class PlannedStep:
     Attributes
     ----------
     rounds
-        Of one pass, or of the stage at the most.
+        Of one pass, or at most of the stage.
     floats
         Sent in these rounds, both ways; None where that depends on what is found before.
     """
@@ -49,7 +51,7 @@ class Explanation:
     active: int
     rounds: int
     steps: tuple[PlannedStep, ...]
-    in_passes: bool = False  # whether some steps are passes over all devices
+    in_passes: bool  # Whether some steps are passes over all devices.
 
     def __str__(self) -> str:
         head = (
@@ -96,53 +98,39 @@ def explain(
     """
     method, model, chosen = prepared(federation, method, model, rounds, **settings)
     info, active = info_of(federation, model, chosen.seed, chosen.dtype, chosen.share), chosen.wanted(federation.m)
-    plan = _Plan(info, active, chosen.rounds)
     stages = stages_of(method, model, chosen.rounds)
-    steps = tuple(step for stage in stages for step in plan.steps(stage))
+    steps = tuple(step for stage in stages for step in _steps(stage, info, active, stage.max_rounds or chosen.rounds))
     in_passes = any(isinstance(stage.method, StepMethod) for stage in stages)
     return Explanation(method.name, info.m, info.d, active, chosen.rounds, steps, in_passes)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    info: FederationInfo
-    active: int
-    rounds: int
+def _steps(stage: Stage, info: FederationInfo, active: int, rounds: int) -> Iterator[PlannedStep]:
+    method, one = stage.method, np.zeros(1, np.int64)
 
-    def steps(self, stage: Stage) -> list[PlannedStep]:
-        method = stage.method
-        if isinstance(method, StepMethod):
-            return self._passes(stage, method)
-        if isinstance(method, GridSearch):
-            what = f"Settings of {method.inner.name} are tried on training rows; devices send scores."
-            return [PlannedStep(stage.name, "", what, stage.max_rounds or self.rounds)]
-        return self._rounds(stage, method)
+    def size(task: Task) -> int:
+        return task.floats_down + task.floats_up(info.d)
 
-    def _rounds(self, stage: Stage, method: Method[Any]) -> list[PlannedStep]:
-        state, rounds = method.init(self.info), stage.max_rounds or self.rounds
-        opening = list(method.opening(state).values())
-        first = [PlannedStep(stage.name, "opening", _words(t), 0, self._size(t, len(opening))) for t in opening[:1]]
-        active = len(method.devices(state, np.arange(self.active)))
-        task = method.tasks(state, np.zeros(1, np.int64), 0)[0]
-        floats, words = self._size(task, rounds * active), _words(task)
-        if news := method.broadcast(state):
-            floats += rounds * sum(self._size(each, 1) for each in news.values())
-            words += " Then every device is told what has changed."
-        return [*first, PlannedStep(stage.name, "", words, rounds, floats)]
-
-    def _passes(self, stage: Stage, method: StepMethod[Any]) -> list[PlannedStep]:
-        """Return the steps that reach devices: where they send sufficient statistics, the server simulates the rest."""
-        m, first = self.info.m, np.zeros(1, np.int64)
-        state = method.first_state(self.info, Outcome(np.zeros((m, self.info.d)), np.arange(m)))
+    if isinstance(method, StepMethod):
+        # Where devices send sufficient statistics, the server simulates other replies.
+        state = method.first_state(info, Outcome(np.zeros((info.m, info.d)), np.arange(info.m)))
         simulated = state.simulable is not None
-        steps = [s for s in method.steps().values() if (s.on_devices if simulated else not s.with_statistics)]
-        sizes = [self._size(s.ask(state, first)[0], m) if s.size_is_known else None for s in steps]
-        rounds = -(-m // self.active)
-        words = [(type(s).__doc__ or "").partition("\n")[0] for s in steps]
-        return [PlannedStep(stage.name, s.name, w, rounds, n) for s, w, n in zip(steps, words, sizes, strict=True)]
-
-    def _size(self, task: Task, times: int) -> int:
-        return times * (task.floats_down + task.floats_up(self.info.d))
+        for step in method.steps().values():
+            if step.on_devices if simulated else not step.with_statistics:
+                floats = info.m * size(step.ask(state, one)[0]) if step.size_is_known else None
+                yield PlannedStep(stage.name, step.name, _first_line(step), -(-info.m // active), floats)
+    elif isinstance(method, GridSearch):
+        words = f"Settings of {method.inner.name} are tried on training rows; devices send scores."
+        yield PlannedStep(stage.name, f"{TRYING}, {JUDGING}", words, rounds)
+    else:
+        state = method.init(info)
+        if opening := list(method.opening(state).values()):
+            yield PlannedStep(stage.name, "opening", _words(opening[0]), 0, len(opening) * size(opening[0]))
+        task = method.tasks(state, one, 0)[0]
+        news = method.broadcast(state)
+        floats = len(method.devices(state, np.arange(active))) * size(task) + sum(map(size, news.values()))
+        words = _words(task) + " Then every device is told what has changed." * bool(news)
+        name = f"trying, {FINAL_STAGE}" if isinstance(method, LambdaPath) else ""
+        yield PlannedStep(stage.name, name, words, rounds, rounds * floats)
 
 
 def _words(task: Task) -> str:
@@ -151,4 +139,8 @@ def _words(task: Task) -> str:
         return "Devices get their first model."
     if isinstance(task, (Train, MetaTrain)):
         return f"Devices train on their rows{SENT.get(getattr(task, 'send', 'model'), '')}."
-    return (type(task).__doc__ or "").partition("\n")[0]
+    return _first_line(task)
+
+
+def _first_line(of: object) -> str:
+    return (type(of).__doc__ or "").partition("\n")[0]

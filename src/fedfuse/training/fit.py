@@ -33,7 +33,6 @@ from fedfuse.training.settings import Settings
 from fedfuse.training.stages import default_rounds, stages_of
 
 log = logging.getLogger(__name__)
-REMOVED_SETTINGS = ("overselect", "screen")  # That directories of older versions have, nearly always switched off.
 
 
 def fit(
@@ -147,8 +146,7 @@ def _saved(
     """Return the run that a directory's configuration asks for."""
     directory, config = run_directory.path, run_directory.config()
     try:
-        known = {k: v for k, v in config["settings"].items() if v or k not in REMOVED_SETTINGS}
-        settings, method = Settings(**known), method_from_config(config["method"])
+        settings, method = Settings(**config["settings"]), method_from_config(config["method"])
         model, dataset = model_from_config(config["model"], model), config["dataset"]
         place = EngineSpec(**config.get("engine", {}))
     except KeyError as gap:
