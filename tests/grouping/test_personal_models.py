@@ -172,12 +172,6 @@ def test_devices_that_do_not_answer_keep_their_groups_models():
     assert np.isfinite(result.in_use).all()
 
 
-def test_large_models_have_none():
-    wide = replace(ff.SoftmaxRegression()).sized(200, 10)
-    assert personal.personal_stage(wide, "screen") is None
-    assert personal.personal_stage(ff.LinearRegression().sized(200, 0), "screen") is not None
-
-
 def own_heads(personal, m=8, n=120, columns=6, seed=0):
     """Two groups; with ``personal``, devices differ as much again within them."""
     rng = np.random.default_rng(seed)
@@ -201,10 +195,57 @@ def test_networks_have_last_layers_of_their_own(personal, engine, tmp_path):
     scores, own = result.comparison(), result.alternatives["personal"]
     assert (own[:, :112] == result.models[:, :112]).all()  # the first layer
     assert (own[:, 112:] != result.models[:, 112:]).any(axis=1).all()
-    assert result.stages[-1]["name"] == "judge last layers"
+    assert result.stages[-1]["name"] == "judge own models"
     assert result.stages[-1]["floats"] == 8 * (163 + 1 + 5 + 6)
     if personal:
         assert scores["personal"] > scores["groups"]
         assert result.score("test") == scores["personal"]
         came = result.admit(own_heads(personal, m=1, seed=1))
         assert came.models.shape == (1, 163)
+
+
+def large(spread, groups=1, seed=0, m=12, n=200, p=30, classes=9):
+    """Devices with more parameters than empirical Bayes takes, which differ by degrees and, or, by groups."""
+    rng = np.random.default_rng(seed)
+    models = 0.7 * rng.normal(size=(groups, classes, p))
+    data = []
+    for i in range(m):
+        W, X = models[i % groups] + spread * rng.normal(size=(classes, p)), rng.normal(size=(n, p))
+        data.append((X, (X @ W.T + rng.gumbel(size=(n, classes))).argmax(axis=1)))
+    return ff.Federation.from_arrays(data, truth=[i % groups for i in range(m)], seed=seed)
+
+
+def test_large_models_that_differ_by_degrees_are_drawn_to_their_groups():
+    result = ff.fit(large(0.4))
+    scores = result.comparison()
+    assert result.model.d > personal.MAX_PARAMETERS
+    assert result.verdict == "personal"
+    assert scores["personal"] == pytest.approx(result.score("test"))
+    assert scores["personal"] > max(scores["groups"], scores["alone"], scores["pooled"]) + 0.02
+    sent = {stage["name"]: stage["floats"] for stage in result.stages}
+    assert sent["judge own models"] == 12 * (result.model.d + 1 + 8 + 9)
+
+
+def test_large_models_of_true_groups_are_used():
+    result = ff.fit(large(0.0, groups=2, n=400))
+    assert result.ari == 1
+    assert result.verdict == "groups"
+    assert result.comparison()["groups"] > result.comparison()["alone"]
+
+
+def test_a_large_model_is_drawn_as_far_as_it_says():
+    """What a device has at home is the minimum of its losses and of the distance to its group's model."""
+    federation = large(0.4)
+    result = ff.fit(federation, dtype="float64")
+    drawn, alone = result.kept["drawn"]
+    rows = federation.rows("train+validation")
+    shift, scale = result.kept["shift"], result.kept["scale"]
+    y = rows.of(3)[1]
+    scaled = replace(rows, X=(rows.X - shift) / scale)
+    model = result.model
+    for name, variance in (("personal", drawn), ("alone", alone)):
+        centre = model.unscaled(result.models[3], -shift / scale, 1 / scale) * (name == "personal")
+        w = model.unscaled(result.alternatives[name][3], -shift / scale, 1 / scale)
+        ridge = 2.0 ** np.rint(-np.log2(variance * len(y)))
+        slope = model.gradients(model.load(scaled, np.float64), np.array([3]), w[None])[0] + ridge * (w - centre)
+        assert np.abs(slope).max() < 1e-6

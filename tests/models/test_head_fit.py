@@ -10,7 +10,7 @@ from fedfuse.data.federation import Rows
 from fedfuse.models.head_fit import HeadRows, Span, head_answers, judge, without_device
 from fedfuse.models.personal_fit import DeviceTables, Prior, posterior
 from fedfuse.models.softmax import SoftmaxRegression
-from fedfuse.protocol.tasks import JudgeHeads, PeekHeads
+from fedfuse.protocol.tasks import JudgeDrawnModels, PeekDrawnModels
 
 
 def rows_of(seed=0, n=40, p=3, classes=3, spread=1.0):
@@ -68,7 +68,7 @@ def test_devices_that_differ_judge_so(apart):
     for seed in range(10):
         rows, W = rows_of(seed, n=80)
         group = W + apart * np.random.default_rng(seed).normal(size=W.shape)
-        losses = judge(rows, group, JudgeHeads(group.ravel(), np.zeros(1), (1.0, 0.01)))
+        losses = judge(rows, group, JudgeDrawnModels(group.ravel(), np.zeros(1), (1.0, 0.01)))
         assert losses.shape == (3,)
         gains.append(losses[0] - losses[1])
     assert np.mean(np.greater(gains, 0) == (apart > 0)) >= 0.8
@@ -78,5 +78,5 @@ def test_answers_of_a_device_without_rows():
     model = SoftmaxRegression().sized(3, 3)
     rows = Rows(np.empty((0, 3)), np.empty(0, np.int64), np.array([0]), np.array([0]))
     w = np.arange(12.0)
-    assert not head_answers(model, rows, 0, JudgeHeads(w, np.array([0.1]), (1.0,))).any()
-    np.testing.assert_array_equal(head_answers(model, rows, 0, PeekHeads(w, 1.0)), w)
+    assert not head_answers(model, rows, 0, JudgeDrawnModels(w, np.array([0.1]), (1.0,))).any()
+    np.testing.assert_array_equal(head_answers(model, rows, 0, PeekDrawnModels(w, 1.0)), w)

@@ -28,6 +28,7 @@ from fedfuse.utils.typing import Floats, Ints
 
 # Step of the difference quotient that stands for a Hessian.
 EPSILON = 1e-3
+EXACT = Work(solver="exact")
 # Tasks whose answers can be protected by noise on a change; none with a score can.
 _PROTECTED = (tasks.Install, tasks.Add, tasks.Rescale, tasks.Train, tasks.MetaTrain)
 # (parameters, positions of their devices, generators of these) -> what is descended along
@@ -139,9 +140,16 @@ class InProcess(Engine):
                 values = self._cosines(at, common, devices, curvature)
             case tasks.JudgePersonalModels() | tasks.SendPosterior() | tasks.PeekPersonalModels():
                 values = self._personal(asked, devices)
-            case tasks.JudgeHeads() | tasks.PeekHeads():
+            case tasks.JudgeDrawnModels() | tasks.PeekDrawnModels() if not self._model.convex:
                 own = self._rows("train+validation")
                 values = [head_answers(self._model, own, i, t) for t, i in zip(asked, devices, strict=True)]
+            case tasks.JudgeDrawnModels():
+                values = self._judge_drawn(asked, devices)
+            case tasks.PeekDrawnModels(variance=variance, alone=alone):
+                centres, rows = np.stack([t.model for t in asked]), self.load("train+validation")
+                drawn = self._drawn(rows, devices, centres, variance)
+                lone = self._drawn(rows, devices, np.zeros_like(centres), alone or 1.0)
+                values = list(np.hstack([drawn, lone]))
             case tasks.SendMoments():
                 values = [_moments(self._rows(t.rows), i, t.columns) for t, i in zip(asked, devices, strict=True)]
             case tasks.SendSufficientStatistics():
@@ -160,13 +168,36 @@ class InProcess(Engine):
             self._scaled = replace(rows, X=(rows.X - shift[:p]) / scale[:p], y=y)
 
     def _fit_locally(self, ridges: tuple[float, ...], devices: Ints) -> Sequence[Floats]:
-        zero, work = np.zeros((len(devices), self._model.d), self._dtype), Work(solver="exact")
+        zero = np.zeros((len(devices), self._model.d), self._dtype)
         losses, models = [], []
         for ridge in ridges:
-            w = self._model.train(self.load("train"), devices, zero, zero, ridge, work)
+            w = self._model.train(self.load("train"), devices, zero, zero, ridge, EXACT)
             losses.append(self._model.losses(self.load("validation"), devices, w))
-            models.append(self._model.train(self.load("train+validation"), devices, zero, zero, ridge, work))
+            models.append(self._model.train(self.load("train+validation"), devices, zero, zero, ridge, EXACT))
         return list(np.stack(models)[np.argmin(losses, axis=0), np.arange(len(devices))])
+
+    def _judge_drawn(self, asked: list[tasks.JudgeDrawnModels], devices: Ints) -> Sequence[Floats]:
+        first, centres = asked[0], np.stack([t.model for t in asked]).astype(self._dtype)
+        none = np.zeros_like(centres)
+        rows, models = self.load("train"), [centres]
+        for centre, variances in ((centres, first.to_group), (none, first.alone)):
+            start = centre
+            for variance in variances:
+                start = self._drawn(rows, devices, centre, variance, start)
+                models.append(start)
+        return list(np.stack([self._model.losses(self.load("validation"), devices, w) for w in models], axis=1))
+
+    def _drawn(self, rows: Any, devices: Ints, centres: Floats, variance: float, start: Floats | None = None) -> Floats:
+        """Return models of devices' own rows whose parameters have this variance around a centre beforehand.
+
+        A ridge of mean losses is less the more rows a device has. To powers of two, so that many devices share a call.
+        """
+        ridges = np.exp2(np.rint(-np.log2(variance * np.maximum(rows.rows.totals[devices], 1))))
+        models: Floats = (centres if start is None else start).astype(self._dtype)
+        for ridge in np.unique(ridges):
+            who = np.flatnonzero(ridges == ridge)
+            models[who] = self._model.train(rows, devices[who], models[who], centres[who], float(ridge), EXACT)
+        return models
 
     def _scores(self, asked: list[tasks.Score], devices: Ints) -> Sequence[Floats]:
         first, given = asked[0], [t.model for t in asked if t.model is not None]

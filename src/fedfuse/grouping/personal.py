@@ -13,8 +13,8 @@ A device is put into the group that suits its other rows when a row is left out,
 the device: else groups, which were chosen by the same rows, look better than they are. So for linear and softmax
 regression with up to `MAX_PARAMETERS`; the mathematics is in `models.personal_fit`.
 
-For networks whose last layer gives the scores of classes one exchange decides: devices judge last layers drawn to
-their group's (`models.head_fit`).
+For larger models and for networks one exchange decides: devices judge models drawn to their group's with a few
+variances, and large models of their own rows alone. Of networks these are last layers (`models.head_fit`).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummar
 from fedfuse.models.model import Model
 from fedfuse.models.personal_fit import as_tables
 from fedfuse.protocol.tasks import (
-    JudgeHeads,
+    JudgeDrawnModels,
     JudgePersonalModels,
-    PeekHeads,
+    PeekDrawnModels,
     PeekPersonalModels,
     Rescale,
     SendPosterior,
     Task,
 )
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Bools, Floats, Ints
 
 # Beyond this many parameters a device's Hessian matrix is too dear.
 MAX_PARAMETERS = 256
@@ -64,8 +64,9 @@ MAX_JUDGED_GROUPS = 20
 NO_GROUP = "pooled"
 
 
-# Of last layers: variances around the group's, and ridges alone.
+# Variances of last layers, and of large convex models, around the group's; and of large models around zero.
 HEAD_VARIANCES = (1.0, 0.3, 0.1, 0.03, 0.01)
+LARGE_VARIANCES, LARGE_ALONE_VARIANCES = (0.01, 0.1, 1.0), (0.03, 0.1, 0.3, 1.0, 10.0)
 
 
 @dataclass
@@ -87,11 +88,27 @@ class VerdictState(StepState):
         self.labels = canonical(self.labels)
         columns, kept = n_columns(info), self.before.kept
         self.shift, self.scale = kept.get("shift", np.zeros(columns)), kept.get("scale", np.ones(columns))
-        self.models = group_means(self.before.models, self.labels, np.ones(info.m))
-        if info.model.convex:
-            self.models = np.stack([info.model.unscaled(w, *_inverse(self.shift, self.scale)) for w in self.models])
+        self.models = self._group_models(self.before.models)
         self.shares = rows / np.maximum(np.bincount(self.labels, rows)[self.labels], 1)
         self.losses = np.full((info.m, 3), np.nan)
+
+    def _group_models(self, of_devices: Floats) -> Floats:
+        """Return the models of groups, for rescaled columns."""
+        models, model = group_means(of_devices, self.labels, np.ones(self.info.m)), self.info.model
+        if model.convex:
+            models = np.stack([model.unscaled(w, *_inverse(self.shift, self.scale)) for w in models])
+        return models
+
+    @property
+    def unvalidated(self) -> Floats:
+        """The models of groups that are judged: of large models, those made without the rows that judge."""
+        validated = self.before.validated if self.info.model.convex else None
+        return self.models if validated is None else self._group_models(validated)
+
+    @property
+    def tried(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The variances that are tried: around groups' models, and around zero."""
+        return (LARGE_VARIANCES, LARGE_ALONE_VARIANCES) if self.info.model.convex else (HEAD_VARIANCES, ())
 
     @property
     def n_groups(self) -> int:
@@ -118,7 +135,7 @@ class VerdictState(StepState):
 
     def learned(self) -> dict[str, Floats]:
         """Return what a newcomer's own model needs: see `personal_model`."""
-        return {"heads": np.array([self.factor])}
+        return {"drawn": np.array([self.factor, self.strength])}
 
     def recovery(self) -> list[dict[int, Task]]:
         if not self.info.model.convex:
@@ -266,22 +283,35 @@ class JudgePersonal(Step[PersonalState]):
         return state.decide()
 
 
-class JudgeOwnHeads(Step[VerdictState]):
-    """Devices judge their group's model, and models whose last layer is their own."""
+class JudgeDrawn(Step[VerdictState]):
+    """Devices judge their group's model, models drawn to it, and large models of their own rows alone."""
 
-    name = "judge last layers"
+    name = "judge own models"
 
     def ask(self, state: VerdictState, devices: Ints) -> list[Task]:
-        models = state.models.astype(state.info.dtype)
-        return [JudgeHeads(models[state.labels[i]], state.shares[[i]], HEAD_VARIANCES) for i in devices]
+        models, asked = state.unvalidated.astype(state.info.dtype), state.tried
+        return [JudgeDrawnModels(models[state.labels[i]], state.shares[[i]], *asked) for i in devices]
+
+    def skip(self, state: VerdictState) -> Bools:
+        convex = state.info.model.convex
+        return np.asarray(state.info.counts["validation" if convex else "train+validation"] == 0)
+
+    def possible(self, state: VerdictState, device: int, answer: Floats) -> bool:
+        return bool((answer >= 0).all())
 
     def take(self, state: VerdictState) -> str:
-        who, risks = state.heard(1 + len(HEAD_VARIANCES))
+        to_group, alone = state.tried
+        who, risks = state.heard(1 + len(to_group) + len(alone))
         if not len(who):
             return state.decide()
-        best = int(risks[:, 1:].mean(axis=0).argmin())
-        state.factor = HEAD_VARIANCES[best]
-        state.losses[who] = risks[:, [0, 1 + best, 0]]
+        drawn, lone = 1 + int(risks[:, 1 : 1 + len(to_group)].mean(axis=0).argmin()), 0
+        state.factor = to_group[drawn - 1]
+        if alone:
+            best = int(risks[:, 1 + len(to_group) :].mean(axis=0).argmin())
+            state.strength, lone = alone[best], 1 + len(to_group) + best
+            single = state.shares[who] >= 1  # Without companions the group's model is one of a device's own rows.
+            risks[single, 0] = risks[single, lone]
+        state.losses[who] = risks[:, [0, drawn, lone]]
         return state.decide()
 
 
@@ -338,7 +368,7 @@ class PersonalHeads(JudgesModels[VerdictState]):
     name: ClassVar[str] = "personal-heads"
 
     def steps(self) -> dict[str, Step[Any]]:
-        return by_name(JudgeOwnHeads())
+        return by_name(JudgeDrawn())
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> VerdictState:
         assert previous is not None
@@ -347,8 +377,18 @@ class PersonalHeads(JudgesModels[VerdictState]):
     def at_home(self, state: VerdictState) -> list[Task]:
         if not state.verdict:
             return []
-        models = state.models.astype(state.info.dtype)
-        return [PeekHeads(models[c], state.factor) for c in state.labels]
+        models, alone = state.models.astype(state.info.dtype), state.strength if state.info.model.convex else None
+        return [PeekDrawnModels(models[c], state.factor, alone) for c in state.labels]
+
+
+@dataclass(frozen=True)
+class PersonalLarge(PersonalHeads):
+    """Give each device a large convex model of its own, drawn to its group's, where that predicts better."""
+
+    name: ClassVar[str] = "personal-large"
+
+    def steps(self) -> dict[str, Step[Any]]:
+        return by_name(RescaleColumns(lambda state: JudgeDrawn.name), JudgeDrawn())
 
 
 def personal_model(known: RunSummary, info: FederationInfo, joined: AdmissionResult, verdict: str) -> AdmissionDialogue:
@@ -361,8 +401,9 @@ def personal_model(known: RunSummary, info: FederationInfo, joined: AdmissionRes
         centre = model.unscaled(centre, *_inverse(shift, scale))
     if joined.group is None:
         return joined
-    if "heads" in kept:
-        asked: Task = PeekHeads(centre.astype(info.dtype), float(kept["heads"][0]))
+    if "drawn" in kept:
+        variance, alone = kept["drawn"].tolist()
+        asked: Task = PeekDrawnModels(centre.astype(info.dtype), variance, alone if convex else None)
     else:
         noise, alone, to_groups = kept["personal"]
         centre = centre if to_groups else kept["centre"]
@@ -373,7 +414,7 @@ def personal_model(known: RunSummary, info: FederationInfo, joined: AdmissionRes
 
 
 def personal_stage(model: Model[Any], robust: Robust) -> StepMethod[Any] | None:
-    """Return what gives devices models of their own; None for large convex models, and without a layer of classes."""
+    """Return what gives devices models of their own; None for networks without a layer of classes."""
     if model.convex:
-        return Personal(robust=robust) if model.d <= MAX_PARAMETERS else None
+        return Personal(robust=robust) if model.d <= MAX_PARAMETERS else PersonalLarge(robust=robust)
     return None if model.head is None else PersonalHeads(robust=robust)

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedfuse.data.federation import Rows
 from fedfuse.models.model import Model
-from fedfuse.protocol.tasks import JudgeHeads, PeekHeads
+from fedfuse.protocol.tasks import JudgeDrawnModels, PeekDrawnModels
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 N_FOLDS = 4
@@ -118,7 +118,7 @@ def without_device(rows: HeadRows, W: Floats, share: float) -> Floats:
     return new
 
 
-def judge(rows: HeadRows, W: Floats, asked: JudgeHeads) -> Floats:
+def judge(rows: HeadRows, W: Floats, asked: JudgeDrawnModels) -> Floats:
     """Return mean losses: of the group's last layer without the device, and of layers drawn to it."""
     centre = without_device(rows, W, float(asked.share[0]))
     losses, fold = np.zeros((1 + len(asked.to_group), len(rows.y))), rows.folds()
@@ -136,7 +136,7 @@ def judge(rows: HeadRows, W: Floats, asked: JudgeHeads) -> Floats:
     return np.array([rows.mean_loss(each) for each in losses])
 
 
-def head_answers(model: Model[Any], rows: Rows, device: int, asked: JudgeHeads | PeekHeads) -> Floats:
+def head_answers(model: Model[Any], rows: Rows, device: int, asked: JudgeDrawnModels | PeekDrawnModels) -> Floats:
     """Return what a device answers to tasks about a last layer of its own."""
     w: Floats = np.asarray(asked.model, np.float64)
     place = model.head
@@ -144,7 +144,7 @@ def head_answers(model: Model[Any], rows: Rows, device: int, asked: JudgeHeads |
     (X, y), weights = rows.of(device), rows.weights_of(device)
     own = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
     own_rows = HeadRows(np.asarray(model.features(w, X), np.float64), np.asarray(y, np.int64), own)
-    if isinstance(asked, JudgeHeads):
+    if isinstance(asked, JudgeDrawnModels):
         if not own.any():
             return np.zeros(asked.floats_up(model.d))
         return judge(own_rows, w[place], asked)

@@ -353,31 +353,37 @@ class PeekPersonalModels(_Message):
 
 
 @dataclass(frozen=True)
-class JudgeHeads(_Message):
-    """Send how well your group's model predicts your rows, and models whose last layer is your own, by folds.
+class JudgeDrawnModels(_Message):
+    """Send how well your group's model predicts your rows, and models of your own that are drawn to it.
 
-    ``model`` is the group's, of whose rows the device has this ``share``. The answer are mean log-losses on training
-    and validation rows: of the group's last layer without the device; of one drawn to it with each variance of
-    ``to_group``.
+    ``model`` is the group's, of whose rows the device has this ``share``. The answer are mean losses: of the group's
+    model; of one drawn to it with each variance of ``to_group``; of one of your rows alone, drawn to zero with each
+    variance of ``alone``. Of a network only the last layer is drawn, and folds of training and validation rows judge.
+    Convex models are fitted to training rows and judged by validation rows, which ``model`` has not seen either.
     """
 
     model: Floats
     share: Floats  # one number
     to_group: tuple[float, ...]
+    alone: tuple[float, ...] = ()
 
     def floats_up(self, d: int) -> int:
-        return 1 + len(self.to_group)
+        return 1 + len(self.to_group) + len(self.alone)
 
 
 @dataclass(frozen=True)
-class PeekHeads(_Message):
-    """Send the model that you use at home: with a last layer drawn to this model's. Not counted."""
+class PeekDrawnModels(_Message):
+    """Send the models that you use at home: one drawn to this model, and one of your rows alone. Not counted.
+
+    A network sends the first only.
+    """
 
     model: Floats
     variance: float
+    alone: float | None = None
 
     def floats_up(self, d: int) -> int:
-        return d
+        return d if self.alone is None else 2 * d
 
 
 @dataclass(frozen=True)
@@ -417,14 +423,14 @@ class Rescale(_Message):
 
 # Tasks that are answered by numbers about rows, not by vectors of a model: the server computes with these in float64.
 STATISTICS = (
-    Score, Losses, EvaluateModels, GradientCosine, JudgePersonalModels, SendPosterior, JudgeHeads,
+    Score, Losses, EvaluateModels, GradientCosine, JudgePersonalModels, SendPosterior, JudgeDrawnModels,
     SendMoments, SendSufficientStatistics,
 )  # fmt: skip
 
 Task: TypeAlias = (
     Install | Add | PeekModel | Train | MetaTrain | TrainPair | EnvelopeTrain | MixtureTrain | Choose | Subspace
     | Score | FitLocally | Gradient | Losses | EvaluateModels | GradientCosine | JudgePersonalModels | SendPosterior
-    | PeekPersonalModels | JudgeHeads | PeekHeads | SendMoments | SendSufficientStatistics | Rescale
+    | PeekPersonalModels | JudgeDrawnModels | PeekDrawnModels | SendMoments | SendSufficientStatistics | Rescale
 )  # fmt: skip
 
 
