@@ -20,6 +20,7 @@ from fedfuse.paper.trials import Trial, true_groups
 from fedfuse.protocol.local_work import Schedule
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.studies.comparison import NOTHING
+from fedfuse.utils.typing import Floats, Ints
 
 # A quick look divides the local steps of strategies by this.
 STEP_DIVISORS = {"synthetic": 20, "images": 4}
@@ -55,30 +56,49 @@ class Curves(Experiment):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshots(Experiment):
-    """FPFC with one lambda: distances between devices' models, and their t-SNE, after some rounds."""
+    """FPFC with some lambdas: distances between devices' models after some rounds, and for the first lambda a picture.
+
+    The picture has these distances and a t-SNE of the models.
+    """
 
     rounds: tuple[int, ...] = (0, 5, 50, 600)
+    lambdas: tuple[float, ...] = (0.6, 0.7)
 
-    def runs(self, setup: PaperSetup, name: str) -> dict[str, Trial]:
-        method, settings = setup.entry(name, "fpfc", figure=True)
-        at = self.rounds if settings["rounds"] >= MIN_SNAPSHOT_ROUNDS else (0, settings["rounds"])
-        return {"fpfc": setup.trial(name, "fpfc", method, {**settings, "rounds": at[-1]}, at=at)}
+    keys: ClassVar[tuple[str, ...]] = ("lambda",)
+
+    def runs(self, setup: PaperSetup, name: str) -> dict[float, Trial]:
+        found = {}
+        for lam in self.lambdas:
+            method, settings = setup.entry(name, "fpfc", {"lam": lam}, figure=True)
+            at = self.rounds if settings["rounds"] >= MIN_SNAPSHOT_ROUNDS else (0, settings["rounds"])
+            found[lam] = setup.trial(name, "fpfc", method, {**settings, "rounds": at[-1]}, at=at)
+        return found
 
     def findings(self, setup: PaperSetup) -> Findings:
-        ((_, _, trial, result),) = self.results(setup)
-        truth = true_groups(result.profile.truth)
-        pairs = np.triu_indices(len(truth), 1)
-        between = truth[pairs[0]] != truth[pairs[1]]
-        models = {k: trial.models_at(k).astype(np.float64) for k in trial.at}
-        table = pd.DataFrame([
-            {"round": k, "within groups": gaps[~between].mean(), "largest within": gaps[~between].max(),
-             "between groups": gaps[between].mean(), "smallest between": gaps[between].min()}
-            for k, gaps in ((k, pdist(w)) for k, w in models.items())
-        ])  # fmt: skip
-        seen = [DistanceSnapshot.of(k, w, truth) for k, w in models.items()]
-        title = f"{trial.recipe.words}: distances between devices' models"
-        shown = {title: table.map(lambda number: f"{number:.4g}")}
-        return Findings(shown, {"distances.csv": table}, lambda: figures.snapshots(seen, models, truth))
+        tables, models, truths = {}, {}, {}
+        for _, lam, trial, result in self.results(setup):
+            truths[lam] = truth = true_groups(result.profile.truth)
+            models[lam] = {k: trial.models_at(k).astype(np.float64) for k in trial.at}
+            title = f"{trial.recipe.words}, lambda {lam:g}: distances between devices' models"
+            tables[title] = _distances(models[lam], truth)
+        shown, truth = models[self.lambdas[0]], truths[self.lambdas[0]]
+        seen = [DistanceSnapshot.of(k, w, truth) for k, w in shown.items()]
+        return Findings(
+            {title: table.map(lambda number: f"{number:.4g}") for title, table in tables.items()},
+            {"distances.csv": pd.concat(tables, names=["run"]).reset_index(level=0)},
+            lambda: figures.snapshots(seen, shown, truth),
+        )
+
+
+def _distances(models: Mapping[int, Floats], truth: Ints) -> pd.DataFrame:
+    """Return distances between models, by round, within and between the true groups."""
+    pairs = np.triu_indices(len(truth), 1)
+    between = truth[pairs[0]] != truth[pairs[1]]
+    return pd.DataFrame([
+        {"round": k, "within groups": gaps[~between].mean(), "largest within": gaps[~between].max(),
+         "between groups": gaps[between].mean(), "smallest between": gaps[between].min()}
+        for k, gaps in ((k, pdist(w)) for k, w in models.items())
+    ])  # fmt: skip
 
 
 @dataclass(frozen=True)

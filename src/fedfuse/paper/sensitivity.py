@@ -45,7 +45,7 @@ class SettingSweep(Experiment):
     keys: ClassVar[tuple[str, ...]] = ("setting",)
 
     def runs(self, setup: PaperSetup, name: str) -> dict[float, Trial]:
-        method, settings = setup.entry(name, "fpfc", figure=True)
+        method, settings = setup.entry(name, "fpfc", {"nu": None}, figure=True)
         values = (self.quick if setup.scale.few else self.values)[setup.recipe(name).kind]
         return {value: setup.trial(name, "fpfc", self._with(method, value), settings) for value in values}
 
