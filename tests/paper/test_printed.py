@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedfuse.paper import claims, runner
-from fedfuse.paper import reasons as reasons_
+from fedfuse.paper import claims, reproduction_page, runner
 from fedfuse.paper.items import items
 from fedfuse.paper.paper_tables import ranks, standing
 from fedfuse.paper.setup import PAPER, PRINTED, SCALES, PaperSetup
@@ -91,10 +90,10 @@ def test_the_full_size_is_the_papers(data, rounds, tmp_path):
     assert full.entry(rounds, "fusion-tree")[0].name == "fusion-tree"
 
 
-def test_reasons_are_in_whole_words():
-    reasons = [text for name, text in vars(reasons_).items() if name.isupper()]
-    assert reasons
-    assert not [text for text in reasons if "- " in text.replace(" - ", "") or "  " in text]
+def test_every_reason_is_named_by_an_item():
+    named = {heading for item in items().values() for heading in item.why}
+    assert named == set(reproduction_page.reasons())
+    assert all(text.endswith(".") for text in reproduction_page.reasons().values())
 
 
 def test_notes_say_who_is_best():
@@ -149,15 +148,13 @@ def test_a_row_is_as_printed_or_not(ours, holds):
     other = _claimed(
         "FPFC", "| FPFC | 1 | 90.06 ± 1.00 | 9 | 2 | 0 | 1.00 ± 0.00 |", f"| FPFC, x | {ours} | 1.00 ± 0.00 |"
     )
-    assert other["holds"].startswith("with another setting: x" if holds else "no")
+    assert other["holds"].startswith("yes, with x" if holds else "no")
 
 
 def test_every_claim_can_be_read_off_the_page():
     """None of what is on the page of the docs raises, and quick items are said to be quick."""
-    from fedfuse.paper.reproduction_page import written
-
     path = ROOT / "docs" / "reproduction.md"
-    seen = {name: (size, claims.read_tables(text)) for name, (size, text) in written(path).items()}
+    seen = {name: (size, claims.read_tables(text)) for name, (size, text) in reproduction_page.written(path).items()}
     lines = [claim.line(seen) for claim in claims.claims()]
     assert len(lines) > 30
     for claim, line in zip(claims.claims(), lines, strict=True):

@@ -49,6 +49,10 @@ class Experiment(ABC):
     def findings(self, setup: PaperSetup) -> Findings:
         """Return what the runs came to; all of them are done."""
 
+    def finished_rows(self, setup: PaperSetup) -> dict[str, pd.DataFrame]:
+        """Return rows of the tables whose runs are done although others are not, by title."""
+        return {}
+
     def datasets(self, setup: PaperSetup) -> list[str]:
         """Return the data sets that are here."""
         return [name for name in self.data if setup.here(name)]
@@ -92,7 +96,7 @@ class Item:
     title: str
     where: str  # its place in the paper
     experiment: Experiment
-    why: tuple[str, ...] = ()  # reasons for which our numbers may differ from the printed ones
+    why: tuple[str, ...] = ()  # headings of reasons.md: why our numbers may differ from the printed ones
 
     def possible(self, setup: PaperSetup) -> bool:
         """Whether some of its data are here, or it needs none."""
@@ -177,5 +181,6 @@ def markdown(table: pd.DataFrame, *, left: bool = False) -> str:
 
 # Headings of measures, and how they are written.
 WRITERS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "num": ("clusters", count), "ari": ("ARI", both), "cost": ("floats sent", floats), "rounds": ("rounds", count),
+    "num": ("clusters", count), "ari": ("ARI", both), "cost": ("floats sent", floats),
+    "rounds": ("rounds", "{:,.0f}".format),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, get_args
@@ -62,8 +62,18 @@ class MethodsTable(Experiment):
             readable = _readable(table, theirs, metric, many=len(setup.scale.seeds) > 1)
             found.tables[data] = readable.join(choices.loc[name], on="method").replace({"method": PRINTED})
             found.numbers[f"{name.replace(':', '-')}.csv"] = table.join(theirs).reset_index()
-            found.notes.append(f"{data}: {standing(table, theirs, metric)}")
+            if DEFAULT in table.index:
+                found.notes.append(f"{data}: {standing(table, theirs, metric)}")
         return found
+
+    def finished_rows(self, setup: PaperSetup) -> dict[str, pd.DataFrame]:
+        done = {}
+        for name in self.datasets(setup):
+            runs = self.runs(setup, name)
+            titles = [t for t in self.rows[name] if all(run.done for (title, _), run in runs.items() if title == t)]
+            done[name] = {title: self.rows[name][title] for title in titles}
+        some = {name: rows for name, rows in done.items() if rows}
+        return replace(self, data=tuple(some), rows=some).findings(setup).tables if some else {}
 
     def printed_measures(self, name: str) -> pd.DataFrame:
         """Return the printed numbers of a data set by our names: scores as fractions, their spread as printed."""
@@ -117,7 +127,7 @@ def _readable(table: pd.DataFrame, theirs: pd.DataFrame, metric: str, *, many: b
 def standing(table: pd.DataFrame, theirs: pd.DataFrame, metric: str) -> str:
     """Say how the fusion tree stands among the others, and what it costs."""
     (scale, better, unit) = (100, 1.0, "points") if metric == "accuracy" else (1, -1.0, "RMSE")
-    scores, ours = table.drop(index="oracle")["test"], table.loc[DEFAULT]
+    scores, ours = table.drop(index="oracle", errors="ignore")["test"], table.loc[DEFAULT]
     best = str((better * scores).idxmax())
     place = "the best of all that do not know the groups"
     if best != DEFAULT:
@@ -134,12 +144,11 @@ def standing(table: pd.DataFrame, theirs: pd.DataFrame, metric: str) -> str:
 class TuningTable(Experiment):
     """Warm-up against separate tuning: lambda chosen and time taken, as a table or as a figure."""
 
-    grids: Mapping[str, tuple[float, ...]]  # lambdas by data set
-    quick: Mapping[str, tuple[float, ...]]  # those of a quick look
+    grids: Mapping[str, tuple[float, ...]]  # lambdas by data set; a quick look has every other one
 
     def runs(self, setup: PaperSetup, name: str) -> dict[Strategy, Trial]:
         inner, settings = setup.entry(name, "fpfc", {"lam": 0.0, "nu": None}, figure=True)
-        grid, found, limit = (self.quick if setup.scale.few else self.grids)[name], {}, settings["rounds"]
+        grid, found, limit = self.grids[name][:: 2 if setup.scale.few else 1], {}, settings["rounds"]
         settings |= {"rounds": limit * (len(grid) + 1)}  # The strategy itself ends the run.
         for way in STRATEGIES:
             path = LambdaPath(inner=inner, strategy=way, grid=grid, limit=limit)  # type: ignore[arg-type]

@@ -1,21 +1,24 @@
 """Files of an item, and the page of all items: Markdown, CSV and pictures from runs that are done.
 
 Runs of one machine need not be all: a section that others have put on the page stays there until it is run again, as
-large or larger. Only its reasons are written anew.
+large or larger. Rows of its tables that are done here take the place of theirs, or are added.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from importlib.resources import files
 from pathlib import Path
 from typing import get_args
+
+import pandas as pd
 
 from fedfuse.paper import runner
 from fedfuse.paper.claims import claims_table, read_tables
 from fedfuse.paper.experiment import Findings, Item, markdown
 from fedfuse.paper.items import items
-from fedfuse.paper.setup import SIZE_OPTIONS, PaperSetup, Size
+from fedfuse.paper.setup import PRINTED, SIZE_OPTIONS, PaperSetup, Size
 from fedfuse.report.plots import save_picture
 from fedfuse.results.formatting import duration
 from fedfuse.utils.files import atomic_write, write_json
@@ -28,15 +31,19 @@ hide: [toc]
 
 # The paper, claim by claim
 
-What *Clustered Federated Learning based on Nonconvex Pairwise Fusion* prints, and what holds here; below, every table
-and figure, ours beside the printed numbers. Written by `fedfuse paper page` from runs that `fedfuse paper` has done; no
-number is typed by hand.
+What *Clustered Federated Learning based on Nonconvex Pairwise Fusion* prints, and what fedfuse finds. First the claims,
+then every table and figure, ours beside the printed numbers. `fedfuse paper page` writes this page from finished runs
+of `fedfuse paper`; no number is typed by hand.
 
-"FPFC" is the paper's algorithm, tuned as its text says; other settings have rows of their own, also without a lambda.
-"fusion-tree" is fedfuse's default method, and not in the paper. The oracle knows the groups and shows what can be had.
-"Clusters" are the groups that a method finds, as the paper's columns call them. Scores are means over devices on test
-rows, which are used for scoring only; ± is the population standard deviation over seeds. A row is as printed if its
-score is within two printed deviations, and clusters and ARI are the same where the printed ones have no spread.
+How to read it:
+
+- **FPFC** is the paper's algorithm, with lambda chosen as the paper says. Other settings have rows of their own.
+- **fusion-tree** is fedfuse's default method, which is not in the paper. **oracle** is told the groups, and shows what
+  can be had.
+- **Clusters** are the groups that a method finds. **ARI** is their agreement with the true ones: 1 is the truth.
+- Scores are means over devices on test rows, which choose nothing. ± is the population standard deviation over seeds.
+- A row of a method **holds** if its score is within two printed deviations of the printed one, and clusters and ARI are
+  the same wherever the printed ones have no spread.
 
 ## Claims
 
@@ -44,22 +51,29 @@ score is within two printed deviations, and clusters and ARI are the same where 
 
 ## Items
 
-Sizes: {sizes}.
+{sizes}
 
 | item | size |
 | --- | --- |
 {contents}
 """
-_WHY = "What differs from the paper, and why:\n\n"
+_WHY = "Why ours may differ: "
 _SIZES: dict[Size, str] = {
-    "full": "*full* has the paper's data, rounds and seeds (800 device-epochs in figures of many runs on images)",
-    "middle": "*middle* has all data, one seed, 400 rounds on synthetic data and 800 device-epochs on images",
-    "quick": "*quick* has fewer rows, rounds and seeds, and shows the picture, not the numbers",
+    "full": "*full*: the paper's data, rounds and seeds; on images, figures of many runs have 800 device-epochs a run.",
+    "middle": "*middle*: all data, one seed, 400 rounds on synthetic data, 800 device-epochs on images.",
+    "quick": "*quick*: fewer rows, rounds and seeds. It shows the picture, not the numbers.",
 }
 
 
+def reasons() -> dict[str, str]:
+    """Return why numbers may differ from the printed ones, by heading."""
+    text = (files("fedfuse.paper") / "reasons.md").read_text(encoding="utf-8")
+    _, *parts = re.split(r"^### (.*)\n", text, flags=re.MULTILINE)
+    return {heading: words.strip() for heading, words in zip(parts[::2], parts[1::2], strict=True)}
+
+
 def section(item: Item, setup: PaperSetup, found: Findings, picture: str, level: int = 1) -> str:
-    """Return an item in Markdown: tables, picture, notes, reasons, the command and its time."""
+    """Return an item in Markdown: tables, picture, notes, the command and its time."""
     lines = [f"{'#' * level} {item.where}: {item.title}", ""]
     for title, table in found.tables.items():
         lines += [f"{title}:", "", markdown(table), ""]
@@ -67,8 +81,6 @@ def section(item: Item, setup: PaperSetup, found: Findings, picture: str, level:
         lines += [f"![{item.title}]({picture})", ""]
     if found.notes:
         lines += [*(f"- {note}" for note in found.notes), ""]
-    if item.why:
-        lines += [_WHY + _bullets(item.why), ""]
     runs = len(runner.wanted([item], setup))
     took = f"{runs} runs, {duration(runner.seconds(item, setup))} of one core." if runs else "a few seconds."
     return "\n".join([*lines, f"`{_command(item, setup.size)}`, {took}", ""])
@@ -77,13 +89,14 @@ def section(item: Item, setup: PaperSetup, found: Findings, picture: str, level:
 def save(item: Item, setup: PaperSetup, found: Findings, directory: Path) -> list[Path]:
     """Write all files of an item; return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
-    files = {name: table.to_csv(index=False, lineterminator="\n") for name, table in found.numbers.items()}
-    files[f"{item.name}.md"] = section(item, setup, found, PICTURES[0])
-    for name, text in files.items():
+    texts = {name: table.to_csv(index=False, lineterminator="\n") for name, table in found.numbers.items()}
+    why = "".join(f"\n## {name}\n\n{reasons()[name]}\n" for name in item.why)
+    texts[f"{item.name}.md"] = section(item, setup, found, PICTURES[0]) + why
+    for name, text in texts.items():
         _write(directory / name, text)
     runs = {trial.key: trial.description for trial in runner.wanted([item], setup)}
     write_json(directory / "runs.json", {"item": item.name, "size": setup.size, "made": time.time(), "runs": runs})
-    return [*(directory / name for name in files), *_draw(found, directory, PICTURES)]
+    return [*(directory / name for name in texts), *_draw(found, directory, PICTURES)]
 
 
 def write_page(path: Path, out: Path, data_dir: str | None = None) -> list[str]:
@@ -92,19 +105,21 @@ def write_page(path: Path, out: Path, data_dir: str | None = None) -> list[str]:
     for name, item in items().items():
         setup, there = _best_size(item, out, data_dir), before.get(name)
         if there is not None and (setup is None or rank(setup.size) > rank(there[0])):
-            found[name] = there[0], _with_todays_reasons(item, there[1])
+            found[name] = there[0], _with_rows(item, PaperSetup(there[0], runner.cache(out), data_dir), there[1])
         elif setup is not None:
             found[name] = setup.size, _new_section(item, setup, path)
     absent = [name for name in items() if name not in found]
-    used, parts = {size for size, _ in found.values()}, [words for _, words in found.values()]
+    used = {size for size, _ in found.values()}
+    parts = [_with_reasons(items()[name], words) for name, (_, words) in found.items()]
     if absent:
         commands = "\n".join(_command(items()[name], "full") for name in absent)
         parts.append(f"## Not run yet\n\n```\n{commands}\n```\n")
-    contents = [_in_contents(items()[name], size) for name, (size, _) in found.items()]
+    parts.append("## Why numbers differ\n")
+    parts += [f"### {heading}\n\n{text}\n" for heading, text in reasons().items()]
     head = _HEAD.format(
         claims=claims_table({name: (size, read_tables(words)) for name, (size, words) in found.items()}),
-        sizes="; ".join(words for size, words in _SIZES.items() if size in used) or "none yet",
-        contents="\n".join(contents),
+        sizes=" ".join(words for size, words in _SIZES.items() if size in used) or "None yet.",
+        contents="\n".join(_in_contents(items()[name], size) for name, (size, _) in found.items()),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, "\n".join([head, *parts]))
@@ -118,9 +133,9 @@ def written(path: Path) -> dict[str, tuple[Size, str]]:
     parts = re.split(r"^(?=## )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     names, found = {_heading(item): name for name, item in items().items()}, dict[str, tuple[Size, str]]()
     for part in parts:
-        for size in get_args(Size):
-            if part.splitlines()[0] in names and part.rstrip().endswith(f"Size: {size}."):
-                found[names[part.splitlines()[0]]] = size, part.rstrip() + "\n"
+        heading, end = part.splitlines()[0], re.search(r"Size: (\w+)\.\s*\Z", part)
+        if heading in names and end and end[1] in get_args(Size):
+            found[names[heading]] = end[1], part.rstrip() + "\n"  # type: ignore[assignment]
     return found
 
 
@@ -137,9 +152,24 @@ def _new_section(item: Item, setup: PaperSetup, path: Path) -> str:
     return section(item, setup, found, picture, level=2).rstrip() + f" Size: {setup.size}.\n"
 
 
-def _with_todays_reasons(item: Item, words: str) -> str:
-    before, sign, after = words.partition(_WHY)
-    return f"{before}{_WHY}{_bullets(item.why)}\n\n{after.partition(chr(10) * 2)[2]}" if sign else words
+def _with_rows(item: Item, setup: PaperSetup, words: str) -> str:
+    """Put rows that are done here into a section's tables."""
+    for title, ours in item.experiment.finished_rows(setup).items():
+        theirs = read_tables(words).get(title)
+        if theirs is None or list(theirs.columns) != list(ours.columns):
+            continue
+        order, first = list(PRINTED.values()), theirs.columns[0]
+        both = pd.concat([theirs, ours]).drop_duplicates(first, keep="last")
+        places = both[first].map({name: place for place, name in enumerate(order)}).fillna(len(order))
+        words = words.replace(markdown(theirs), markdown(both.iloc[places.argsort(kind="stable")]))
+    return words
+
+
+def _with_reasons(item: Item, words: str) -> str:
+    """Put links to the reasons before the section's last line, in place of earlier ones."""
+    body, _, end = re.sub(rf"^{_WHY}.*\n\n", "", words, flags=re.MULTILINE).rpartition("\n\n")
+    links = ", ".join(f"[{heading}](#{_anchor(heading)})" for heading in item.why)
+    return f"{body}\n\n{_WHY}{links}.\n\n{end}"
 
 
 def _draw(found: Findings, directory: Path, names: tuple[str, ...]) -> list[Path]:
@@ -156,22 +186,17 @@ def _write(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def _bullets(reasons: tuple[str, ...]) -> str:
-    return "\n".join(f"- {reason}" for reason in reasons)
-
-
 def _command(item: Item, size: Size) -> str:
     return f"fedfuse paper {item.name}{SIZE_OPTIONS[size]}"
 
 
-def _anchor(item: Item) -> str:
+def _anchor(heading: str) -> str:
     """Return the name that a heading has in links, on the site and on GitHub."""
-    words = re.sub(r"[^\w\s-]", "", _heading(item).removeprefix("## ")).strip().lower()
-    return re.sub(r"[-\s]+", "-", words)
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
 def _in_contents(item: Item, size: Size) -> str:
-    return f"| [{item.where}](#{_anchor(item)}): {item.title} | {size} |"
+    return f"| [{item.where}](#{_anchor(f'{item.where}: {item.title}')}): {item.title} | {size} |"
 
 
 def _heading(item: Item) -> str:

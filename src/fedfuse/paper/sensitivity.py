@@ -35,18 +35,17 @@ class SettingSweep(Experiment):
     """The paper's loop with each value of a setting.
 
     ``key`` is ``lam`` or ``xi`` of the penalty, or ``epochs``: the most local epochs, of which every device and round
-    draws its own number. ``values`` are by kind of data, and ``quick`` are those of a quick look.
+    draws its own number. ``values`` are by kind of data; a quick look has every other one.
     """
 
     key: Literal["lam", "xi", "epochs"]
     values: Mapping[str, tuple[float, ...]]
-    quick: Mapping[str, tuple[float, ...]]
 
     keys: ClassVar[tuple[str, ...]] = ("setting",)
 
     def runs(self, setup: PaperSetup, name: str) -> dict[float, Trial]:
         method, settings = setup.entry(name, "fpfc", {"nu": None}, figure=True)
-        values = (self.quick if setup.scale.few else self.values)[setup.recipe(name).kind]
+        values = self.values[setup.recipe(name).kind][:: 2 if setup.scale.few else 1]
         return {value: setup.trial(name, "fpfc", self._with(method, value), settings) for value in values}
 
     def _with(self, method: Method[Any], value: float) -> Method[Any]:
