@@ -27,8 +27,8 @@ WARM, GAP = {"lam": "warmup", "nu": None}, {"nu": None}
 COMMON_ROWS = {label: Variant(label) for label in PAPER if not label.startswith("fpfc")} | {
     "fpfc-l1": Variant("fpfc-l1", TUNED),
     "fpfc": Variant("fpfc", TUNED),
-    "FPFC without a lambda": Variant("fpfc", {"lam": "auto", "nu": None}),
     **{label: Variant(label) for label in OURS},
+    "FPFC without a lambda": Variant("fpfc", {"lam": "auto", "nu": None}),
     "FPFC, lambda on validation (warm-up)": Variant("fpfc", WARM),
     "FPFC, lambda of the paper": Variant("fpfc", GAP),
     "FPFC, lambda of the paper, nu 0.1": Variant("fpfc"),
