@@ -125,11 +125,13 @@ def test_the_wheel_works_in_an_empty_environment(place, call, fresh, wheel):
     assert str(venv) in found
 
 
-def test_the_version_has_an_entry_in_the_changelog():
+def test_the_version_is_the_same_in_changelog_and_citation():
     from fedfuse import __version__
 
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert re.search(rf"^## {re.escape(__version__)} \(\d{{4}}-\d\d-\d\d\)$", text, re.M)
+    text, citation = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), (ROOT / "CITATION.cff").read_text()
+    entry = re.search(rf"^## {re.escape(__version__)} \((\d{{4}}-\d\d-\d\d)\)$", text, re.M)
+    assert entry
+    assert f'version: {__version__}\ndate-released: "{entry[1]}"\n' in citation
 
 
 def test_all_is_every_extra():
