@@ -27,8 +27,9 @@ def guess(word: str, known: Iterable[str]) -> str:
     >>> guess("digist", ["digits", "mnist"])
     "did you mean 'digits'? "
     """
-    near = get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]!r}? " if near else ""
+    plain = {name.strip().lower(): name for name in known}
+    near = get_close_matches(word.strip().lower(), plain, n=1)
+    return f"did you mean {plain[near[0]]!r}? " if near else ""
 
 
 def check_choice(name: str, value: object, allowed: Any) -> None:

@@ -414,9 +414,9 @@ BAD_TABLES = {
         HEAD + rows(site=[""]),
         "no row has both a device (column 'site') and a target (column 'y')",
     ),
-    "numbers with a question mark": (
-        HEAD + rows(n=60, x=lambda i: "?" if i == 5 else f"{i}.125"),
-        "column 'x' looks like numbers but holds text such as '?'",
+    "numbers with a limit of detection": (
+        HEAD + rows(n=60, x=lambda i: ">9" if i == 5 else f"{i}.125"),
+        "column 'x' looks like numbers but holds text such as '>9'",
     ),
     "identifiers as classes": (HEAD + rows(y=lambda i: f"k{i}"), "two such classes are needed"),
 }

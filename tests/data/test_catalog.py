@@ -118,5 +118,5 @@ def test_a_table_needs_its_columns_named(visits):
 
 def test_an_existing_file_of_another_kind(tmp_path):
     (tmp_path / "visits.ods").write_text("x")
-    with pytest.raises(FedfuseError, match=r"must end in \.csv, \.csv\.gz, \.tsv, \.xlsx, \.parquet"):
+    with pytest.raises(FedfuseError, match=r"must end in \.csv, .* \.xlsx, \.parquet"):
         load(str(tmp_path / "visits.ods"))

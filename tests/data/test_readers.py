@@ -37,37 +37,51 @@ def test_an_encoding_that_was_assumed_is_said(tmp_path, caplog):
     assert read_table(tmp_path / "rare.csv")["a"].tolist() == ["\x81"]
 
 
-def test_commas_and_points_that_are_no_decimal_commas(tmp_path, caplog):
+def test_commas_and_points(tmp_path, caplog):
     def read(text):
         (tmp_path / "t.csv").write_text(text)
         return read_table(tmp_path / "t.csv")
 
-    assert read('a,b\n"1,234",1.5\n')["a"].tolist() == ["1,234"]  # between commas: a thousand, or text
+    assert read('a,b\n"1,234",1.5\n')["a"].tolist() == [1234]  # Between commas it is a thousand,
+    assert read('a,b\n"1,234",1\n"2,5",3\n')["a"].tolist() == [1.234, 2.5]  # unless others tell.
+    caplog.clear()
     assert read("a\tb\n1.5\tx, y\n2.5\tz\n")["a"].tolist() == [1.5, 2.5]
-    # One value that is no number stays, for the error that names it; the others are read as numbers later.
-    assert read("a;b\n1,5;1\n2,5;2\n?;3\n").loc[:, "a"].tolist() == ["1.5", "2.5", "?"]
+    # One value that is no number stays, for the error that names it.
+    assert read("a;b\n1,5;1\n2,5;2\n>9;3\n").loc[:, "a"].tolist() == ["1,5", "2,5", ">9"]
     assert read("a;b\n1,5;1\n;2\n")["a"].isna().tolist() == [False, True]
     assert not caplog.text
     assert read("a;b\n1,5;2.5\n").to_numpy().tolist() == [[1.5, 2.5]]
-    assert "decimal commas in column 'a', but points in 'b'" in caplog.text
+    assert "numbers with commas and with points: both are taken as decimals" in caplog.text
 
 
-def test_dates_with_points_have_the_day_first(tmp_path):
-    def read(*values):
-        (tmp_path / "t.csv").write_text("\n".join(["when,x", *(f"{value},1" for value in values)]))
-        return read_table(tmp_path / "t.csv")["when"].tolist()
-
-    assert read("2.1.2024", "31.12.2024 14:30") == [pd.Timestamp("2024-01-02"), pd.Timestamp("2024-12-31 14:30")]
-    assert read("2.1.2024", "")[1] is pd.NaT
-    for text in (["2.1.2024", "soon"], ["31.2.2024"], ["2/1/2024"], ["1.2.3"]):
-        assert read(*text) == text
+def test_dates_of_a_file(tmp_path):
+    (tmp_path / "t.csv").write_text("when,x\n2.1.2024,1\n,2\n31.12.2024 14:30,3\n")
+    when = read_table(tmp_path / "t.csv")["when"]
+    assert when[0] == pd.Timestamp("2024-01-02")
+    assert when.isna().tolist() == [False, True, False]
 
 
 def test_the_delimiter_is_the_one_that_fits_most_rows():
-    assert find_delimiter("age, years;weight, kg;height, cm\n50;70,5;1,80\n") == ";"
-    assert find_delimiter('a,b\n"x;y\nz;w",1\n') == ","
-    assert find_delimiter("a;b\n1;2\n3;", whole=False) == ";"
-    assert find_delimiter("") == ","
+    assert find_delimiter("age, years;weight, kg;height, cm\n50;70,5;1,80\n") == (";", 0)
+    assert find_delimiter('a,b\n"x;y\nz;w",1\n') == (",", 0)
+    assert find_delimiter("a;b\n1;2\n3;", whole=False) == (";", 0)
+    assert find_delimiter("") == (",", 0)
+    assert find_delimiter('x,y\n"1",5,6\n"2",7,8\n') == (",", 0)  # R writes row names without a name.
+
+
+def test_lines_before_the_table_are_left_out(tmp_path, caplog):
+    table = "site , x\n a,1\nb ,2\n"
+    (tmp_path / "t.csv").write_text("# made on Monday\n\n" + table)
+    frame = read_table(tmp_path / "t.csv")
+    assert frame.to_dict("list") == {"site": ["a", "b"], "x": [1, 2]}
+    assert "t.csv: the table begins in line 3; what is before it is left out" in caplog.text
+    pytest.importorskip("openpyxl")
+    with pd.ExcelWriter(tmp_path / "t.xlsx") as book:
+        pd.DataFrame({"note": ["read me"]}).to_excel(book, sheet_name="about", index=False)
+        pd.DataFrame([["Report"]]).to_excel(book, sheet_name="data", index=False, header=False)
+        frame_with().to_excel(book, sheet_name="data", index=False, startrow=2)
+    pd.testing.assert_frame_equal(read_table(tmp_path / "t.xlsx"), frame_with(), check_dtype=False)
+    assert "sheet 'data' is read, the longest of 2" in caplog.text
 
 
 def test_a_workbook(tmp_path, caplog):
@@ -77,7 +91,7 @@ def test_a_workbook(tmp_path, caplog):
         frame.to_excel(book, sheet_name="data", index=False)
         frame[:3].to_excel(book, sheet_name="more", index=False)
     pd.testing.assert_frame_equal(read_table(tmp_path / "t.xlsx"), frame, check_dtype=False)
-    assert "sheet 'data' is read, the first of 2" in caplog.text
+    assert "sheet 'data' is read, the longest of 2" in caplog.text
     pd.DataFrame([[1, 2]], columns=["a", "a"]).to_excel(tmp_path / "twice.xlsx", index=False)
     with pytest.raises(FedfuseError, match="are called 'a': rename or remove one"):
         read_table(tmp_path / "twice.xlsx")
@@ -107,11 +121,11 @@ def test_files_that_cannot_be_read(tmp_path):
     refused("empty.csv", b"", "is empty")
     refused("blank.csv", b"\n\n", "is empty")
     refused("header.csv", b"a,b\n", "holds no rows")
-    refused("ragged.csv", b"a,b\n1,2\n1,2,3\n", "cannot read .*ragged.csv")
+    refused("ragged.csv", b"a,b\n1,2\n1,2,3\n", "cannot read .*ragged.csv': Expected 2 fields in line 3")
     refused("plain.csv.gz", b"a,b\n1,2\n", "cannot read .*plain.csv.gz")
     refused("cut.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 9999)[:-20], "cannot read .*cut.csv.gz")
     refused("zeros.csv", b"a,b\n1,\0\n", "is not text: it holds zero bytes")
-    refused("table.txt", b"a,b\n1,2\n", r"must end in \.csv")
+    refused("table.ods", b"a,b\n1,2\n", r"must end in \.csv")
     with pytest.raises(FedfuseError, match="there is no file"):
         read_table(tmp_path / "nowhere.csv")
     (tmp_path / "folder.csv").mkdir()

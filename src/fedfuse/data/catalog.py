@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedfuse.data.download import directory_with, files_of, missing_files
-from fedfuse.data.federation import Federation, Goal
+from fedfuse.data.federation import Federation
 from fedfuse.data.housing import housing_bodyfat
-from fedfuse.data.images import digits, mnist
+from fedfuse.data.images import Groups, digits, mnist
 from fedfuse.data.readers import SUFFIXES, is_table, read_table
 from fedfuse.data.synthetic import GROUP_SIZES, FeatureDistribution, synthetic
 from fedfuse.data.tables import federation_from_frame
@@ -59,41 +59,30 @@ def load(
     features: FeatureDistribution = "uniform",
     device: str | None = None,
     target: str | None = None,
-    goal: Goal | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
     test: float = TEST_SHARE,
     validation: float = 0.2,
-    split_by: str | None = None,
-    min_rows: int = 1,
-    weight: str | None = None,
+    **of_table: Any,
 ) -> Federation:
     """Return the federation that a name or a file stands for.
 
     ``dataset`` is ``synthetic:S1`` … ``synthetic:S5``, ``housing-bodyfat``, ``mnist``, ``fashion-mnist``, ``digits``
     (these three also as ``mnist:rotated`` …), or the path of a file that `read_table` reads. ``features``,
     ``"uniform"`` or ``"normal"``, is for synthetic data; ``data_dir`` is where the files of named data sets are (see
-    `data_directory`). The options of files are those of `federation_from_frame`, and ``device`` and ``target`` are
-    needed there. MNIST and Fashion-MNIST have test images of their own.
+    `data_directory`). Files need ``device`` and ``target``; ``goal``, ``split_by``, ``min_rows`` and ``weight`` are as
+    in `federation_from_frame`. MNIST and Fashion-MNIST have test images of their own.
 
     Examples
     --------
     >>> load("synthetic:S4", seed=1)
     Federation(50 devices, 86,835 rows (250 to 18,460 each), 60 features, 10 classes)
     """
-    shares: dict[str, Any] = {"test": test, "validation": validation}
-    # An existing file with another ending is refused by read_table, which says what it can read.
-    is_file = is_table(dataset) or Path(dataset).expanduser().is_file()
-    if not is_file:
-        check_name(dataset)
-        given = {"device": device, "target": target, "goal": goal, "split_by": split_by, "weight": weight}
-        for word, value in (given | {"min_rows": min_rows if min_rows != 1 else None}).items():
-            if value is not None:
-                why = f"{dataset!r} has its own devices and target; leave it out"
-                raise FedfuseError(f"{word}={value!r} is for tables only, but {why}")
+    shares: dict[str, Any] = {"seed": seed, "test": test, "validation": validation}
     if not dataset.startswith(_SYNTHETIC) and features != "uniform":
         raise FedfuseError(f"features={features!r} is for synthetic data only, not for {dataset!r}; leave it out")
-    if is_file:
+    # An existing file with another ending is refused by read_table, which says what it can read.
+    if is_table(dataset) or Path(dataset).expanduser().is_file():
         frame = read_table(dataset)
         if device is None or target is None:
             lacking = " and which the ".join(w for w, v in (("device", device), ("target", target)) if v is None)
@@ -101,19 +90,23 @@ def load(
                 f"for the table {dataset!r} say which column is the {lacking} (--device, --target); "
                 f"its columns are {', '.join(map(repr, map(str, frame.columns)))}"
             )
-        columns: dict[str, Any] = {"goal": goal, "split_by": split_by, "min_rows": min_rows, "weight": weight}
-        return federation_from_frame(frame, device=device, target=target, seed=seed, **columns, **shares)
+        return federation_from_frame(frame, device=device, target=target, **of_table, **shares)
+    check_name(dataset)
+    for word, value in {"device": device, "target": target, **of_table}.items():
+        if value is not None and (word, value) != ("min_rows", 1):
+            why = f"{dataset!r} has its own devices and target; leave it out"
+            raise FedfuseError(f"{word}={value!r} is for tables only, but {why}")
     if dataset == _HOUSING:
-        return housing_bodyfat(directory_with(_HOUSING, data_dir), seed=seed, **shares)
+        return housing_bodyfat(directory_with(_HOUSING, data_dir), **shares)
     if dataset.startswith(_SYNTHETIC):
-        return synthetic(dataset.removeprefix(_SYNTHETIC), features, seed=seed, **shares)
+        return synthetic(dataset.removeprefix(_SYNTHETIC), features, **shares)
     name = dataset.removesuffix(_ROTATED)
-    options: dict[str, Any] = {"groups": "swap" if name == dataset else "rotate", "validation": validation}
+    rule: Groups = "swap" if name == dataset else "rotate"
     if name == "digits":
-        return digits(seed, test=test, **options)
+        return digits(groups=rule, **shares)
     if test != TEST_SHARE:
         raise FedfuseError(f"test={test:g} was given, but {name} has test images of its own; leave it out")
-    return mnist(seed, name=name, data_dir=data_dir, **options)
+    return mnist(seed, name=name, data_dir=data_dir, groups=rule, validation=validation)
 
 
 _SAVED = {"dataset": str, "features": str, "seed": int} | dict.fromkeys(

@@ -106,8 +106,7 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: Progress | No
     present = tuple(file for file in files_of(name) if (directory / file).exists())
     missing = tuple(file for file in files_of(name) if file not in present)
     for file in present:
-        found = _sha256(directory / file)
-        if found not in CHECKSUMS[file]:
+        if (found := _sha256(directory / file)) not in CHECKSUMS[file]:
             advice = "move it away or delete it, then fetch again" if mirrors else "see that its columns are right"
             raise FedfuseError(
                 f"{str(directory / file)!r} is there, but it is not the file of {name} (its sha256 is {found}, "

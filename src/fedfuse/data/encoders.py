@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -19,6 +18,7 @@ import pandas as pd
 
 from fedfuse.data.checks import natural_key
 from fedfuse.data.federation import Goal
+from fedfuse.data.text_values import are_numbers, plain_table
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.utils.files import NUMBER, Kinds, check_fields
 from fedfuse.utils.typing import Bools, Floats, Ints
@@ -31,6 +31,8 @@ OTHER = "other"
 MISSING = "missing"
 # A text column with more distinct values than this, in more than this ratio of its rows, holds identifiers.
 MIN_IDENTIFIERS, MIN_IDENTIFIER_RATIO = 20, 0.9
+# A column of numbers with a few words in it has at most this ratio of them; more are codes, as A12 and 7.
+MAX_STRAY_RATIO = 0.05
 # Cycles of the calendar that dates may have, in days. A cycle needs dates in this many of twelve equal parts of it.
 CYCLES_DAYS = {"time of year": 365.2425, "time of day": 1.0}
 MIN_CYCLE_PARTS = 4
@@ -40,7 +42,6 @@ _OBJECT_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("integer", "floating", "decimal", "mixed-integer-float"), "number"),
     **dict.fromkeys(("datetime", "datetime64", "date", "timedelta", "timedelta64"), "date"),
 }
-_ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SAVED: dict[str, Kinds] = {
     "version": int, "device": str, "target": str, "goal": str, "classes": list, "columns": list,
 }  # fmt: skip
@@ -58,8 +59,8 @@ class Table:
     device: str
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, device: str) -> Table:
-        """Return the table of a data frame, which is neither copied nor changed."""
+    def of(cls, frame: pd.DataFrame, device: str, as_given: Iterable[str] = ()) -> Table:
+        """Return the table of a data frame, which is not changed; columns ``as_given`` and the device stay text."""
         if not isinstance(frame, pd.DataFrame):
             raise FedfuseError(f"expected a pandas DataFrame, got a {type(frame).__name__}")
         if not len(frame):
@@ -69,7 +70,7 @@ class Table:
             raise FedfuseError(f"two columns are called {names[names.duplicated()][0]!r}: rename one")
         shown = frame.copy(deep=False)
         shown.columns, shown.index = names, pd.RangeIndex(len(frame))
-        return cls(shown, device)
+        return cls(plain_table(shown, as_given={device, *as_given}), device)
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -90,9 +91,8 @@ class Table:
         return np.asarray(self.frame[name].isna(), dtype=np.bool_)
 
     def kind(self, name: str) -> Kind:
-        """Tell what a column holds: numbers, dates (also as ISO text), or levels (text, booleans, …)."""
-        series, types = self.frame[name], pd.api.types
-        dtype = series.dtype
+        """Tell what a column holds: numbers, dates or durations, or levels (text, booleans, …)."""
+        types, dtype = pd.api.types, self.frame[name].dtype
         if isinstance(dtype, pd.CategoricalDtype) or types.is_bool_dtype(dtype):
             return "level"
         if types.is_complex_dtype(dtype):
@@ -101,11 +101,7 @@ class Table:
             return "number"
         if types.is_datetime64_any_dtype(dtype) or types.is_timedelta64_dtype(dtype):
             return "date"
-        found, present = types.infer_dtype(series, skipna=True), series.dropna()
-        if found == "string" and _ISO_DATE.match(present.iloc[0]):
-            dates = pd.to_datetime(present, format="ISO8601", utc=True, errors="coerce")
-            return "date" if dates.notna().all() else "level"
-        return _OBJECT_KINDS.get(found, "level")
+        return _OBJECT_KINDS.get(types.infer_dtype(self.frame[name], skipna=True), "level")
 
     def values(self, name: str, kind: Literal["number", "date"]) -> Floats:
         """Return a column as `numbers`, or as `days`."""
@@ -119,6 +115,12 @@ class Table:
         values = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         self._refuse(name, np.isnan(values) & ~self.missing(name), "numbers are needed")
         self._refuse(name, np.isinf(values), "finite numbers are needed (leave missing values empty)")
+        return values
+
+    def weights(self, name: str) -> Floats:
+        """Return a column of numbers of at least 0, without missing ones."""
+        values = self.numbers(name)
+        self._refuse(name, ~(values >= 0), "weights are numbers of at least 0")
         return values
 
     def days(self, name: str) -> Floats:
@@ -300,18 +302,21 @@ def _fit_levels(table: Table, name: str, train: Ints) -> LevelColumn | None:
     counts = np.bincount(codes[train] + 1, minlength=len(found) + 1)
     gaps, counts = int(counts[0]), counts[1:]
     distinct = np.count_nonzero(counts)
-    if distinct > MIN_IDENTIFIERS and distinct > MIN_IDENTIFIER_RATIO * counts.sum():
-        # A single "?" turns a column of numbers into text; dropping it with a warning only would be a trap.
-        values = table.frame[name].dropna()
-        bad = pd.to_numeric(values.astype(object), errors="coerce").isna()
-        if bad.mean() < 0.5:
-            example: Any = values[bad].iloc[0] if bad.any() else values.iloc[0]
+    if distinct > MIN_IDENTIFIERS:
+        # A single ">90" turns a column of numbers into text; dropping it with a warning only would be a trap.
+        numbers = are_numbers(pd.Series(found)).to_numpy()
+        rows = np.bincount(codes[codes >= 0], minlength=len(found))
+        others = float(rows[~numbers].sum() / rows.sum())
+        identifiers = distinct > MIN_IDENTIFIER_RATIO * counts.sum()
+        if (identifiers and others < 0.5) or (numbers.sum() > MIN_IDENTIFIERS and 0 < others <= MAX_STRAY_RATIO):
+            example = found[int(np.argmin(numbers))]  # The first if all are numbers, which were text on purpose.
             raise FedfuseError(
-                f"column {name!r} looks like numbers but holds text such as {str(example)!r}; "
+                f"column {name!r} looks like numbers but holds text such as {example!r}; "
                 "convert it to numbers, and leave missing values empty"
             )
-        log.warning("column %r is dropped: nearly every row has a different value, as identifiers have", name)
-        return None
+        if identifiers:
+            log.warning("column %r is dropped: nearly every row has a different value, as identifiers have", name)
+            return None
     # A level needs 1 % of the training rows, and at least 10 (in a small table 5 %).
     common = counts >= max(0.01 * len(train), min(10.0, 0.05 * len(train)))
     levels = sorted((found[j] for j in np.flatnonzero(common)), key=natural_key)
@@ -355,7 +360,8 @@ class Encoder:
         Missing numbers become the training median. A level never seen in training counts as "other" where training
         had rare levels; otherwise all 0/1 features of that column are 0.
         """
-        table = table if isinstance(table, Table) else Table.of(table, self.device)
+        if not isinstance(table, Table):
+            table = Table.of(table, self.device, [self.target, *(c.name for c in self.columns if c.kind == "level")])
         table.require([column.name for column in self.columns])
         X = np.zeros((len(table), len(self.features)))
         first = 0

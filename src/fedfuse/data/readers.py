@@ -1,4 +1,4 @@
-"""Readers of table files: .csv with any usual delimiter, decimal mark and encoding, .tsv, .xlsx and .parquet.
+"""Readers of table files: .csv with any usual delimiter, decimal mark and encoding, .tsv, .txt, .xlsx and .parquet.
 
 What can be told from a file safely is not asked for. What was assumed is logged where it could be wrong.
 """
@@ -17,27 +17,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedfuse.data.text_values import plain_table
 from fedfuse.errors import FedfuseError
 
 log = logging.getLogger(__name__)
 
-SUFFIXES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".xlsx", ".parquet")
 DELIMITERS = (";", "\t", "|", ",")  # The first of equals is taken: headers have commas more often than semicolons.
 # Excel writes a byte order mark; cp1252 is what Windows calls latin-1, and leaves five bytes undefined.
 _ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_SAMPLE_BYTES, _SAMPLE_ROWS, _SAMPLE_VALUES = 65_536, 50, 1_000
-_COMMA_NUMBER = r"\s*[+-]?(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,\d+)?(?:[eE][+-]?\d+)?\s*"
-# Dates with points have the day first everywhere; those with slashes do not, and stay text.
-_POINT_DATE = r"\s*\d{1,2}\.\d{1,2}\.\d{4}(?: \d{1,2}:\d\d(?::\d\d)?)?\s*"
+_SAMPLE_BYTES, _SAMPLE_ROWS = 65_536, 50
 _EXTRAS = {".parquet": ("pyarrow", "parquet"), ".xlsx": ("openpyxl", "excel")}
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
-    """Read a .csv, .csv.gz, .tsv, .xlsx or .parquet file; raise a `FedfuseError` that says what is wrong with it.
+    """Read a .csv, .tsv, .txt (also .gz), .xlsx or .parquet file; raise a `FedfuseError` that says what is wrong.
 
-    The delimiter of text (comma, semicolon, tab or bar), decimal commas, dates such as 31.12.2024 and the encoding
-    (UTF-8, UTF-16, Windows-1252 or latin-1) are told from the file. Of a workbook the first sheet is read.
+    The delimiter of text (comma, semicolon, tab or bar), the encoding (UTF-8, UTF-16, Windows-1252 or latin-1) and the
+    row of column names are told from the file; numbers, dates and durations are read as people write them
+    (1.234,50, $99, 12 %, 51 kg, 31.12.2024, 12:30). Of a workbook the largest sheet is read.
     """
     path = Path(path).expanduser()
     if not is_table(path):
@@ -66,15 +65,7 @@ def _read(path: Path) -> pd.DataFrame:
     try:
         if suffix == ".parquet":
             return pd.read_parquet(path, engine="pyarrow")
-        if suffix != ".xlsx":
-            return _read_text(path)
-        with pd.ExcelFile(path, engine="openpyxl") as book:
-            frame: pd.DataFrame = pd.read_excel(book)
-            header = pd.read_excel(book, header=None, nrows=1, dtype=str, na_filter=False)
-            _refuse_repeated_names(path, header.iloc[0])
-            if len(book.sheet_names) > 1:
-                log.warning("sheet %r is read, the first of %d", book.sheet_names[0], len(book.sheet_names))
-        return frame
+        frame = _read_workbook(path) if suffix == ".xlsx" else _read_text(path)
     except FedfuseError:
         raise
     except ImportError:
@@ -85,7 +76,27 @@ def _read(path: Path) -> pd.DataFrame:
         raise FedfuseError(f"the file {str(path)!r} is empty") from None
     except Exception as problem:  # Readers raise many kinds of errors on damaged files.
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        reason = reason.removeprefix("Error tokenizing data. C error: ")
         raise FedfuseError(f"cannot read {str(path)!r}: {reason}") from None
+    frame.columns = pd.Index([str(name).strip() for name in frame.columns])
+    for name in frame.columns[[pd.api.types.is_string_dtype(dtype) for dtype in frame.dtypes]]:
+        frame[name] = frame[name].str.strip()  # " a" is no other device than "a".
+    return plain_table(frame, digits=True)
+
+
+def _read_workbook(path: Path) -> pd.DataFrame:
+    with pd.ExcelFile(path, engine="openpyxl") as book:
+        sheet = max(book.sheet_names, key=lambda name: book.book[name].max_row or 0)
+        if len(book.sheet_names) > 1:
+            log.warning("sheet %r is read, the longest of %d", sheet, len(book.sheet_names))
+        top = pd.read_excel(book, sheet, header=None, nrows=_SAMPLE_ROWS, dtype=str, na_filter=False)
+        filled = (top != "").sum(axis=1).to_numpy()
+        if not filled.any():
+            raise pd.errors.EmptyDataError
+        header = int(np.argmax(2 * filled > filled.max()))
+        _check_header(path, top.iloc[header], header)
+        frame: pd.DataFrame = pd.read_excel(book, sheet, skiprows=header)
+        return frame
 
 
 def _read_text(path: Path) -> pd.DataFrame:
@@ -95,85 +106,68 @@ def _read_text(path: Path) -> pd.DataFrame:
     if encodings == _ENCODINGS and b"\0" in sample:
         raise FedfuseError(f"{str(path)!r} is not text: it holds zero bytes; save it as CSV UTF-8")
     text = sample.decode(encodings[0], errors="replace")
-    delimiter = find_delimiter(text, whole=len(sample) < _SAMPLE_BYTES)
+    delimiter, skipped = find_delimiter(text, whole=len(sample) < _SAMPLE_BYTES)
     # pandas is twenty times as fast as we are in reading decimal commas, but must be told.
-    cells = (cell for row in _first_rows(text, delimiter) for cell in row)
+    cells = (cell for row, _ in _first_rows(text, delimiter) for cell in row)
     marks = {match[1] for cell in cells if (match := re.fullmatch(r"\s*[+-]?\d+([.,])\d+\s*", cell))}
+    if delimiter != "," and len(marks) > 1:
+        log.warning("%s has numbers with commas and with points: both are taken as decimals", path.name)
     decimal = "," if delimiter != "," and marks == {","} else "."
     for encoding in encodings:
-        how: dict[str, Any] = {"encoding": encoding, "sep": delimiter, "decimal": decimal}
+        how: dict[str, Any] = {"encoding": encoding, "sep": delimiter, "decimal": decimal, "skiprows": skipped}
         try:
             # One type per column over the whole file, not per chunk.
-            frame = pd.read_csv(path, low_memory=False, **how)
+            frame: pd.DataFrame = pd.read_csv(path, low_memory=False, **how)
         except UnicodeDecodeError:
             continue
-        _refuse_repeated_names(path, pd.read_csv(path, header=None, nrows=1, dtype=str, na_filter=False, **how).iloc[0])
+        header = pd.read_csv(path, header=None, nrows=1, dtype=str, na_filter=False, **how).iloc[0]
+        _check_header(path, header, skipped)
         if encoding in _ENCODINGS[1:]:
             log.warning("%s is not UTF-8 text: read as %s (Western European)", path.name, encoding)
-        # Between commas, "1,234" in quotes is more often a thousand than a decimal.
-        return _with_dates(frame if delimiter == "," else _with_decimal_points(frame))
+        return frame
     raise FedfuseError(f"{str(path)!r} is not text in {' or '.join(encodings)}; save it as CSV UTF-8")
 
 
-def find_delimiter(text: str, whole: bool = True) -> str:
-    r"""Return the delimiter with which most rows have as many fields as the header; a comma where there is none.
+def find_delimiter(text: str, whole: bool = True) -> tuple[str, int]:
+    r"""Return the delimiter with which most rows have as many fields, and the number of lines before the header.
 
-    >>> find_delimiter("site;dose, mg\na;1,5\n"), find_delimiter("a\tb\n1\t2\n"), find_delimiter("only\n1\n")
-    (';', '\t', ',')
+    >>> find_delimiter("site;dose, mg\na;1,5\n"), find_delimiter("Report\n\na\tb\n1\t2\n"), find_delimiter("only\n1\n")
+    ((';', 0), ('\t', 2), (',', 0))
     """
 
-    def fit(delimiter: str) -> tuple[float, int]:
+    def fit(delimiter: str) -> tuple[float, int, int]:
         rows = _first_rows(text, delimiter)
         rows = rows if whole or len(rows) == _SAMPLE_ROWS else rows[:-1]  # The last row of a sample is cut.
-        fields = len(rows[0]) if rows else 0
-        return (sum(len(row) == fields for row in rows) / len(rows), fields) if fields > 1 else (0.0, 0)
+        counts = [len(row) for row, _ in rows]
+        fields = max(counts, key=counts.count, default=0)
+        if fields < 2:
+            return 0.0, 0, 0
+        # R leaves out the name of the row names.
+        header = next(i for i, count in enumerate(counts) if count >= max(fields - 1, 2))
+        return counts.count(fields) / len(counts), fields, rows[header][1]
 
     try:
         best = max(DELIMITERS, key=fit)
-        return best if any(fit(best)) else ","
+        return (best, fit(best)[2]) if any(fit(best)) else (",", 0)
     except csv.Error:
-        return ","
+        return ",", 0
 
 
-def _first_rows(text: str, delimiter: str) -> list[list[str]]:
-    return [row for row in islice(csv.reader(StringIO(text), delimiter=delimiter), _SAMPLE_ROWS) if row]
+def _first_rows(text: str, delimiter: str) -> list[tuple[list[str], int]]:
+    """Return the first rows that are not empty, and the number of lines before each."""
+    reader, rows, line = csv.reader(StringIO(text), delimiter=delimiter), [], 0
+    for row in islice(reader, _SAMPLE_ROWS):
+        rows += [(row, line)] if row else []
+        line = reader.line_num
+    return rows
 
 
-def _with_decimal_points(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with numbers such as 1.234,5 read; beside them a few other values stay, as text."""
-    found = []
-    for name in frame.columns:
-        if pd.api.types.is_numeric_dtype(frame[name]):  # Booleans, too.
-            continue
-        if not frame[name].dropna()[:_SAMPLE_VALUES].astype(str).str.fullmatch(_COMMA_NUMBER).any():
-            continue
-        text = frame[name].astype(object)
-        numbers = frame[name].astype(str).str.fullmatch(_COMMA_NUMBER) & text.notna()
-        if 2 * numbers.sum() <= text.notna().sum() or not text[numbers].str.contains(",").any():
-            continue
-        text[numbers] = text[numbers].str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
-        frame[name] = pd.to_numeric(text) if numbers.sum() == text.notna().sum() else text
-        found.append(name)
-    others = frame.drop(columns=found).select_dtypes("float")
-    points = others.columns[(others % 1 > 0).any()]
-    if found and len(points):
-        log.warning("decimal commas in column %r, but points in %r: both are taken as decimals", found[0], points[0])
-    return frame
-
-
-def _with_dates(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with columns of dates such as 31.12.2024 read."""
-    for name in frame.columns:
-        head = frame[name].dropna()[:_SAMPLE_VALUES]
-        if len(head) and not pd.api.types.is_numeric_dtype(head) and head.astype(str).str.fullmatch(_POINT_DATE).all():
-            dates = pd.to_datetime(frame[name], dayfirst=True, format="mixed", errors="coerce")
-            if dates.notna().equals(frame[name].notna()):
-                frame[name] = dates
-    return frame
-
-
-def _refuse_repeated_names(path: Path, header: pd.Series[Any]) -> None:
+def _check_header(path: Path, header: pd.Series[Any], skipped: int) -> None:
+    """Refuse names that occur twice; log how many lines before them are left out."""
     # pandas renames a second column "a" to "a.1"; a second target would become a feature.
-    twice = header[header.duplicated() & (header != "")]
+    names = header.str.strip()
+    twice = names[names.duplicated() & (names != "")]
     if len(twice):
         raise FedfuseError(f"two columns of {str(path)!r} are called {twice.iloc[0]!r}: rename or remove one")
+    if skipped:
+        log.warning("%s: the table begins in line %d; what is before it is left out", path.name, skipped + 1)

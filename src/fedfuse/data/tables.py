@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ def federation_from_frame(
         parts = np.zeros(len(frame), np.int64)
         parts[table.frame.index] = _parts_by_column(table, split_by, test)
     table, goal, y, classes = _targets(_large_devices(table, parts, min_rows), target, goal)
-    weights = None if weight is None else relative_weights(table.numbers(weight), len(table))
+    weights = None if weight is None else relative_weights(table.weights(weight), len(table))
     names, owner = _sorted_levels(table, device)
     order, cuts = _split(owner, names, None if parts is None else parts[table.frame.index], test, validation, seed)
     train = np.flatnonzero(np.arange(len(table)) < np.repeat(cuts[:, 1], cuts[:, 3] - cuts[:, 0]))
@@ -146,7 +147,7 @@ def _known_rows(table: Table, device: str, target: str, split_by: str | None) ->
 
 def _large_devices(table: Table, parts: Ints | None, min_rows: int) -> Table:
     """Return the rows of devices with at least so many rows outside the test; log how many devices are left out."""
-    if not isinstance(min_rows, int) or min_rows < 1:
+    if not isinstance(min_rows, Integral) or min_rows < 1:
         raise FedfuseError(f"min_rows must be a whole number of at least 1, got {min_rows!r}")
     if min_rows == 1:
         return table
