@@ -221,6 +221,19 @@ def test_a_changed_device_is_left_out_of_a_run_that_is_resumed(late, tmp_path, m
     assert np.isnan(result.scores["test"][2])
 
 
+@pytest.mark.parametrize("what", ["no digest", "surrogate", "missing fields"])
+def test_a_run_is_resumed_without_a_node_that_says_absurd_things(what, tmp_path, monkeypatch):
+    federation, out = planted(m=4, groups=1), CONFIG | {"out": str(tmp_path / "run")}
+    with pytest.raises(KilledError):
+        serve(LocalGrid(app_of(federation), 4), out, callbacks=(Kill(),))
+    monkeypatch.setattr("fedfuse.flower.server.RESUME_WAIT_SECONDS", 0.2)
+    grid = LocalGrid(app_of(federation), 4)
+    grid.forge = hello_with("1", **ABSURD[what])
+    result = serve(grid, out | {"grace": 0.1})
+    assert list(result.left_out) == ["1" if what != "surrogate" else "node 1001"]
+    assert np.isfinite(result.score("test"))
+
+
 def test_a_changed_device_that_comes_back_as_it_was_takes_part_again(tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "RETRY_SECONDS", 0.0)
     federation, registry = planted(m=3), None
@@ -321,12 +334,19 @@ def test_ten_thousand_fuzzed_replies_neither_crash_nor_hang(seed):
     grid.forge = forge
     names = [str(i) for i in range(8)]
     methods = (ff.FPFC(lam=0.5, work=ff.Work(solver="exact")), ff.FusionTree())
+    before = largest_memory()
     while said[0] < 2500:
         for method in methods:
             engine = FlowerEngine(grid, names, build_model(federation, None), setup={"classes": []}, grace=0.1)
             result = ff.fit(federation, method, engine=engine, rounds=40, share="models", tol=0)
             assert np.isfinite(result.models).all()
             assert np.isfinite(result.score("test"))
+    assert largest_memory() - before < 1e9
+
+
+def largest_memory():
+    """The bytes that this process has had at once."""
+    return 1024 * pytest.importorskip("resource").getrusage(0).ru_maxrss
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -14,6 +14,7 @@ from fedfuse.flower import engine as engine_module
 from fedfuse.flower import node_registry as nodes
 from fedfuse.flower.messages import read_order
 from fedfuse.flower.server import serve
+from fedfuse.methods.registry import METHODS
 from fedfuse.protocol.sufficient_statistics import parts, written
 from fedfuse.protocol.tasks import Gradient, SendSufficientStatistics
 from support.local_grid import LocalGrid
@@ -34,11 +35,12 @@ def reconstructed(mean, covariance, n):
     return mean + np.outer([1, -1], np.sqrt(max(values[-1], 0)) * vectors[:, -1])
 
 
-def small_devices(rng):
+def small_devices(rng, goal="regression"):
     """Eight devices of 8 to 12 rows: one or two of them are for validation."""
     w = rng.normal(size=3)
     Xs = [rng.normal(size=(8 + i % 5, 3)) for i in range(8)]
-    return {f"d{i}": (X, X @ w + 0.1 * rng.normal(size=len(X))) for i, X in enumerate(Xs)}
+    rows = {f"d{i}": (X, X @ w + 0.1 * rng.normal(size=len(X))) for i, X in enumerate(Xs)}
+    return rows if goal == "regression" else {name: (X, np.arange(len(X)) % 2) for name, (X, y) in rows.items()}
 
 
 def transcript(rows, out, config):
@@ -81,18 +83,26 @@ CONFIGS = [
     {"set": "share=moments"},
     {"lam": "auto", "method": "fpfc"},
     {"lam": "3", "set": "solver=exact refit=yes"},
+    *({"method": name, "num-server-rounds": 12} for name in METHODS if name != "oracle"),
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_no_row_follows_from_what_small_devices_send(config, tmp_path):
-    rows = small_devices(np.random.default_rng(0))
+@pytest.mark.parametrize("goal", ["regression", "classification"])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: " ".join(map(str, config.values())) or "default")
+def test_no_row_follows_from_what_small_devices_send(config, goal, tmp_path):
+    rows = small_devices(np.random.default_rng(0), goal)
     heard, said, result = transcript(rows, tmp_path / "run", config)
     assert len(result.labels) == 8
     assert not any(isinstance(task, SendSufficientStatistics) for _, task, _ in heard)
     for train, validation, _ in said.values():
         assert validation == 0 or validation >= 3  # No loss, gradient or moment is of one row, or of two.
         assert train >= 3
+    for device, name in enumerate(result.profile.names):
+        X, _ = rows[name]
+        sent = [values[i : i + 3] for k, _, values in heard if k == device for i in range(len(values) - 2)]
+        assert distance(sent, X) > 1e-4  # No three numbers are a row's, in any answer.
+    if goal == "classification":
+        return
     # At different points, gradients of the squared loss tell the second moments, as means and covariances would.
     for device, name in enumerate(result.profile.names):
         X, y = rows[name]

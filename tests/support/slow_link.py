@@ -36,8 +36,11 @@ class SlowLink:
 
     def _copy(self, source: socket.socket, sink: socket.socket, upwards: bool) -> None:
         with suppress(OSError), source, sink:
-            while data := source.recv(CHUNK):
-                time.sleep(len(data) / self.rate)
-                sink.sendall(data)
-                self.up += len(data) * upwards
-            sink.shutdown(socket.SHUT_WR)
+            try:
+                while data := source.recv(CHUNK):
+                    time.sleep(len(data) / self.rate)
+                    sink.sendall(data)
+                    self.up += len(data) * upwards
+            finally:
+                for end in (sink, source):  # The other thread waits for one of them, and would keep it open.
+                    end.shutdown(socket.SHUT_RDWR)
