@@ -25,6 +25,20 @@ def test_units_verify(unit, tmp_path):
     assert not ours, done.stderr
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_units_may_do_little(unit, tmp_path):
+    """Of systemd's scale of exposure, from 0 to 100, at most 20."""
+    path = tmp_path / unit.name.replace("@.", "@north.")
+    shutil.copy(unit, path)
+    words = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager", str(path)]
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd-analyze")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if "Overall exposure level" not in done.stdout:
+        pytest.skip("needs systemd 250")
+    assert done.returncode == 0, done.stdout.splitlines()[-1]
+
+
 def test_there_are_units():
     assert len(UNITS) == 3
 
@@ -136,6 +150,8 @@ def test_units_run_as_an_unprivileged_user(unit):
         state = re.search(r"^StateDirectory=(\S+)$", text, re.MULTILINE)[1]
         assert f"\nWorkingDirectory=/var/lib/{state}\n" in text
         assert f"\nEnvironment=FLWR_HOME=/var/lib/{state}/flwr\n" in text
+        assert f"\nCacheDirectory={state}\n" in text  # Without it every message of a softmax model compiles anew.
+        assert f"\nEnvironment=XDG_CACHE_HOME=/var/cache/{state}\n" in text
     if "superlink" in unit.name:
         assert " --host 127.0.0.1 " in text
 
