@@ -28,7 +28,7 @@ import fedfuse as ff
 from fedfuse.core.metrics import METRICS
 from fedfuse.methods.registry import methods_of
 from fedfuse.studies.comparison import NOTHING, Comparison, holm, wilcoxon_p
-from fedfuse.studies.jobs import RUNNING, Board, Job, Watcher
+from fedfuse.studies.jobs import DONE, FAILED, Job, Watcher
 
 LEVEL = 0.05
 MIN_ERROR = 0.005  # shares of wrong labels below this count as this: nobody's rank hangs on a row or two
@@ -64,7 +64,7 @@ def continuous(seed: int) -> ff.Federation:
 class Case:
     """A data set: its seeds, and how many rounds methods have; LOCAL, which trains everybody, may have fewer.
 
-    ``make`` builds the federation of a seed where data have no name.
+    ``make`` builds the federation of a seed where data have no name; these have no groups that are known.
     """
 
     seeds: tuple[int, ...]
@@ -72,21 +72,34 @@ class Case:
     make: Callable[[int], ff.Federation] | None = None
     words: tuple[str, ...] = ()  # of --set
     what: str = ""
+    network: bool = False
+
+    @property
+    def methods(self) -> list[str]:
+        """All methods that the data are for: models of one layer have no base to share, as FedPer and FedRep do."""
+        left_out = {"oracle" if self.make else "", *(() if self.network else ("fedper", "fedrep"))}
+        return [name for name in methods_of("all") if name not in left_out]
 
 
 def _table(name: str) -> Case:
-    return Case((0, 1, 2), 100, lambda seed: read_site_table(name, seed)[0], what="a table of real sites")
+    return Case((0, 1, 2), 400, lambda seed: read_site_table(name, seed)[0], what="a table of real sites")
 
 
-IMAGES = Case((0,), 20, words=("steps=1", "local.rounds=10"), what="the paper's CNN, one epoch of 10 of 20 devices")
-SCENARIO = Case((0,), 100, words=("local.rounds=30",), what="30 % of the devices in a round, ten steps each")
+def _scenario(*seeds: int) -> Case:
+    return Case(seeds, 200, words=("local.rounds=60",), what="30 % of the devices in a round, ten steps each")
+
+
+IMAGES = Case(
+    (0,), 40, words=("steps=1", "local.rounds=20"), what="the paper's CNN, one epoch of 10 of 20 devices", network=True
+)
 CASES = {
-    "continuous-linear": Case((0, 2, 4), 100, continuous, what="random devices that differ by degrees"),
-    "continuous-softmax": Case((1, 3, 5), 100, continuous, what="random devices that differ by degrees"),
+    "continuous-linear": Case((0, 2, 4), 400, continuous, what="random devices that differ by degrees"),
+    "continuous-softmax": Case((1, 3, 5), 400, continuous, what="random devices that differ by degrees"),
     **{name: _table(name) for name in ("sleepstudy", "gasoline", "exam", "mr_contraception")},
-    "housing-bodyfat": Case((0, 1, 2), 100, words=("local.rounds=30",), what="two groups"),
-    **{f"synthetic:S{i}": SCENARIO for i in range(1, 6)},
-    "digits": Case((0,), 20, what="a small network, all devices in every round"),
+    "housing-bodyfat": Case((0, 1, 2), 600, words=("local.rounds=180",), what="two groups, 2 of 8 devices in a round"),
+    "digits": Case((0, 1, 2), 100, what="a small network, all devices in every round", network=True),
+    "synthetic:S1": _scenario(0, 1, 2),
+    **{f"synthetic:S{i}": _scenario(0) for i in range(2, 6)},
     "fashion-mnist": IMAGES,
     "mnist": IMAGES,
 }
@@ -114,20 +127,22 @@ class Stopwatch(Watcher):
         self.clock = time.process_time()
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        self.names = [f"{job.label}-seed{job.seed}" for job in jobs]
+        self.names, self.clock = [f"{job.label}-seed{job.seed}" for job in jobs], time.process_time()
+        self.running = self.names[0] if jobs else None
 
-    def look(self, board: Board) -> None:
+    def look(self, shares: Sequence[float]) -> None:
+        """Charge the time since the last look to the run that is at work: the first that has not ended, or had not."""
         now = time.process_time()
         if self.running:
             self.spent[self.running] = self.spent.get(self.running, 0.0) + now - self.clock
         self.clock = now
-        at_work = [name for n, name in enumerate(self.names) if board.get(n).status == RUNNING]
-        if at_work[:1] != [self.running]:
+        left = [name for name, share in zip(self.names, shares, strict=True) if share not in (DONE, FAILED)]
+        if left[:1] != [self.running]:
             self.path.write_text(json.dumps(self.spent, indent=0))
-            if at_work:
-                print(f"{time.process_time():7.0f} s {self.path.parent} {at_work[0]}", flush=True)
-        self.running = at_work[0] if at_work else None
-        if time.process_time() > self.until:
+            if left:
+                print(f"{now:7.0f} s {self.path.parent} {left[0]}", flush=True)
+        self.running = left[0] if left else None
+        if now > self.until:
             raise KeyboardInterrupt
 
     def close(self) -> None:
@@ -147,17 +162,10 @@ def run(out: Path, names: list[str], minutes: float) -> None:
             case, seed = CASES[name], CASES[name].seeds[turn]
             directory = places(out, name)[turn if case.make else 0][0]
             directory.mkdir(parents=True, exist_ok=True)
-            how: dict[str, Any] = {
-                "rounds": case.rounds,
-                "words": case.words,
-                "evaluate_every": 10**6,
-                "out": directory,
-            }
-            how["watcher"] = Stopwatch(directory / "processor.json", 60 * minutes)
-            if case.make:
-                ff.compare(case.make(seed), "all", (seed,), name=name, **how)
-            else:
-                ff.compare(name, "all", (seed,), **how)
+            ff.compare(
+                case.make(seed) if case.make else name, case.methods, (seed,), rounds=case.rounds, words=case.words,
+                evaluate_every=10**6, out=directory, watcher=Stopwatch(directory / "processor.json", 60 * minutes),
+            )  # fmt: skip
 
 
 # -- the page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import Field, field, fields
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -57,6 +57,8 @@ def check_field(given: Field[Any], value: object) -> None:
 
 class Searchable:
     """A method with settings that may be left open: they are chosen on validation rows (`tuning.grid_search`)."""
+
+    min_trial_rounds: ClassVar[int] = 10  # that a candidate needs to show what it is worth
 
     def _open(self) -> list[Field[Any]]:
         """Return the settings that may be left open, as `methods.parameters.number` declares them."""

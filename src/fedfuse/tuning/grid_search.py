@@ -10,22 +10,28 @@ rounds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
 from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.method import FederationInfo, Method, Outcome
-from fedfuse.methods.mixins import WorksAtHome
+from fedfuse.methods.mixins import GathersReplies, WorksAtHome
 from fedfuse.methods.parameters import Searchable
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints
 
+if TYPE_CHECKING:
+
+    class Candidate(Method[Any], Searchable):
+        """A method whose settings may be left open."""
+
+
 TRYING, JUDGING, END = "trying", "judging", "end"
-# Rounds for each candidate where nothing else is said; with fewer than the least, fewer candidates are tried.
-TRIAL_ROUNDS, MIN_TRIAL_ROUNDS = 50, 25
+# Rounds for each candidate where nothing else is said and all fit.
+TRIAL_ROUNDS = 50
 
 
 @dataclass
@@ -61,15 +67,15 @@ class GridSearch(Method[SearchState], WorksAtHome):
     """
 
     name: ClassVar[str] = "searched"
-    inner: Method[Any] = None  # type: ignore[assignment]
+    inner: Any = None
     trial: int | None = None
     grid: tuple[dict[str, Any], ...] = ()
     limit: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.inner, Searchable):
-            raise FedfuseError(f"a grid search needs a method with settings to search for, got {self.inner!r}")
+        if not isinstance(inner := self.inner, Searchable):
+            raise FedfuseError(f"a grid search needs a method with settings to search for, got {inner!r}")
         if self.trial is not None and self.trial < 1:
             raise FedfuseError(f"trial must be at least 1 round, got {self.trial}")
         object.__setattr__(self, "grid", tuple(dict(settings) for settings in self.grid))
@@ -89,21 +95,15 @@ class GridSearch(Method[SearchState], WorksAtHome):
         """Return the method with these settings."""
         return replace(self.inner, **settings, rows=rows)
 
-    def _now(self, state: SearchState) -> Method[Any]:
-        if not state.grid:  # candidates may depend on what devices send first
-            return replace(self.inner, rows="train")
-        return self.at(state.grid[state.place])
-
-    def _searchable(self, state: SearchState) -> Searchable:
-        method = self._now(state)
-        assert isinstance(method, Searchable)  # __post_init__ has looked
-        return method
+    def _now(self, state: SearchState) -> Candidate:
+        """Return the method at work: before there is a grid, which may depend on what devices send first, as given."""
+        return cast("Candidate", self.at(state.grid[state.place] if state.grid else {}))
 
     def _affordable(self, grid: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
-        """Return how long to try each candidate, and which ones, evenly spaced, within the limit."""
-        if self.limit is None:
+        """Return how long to try each candidate, and which ones: of too many, those in the middle of equal parts."""
+        if self.limit is None or isinstance(self.inner, GathersReplies):  # one exchange does for all candidates
             return self.trial or TRIAL_ROUNDS, grid
-        least = max(1, min(MIN_TRIAL_ROUNDS, self.limit // 2 - 1))
+        least = max(1, min(self.inner.min_trial_rounds, self.limit // 2 - 1))
         trial = self.trial or min(TRIAL_ROUNDS, max(least, self.limit // len(grid) - 1))
         number = max(1, min(len(grid), self.limit // (trial + 1)))
         if self.trial and number < len(grid):
@@ -112,8 +112,7 @@ class GridSearch(Method[SearchState], WorksAtHome):
                 f"{len(grid)} candidates of {trial} rounds need {need} rounds besides training: raise rounds, or lower "
                 "trial or the number of candidates"
             )
-        chosen = np.unique(np.linspace(0, len(grid) - 1, number).round().astype(int))
-        return trial, [grid[i] for i in chosen]
+        return trial, [grid[(2 * k + 1) * len(grid) // (2 * number)] for k in range(number)]
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> SearchState:
         if not (info.counts["validation"] > 0).any():
@@ -126,9 +125,8 @@ class GridSearch(Method[SearchState], WorksAtHome):
     def opened(self, state: SearchState, devices: Ints, values: list[Floats]) -> None:
         method = self._now(state)
         method.opened(state.inner, devices, values)
-        grid = [dict(c) for c in self.grid] or self._searchable(state).candidates(state.inner)
-        state.trial, state.grid = self._affordable(grid)
-        state.inner = self._searchable(state).restart(state.info, state.inner)
+        state.trial, state.grid = self._affordable([dict(c) for c in self.grid] or method.candidates(state.inner))
+        state.inner = self._now(state).restart(state.info, state.inner)
 
     def recovery(self, state: SearchState) -> list[dict[int, Task]]:
         return self._now(state).recovery(state.inner) if state.stage != END else []
@@ -141,7 +139,7 @@ class GridSearch(Method[SearchState], WorksAtHome):
     def tasks(self, state: SearchState, devices: Ints, k: int) -> list[Task]:
         method = self._now(state)
         if state.stage == JUDGING:
-            return self._searchable(state).judging(state.inner, devices)
+            return method.judging(state.inner, devices)
         return method.tasks(state.inner, devices, state.age)
 
     def update(self, state: SearchState, devices: Ints, values: list[Floats]) -> Residuals | None:
@@ -150,8 +148,9 @@ class GridSearch(Method[SearchState], WorksAtHome):
         if state.stage == JUDGING:
             self._judged(state, devices, values)
             return None
-        self._now(state).update(state.inner, devices, values)
-        if state.age >= state.trial:
+        method = self._now(state)
+        method.update(state.inner, devices, values)
+        if state.age >= state.trial or method.finished(state.inner):
             state.stage, state.age = JUDGING, 0
         return None  # a candidate may have converged, but not the search
 
@@ -164,8 +163,10 @@ class GridSearch(Method[SearchState], WorksAtHome):
         if state.place + 1 == len(state.grid):
             state.stage, state.place = END, self._best(state)
             return
-        state.stage, state.place = TRYING, state.place + 1
-        state.inner = self._searchable(state).restart(state.info, state.inner)
+        state.place += 1
+        method = self._now(state)
+        state.inner = method.restart(state.info, state.inner)
+        state.stage = JUDGING if method.finished(state.inner) else TRYING
         state.opening = True
 
     def _best(self, state: SearchState) -> int:

@@ -37,8 +37,10 @@ Linkage = Literal["complete", "single"]
 MIN_ROUNDS_BEFORE_CUT = 20
 # Devices of a group that stays whole.
 MAX_UNCUT_DEVICES = 2
-# Candidates for eps1, and for eps2 as a multiple of it; the paper's ranges are [0, 1] and [eps1, 10 eps1].
-EPS1_CANDIDATES, EPS2_RATIO_CANDIDATES = (0.05, 0.1, 0.2, 0.5, 1.0), (1, 2, 5)
+# Candidates for eps1, and for eps2 as a multiple of it: shares of the longest mean update, of which the original takes a
+# tenth and from 1 to 10 times that; and plain numbers from the ranges of the paper on FPFC.
+EPS1_SHARES, EPS2_SHARE_RATIOS = (0.1, 0.3, 1.0), (1, 4)
+EPS1_NUMBERS, EPS2_NUMBER_RATIOS = (0.05, 0.1, 0.2, 0.5, 1.0), (1, 2, 5)
 
 
 def cosines(updates: Floats) -> Floats:
@@ -80,6 +82,7 @@ class CFLState:
     cut_of: Ints
     cut_side: Ints
     age: int = 0
+    longest: float = 0.0  # of the mean updates of groups so far
 
 
 @dataclass(frozen=True)
@@ -91,20 +94,28 @@ class CFL(WeighsDevices, Method[CFLState], Searchable, AdmitsNewcomers):
     eps1, eps2
         A group is cut when its mean update is shorter than ``eps1`` and the longest of its updates is longer than
         ``eps2``. ``"auto"`` chooses both on validation rows.
+    relative
+        Whether these are shares of the longest mean update so far; default: where both are to be chosen.
     linkage
         How a group is cut, see `bipartition`.
     """
 
     name: ClassVar[str] = "cfl"
+    min_trial_rounds: ClassVar[int] = 2 * MIN_ROUNDS_BEFORE_CUT
     eps1: float | Auto = number("auto", least=0)
     eps2: float | Auto = number("auto", least=0)
+    relative: bool | None = None
     linkage: Linkage = choice("complete", Linkage)
 
     def candidates(self, state: CFLState) -> list[dict[str, Any]]:
-        firsts = EPS1_CANDIDATES if self.eps1 == "auto" else (float(self.eps1),)
+        both = self.eps1 == self.eps2 == "auto"
+        shares = both if self.relative is None else self.relative
+        firsts, ratios = (EPS1_SHARES, EPS2_SHARE_RATIOS) if shares else (EPS1_NUMBERS, EPS2_NUMBER_RATIOS)
+        if self.eps1 != "auto":
+            firsts = (float(self.eps1),)
         if self.eps2 != "auto":
-            return [{"eps1": e, "eps2": float(self.eps2)} for e in firsts]
-        return [{"eps1": e, "eps2": e * ratio} for e in firsts for ratio in (EPS2_RATIO_CANDIDATES if e else (1,))]
+            return [{"eps1": e, "eps2": float(self.eps2), "relative": shares} for e in firsts]
+        return [{"eps1": e, "eps2": e * r, "relative": shares} for e in firsts for r in (ratios if e else (1,))]
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> CFLState:
         start, m, d = info.initial(self.start).astype(info.dtype), info.m, info.d
@@ -147,13 +158,16 @@ class CFL(WeighsDevices, Method[CFLState], Searchable, AdmitsNewcomers):
         """Whether the group has come to rest as a whole and its members have not."""
         members = state.labels == group
         active = devices[members[devices]]
-        if state.age <= MIN_ROUNDS_BEFORE_CUT or members.sum() <= MAX_UNCUT_DEVICES or not active.size:
+        if not active.size:
             return False
         updates = state.last[active].astype(np.float64)
-        mean = np.average(updates, axis=0, weights=self.weigh(state.info, active))
-        at_rest = np.linalg.norm(mean) < float(self.eps1)
-        restless = np.linalg.norm(updates, axis=1).max() > float(self.eps2)
-        return bool(at_rest and restless and state.heard[members].all())
+        mean = float(np.linalg.norm(np.average(updates, axis=0, weights=self.weigh(state.info, active))))
+        state.longest = max(state.longest, mean)
+        if state.age <= MIN_ROUNDS_BEFORE_CUT or members.sum() <= MAX_UNCUT_DEVICES or not state.heard[members].all():
+            return False
+        unit = state.longest if self.relative else 1.0
+        restless = np.linalg.norm(updates, axis=1).max() > float(self.eps2) * unit
+        return bool(restless and mean < float(self.eps1) * unit)
 
     def _cut(self, state: CFLState, group: int) -> None:
         members = np.flatnonzero(state.labels == group)

@@ -51,6 +51,11 @@ class FLHC(Averaging, Searchable):
     threshold: float | Auto = number("auto", least=0, tried=(0.1, 0.2, 0.3, 0.5, 0.7, 0.9))
     before: int = number(10, least=0)
 
+    @property
+    def min_trial_rounds(self) -> int:  # type: ignore[override]
+        """Enough to train the groups for a while."""
+        return self.before + 6
+
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> HierarchyState:
         one = self._state(info, np.zeros(info.m, np.int64))
         return HierarchyState(info, one.models, one.labels)

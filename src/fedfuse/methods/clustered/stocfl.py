@@ -10,8 +10,10 @@ D. Zeng, X. Hu, S. Liu, Y. Yu, Q. Wang, Z. Xu: Stochastic Clustered Federated Le
             sends both
     server: w <- the mean of the w_i, theta_c <- the mean of its members' theta_i, both weighted by rows
 
-A device's first turn is its gradient alone. A merged group begins with the mean of the two models. A newcomer whose
-gradient is like no group's founds one in the original; here it uses w.
+A device's first turn is its gradient alone, and its group of one begins with w, as in the authors' code. Groups that
+merge begin with the mean of their models, by devices; in the code, the larger one's. Gradients are of one step, with
+all rows; the code lets devices take some epochs. A newcomer whose gradient is like no group's founds one in the
+original; here it uses w.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class StoCFL(Averaging, Searchable, AdmitsNewcomers):
         trained = [(int(i), v) for i, v in zip(devices, values, strict=True) if v.size == 2 * d]
         for i, value in zip(devices, values, strict=True):
             if value.size == d:
-                state.gradients[i], state.known[i] = value, True
+                state.gradients[i], state.known[i], state.models[i] = value, True, state.common
         if trained:
             who, both = np.array([i for i, _ in trained]), np.stack([v for _, v in trained])
             weights, everybody = self.weigh(state.info, who), np.zeros(len(who), np.int64)
