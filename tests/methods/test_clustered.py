@@ -139,24 +139,7 @@ def test_newcomers_of_stocfl_join_the_group_of_their_gradient(seed):
     np.testing.assert_array_equal(came.models, result.models[:2])
 
 
-# -- what is sent
-
-
-def test_costs():
-    federation, options = planted(m=10, n=20), {"rounds": 7, "participation": 0.3, "tol": 0}
-    m, d, k = 10, 4, 3
-
-    def cost(method):
-        return ff.fit(federation, method, **options).cost_floats
-
-    for method in (ODCLCC(lam=0.5), ODCLKM(n_models=2)):
-        assert cost(method) == 2 * m * d  # own models up, means down
-    assert cost(NetworkLasso(lam=0.2)) == m * d + 7 * m * (m + 1) * d  # m models down and one up, for all
-    assert cost(FLHC(threshold=0.5, before=2)) == 6 * k * 2 * d + m * 2 * d
-    assert cost(HypCluster(n_models=2)) == k * 2 * d + 6 * k * (2 * d + d + 2)
-    first = StoCFL(tau=0.5)
-    result = ff.fit(federation, first, rounds=7, tol=0)
-    assert result.cost_floats == m * 2 * d + 6 * m * 4 * d  # gradients once, then two models down and up
+# -- elsewhere
 
 
 @pytest.mark.parametrize("method", CLUSTERED, ids=lambda m: m.name)

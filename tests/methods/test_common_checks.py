@@ -162,18 +162,6 @@ def test_nothing_is_drawn(kind, goal):
     assert one.cost_floats == two.cost_floats
 
 
-@pytest.mark.parametrize("kind", [VARIANTS[name] for name in PLAIN], ids=PLAIN)
-@pytest.mark.parametrize(("share", "rounds"), [(0.3, 7), (1.0, 1)])
-def test_cost_is_the_formula(kind, share, rounds):
-    """M d once, then K k_a 2 d: counted by the ledger from what was sent, equal to Table 1's formula."""
-    federation = planted(m=10, n=20)
-    result = fit(federation, kind(), rounds=rounds, participation=share, tol=0)
-    m, d, active = 10, result.model.d, int(share * 10)
-    assert result.cost_floats == m * d + rounds * active * 2 * d
-    assert result.history["cost_floats"].iloc[-1] == result.cost_floats
-    assert (result.history["active"] == active).all()
-
-
 @taking_turns(*PLAIN)
 def test_validation_rows_influence_nothing_where_they_are_held_back(kind, goal):
     """Nothing is chosen here; where something is (fusion tree, refit), they choose, and may."""

@@ -111,13 +111,6 @@ def test_controls_are_the_mean_gradients_of_the_steps_also_with_momentum():
     np.testing.assert_allclose(run.state.controls, slopes, rtol=1e-3, atol=1e-4)
 
 
-def test_scaffold_costs_three_vectors():
-    federation = planted(m=10, n=20)
-    result = ff.fit(federation, Scaffold(), rounds=7, participation=0.3, tol=0)
-    d = result.model.d
-    assert result.cost_floats == 10 * d + 7 * 3 * 3 * d
-
-
 def test_steps_must_be_known():
     with pytest.raises(ff.FedfuseError, match="scaffold divides by the number of steps"):
         Scaffold(work=ff.Work(steps=ff.Uneven(5)))

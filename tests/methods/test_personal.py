@@ -314,21 +314,6 @@ def test_the_heuristic_form_is_for_networks_in_groups(seed):
 # -- what is sent
 
 
-def test_costs():
-    """M d at the beginning (FedPer: a draw that devices know), then what is sent down and up to three of ten."""
-    federation, options = planted("classification", m=10, n=20), {"rounds": 7, "participation": 0.3, "tol": 0}
-    model = ff.MLP(hidden=(4,)).sized(3, 3)
-    d, base = model.d, model.fused.start
-    work = ff.Work(steps=2, lr=0.1)
-    methods = (Ditto(lam=1.0, work=work), PFedMe(lam=1.0, work=work), L2GD(lam=1.0, work=work), FedAvgFT(work=work))
-    for method in methods:
-        assert ff.fit(federation, method, model=ff.MLP(hidden=(4,)), **options).cost_floats == 10 * d + 7 * 3 * 2 * d
-    assert ff.fit(federation, FedAMP(sigma=1.0), **options).cost_floats == 10 * 12 + 7 * 3 * 2 * 12
-    assert ff.fit(federation, FedEM(n_models=3), **options).cost_floats == 7 * 3 * 2 * 3 * (12 + 1)
-    for method in (FedPer(work=work), FedRep(work=work)):
-        assert ff.fit(federation, method, model=ff.MLP(hidden=(4,)), **options).cost_floats == 7 * 3 * 2 * base
-
-
 def test_a_search_of_ditto_asks_devices_to_score_their_own_models():
     """Two candidates, one round each: a model down and up, then one number up from each device."""
     federation = planted()

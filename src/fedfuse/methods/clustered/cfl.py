@@ -37,8 +37,8 @@ Linkage = Literal["complete", "single"]
 MIN_ROUNDS_BEFORE_CUT = 20
 # Devices of a group that stays whole.
 MAX_UNCUT_DEVICES = 2
-# Candidates for eps1, and for eps2 as a multiple of it: shares of the longest mean update, of which the original takes a
-# tenth and from 1 to 10 times that; and plain numbers from the ranges of the paper on FPFC.
+# Candidates for eps1, and for eps2 as a multiple of it: shares of the longest mean update, of which the original takes
+# a tenth and from 1 to 10 times that; and plain numbers from the ranges of the paper on FPFC.
 EPS1_SHARES, EPS2_SHARE_RATIOS = (0.1, 0.3, 1.0), (1, 4)
 EPS1_NUMBERS, EPS2_NUMBER_RATIOS = (0.05, 0.1, 0.2, 0.5, 1.0), (1, 2, 5)
 
