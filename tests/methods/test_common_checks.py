@@ -194,7 +194,7 @@ def test_a_search_is_a_run_like_others(kind, goal, tmp_path):
     whole = fit(federation, method, out=tmp_path / "whole", **options)
     assert whole.chosen
     with pytest.raises(KeyboardInterrupt):
-        fit(federation, method, out=tmp_path / "cut", callbacks=[StopAt(20)], **options)
+        fit(federation, method, out=tmp_path / "cut", callbacks=[StopAt(min(20, len(whole.history) // 2))], **options)
     with pytest.raises(KeyboardInterrupt):
         resume(tmp_path / "cut", federation, callbacks=[StopAt(len(whole.history) - 3)])
     assert_same(whole, resume(tmp_path / "cut", federation))

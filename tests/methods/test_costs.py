@@ -108,7 +108,7 @@ class Turns(ff.Callback):
 
 @pytest.mark.parametrize("name", IN_STEPS)
 def test_cost_of_linear_regression_in_steps(name):
-    """Means and covariances of all columns on training and validation rows and one number more; then a model to each."""
+    """Means and covariances of columns on training and validation rows and one number more; then a model to each."""
     result = fit(planted(m=M, n=60), IN_STEPS[name](), tol=0)
     d = columns = result.model.d  # the intercept for the target
     assert result.cost_floats == M * (2 * (columns + columns * (columns + 1) // 2) + 1) + M * d

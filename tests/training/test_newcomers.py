@@ -143,7 +143,7 @@ def test_cfl_goes_down_the_tree(both):
         update = descended(new, i, kept["cut_models"][0], WORK) - kept["cut_models"][0]
         cosine = [u @ update / np.linalg.norm(u) for u in kept["cut_updates"]]
         side = kept["cut_side"][int(np.argmax(cosine))]
-        np.testing.assert_allclose(came.models[i], kept["models"][-1 - kept["cut_children"][0, side]])
+        np.testing.assert_allclose(came.models[i], result.models[kept["cut_members"][kept["cut_side"] == side][0]])
     assert came.clusters == (0, 1)
     assert came.cost_floats == 2 * (2 * 4 + 4)  # one level of two vectors, then the leaf's model
 

@@ -58,7 +58,7 @@ MIN_DEVICES_FOR_USUAL, MAX_FIRST_MOVE_RATIO = 20, 2.0
 SUSPECT_MOVE_RATIO = 20.0
 # ... if it was heard at least this often, as a share of the median.
 MIN_HEARD_RATIO = 0.5
-# What a saved state holds besides its pairs; furthest is not in those of older versions.
+# What a saved state holds besides its pairs.
 OWN_ARRAYS = ("shared", "moves", "heard", "furthest")
 
 
@@ -124,7 +124,7 @@ class FPFCState:
 
     def filled(self, arrays: Arrays) -> FPFCState:
         """Return the state that `pack` took apart, with the penalty of this one."""
-        own: dict[str, Any] = {name: arrays[name] for name in OWN_ARRAYS if name in arrays}
+        own: dict[str, Any] = {name: arrays[name] for name in OWN_ARRAYS}
         for name, fresh in {**{name: getattr(self, name) for name in own}, "omega": self.pairs.omega}.items():
             if arrays[name].shape != fresh.shape or arrays[name].dtype.kind != fresh.dtype.kind:
                 raise FedfuseError(f"the checkpoint is damaged: {name} is of {arrays[name].shape} {arrays[name].dtype}")

@@ -12,7 +12,8 @@ under Privacy Constraints (IEEE TNNLS 2020).
 The original lets all devices take part in every round. With fewer, norms and means are those of the active members, and
 a group is cut only when every member has sent an update once; the last one of each counts ("skip"). Nothing is cut in
 the first rounds, nor are groups of one or two. Members are kept by device number: positions inside a parent, as in
-well-known code, go wrong from the second cut on.
+well-known code, go wrong from the second cut on. How long updates are depends on data and steps, so a search takes eps1
+and eps2 as shares of the longest mean update so far, by the original's advice; `relative=no` has plain numbers.
 """
 
 from __future__ import annotations
@@ -65,10 +66,7 @@ def bipartition(updates: Floats, how: Linkage = "complete") -> Bools:
 
 @dataclass
 class CFLState:
-    """Models and groups, everybody's last update, and for newcomers every cut.
-
-    Of each cut: its model, its two sides (cuts, or -1 - group), who was in it, on which side, with which update.
-    """
+    """Models and groups, everybody's last update, and for newcomers every cut: its model, who was in it and where."""
 
     info: FederationInfo
     models: Floats
@@ -77,10 +75,10 @@ class CFLState:
     last: Floats
     heard: Bools
     cut_models: Floats
-    cut_updates: Floats
-    cut_children: Ints
-    cut_of: Ints
+    cut_of: Ints  # a row for every member of every cut: the cut, the device, its side and its update
+    cut_members: Ints
     cut_side: Ints
+    cut_updates: Floats
     age: int = 0
     longest: float = 0.0  # of the mean updates of groups so far
 
@@ -118,21 +116,12 @@ class CFL(WeighsDevices, Method[CFLState], Searchable, AdmitsNewcomers):
         return [{"eps1": e, "eps2": e * r, "relative": shares} for e in firsts for r in (ratios if e else (1,))]
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> CFLState:
-        start, m, d = info.initial(self.start).astype(info.dtype), info.m, info.d
-        nothing = np.zeros((0, d), info.dtype)
+        start, m = info.initial(self.start).astype(info.dtype)[None], info.m
+        none, nothing = np.zeros(0, np.int64), start[:0]
         return CFLState(
-            info,
-            models=start[None].copy(),
-            labels=np.zeros(m, np.int64),
-            step=np.zeros((1, d), info.dtype),
-            last=np.zeros((m, d), info.dtype),
-            heard=np.zeros(m, np.bool_),
-            cut_models=nothing,
-            cut_updates=nothing,
-            cut_children=np.zeros((0, 2), np.int64),
-            cut_of=np.zeros(0, np.int64),
-            cut_side=np.zeros(0, np.int64),
-        )
+            info, start.copy(), np.zeros(m, np.int64), np.zeros_like(start), np.zeros((m, info.d), info.dtype),
+            np.zeros(m, np.bool_), nothing, none, none, none, nothing,
+        )  # fmt: skip
 
     def opening(self, state: CFLState) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.models[state.labels])}
@@ -171,40 +160,32 @@ class CFL(WeighsDevices, Method[CFLState], Searchable, AdmitsNewcomers):
 
     def _cut(self, state: CFLState, group: int) -> None:
         members = np.flatnonzero(state.labels == group)
-        first = bipartition(state.last[members], self.linkage)
-        self._remember(state, group, members, first)
-        state.labels[members[~first]] = len(state.models)
-        state.models = np.vstack([state.models, state.models[group]])
-
-    def _remember(self, state: CFLState, group: int, members: Ints, first: Bools) -> None:
-        """Keep the cut: node numbers are cuts first come first, leaves are -1 - group."""
-        new = len(state.cut_models)
-        state.cut_children[state.cut_children == -1 - group] = new
-        children = [-1 - group, -1 - len(state.models)]
+        second = ~bipartition(state.last[members], self.linkage)
+        state.cut_of = np.append(state.cut_of, np.full(len(members), len(state.cut_models)))
+        state.cut_members = np.append(state.cut_members, members)
+        state.cut_side = np.append(state.cut_side, second.astype(np.int64))
         state.cut_models = np.vstack([state.cut_models, state.models[group]])
-        state.cut_children = np.vstack([state.cut_children, children])
-        state.cut_of = np.concatenate([state.cut_of, np.full(len(members), new)])
-        state.cut_side = np.concatenate([state.cut_side, np.where(first, 0, 1)])
         state.cut_updates = np.vstack([state.cut_updates, state.last[members]])
+        state.labels[members[second]] = len(state.models)
+        state.models = np.vstack([state.models, state.models[group]])
 
     def broadcast(self, state: CFLState) -> dict[int, Task]:
         return {i: Add(state.step[group]) for i, group in enumerate(state.labels)}
 
     def outcome(self, state: CFLState) -> Outcome:
-        names = ("models", "cut_models", "cut_children", "cut_of", "cut_side", "cut_updates")
-        place = canonical(state.labels)
-        number = np.array([place[np.argmax(state.labels == c)] for c in range(len(state.models))])
-        kept = {"number": number, **{name: getattr(state, name) for name in names}}
-        return Outcome(state.models[state.labels], place, kept=kept)
+        kept = {name: value for name, value in vars(state).items() if name.startswith("cut_")}
+        return Outcome(state.models[state.labels], canonical(state.labels), kept=kept)
 
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Go down the tree of cuts, each time to the side of the member whose update is most like one's own."""
-        kept = known.kept
-        node = 0 if len(kept["cut_models"]) else -1
-        while node >= 0:
-            update = yield Train(self.work.at(0), start=kept["cut_models"][node], rows=self.rows, send="update")
-            there = kept["cut_of"] == node
-            alike = cosines(np.vstack([update, kept["cut_updates"][there]]))[0, 1:]
-            node = int(kept["cut_children"][node, kept["cut_side"][there][int(alike.argmax())]])
-        yield Install(kept["models"][-1 - node])
-        return AdmissionResult(kept["models"][-1 - node], int(kept["number"][-1 - node]))
+        inside = np.arange(len(known.labels))  # devices of the group that the newcomer has come to
+        for c, model in enumerate(known.kept["cut_models"]):
+            here = known.kept["cut_of"] == c
+            members, side, updates = (known.kept[f"cut_{name}"][here] for name in ("members", "side", "updates"))
+            if members[0] not in inside:  # another group was cut
+                continue
+            update = yield Train(self.work.at(0), start=model, rows=self.rows, send="update")
+            nearest = int(cosines(np.vstack([update, updates]))[0, 1:].argmax())
+            inside = members[side == side[nearest]]
+        yield Install(known.models[inside[0]])
+        return AdmissionResult(known.models[inside[0]], int(known.labels[inside[0]]))

@@ -49,12 +49,8 @@ def angle(U: Floats, V: Floats, how: Angle = "column") -> float:
 
 def proximities(bases: list[Floats], how: Angle = "column") -> Floats:
     """Return the angle between every two devices (0 on the diagonal)."""
-    m = len(bases)
-    A = np.zeros((m, m))
-    for i in range(m):
-        for j in range(i):
-            A[i, j] = A[j, i] = angle(bases[i], bases[j], how)
-    return A
+    A = np.array([[angle(U, V, how) if i < j else 0.0 for i, U in enumerate(bases)] for j, V in enumerate(bases)])
+    return np.asarray(A + A.T)
 
 
 def agglomerated(A: Floats, threshold: float, how: Linkage = "average") -> Ints:
@@ -117,23 +113,16 @@ class PACFL(Averaging, Searchable, AdmitsNewcomers):
         return [{"threshold": threshold} for threshold in thresholds(state.angles, self.linkage)]
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> PACFLState:
-        one = self._state(info, np.zeros(info.m, np.int64))
-        unknown = np.zeros((0, 0))
-        trained = np.repeat(one.models, info.m, axis=0)
-        state = PACFLState(info, one.models, one.labels, trained, unknown, unknown, np.zeros(0, np.int64))
-        if previous is not None and "angles" in previous.kept:
-            self._recall(state, previous.kept["angles"], previous.kept["bases"], previous.kept["columns"])
+        one, kept = self._state(info, np.zeros(info.m, np.int64)), previous.kept if previous is not None else {}
+        unknown = {"angles": np.zeros((0, 0)), "bases": np.zeros((0, 0)), "columns": np.zeros(0, np.int64)}
+        bases = {name: kept.get(name, nothing) for name, nothing in unknown.items()}  # what devices have sent before
+        state = PACFLState(info, one.models, one.labels, np.repeat(one.models, info.m, axis=0), **bases)
+        if state.angles.size:
+            self._group(state)
         return state
 
     def restart(self, info: FederationInfo, used: PACFLState) -> PACFLState:
-        state = self.init(info)
-        self._recall(state, used.angles, used.bases, used.columns)
-        return state
-
-    def _recall(self, state: Any, angles: Floats, bases: Floats, columns: Ints) -> None:
-        """Use the bases that devices have sent before."""
-        state.angles, state.bases, state.columns = angles, bases, columns
-        self._group(state)
+        return self.init(info, self.outcome(used))
 
     def opening(self, state: Any) -> dict[int, Task]:
         if state.angles.size:
@@ -157,9 +146,8 @@ class PACFL(Averaging, Searchable, AdmitsNewcomers):
     def _group(self, state: Any) -> None:
         if self.threshold == "auto":
             return
-        labels = agglomerated(state.angles, float(self.threshold), self.linkage)
-        state.models = np.repeat(state.models[:1], int(labels.max()) + 1, axis=0)
-        state.labels = labels
+        state.labels = agglomerated(state.angles, float(self.threshold), self.linkage)
+        state.models = np.repeat(state.models[:1], int(state.labels.max()) + 1, axis=0)
 
     def update(self, state: Any, devices: Ints, values: list[Floats]) -> Residuals | None:
         if values:
