@@ -108,9 +108,8 @@ class CFL(WeighsDevices, Method[CFLState], Searchable, AdmitsNewcomers):
     def candidates(self, state: CFLState) -> list[dict[str, Any]]:
         both = self.eps1 == self.eps2 == "auto"
         shares = both if self.relative is None else self.relative
-        firsts, ratios = (EPS1_SHARES, EPS2_SHARE_RATIOS) if shares else (EPS1_NUMBERS, EPS2_NUMBER_RATIOS)
-        if self.eps1 != "auto":
-            firsts = (float(self.eps1),)
+        tried, ratios = (EPS1_SHARES, EPS2_SHARE_RATIOS) if shares else (EPS1_NUMBERS, EPS2_NUMBER_RATIOS)
+        firsts = tried if self.eps1 == "auto" else (float(self.eps1),)
         if self.eps2 != "auto":
             return [{"eps1": e, "eps2": float(self.eps2), "relative": shares} for e in firsts]
         return [{"eps1": e, "eps2": e * r, "relative": shares} for e in firsts for r in (ratios if e else (1,))]
