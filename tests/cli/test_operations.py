@@ -37,7 +37,7 @@ def test_sigterm_ends_the_round_saves_and_exits_with_success(fedfuse, tables):
     assert (running.returncode, out) == (0, "")
     assert err == "fedfuse: interrupted; go on with: fedfuse resume cut\n"
     meta = json.loads(read_arrays(Path("cut/checkpoint/latest.npz"))["meta"].tobytes())
-    assert len(meta["history"]) == meta["round"] > 0
+    assert len(meta["history"]) == meta["k"] > 0
     resumed, whole = fedfuse("resume", "cut", "--json"), fedfuse(*LONG, "--rounds", "600", "--out", "whole")
     assert resumed[0] == whole[0] == 0
     for name in ("models.npz", "labels.csv"):

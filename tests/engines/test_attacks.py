@@ -312,7 +312,7 @@ def test_bad_words_are_one_clear_line():
     federation = planted()
     for settings, words in (
         ({"attack": "rumour"}, "attack must be 'same-value', 'sign-flip'"),
-        ({"attack": "gaussian", "liars": 1.5}, "liars must be a share from 0 to 1"),
+        ({"attack": "gaussian", "liars": 1.5}, "liars must be a number of at least 0 and at most 1"),
         ({"attack": "gaussian", "lies": "some"}, "lies must be 'all' or 'models'"),
     ):
         with pytest.raises(FedfuseError, match=words):

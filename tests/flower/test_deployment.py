@@ -90,7 +90,7 @@ def test_same_as_in_process(app, federation, tmp_path):
 def round_of(out):
     """The round after which a run was last saved."""
     saved = RunDirectory(out).load_checkpoint() if (out / "checkpoint" / "latest.npz").exists() else None
-    return saved[0]["round"] if saved else 0
+    return saved[0]["k"] if saved else 0
 
 
 def test_killed_and_continued_with_tls_and_keys(app, tmp_path):

@@ -36,7 +36,7 @@ def test_examples_by_hand():
     possible = [possible_statistics(np.array([*good, *piece, 1.0]), (9, 4)) for piece in (other, bad, good)]
     assert possible == [True, False, False]
     assert apart(np.array([3, 3, 7, 7]), np.array([False, True, False, False])).tolist() == [0, 2, 1, 1]
-    asked = {1: Order(1, 7, Gradient(np.zeros(2)))}
+    asked = Order(1, 7, Gradient(np.zeros(2)))
     assert fault(Reply(1, 6, np.ones(2)), asked, m=3, d=2, dtype="float32") == "not asked for, or too late"
 
 

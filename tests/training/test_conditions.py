@@ -185,13 +185,13 @@ def test_nobody_ever_answers(mode, more):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"mode": "later"}, "mode must be sync or async"),
-        ({"late": "maybe"}, "late must be refuse or use"),
+        ({"mode": "later"}, "mode must be 'sync' or 'async'"),
+        ({"late": "maybe"}, "late must be 'refuse' or 'use'"),
         ({"at_once": 0}, "at_once must be a whole number of at least 1"),
         ({"ahead": 0}, "ahead must be"),
         ({"minimum": -1}, "minimum must be"),
         ({"budget": 1.5}, "budget must be"),
-        ({"deadline": -1.0}, "deadline must be a positive number of seconds"),
+        ({"deadline": -1.0}, "deadline must be a number above 0"),
         ({"deadline": "soon"}, "deadline must be"),
         ({"delay": "soon"}, "not a distribution of times"),
         ({"lossy": "much"}, "lossy takes"),

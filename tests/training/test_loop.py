@@ -101,7 +101,7 @@ def test_a_round_may_be_empty():
         ({"checkpoint_every": 0}, "checkpoint_every"),
         ({"tol": -1e-9}, "tol must be a number of at least 0"),
         ({"tol": float("nan")}, "tol"),
-        ({"dtype": "float16"}, "dtype must be float32 or float64"),
+        ({"dtype": "float16"}, "dtype must be 'float32' or 'float64'"),
     ],
 )
 def test_settings_out_of_range(wrong, words):
@@ -113,7 +113,7 @@ def test_settings_out_of_range(wrong, words):
 
 
 def test_the_gate_names_what_is_wrong():
-    asked = {1: Order(1, 7, Train(Work()))}
+    asked = Order(1, 7, Train(Work()))
     good = np.ones(4)
 
     def verdict(device=1, k=7, values=good):
@@ -129,7 +129,7 @@ def test_the_gate_names_what_is_wrong():
     for bad in (np.nan, np.inf, -np.inf):
         assert verdict(values=np.array([0, 0, bad, 0])) == "not finite"
     assert verdict(values=good * 1e30) == "too large"
-    asked = {1: Order(1, 7, SendMoments(2))}  # squares of numbers, which the server keeps in double precision
+    asked = Order(1, 7, SendMoments(2))  # squares of numbers, which the server keeps in double precision
     assert verdict(values=good * 1e30) is None
     assert verdict(values=good * 1e200) == "too large"
 
@@ -441,7 +441,7 @@ def test_an_interrupt_waits_for_the_end_of_the_round(tmp_path):
     interrupted_fit(federation, tmp_path / "run", at=6, times=1)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     meta = json.loads(read_arrays(tmp_path / "run/checkpoint/latest.npz")["meta"].tobytes())
-    assert meta["round"] == 7
+    assert meta["k"] == 7
     assert len(meta["history"]) == 7
     result = resume(tmp_path / "run", federation)
     np.testing.assert_array_equal(result.models, fit(federation, METHOD, **OPTIONS).models)
@@ -452,7 +452,7 @@ def test_a_second_interrupt_does_not_wait(tmp_path):
     federation = planted()
     interrupted_fit(federation, tmp_path / "run", at=6, times=2)
     meta = json.loads(read_arrays(tmp_path / "run/checkpoint/latest.npz")["meta"].tobytes())
-    assert meta["round"] == 4
+    assert meta["k"] == 4
     result = resume(tmp_path / "run", federation)
     np.testing.assert_array_equal(result.models, fit(federation, METHOD, **OPTIONS).models)
 

@@ -144,10 +144,10 @@ def _nobody(arrived: Arrivals) -> str:
 
 def _predict_waiting(arrived: Arrivals, joined: Newcomers, out: Path | None) -> None:
     """Write predictions for the newcomers' rows without a target."""
-    rows = arrived.waiting.nonzero()[0]
-    if out is not None:
-        write_csv(out, joined.predict_rows(arrived.devices[rows], arrived.X[rows], rows))
-    if out is None and len(rows):
-        console.say(f"{len(rows)} rows without a target: --out FILE.csv writes predictions", "yellow")
-    elif out is not None and not len(rows):
+    rows = arrived.waiting
+    if out is not None and len(rows):
+        write_csv(out, joined.predict_frame(rows).rename_axis("row"), index=True)
+    elif out is not None:
         console.say("no rows without a target: nothing to predict", "yellow")
+    elif len(rows):
+        console.say(f"{len(rows)} rows without a target: --out FILE.csv writes predictions", "yellow")

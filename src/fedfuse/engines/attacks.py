@@ -126,7 +126,8 @@ class Attacks(EngineWrapper):
         shared: int = 0,
         seed: int = 0,
     ) -> None:
-        check_attack(attack, lies, scope)
+        for name, word, known in (("attack", attack, Attack), ("lies", lies, Lies), ("scope", scope, Scope)):
+            check_choice(name, word, known)
         super().__init__(engine)
         self.attack, self.m, self.lies, self.seed = attack, m, lies, seed
         self.who = draw_liars(m, share, seed) if who is None else np.unique(np.asarray(who, dtype=np.int64))
@@ -135,6 +136,10 @@ class Attacks(EngineWrapper):
         self._honest = shared if scope == "fused" else 0
         self._liars = frozenset(self.who.tolist())
         self._exchanges: list[Exchange] = []
+
+    def described(self) -> dict[str, Any]:
+        """Return the attack as JSON-ready data."""
+        return {"attack": self.attack, "lies": self.lies, "who": self.who.tolist()}
 
     def submit(self, orders: Sequence[Order]) -> None:
         lying = [o for o in orders if o.device in self._liars and self._lies_about(o)]
@@ -202,12 +207,6 @@ class Attacks(EngineWrapper):
         if honest <= supporters or supporters <= 0:
             return 1.0
         return float(max(scipy.special.ndtri((honest - supporters) / honest), 0.0))
-
-
-def check_attack(attack: str, lies: str = "all", scope: str = "all") -> None:
-    """Raise unless these words are known."""
-    for name, word, known in (("attack", attack, Attack), ("lies", lies, Lies), ("scope", scope, Scope)):
-        check_choice(name, word, known)
 
 
 def known_attack(engine: Any) -> Attacks | None:

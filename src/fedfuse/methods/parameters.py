@@ -33,17 +33,19 @@ def number(
     return field(default=default, metadata=takes | {"open": default == "auto", "tried": tuple(tried)})
 
 
-def choice(default: str, words: Any) -> Any:
-    """Return the field of one of the words of a ``Literal``."""
+def choice(default: str | None, words: Any) -> Any:
+    """Return the field of one of the words of a ``Literal``; None is taken where it is the default."""
     return field(default=default, metadata={"words": words})
 
 
 def check_field(given: Field[Any], value: object) -> None:
     """Raise unless a field that was declared by `number` or `choice` has a value that it takes."""
     takes = given.metadata
+    if value is None and given.default is None:
+        return
     if "words" in takes:
         check_choice(given.name, value, takes["words"])
-    if "least" not in takes or (takes["open"] and value == "auto") or (value is None and given.default is None):
+    if "least" not in takes or (takes["open"] and value == "auto"):
         return
     real = float(value) if isinstance(value, int if takes["whole"] else (int, float)) else np.nan  # in no range
     if takes["least"] <= real <= takes["most"] and takes["above"] < real < takes["below"]:

@@ -7,7 +7,7 @@ f(w) >= f(w') + g' (w - w'). Who breaks these rules lies, whatever the others se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -118,12 +118,11 @@ def largest_value(d: int, dtype: npt.DTypeLike) -> float:
     return float(np.sqrt(np.finfo(dtype).max / (16 * max(d, 1))))
 
 
-def fault(reply: Reply, asked: Mapping[int, Order], m: int, d: int, dtype: npt.DTypeLike) -> str | None:
-    """Say what is wrong with a reply, or None: the gate between devices and the server's state."""
+def fault(reply: Reply, order: Order | None, m: int, d: int, dtype: npt.DTypeLike) -> str | None:
+    """Say what is wrong with a reply to an order, or None: the gate between devices and the server's state."""
     if not 0 <= reply.device < m:
         return "unknown device"
-    order = asked.get(reply.device)
-    if order is None or reply.round != order.round:
+    if order is None or (reply.device, reply.round) != (order.device, order.round):
         return "not asked for, or too late"
     values = np.asarray(reply.values)
     if values.ndim != 1 or not _fits(order.task, values.size, d):

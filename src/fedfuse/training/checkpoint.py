@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_FORMAT = 3
+CHECKPOINT_FORMAT = 4
+# What is saved of a run as it is.
+SAVED = ("k", "place", "stage_start", "cut_short", "seconds", "failures", "spent", "history")
 
 
 def save(run: Run, run_directory: RunDirectory) -> None:
@@ -37,17 +39,10 @@ def save(run: Run, run_directory: RunDirectory) -> None:
     meta = {
         "format": CHECKPOINT_FORMAT,
         "fingerprint": run.federation.fingerprint,
-        "round": run.k,
-        "stage": run.place,
-        "stage_start": run.stage_start,
-        "cut_short": run.cut_short,
-        "seconds": run.seconds,
-        "failures": run.failures,
-        "spent": run.spent,
+        **{name: getattr(run, name) for name in SAVED},
         "updates": run.transport.updates,
         "ledger": asdict(run.ledger),
         "trouble": run.all_trouble(),
-        "history": run.history,
     }
     try:
         hidden = _hidden(run)  # Before what is under way: a look may bring in some of it.
@@ -88,19 +83,18 @@ def _restore(run: Run, meta: dict[str, Any], arrays: Arrays) -> bool:
     try:
         if meta["fingerprint"] != run.federation.fingerprint:
             raise FedfuseError("the checkpoint belongs to another federation: its data are not these")
-        run.place, run.stage_start, run.cut_short = meta["stage"], meta["stage_start"], meta["cut_short"]
+        for name in SAVED:
+            setattr(run, name, meta[name])
         run.previous = _unpacked(within("previous.", arrays))
         run.set_rule()
         run.state = _filled(run, packed)
-        run.k, run.seconds, run.history = meta["round"], meta["seconds"], meta["history"]
-        run.failures, run.spent, run.transport.updates = meta["failures"], meta["spent"], meta["updates"]
-        run.turns, run.transport.ledger = sent["turns"], CommunicationLedger(**meta["ledger"])
-        run.trouble = meta.get("trouble", {})
+        run.turns, run.trouble, run.transport.updates = sent["turns"], meta["trouble"], meta["updates"]
+        run.transport.ledger = CommunicationLedger(**meta["ledger"])
     except (KeyError, TypeError) as gap:
         raise FedfuseError(f"the checkpoint is not one of this method: {gap} is missing") from None
     if run.rule.current(run.state).models.shape != (run.info.m, run.info.d):
         raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
-    counts = [sent[name] for name in ("turns", "post_last", "post_asked", "post_heard")]
+    counts = [sent[name] for name in ("turns", "last", "asked", "heard")]
     if any(count.shape != (run.info.m,) or count.dtype.kind not in "bi" for count in counts):
         raise FedfuseError("the checkpoint is damaged: what it says of orders is not of these devices")
     _remind(run, arrays.get("own"))

@@ -17,15 +17,18 @@ import numpy.typing as npt
 
 from fedfuse.core.certificate import Certificate, interval
 from fedfuse.core.lbfgs import LBFGS
-from fedfuse.core.metrics import METRICS, metric_for
+from fedfuse.core.metrics import Metric, metric_for
 from fedfuse.core.partitions import group_means
 from fedfuse.data.federation import Federation, Part, Rows
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.fusion_tree import COMMON_RIDGE, RIDGES
 from fedfuse.models import Model
 from fedfuse.protocol.local_work import Work
+from fedfuse.protocol.tasks import Score
 from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
+from fedfuse.training.settings import Settings
+from fedfuse.training.transport import Transport
 from fedfuse.utils.files import read_arrays, write_arrays
 from fedfuse.utils.typing import Floats
 
@@ -75,7 +78,7 @@ class Baselines:
         local = local_models(trained, model)
         pooled = np.repeat(pooled_model(trained, model), federation.m, axis=0)
         everyone = np.arange(federation.m)
-        evaluator = Evaluator(federation, model, np.float32, metric_for(federation.goal, metric).name)
+        evaluator = Evaluator(federation, model, np.float32, metric_for(federation.goal, metric))
         scores = {name: evaluator.score("test", w) for name, w in zip(NAMES, (local, pooled), strict=True)}
         return cls(scores, DistanceSnapshot.of(0, local[:, model.fused], everyone))
 
@@ -152,8 +155,8 @@ def _fitted(rows: Rows, model: Model[Any], dtype: npt.DTypeLike = np.float32) ->
 class Evaluator:
     """Scores on held-out rows. Test rows are used for scoring only."""
 
-    def __init__(self, federation: Federation, model: Model[Any], dtype: npt.DTypeLike, metric: str) -> None:
-        self._federation, self._model, self._dtype, self._metric = federation, model, np.dtype(dtype), METRICS[metric]
+    def __init__(self, federation: Federation, model: Model[Any], dtype: npt.DTypeLike, metric: Metric) -> None:
+        self._federation, self._model, self._dtype, self._metric = federation, model, np.dtype(dtype), metric
         self._everyone, self._loaded = np.arange(federation.m), dict[Part, Any]()
 
     def score(self, part: Part, models: Floats) -> Floats:
@@ -166,3 +169,24 @@ class Evaluator:
             if part not in self._loaded:
                 self._loaded[part] = self._model.load(rows, self._dtype)
             return self._model.metric(self._loaded[part], self._everyone, models)
+
+
+class RemoteEvaluator:
+    """Scores that devices send of themselves; none where what they send is protected by noise."""
+
+    def __init__(self, federation: Federation, transport: Transport, metric: Metric, settings: Settings) -> None:
+        self._federation, self._transport, self._metric, self._settings = federation, transport, metric, settings
+
+    def score(self, part: Part, models: Floats) -> Floats:
+        """Return what `Evaluator.score` returns, as devices say."""
+        if self._settings.epsilon:
+            return np.full(len(models), np.nan)
+        asked: dict[str, Any] = {}
+        if self._settings.metric is not None:
+            asked = {"metric": self._metric.name, "size": self._metric.size(self._federation.n_classes)}
+        tasks = [Score(np.asarray(w), part, raw=True, **asked) for w in models]
+        seen = np.array(self._transport.look(tasks, [np.full(task.size, np.nan) for task in tasks]), np.float64)
+        if asked:
+            sums = np.nan_to_num(seen)  # A device that does not answer has no rows.
+            return sums if self._metric.pooled else self._metric.by_device(sums)
+        return np.where(self._federation.rows(part).counts > 0, seen[:, 0], np.nan)

@@ -90,18 +90,16 @@ def fit(
     [0, 0, 0, 1, 1, 1]
     """
     method, model, chosen = prepared(federation, method, model, rounds, seed=seed, **settings)
-    _check_solver(method, model)
-    _check_noise(method, model, chosen)
-    place = EngineSpec() if isinstance(engine, Engine) else EngineSpec(engine, workers)
+    place = engine if isinstance(engine, Engine) else EngineSpec(engine, workers)
     run_directory = RunDirectory(out) if out is not None else None
     if run_directory:
         run_directory.check_free()
-    run = _run(federation, model, method, chosen, engine, place, run_directory, callbacks, dataset)
+    run = _run(federation, model, method, chosen, place, run_directory, callbacks, dataset)
     with closing(run.engine):
         run.begin()  # What cannot be is refused before anything is written.
         if run_directory is None:
             return run.go()
-        config = _config(run, source, place)
+        config = _config(run, source, EngineSpec() if isinstance(place, Engine) else place)
         with run_directory.lock():
             run_directory.create(config)
             return _finish(run)
@@ -148,7 +146,7 @@ def _saved(
     try:
         settings, method = Settings(**config["settings"]), method_from_config(config["method"])
         model, dataset = model_from_config(config["model"], model), config["dataset"]
-        place = EngineSpec(**config.get("engine", {}))
+        spec = EngineSpec(**config.get("engine", {}))
     except KeyError as gap:
         raise FedfuseError(f"{directory} holds no run that can be resumed: config.json lacks {gap}") from None
     except (TypeError, AttributeError, ValueError) as problem:
@@ -158,11 +156,12 @@ def _saved(
         log.warning(words, directory, config.get("version"), __version__)
     federation = run_directory.federation(federation)
     model = model_for(federation, model)
-    if isinstance(engine, str) and engine != place.name:
+    place: Engine | EngineSpec = spec if workers is None else replace(spec, workers=workers)
+    if isinstance(engine, Engine):
+        place = engine
+    elif engine is not None and engine != spec.name:
         place = EngineSpec(engine, workers)
-    elif workers is not None:
-        place = replace(place, workers=workers)
-    return _run(federation, model, method, settings, engine, place, run_directory, callbacks, dataset)
+    return _run(federation, model, method, settings, place, run_directory, callbacks, dataset)
 
 
 def prepared(
@@ -177,7 +176,10 @@ def prepared(
     chosen = Settings.named(**settings)
     model = fitting_model(federation, model)
     method = fitting_method(method, model)
-    return method, model, replace(chosen, rounds=default_rounds(method, model) if rounds is None else rounds)
+    chosen = replace(chosen, rounds=default_rounds(method, model) if rounds is None else rounds)
+    _check_solver(method, model)
+    _check_noise(method, model, chosen)
+    return method, model, chosen
 
 
 def _run(
@@ -185,24 +187,28 @@ def _run(
     model: Model[Any],
     method: Method[Any],
     settings: Settings,
-    engine: Engine | str | None,
-    place: EngineSpec,
+    engine: Engine | EngineSpec,
     run_directory: RunDirectory | None,
     callbacks: Iterable[Callback],
     dataset: str,
 ) -> Run:
     """Return a run, with an engine under the conditions of its settings and a record of its progress."""
-    own = engine if isinstance(engine, Engine) else None
-    class_weights = federation.class_weights(settings.class_weight)
-    if own and class_weights:
+    seed, class_weights = settings.seed, federation.class_weights(settings.class_weight)
+    if isinstance(engine, Engine) and class_weights:
         raise FedfuseError(
             "an engine of your own has the rows: give its federation weights, and leave class_weight out"
         )
-    trained = federation.weighted(class_weights)
-    devices = settings.around(_attacked(own, trained, model, settings, place), settings.seed)
-    recorders = [progress.Recorder(run_directory.path)] if run_directory else []
-    hooks = (*recorders, *callbacks)
-    return Run(federation, model, method, settings, devices, run_directory, hooks, dataset, class_weights)
+    if isinstance(engine, EngineSpec):
+        trained = federation.weighted(class_weights)
+        if settings.attack == "label-flip":
+            trained = flipped(trained, draw_liars(trained.m, settings.liars, seed))
+        engine = engine.build(trained, model, seed, settings.dtype, settings.noise())
+    if settings.attack is not None:
+        how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}
+        engine = Attacks(engine, settings.attack, m=federation.m, share=settings.liars, seed=seed, **how)
+    hooks = [*([progress.Recorder(run_directory.path)] if run_directory else []), *callbacks]
+    engine = settings.around(engine)
+    return Run(federation, model, method, settings, engine, run_directory, hooks, dataset, class_weights)
 
 
 def _finish(run: Run) -> Result:
@@ -274,20 +280,6 @@ def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> 
             f"epsilon: {method.name} asks devices for more than changes of models ({wrong[-1].name}), which noise does "
             "not protect: use fpfc with a lambda and refit=no, or fedavg"
         )
-
-
-def _attacked(
-    engine: Engine | None, federation: Federation, model: Model[Any], settings: Settings, place: EngineSpec
-) -> Engine:
-    """Return the engine; with attacks where the settings have some."""
-    attack, share, seed = settings.attack, settings.liars, settings.seed
-    if attack == "label-flip":
-        federation = flipped(federation, draw_liars(federation.m, share, seed))
-    engine = engine or place.build(federation, model, seed, settings.dtype, settings.noise())
-    if attack is None:
-        return engine
-    how: dict[str, Any] = {"lies": settings.lies, "scope": settings.scope, "shared": model.fused.start}
-    return Attacks(engine, attack, m=federation.m, share=share, seed=seed, **how)
 
 
 def _config(run: Run, source: dict[str, Any] | None, place: EngineSpec) -> dict[str, Any]:

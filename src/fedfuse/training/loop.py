@@ -40,7 +40,7 @@ from fedfuse.results.profile import Profile
 from fedfuse.results.result import Result, mean_score
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training import checkpoint
-from fedfuse.training.evaluation import Evaluator, pooled_model
+from fedfuse.training.evaluation import Evaluator, RemoteEvaluator, pooled_model
 from fedfuse.training.settings import Settings, check_mode, takes_single_replies
 from fedfuse.training.stages import Stage, stage_totals, stages_of
 from fedfuse.training.transport import ReceivedReply, Transport
@@ -101,12 +101,13 @@ class Run:
         settings = self.settings
         trained = self.federation.weighted(self.class_weights)  # Scores are without the weights of classes.
         self.info = info_of(trained, self.model, settings.seed, settings.dtype, settings.share)
-        self.metric = metric_for(self.federation.goal, self.settings.metric)
-        evaluated = (self.federation, self.model, self.settings.dtype, self.metric.name)
-        self._evaluator = Evaluator(*evaluated) if self.federation.here else None
-        check_mode(self.method, self.settings.mode)
-        self.settings.check_devices(self.info.m)
+        self.metric = metric_for(self.federation.goal, settings.metric)
+        check_mode(self.method, settings.mode)
+        settings.check_devices(self.info.m)
         self.transport = Transport(self.engine, self.info.m, self.info.d, self.info.dtype)
+        here, asked = (self.model, settings.dtype, self.metric), (self.transport, self.metric, settings)
+        everyone = self.federation
+        self._evaluator = Evaluator(everyone, *here) if everyone.here else RemoteEvaluator(everyone, *asked)
         self.attack = known_attack(self.engine)
         self.liars: Ints = self.attack.who if self.attack else np.empty(0, np.int64)
         self.honest = np.setdiff1d(np.arange(self.info.m), self.liars)
@@ -312,11 +313,9 @@ class Run:
 
     def result(self) -> Result:
         """Return what the run has found so far."""
-        found, attack = self._in_use(self.rule.outcome(self.state)), None
+        found = self._in_use(self.rule.outcome(self.state))
         scores = self._scores(found)
         alternatives, compared = self._alternatives(found)
-        if self.attack:
-            attack = {"attack": self.attack.attack, "lies": self.attack.lies, "who": self.liars.tolist()}
         values = {part: s if s.ndim == 1 else self.metric.by_device(s) for part, s in scores.items()}
         suspects = self._suspects(found, scores)
         return Result(
@@ -347,7 +346,7 @@ class Run:
             trouble=self.all_trouble(),
             privacy=self._privacy(),
             seconds=self.seconds,
-            attack=attack,
+            attack=self.attack.described() if self.attack else None,
             suspects=np.array(sorted(suspects), np.int64),
             unheard=np.setdiff1d(self.transport.unheard, found.suspects).astype(np.int64),
             left_out={self.federation.names[i]: why for i, why in sorted(suspects.items())},
@@ -408,13 +407,10 @@ class Run:
         return self.rule.in_use(self.state, found, self.transport.look(own, list(found.models)))
 
     def _scores(self, found: Outcome) -> dict[str, Floats]:
-        """Return every device's score, or sums, on each held-out part; where its rows are elsewhere, it is asked."""
+        """Return every device's score, or sums, on each held-out part; of models that saw validation rows, none."""
         unseen = None if "validation" in self.rule.rows else found.models
         validated = unseen if found.validated is None else found.validated
-        here, unknown = self._evaluator, np.full(self.info.m, np.nan)
-        score = self._asked_for_scores if here is None else here.score
-        if here is None and self.settings.epsilon:  # A score would not be protected.
-            return {"validation": unknown, "test": unknown}
+        score, unknown = self._evaluator.score, np.full(self.info.m, np.nan)
         return {
             "validation": unknown if validated is None else score("validation", validated),
             "test": score("test", found.in_use),
@@ -425,31 +421,19 @@ class Run:
 
         One model for all is fitted here, from rows, where they are in this process: it is only to be compared with.
         """
-        alternatives, here = dict(found.alternatives), self._evaluator
+        alternatives = dict(found.alternatives)
         if not alternatives:
             return {}, {}
         if found.labels.max(initial=0) == 0:
             alternatives["pooled"] = np.asarray(found.models)
-        elif here is not None and self.model.convex:
-            alternatives["pooled"] = np.repeat(
-                pooled_model(self.federation, self.model, self.info.dtype), self.info.m, axis=0
-            )
-        score = self._asked_for_scores if here is None else here.score
+        elif self.federation.here and self.model.convex:
+            pooled = pooled_model(self.federation, self.model, self.info.dtype)
+            alternatives["pooled"] = np.repeat(pooled, self.info.m, axis=0)
         models = {"groups": found.models, **alternatives}
-        return alternatives, {name: score("test", w) for name, w in models.items()}
-
-    def _asked_for_scores(self, part: Part, models: Floats) -> Floats:
-        asked: dict[str, Any] = {}
-        if self.settings.metric is not None:
-            asked = {"metric": self.metric.name, "size": self.metric.size(self.federation.n_classes)}
-        tasks = [Score(np.asarray(w), part, raw=True, **asked) for w in models]
-        seen = np.array(self.transport.look(tasks, [np.full(task.size, np.nan) for task in tasks]), np.float64)
-        if asked:
-            sums = np.nan_to_num(seen)  # A device that does not answer has no rows.
-            return sums if self.metric.pooled else self.metric.by_device(sums)
-        return np.where(self.federation.rows(part).counts > 0, seen[:, 0], np.nan)
+        return alternatives, {name: self._evaluator.score("test", w) for name, w in models.items()}
 
     def all_trouble(self) -> dict[str, int]:
+        """Return what went wrong in the engine, before a resume too."""
         now = self.engine.trouble
         return {what: self.trouble.get(what, 0) + now.get(what, 0) for what in {**self.trouble, **now}}
 
@@ -469,12 +453,6 @@ class Run:
 @contextmanager
 def _signals_wait() -> Iterator[list[int]]:
     """Note Ctrl-C and SIGTERM for the end of the round, so that what is saved is whole; a second one does not wait."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    ours = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
-    if before[signal.SIGINT] is not signal.default_int_handler:
-        ours = [number for number in ours if number != signal.SIGINT]  # Somebody else looks after Ctrl-C.
-    if threading.current_thread() is not threading.main_thread():
-        ours = []
     noted = list[int]()
 
     def note(number: int, frame: Any) -> None:
@@ -482,22 +460,20 @@ def _signals_wait() -> Iterator[list[int]]:
         if len(noted) > 1:
             raise KeyboardInterrupt if number == signal.SIGINT else Terminated(128 + number)
 
-    for number in ours:
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        if before[signal.SIGINT] is not signal.default_int_handler:
+            del before[signal.SIGINT]  # Somebody else looks after Ctrl-C.
+        if before[signal.SIGTERM] in (signal.SIG_IGN, None):
+            del before[signal.SIGTERM]
+    for number in before:
         signal.signal(number, note)
     try:
         yield noted
     finally:
-        for number in ours:
-            signal.signal(number, before[number])
-
-
-def draw_initial(model: Model[Any], start: Any, seed: int, number: int = 0) -> Floats:
-    """Return the first parameters of a run; draws of other numbers differ from the first, whatever the model."""
-    rng = generator(seed, "initial", *([number] if number else []))
-    w = model.initial(start, rng)
-    if number and not model.convex and (w == model.initial(start, generator(seed, "initial"))).all():
-        w = w + w.std() * rng.normal(size=w.shape)  # A module that was given has only one start.
-    return w
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def info_of(
@@ -506,7 +482,12 @@ def info_of(
     """Return what the server knows of a federation."""
 
     def initial(start: Any, number: int = 0) -> Floats:
-        return draw_initial(model, start, seed, number)
+        """Return the first parameters; draws of other numbers differ from the first, whatever the model."""
+        rng = generator(seed, "initial", *([number] if number else []))
+        w = model.initial(start, rng)
+        if number and not model.convex and (w == model.initial(start, generator(seed, "initial"))).all():
+            w = w + w.std() * rng.normal(size=w.shape)  # A module that was given has only one start.
+        return w
 
     parts: tuple[Part, ...] = ("train", "validation")
     counts: dict[str, npt.NDArray[Any]] = {part: federation.totals(part) for part in parts}

@@ -21,7 +21,6 @@ import pandas as pd
 from fedfuse.core.metrics import METRICS
 from fedfuse.data import checks
 from fedfuse.data.checks import natural_key
-from fedfuse.data.encoders import Encoder
 from fedfuse.data.federation import Federation, cut_points, shuffled_rows
 from fedfuse.data.readers import read_table
 from fedfuse.data.targets import target_array
@@ -42,7 +41,7 @@ from fedfuse.training.loop import info_of
 from fedfuse.training.transport import Transport
 from fedfuse.tuning.grid_search import GridSearch
 from fedfuse.utils.files import read_json, write_json
-from fedfuse.utils.typing import Bools, Floats, Ints
+from fedfuse.utils.typing import Floats, Ints
 
 FILE = "newcomers.json"
 DEFAULT_NAME = "newcomer"  # Of a newcomer that is given without a name.
@@ -85,7 +84,7 @@ class Newcomers:
     run: Result = field(repr=False)
 
     def score(self) -> float:
-        """Return the score of all newcomers on their test rows."""
+        """Return the score of all newcomers together on their test rows."""
         return self.overall
 
     def index(self, newcomer: str | int) -> int:
@@ -96,17 +95,11 @@ class Newcomers:
         """Return the predicted classes or values for rows by a newcomer's model."""
         return self._joined.predict(self.index(newcomer), X)
 
-    def predict_rows(self, devices: npt.NDArray[Any], X: Floats, rows: Ints) -> pd.DataFrame:
-        """Return a prediction for each of these rows of a table, by the model of its newcomer."""
-        predictions = np.empty(len(rows), dtype=object)
-        clusters = [self.clusters[self.index(name)] for name in devices]
-        for name in dict.fromkeys(devices):
-            inside = devices == name
-            predictions[inside] = self.predict(name, X[inside])
-        columns = {"row": rows, "device": devices, "cluster": pd.array(clusters, dtype="Int64")}
-        answer: pd.DataFrame = pd.DataFrame(columns)
+    def predict_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return a prediction for every row of a table, as `Result.predict_frame` does, by the models of newcomers."""
+        answer, group = self._joined.predict_frame(frame), dict(zip(self.names, self.clusters, strict=True))
+        answer["cluster"] = pd.array([group.get(name) for name in answer["device"]], dtype="Int64")
         answer["group"] = answer["cluster"].map(self.run.cluster_numbers).astype("Int64")
-        answer["prediction"] = predictions
         return answer
 
     def tell(self, newcomer: str | int = 0) -> str:
@@ -164,32 +157,36 @@ def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -
     believed = np.setdiff1d(np.arange(len(result.labels)), result.suspects)
     if not believed.size:
         raise FedfuseError("every device of this run is suspected of lying: there is nobody to join")
-    known = RunSummary(
-        result.models[believed], result.labels[believed], result.profile.counts[believed], result.lam, result.kept
-    )
-    engine = engine or InProcess(trained, model, seed=result.seed, dtype=dtype)
-    talks = [admission(method, known, info, i) for i in range(newcomers.m)]
-    joined, iterations, cost = _converse(talks, engine, model.d, dtype, result.seed)
+    known = _known(result, believed)
+    transport = Transport(engine or InProcess(trained, model, seed=result.seed, dtype=dtype), info.m, info.d, dtype)
+    iterations = np.zeros(info.m, np.int64)
+    talks = [admission(method, known, info, i) for i in range(info.m)]
+    joined = _converse(talks, transport, result.seed, iterations)
     if result.verdict in ("personal", "alone"):
         own = [personal_model(known, info, j, result.verdict) for j in joined]
-        joined, more, sent = _converse(own, engine, model.d, dtype, result.seed)
-        iterations, cost = [a + b for a, b in zip(iterations, more, strict=True)], cost + sent
+        joined = _converse(own, transport, result.seed, iterations)
     models = np.stack([j.model for j in joined])
-    metric = result.profile.metric
+    metric = METRICS[result.profile.metric]
     scores = Evaluator(newcomers, model, dtype, metric).score("test", models.astype(dtype))
     return Newcomers(
         names=newcomers.names,
         models=models,
         clusters=tuple(j.group for j in joined),
         confidence=tuple(j.confidence for j in joined),
-        scores=scores if scores.ndim == 1 else METRICS[metric].by_device(scores),
-        overall=mean_score(scores, metric),
-        iterations=tuple(iterations),
-        cost_floats=cost,
+        scores=scores if scores.ndim == 1 else metric.by_device(scores),
+        overall=mean_score(scores, metric.name),
+        iterations=tuple(iterations.tolist()),
+        cost_floats=transport.ledger.floats,
         counts=newcomers.rows("all").counts,
         grouped=method.finds_groups,
         run=result,
     )
+
+
+def _known(result: Result, devices: Ints | slice = slice(None)) -> RunSummary:
+    """Return what the server still knows of some devices of a run."""
+    rows = result.profile.counts[devices]
+    return RunSummary(result.models[devices], result.labels[devices], rows, result.lam, result.kept)
 
 
 def note(newcomers: Newcomers, directory: str | PathLike[str]) -> None:
@@ -228,7 +225,7 @@ def with_noted(result: Result, directory: str | PathLike[str]) -> Result:
     if not rows:
         return result
     profile, labels = result.profile, np.array([r["cluster"] for r in rows])
-    known = RunSummary(result.models, result.labels, profile.counts, result.lam, result.kept)
+    known = _known(result)
     models = known.group_models[np.searchsorted(known.groups, labels)].astype(result.models.dtype)
     names, counts = (*profile.names, *(r["name"] for r in rows)), [*profile.counts, *(r["rows"] for r in rows)]
     return replace(
@@ -262,12 +259,12 @@ def admission(method: Method[Any], known: RunSummary, info: FederationInfo, devi
 
 
 def _converse(
-    talks: Sequence[AdmissionDialogue], engine: Engine, d: int, dtype: Any, seed: int
-) -> tuple[list[AdmissionResult], list[int], int]:
-    """Let every newcomer's conversation go on until it ends; return also its exchanges, and the floats sent in all."""
-    transport, ends, turns = Transport(engine, len(talks), d, dtype), {}, [0] * len(talks)
+    talks: Sequence[AdmissionDialogue], transport: Transport, seed: int, iterations: Ints
+) -> list[AdmissionResult]:
+    """Let every newcomer's dialogue go on until it ends; add its exchanges to ``iterations``."""
+    ends: dict[int, AdmissionResult] = {}
     tasks: dict[int, Task] = {i: next(talk) for i, talk in enumerate(talks)}
-    k = 0
+    k = int(iterations.max(initial=0))
     while tasks:
         looks = {i: task for i, task in tasks.items() if isinstance(task, PeekModel)}
         asked = [Order(i, k, for_device(task, seed, k, i)) for i, task in tasks.items() if i not in looks]
@@ -277,12 +274,12 @@ def _converse(
             raise FedfuseError(f"newcomer {silent[0]} sent nothing that can be used: {why}")
         tasks, k = {}, k + 1
         for i, values in answers.items():
-            turns[i] += 1
+            iterations[i] += 1
             try:
                 tasks[i] = talks[i].send(values)
             except StopIteration as end:
                 ends[i] = end.value
-    return [ends[i] for i in range(len(talks))], turns, transport.ledger.floats
+    return [ends[i] for i in range(len(talks))]
 
 
 def gathered(
@@ -295,16 +292,17 @@ def gathered(
     """
     checks.check_splits(test, validation, seed)
     pairs = checks.named_pairs(data if y is None else {DEFAULT_NAME: (data, y)})
-    profile = result.profile
-    Xs, ys = [], []
+    profile, devices = result.profile, {}
     for name, (X, target) in pairs.items():
-        rows = checks.feature_array(_flat(checks.as_numpy(X, "X", name), profile.shape), name)
+        array = checks.as_numpy(X, "X", name)
+        if profile.shape is not None and array.shape[1:] == profile.shape:
+            array = array.reshape(len(array), -1)
+        rows = checks.feature_array(array, name)
         if rows.shape[1] != len(profile.features):
             raise FedfuseError(f"device {name!r} has {rows.shape[1]} features, the run has {len(profile.features)}")
         checks.check_finite(rows, name, profile.features)
-        Xs.append(rows)
-        ys.append(_numbers(target_array(target, name, len(rows)), profile.classes, name))
-    return _cut(result, tuple(pairs), Xs, ys, test, validation, seed)
+        devices[name] = rows, _numbers(target_array(target, name, len(rows)), profile.classes, name)
+    return _cut(result, devices, test, validation, seed)
 
 
 def aligned(result: Result, newcomers: Federation) -> Federation:
@@ -329,18 +327,16 @@ class Arrivals:
     ----------
     federation
         Newcomers with at least one row whose target is known; None if there is none.
-    devices, X, waiting
-        Of every row of the table: its device, its features, and whether it is a newcomer's without a target.
+    waiting
+        Their rows without a target.
     strangers
         Newcomers without a single target: nothing can be told of them.
     familiar
-        Rows of devices that the run knows already; they are left alone.
+        Number of rows of devices that the run knows already; they are left alone.
     """
 
     federation: Federation | None
-    devices: npt.NDArray[np.object_]
-    X: Floats
-    waiting: Bools
+    waiting: pd.DataFrame
     strangers: tuple[str, ...]
     familiar: int
 
@@ -352,29 +348,19 @@ def from_table(
     encoder = result.profile.encoder
     if encoder is None:
         raise FedfuseError("this run was not trained on a table: its newcomers come from a data set, or from Python")
-    devices, X, (y, known) = encoder.devices(frame), encoder.transform(frame), _targets(encoder, frame)
-    new = ~np.isin(devices, [*result.profile.names, ""])
-    names = sorted(set(devices[new]), key=natural_key)
-    able = [name for name in names if (known & (devices == name)).any()]
-    rows = [np.flatnonzero(known & (devices == name)) for name in able]
+    devices, X, y, known = encoder.devices(frame), encoder.transform(frame), np.empty(0), np.zeros(len(frame), np.bool_)
+    if encoder.target in frame.columns:
+        y = encoder.targets(frame)
+        known = np.asarray(np.isfinite(y) if encoder.goal == "regression" else y >= 0)  # Not of unknown classes.
+    familiar = np.isin(devices, result.profile.names)
+    names = sorted(set(devices[~familiar]) - {""}, key=natural_key)
+    rows = {name: np.flatnonzero(known & (devices == name)) for name in names}
+    able = {name: own for name, own in rows.items() if own.size}
     federation = None
     if able:
-        federation = _cut(result, able, [X[r] for r in rows], [y[r] for r in rows], test, validation, seed)
-    strangers = tuple(name for name in names if name not in able)
-    familiar = int(np.isin(devices, result.profile.names).sum())
-    return Arrivals(federation, devices, X, new & ~known & ~np.isin(devices, strangers), strangers, familiar)
-
-
-def _targets(encoder: Encoder, frame: pd.DataFrame) -> tuple[npt.NDArray[Any], Bools]:
-    """Return the targets, and which of them are known; a class that the run has not seen is not."""
-    if encoder.target not in frame.columns:
-        return np.zeros(len(frame)), np.zeros(len(frame), np.bool_)
-    y = encoder.targets(frame)
-    return y, np.asarray(np.isfinite(y) if encoder.goal == "regression" else y >= 0)
-
-
-def _flat(X: npt.NDArray[Any], shape: tuple[int, ...] | None) -> npt.NDArray[Any]:
-    return X.reshape(len(X), -1) if shape is not None and X.shape[1:] == shape else X
+        federation = _cut(result, {name: (X[r], y[r]) for name, r in able.items()}, test, validation, seed)
+    waiting = frame[np.isin(devices, list(able)) & ~known]
+    return Arrivals(federation, waiting, tuple(name for name in names if name not in able), int(familiar.sum()))
 
 
 def _numbers(y: npt.NDArray[Any], classes: tuple[Any, ...], name: str) -> npt.NDArray[Any]:
@@ -390,21 +376,16 @@ def _numbers(y: npt.NDArray[Any], classes: tuple[Any, ...], name: str) -> npt.ND
 
 
 def _cut(
-    result: Result,
-    names: Sequence[str],
-    Xs: Sequence[Floats],
-    ys: Sequence[npt.NDArray[Any]],
-    test: float,
-    validation: float,
-    seed: int,
+    result: Result, devices: Mapping[str, tuple[Floats, npt.NDArray[Any]]], test: float, validation: float, seed: int
 ) -> Federation:
+    """Return a federation of rows in the form of the run."""
     profile = result.profile
-    counts: Ints = np.array([len(X) for X in Xs], dtype=np.int64)
+    counts: Ints = np.array([len(X) for X, _ in devices.values()], dtype=np.int64)
     rows = shuffled_rows(counts, seed)
     return Federation(
-        names=tuple(names),
-        X=np.concatenate(Xs)[rows],
-        y=np.concatenate(ys)[rows],
+        names=tuple(devices),
+        X=np.concatenate([X for X, _ in devices.values()])[rows],
+        y=np.concatenate([y for _, y in devices.values()])[rows],
         cuts=cut_points(counts, test, validation),
         goal=profile.goal,
         classes=profile.classes,

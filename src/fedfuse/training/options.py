@@ -80,7 +80,6 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "grid": (_numbers, "numbers separated by commas"),
     "graph": (str, "'knn:k'"),
     "participation": (_participation, "a share above 0 and at most 1, or sizes(share)"),
-    "dtype": (str, "'float32' or 'float64'"),
     "metric": (str, "the name of a metric"),
     "class_weight": (str, "balanced, or weights by class, as a=1,b=5"),
     "delay": (str, "a distribution of seconds"),

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import floor
-from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from fedfuse.engines.attacks import Attack, Lies, Scope, check_attack
+from fedfuse.engines.attacks import Attack, Lies, Scope
 from fedfuse.engines.base import Engine
 from fedfuse.engines.faults import Faults, Trouble
 from fedfuse.engines.latency import Distribution, Latency
 from fedfuse.errors import FedfuseError, guess
 from fedfuse.methods.method import Method, Share, check_share, make_plain
 from fedfuse.methods.mixins import TakesSingleReplies
+from fedfuse.methods.parameters import check_field, choice, number
 from fedfuse.protocol.privacy import Noise, calibrated
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Ints
@@ -26,14 +25,9 @@ from fedfuse.utils.typing import Ints
 Sampler: TypeAlias = Callable[[int, int], Ints]
 Mode: TypeAlias = Literal["sync", "async"]
 Late: TypeAlias = Literal["refuse", "use"]
-
-
-# The least value of settings that are whole numbers; the second kind may be left out.
-MIN_WHOLE = {"rounds": 1, "seed": 0, "evaluate_every": 1, "checkpoint_every": 1, "ahead": 1, "minimum": 0}
-MIN_WHOLE_OPTIONAL = {"at_once": 1, "budget": 1}
-WORDS = {"mode": get_args(Mode), "late": get_args(Late), "dtype": ("float32", "float64"), "share": get_args(Share)}
-# Settings of rounds of several devices, and their values where they are left out.
-SYNCHRONOUS_ONLY = {"minimum": 0, "budget": None}
+Dtype: TypeAlias = Literal["float32", "float64"]
+# Settings of rounds of several devices.
+SYNCHRONOUS_ONLY = ("minimum", "budget")
 
 
 @dataclass(frozen=True)
@@ -100,70 +94,54 @@ class Settings:
         covariances of their columns, which saves rounds on linear regression). A Flower app's default is ``"models"``.
     """
 
-    mode: Mode = "sync"
-    at_once: int | None = None
-    ahead: int = 50
-    deadline: float | None = None
-    minimum: int = 0
-    late: Late = "refuse"
+    mode: Mode = choice("sync", Mode)
+    at_once: int | None = number(None, least=1, whole=True)
+    ahead: int = number(50, least=1)
+    deadline: float | None = number(None, above=0)
+    minimum: int = number(0, least=0)
+    late: Late = choice("refuse", Late)
     delay: str | float | None = None
     compute: str | float | None = None
     lossy: str | None = None
-    budget: int | None = None
-    rounds: int = 500
-    seed: int = 0
+    budget: int | None = number(None, least=1, whole=True)
+    rounds: int = number(500, least=1)
+    seed: int = number(0, least=0)
     participation: float | str | Sequence[float] | Sampler = 1.0
-    tol: float = 1e-4
-    evaluate_every: int = 10
+    tol: float = number(1e-4, least=0)
+    evaluate_every: int = number(10, least=1)
     metric: str | None = None
     class_weight: str | Mapping[Any, float] | None = None
-    checkpoint_every: int = 25
-    dtype: str = "float32"
-    attack: Attack | None = None
-    liars: float = 0.2
-    lies: Lies = "all"
-    scope: Scope = "all"
+    checkpoint_every: int = number(25, least=1)
+    dtype: Dtype = choice("float32", Dtype)
+    attack: Attack | None = choice(None, Attack)
+    liars: float = number(0.2, least=0, most=1)
+    lies: Lies = choice("all", Lies)
+    scope: Scope = choice("all", Scope)
     clip: float = 0.0
     epsilon: float = 0.0
     delta: float = 1e-5
-    share: Share = "moments"
+    share: Share = choice("moments", Share)
 
     def __post_init__(self) -> None:
         make_plain(self)
-        for name, least in (MIN_WHOLE | MIN_WHOLE_OPTIONAL).items():
-            number = getattr(self, name)
-            whole = isinstance(number, Integral) and int(number) >= least
-            left_out = number is None and name in MIN_WHOLE_OPTIONAL
-            self._require(name, f"a whole number of at least {least}", whole or left_out)
-        for name, words in WORDS.items():
-            self._require(name, " or ".join(words), getattr(self, name) in words)
+        for f in fields(self):
+            check_field(f, getattr(self, f.name))
         object.__setattr__(self, "participation", _read_participation(self.participation))
-        positive = self.deadline is None or (_is_number(self.deadline) and self.deadline > 0)
-        self._require("deadline", "a positive number of seconds", positive)
-        self._require("tol", "a number of at least 0", _is_number(self.tol))
-        self._require("liars", "a share from 0 to 1", _is_number(self.liars, 1.0))
         if (self.clip == 0) != (self.epsilon == 0):
             raise FedfuseError(f"clip and epsilon go together, got clip={self.clip!r}, epsilon={self.epsilon!r}")
-        given = [name for name, none in SYNCHRONOUS_ONLY.items() if getattr(self, name) != none]
+        given = [name for name in SYNCHRONOUS_ONLY if getattr(self, name)]
         if self.mode == "async" and given:
             raise FedfuseError(f"{given[0]} is for rounds of several devices: it has no meaning with mode=async")
         for seconds in (self.delay, self.compute):
-            Distribution.of(0 if seconds is None else seconds)
-        if self.lossy is not None:
-            Trouble.read(self.lossy)
-        if self.attack is not None:
-            check_attack(self.attack, self.lies, self.scope)
+            Distribution.of(seconds or 0.0)
+        Trouble.read(self.lossy or "")
 
-    def _require(self, name: str, allowed: str, good: bool) -> None:
-        if not good:
-            raise FedfuseError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
-
-    def around(self, engine: Engine, seed: int) -> Engine:
+    def around(self, engine: Engine) -> Engine:
         """Return the engine with the latency and the faults of these settings."""
         if self.delay is not None or self.compute is not None:
-            engine = Latency(engine, self.delay or 0.0, self.compute or 0.0, seed=seed)
+            engine = Latency(engine, self.delay or 0.0, self.compute or 0.0, seed=self.seed)
         if self.lossy is not None:
-            engine = Faults(engine, seed=seed, **vars(Trouble.read(self.lossy)))
+            engine = Faults(engine, seed=self.seed, **vars(Trouble.read(self.lossy)))
         return engine
 
     @classmethod
@@ -192,9 +170,9 @@ class Settings:
 
     def check_devices(self, m: int) -> None:
         """Refuse probabilities to take part that are not one for each device."""
-        p = self.participation
-        if isinstance(p, tuple) and len(p) != m:
-            raise FedfuseError(f"participation needs one probability for each of {m} devices, got {len(p)}")
+        if isinstance(self.participation, tuple) and len(self.participation) != m:
+            words = f"one probability for each of {m} devices, got {len(self.participation)}"
+            raise FedfuseError(f"participation needs {words}")
 
     def wanted(self, m: int) -> int:
         """Return how many devices make a round, where that is a share of them."""
@@ -204,10 +182,6 @@ class Settings:
     def noise(self) -> Noise | None:
         """Return how devices protect what they send: within the budget even if they answer in every round."""
         return calibrated(self.clip, self.epsilon, self.delta, self.rounds) if self.epsilon else None
-
-
-def _is_number(given: Any, most: float = sys.float_info.max) -> bool:
-    return isinstance(given, Real) and 0 <= float(given) <= most
 
 
 def _distinct_devices(devices: Any, k: int, m: int) -> Ints:

@@ -211,23 +211,15 @@ class Transport:
     def _judge(self, reply: Reply, late: bool) -> ReceivedReply | None:
         """Return the reply if it may be used; else count why not."""
         self.ledger.received(reply)
-        sent = self.open.get(reply.device)
-        if sent is not None and self._is_awaited(reply):
-            del self.open[reply.device]
-            wrong = self._fault(reply, sent)
-        elif (sent := self._overdue.pop((reply.device, reply.round), None)) is not None:
-            newest = self._last[reply.device] == reply.round
-            wrong = self._fault(reply, sent) if late and newest else "late"
-        else:
-            self.ledger.uncalled += 1
-            wrong = fault(reply, {}, **self._gate)
+        awaited = self._is_awaited(reply)
+        sent = self.open.pop(reply.device) if awaited else self._overdue.pop((reply.device, reply.round), None)
+        self.ledger.uncalled += sent is None
+        in_time = awaited or sent is None or (late and self._last[reply.device] == reply.round)
+        wrong = fault(reply, sent.order if sent else None, **self._gate) if in_time else "late"
         if wrong or sent is None:
             self.ledger.refuse(wrong or "late", reply.device)
             return None
         return ReceivedReply(reply, self.updates - sent.updates, sent.order.task)
-
-    def _fault(self, reply: Reply, sent: PendingOrder) -> str | None:
-        return fault(reply, {reply.device: sent.order}, **self._gate)
 
     def _wait_for(self, devices: Iterable[int]) -> None:
         """Let devices finish what they are at, where only one order at a time can be taken (not in virtual time)."""
@@ -240,12 +232,12 @@ class Transport:
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return what is under way as arrays."""
         rows = {
-            "post_open": [(s.order.device, s.order.round, s.time, s.updates) for s in self.open.values()],
-            "post_overdue": [(i, k, s.time, s.updates) for (i, k), s in self._overdue.items()],
+            "open": [(s.order.device, s.order.round, s.time, s.updates) for s in self.open.values()],
+            "overdue": [(i, k, s.time, s.updates) for (i, k), s in self._overdue.items()],
         }
         tables = {name: np.array(table, np.float64).reshape(-1, 4) for name, table in rows.items()}
-        seen = {"post_last": self._last, "post_asked": self._asked, "post_heard": self._heard}
-        return {**tables, **seen, **pack_replies(list(self._arrived), "post")}
+        seen = {"last": self._last, "asked": self._asked, "heard": self._heard}
+        return {**tables, **seen, **pack_replies(list(self._arrived), "arrived")}
 
     def unpack(self, arrays: dict[str, npt.NDArray[Any]], tasks: Sequence[Task], *, kept: bool) -> None:
         """Take back what `pack` returned.
@@ -253,13 +245,13 @@ class Transport:
         ``tasks`` has one like that of its open order for each device, to know an answer by its length. If what was
         under way is not ``kept``, it will never come, and devices are asked again.
         """
-        self._last = arrays["post_last"]
-        self._asked, self._heard = (arrays[name].astype(np.int64) for name in ("post_asked", "post_heard"))
-        self._overdue = _table(arrays["post_overdue"], tasks)
-        under_way = _table(arrays["post_open"], tasks)
+        self._last = arrays["last"]
+        self._asked, self._heard = (arrays[name].astype(np.int64) for name in ("asked", "heard"))
+        self._overdue = _table(arrays["overdue"], tasks)
+        under_way = _table(arrays["open"], tasks)
         if kept:
             self.open = {i: sent for (i, _), sent in under_way.items()}
-            self._arrived = deque(unpack_replies(arrays, "post"))
+            self._arrived = deque(unpack_replies(arrays, "arrived"))
         else:
             self.ledger.unanswered += len(under_way)
 
