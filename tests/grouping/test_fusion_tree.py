@@ -12,7 +12,7 @@ from fedfuse.grouping import fusion_tree, simulated_replies
 from fedfuse.grouping.refit import Oracle, RescaleColumns
 from fedfuse.protocol.tasks import EvaluateModels, Rescale
 from grouping.test_refit import Silent
-from support.interruption import interrupted_and_resumed
+from support.interruption import resumed_at
 from support.planted import begun, many_sites, permuted, planted
 
 GOALS = ["regression", "classification"]
@@ -211,13 +211,13 @@ class Counting(ff.Callback):
 @pytest.mark.parametrize("goal", GOALS)
 def test_resumed_in_every_step_equals_uninterrupted(goal, tmp_path):
     federation, method = planted(goal, m=5, groups=2, n=30, seed=3), ff.FusionTree()
-    settings = {"participation": 0.5, "checkpoint_every": 1, "rounds": 300}
+    settings = {"participation": 0.5, "rounds": 300}
     whole = ff.fit(federation, method, **settings)
     steps = whole.history["stage"].tolist()
     # after the first round of every step, when some devices have answered
-    for stop in sorted({steps.index(step) + 1 for step in steps} - {len(steps)}):
-        resumed = interrupted_and_resumed(federation, method, stop, tmp_path / str(stop), **settings)
-        np.testing.assert_array_equal(resumed.models, whole.models, err_msg=f"after round {stop}, {steps[stop - 1]}")
+    stops = sorted({steps.index(step) + 1 for step in steps} - {len(steps)})
+    for resumed in resumed_at(stops, federation, method, tmp_path / "run", **settings):
+        np.testing.assert_array_equal(resumed.models, whole.models)
         np.testing.assert_array_equal(resumed.labels, whole.labels)
         np.testing.assert_array_equal(resumed.confidence, whole.confidence)
         assert resumed.cost_floats == whole.cost_floats

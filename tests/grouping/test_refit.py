@@ -20,7 +20,7 @@ from fedfuse.grouping.refit import (
 )
 from fedfuse.models import default_model
 from fedfuse.protocol.tasks import Gradient
-from support.interruption import interrupted_and_resumed
+from support.interruption import resumed_at
 from support.planted import Keep, planted
 
 EXACT = ff.Work(solver="exact")
@@ -197,13 +197,12 @@ def test_wide_tables_are_fitted_by_gradients():
 @pytest.mark.parametrize("goal", ["regression", "classification"])
 def test_resumed_anywhere_equals_uninterrupted(goal, tmp_path):
     federation = planted(goal, m=5, groups=2, n=30)
-    settings = {"participation": 0.5, "checkpoint_every": 1}
-    whole = ff.fit(federation, Oracle(), **settings)
+    whole = ff.fit(federation, Oracle(), participation=0.5)
     steps = whole.history["stage"].tolist()
     # after the first round of every step, when some devices have answered, and later in the long ones
     stops = {steps.index(step) + 1 for step in steps} | {len(steps) // 3, 2 * len(steps) // 3}
-    for stop in sorted(stops - {0, len(steps)}):
-        resumed = interrupted_and_resumed(federation, Oracle(), stop, tmp_path / str(stop), **settings)
+    stops = sorted(stops - {0, len(steps)})
+    for resumed in resumed_at(stops, federation, Oracle(), tmp_path / "run", participation=0.5):
         np.testing.assert_array_equal(resumed.models, whole.models)
         assert resumed.cost_floats == whole.cost_floats
         assert len(resumed.history) == len(whole.history)

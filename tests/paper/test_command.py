@@ -116,12 +116,12 @@ def test_the_page_keeps_what_others_have_run(fedfuse, tiny, monkeypatch):
     fedfuse("paper", "page")
     path = Path("docs/reproduction.md")
     quick = path.read_text()
-    shutil.rmtree("runs")
+    shutil.move("runs", "elsewhere")
     fedfuse("paper", "page")
     assert path.read_text() == quick
     larger = quick.replace("Size: quick.", "Size: middle.").replace("81.83", "99.99")
     path.write_text(larger)
-    assert fedfuse("paper", "tableE4", "--quick", "--jobs", "1")[0] == 0
+    shutil.move("elsewhere", "runs")
     fedfuse("paper", "page")
     assert "99.99" in path.read_text()
     path.write_text(quick.replace("81.83", "99.99"))  # as large: the newer one

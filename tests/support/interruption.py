@@ -1,6 +1,8 @@
-"""Interrupt a run after a round, as Ctrl-C does, and go on from its checkpoint."""
+"""Resume runs from the checkpoints that an interruption would leave."""
 
 from __future__ import annotations
+
+import shutil
 
 import pytest
 
@@ -8,17 +10,17 @@ import fedfuse as ff
 from fedfuse.training import loop
 
 
-def interrupted_and_resumed(federation, method, stop, out, **settings):
-    """The result of a run that was interrupted when round ``stop`` was saved, and then resumed."""
+def resumed_at(stops, federation, method, out, **settings):
+    """The results of one run that is resumed from its checkpoint after each of these rounds."""
     save = loop.Run.save
 
-    def interrupt(run):
+    def save_and_copy(run):
         save(run)
-        if run.k == stop:
-            raise KeyboardInterrupt
+        if run.k in stops:
+            shutil.copytree(out, f"{out}-{run.k}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Run, "save", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            ff.fit(federation, method, out=out, **settings)
-    return ff.resume(out, federation)
+        patch.setattr(loop.Run, "save", save_and_copy)
+        ff.fit(federation, method, out=out, **{"checkpoint_every": 1, **settings})
+    for stop in stops:
+        yield ff.resume(f"{out}-{stop}", federation)

@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, r2_score, roc_auc_score
 
 import fedfuse as ff
 from fedfuse.results.result import Result
-from support.interruption import interrupted_and_resumed
+from support.interruption import resumed_at
 from support.planted import planted
 
 SLOPES = np.array([[2.0, 0.0], [0.0, 2.0], [-1.5, -1.5]])
@@ -79,7 +79,7 @@ def test_a_metric_changes_what_is_reported_and_nothing_else(tmp_path):
     assert plain.cost_floats == other.cost_floats
     assert plain.profile.metric == "accuracy"
     often = {"checkpoint_every": 1, "evaluate_every": 1}
-    resumed = interrupted_and_resumed(federation, ff.FedAvg(), 4, tmp_path / "r", rounds=8, metric="f1", **often)
+    (resumed,) = resumed_at([4], federation, ff.FedAvg(), tmp_path / "r", rounds=8, metric="f1", **often)
     assert resumed.profile.metric == "f1"
     assert resumed.history["test"].iloc[-1] == resumed.score()
 

@@ -102,9 +102,9 @@ class InProcess(Engine):
             )
         match asked[0]:
             case tasks.Install():
-                self._own[devices] = np.stack([t.model for t in asked])
+                self._own[devices] = _stacked(orders, "model")
             case tasks.Add():
-                self._own[devices] += np.stack([t.update for t in asked])
+                self._own[devices] += _stacked(orders, "update")
             case tasks.PeekModel():
                 values = list(self._own[devices])
             case tasks.Train():
@@ -126,7 +126,7 @@ class InProcess(Engine):
             case tasks.FitLocally(ridges=ridges):
                 values = self._fit_locally(ridges, devices)
             case tasks.Gradient(rows=rows, also=also):
-                at = np.stack([t.at for t in asked])
+                at = _stacked(orders, "at")
                 losses = [self._model.losses(self.load(part), devices, at)[:, None] for part in also]
                 values = list(np.hstack([self._model.gradients(self.load(rows), devices, at), *losses]))
             case tasks.Losses(rows=rows):
@@ -136,8 +136,7 @@ class InProcess(Engine):
             case tasks.EvaluateModels():
                 values = [self._evaluate(t, i) for t, i in zip(asked, devices, strict=True)]
             case tasks.GradientCosine(curvature=curvature):
-                at, common = np.stack([t.at for t in asked]), np.stack([t.common for t in asked])
-                values = self._cosines(at, common, devices, curvature)
+                values = self._cosines(_stacked(orders, "at"), _stacked(orders, "common"), devices, curvature)
             case tasks.JudgePersonalModels() | tasks.SendPosterior() | tasks.PeekPersonalModels():
                 values = self._personal(asked, devices)
             case tasks.JudgeDrawnModels() | tasks.PeekDrawnModels() if not self._model.convex:
@@ -248,14 +247,14 @@ class InProcess(Engine):
         return answers
 
     def _train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
-        asked = [o.task for o in orders if isinstance(o.task, tasks.Train)]
-        first = asked[0]
+        first = orders[0].task
+        assert isinstance(first, tasks.Train)
         start: Floats = self._own[devices]
         part = tasks.part_of(first.into, self._model.d, self._model.fused)
         if first.start is not None:  # the part that was sent, in its place
-            given = np.stack([t.start for t in asked if t.start is not None])
+            given = _stacked(orders, "start")
             start[:, part] = given if first.share == 1 else start[:, part] + first.share * (given - start[:, part])
-        anchor = None if first.anchor is None else np.stack([t.anchor for t in asked if t.anchor is not None])
+        anchor = None if first.anchor is None else _stacked(orders, "anchor")
         if anchor is None and first.rho:
             anchor = start.copy() if first.near else np.zeros_like(start[:, self._model.fused])
         if first.slope is not None or first.rest_steps:
@@ -265,14 +264,17 @@ class InProcess(Engine):
             new = self._model.train(self.load(first.rows), devices, start, anchor, first.rho, first.work, rngs)
         new = self._protected(orders, start, new)  # what the device goes on with is what it has sent
         if first.send != "update":
-            # a device whose training diverged goes on from the last model that the server could use
-            usable = np.abs(new).max(axis=1) <= largest_value(self._model.d, self._dtype)
-            self._own[devices[usable]] = new[usable]
+            self._keep(devices, new)
         sent = {"model": new, "part": new[:, part], "update": new - start, "nothing": new[:, :0]}[first.send]
         if first.score is None:
             return list(sent)
         scores = np.nan_to_num(self._model.metric(self.load(first.score), devices, new))
         return list(np.column_stack([sent, scores]))
+
+    def _keep(self, devices: Ints, new: Floats) -> None:
+        """Let devices keep models; one whose training diverged goes on from the last that the server could use."""
+        usable = np.abs(new).max(axis=1) <= largest_value(self._model.d, self._dtype)
+        self._own[devices[usable]] = new[usable]
 
     def _protected(self, orders: list[Order], start: Floats, new: Floats) -> Floats:
         """Return new models with their changes as these may be sent."""
@@ -292,26 +294,24 @@ class InProcess(Engine):
         return [generator(self._seed, *(("batches", o.round) if o.round >= 0 else ("look",)), o.device) for o in orders]
 
     def _train_pair(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
-        asked = [o.task for o in orders if isinstance(o.task, tasks.TrainPair)]
-        first, data = asked[0], self.load(asked[0].rows)
-        start = np.stack([t.start for t in asked]).astype(self._dtype)
+        first = orders[0].task
+        assert isinstance(first, tasks.TrainPair)
+        data, start = self.load(first.rows), _stacked(orders, "start").astype(self._dtype)
+        second = self._own[devices] if first.second is None else _stacked(orders, "second").astype(self._dtype)
         # Both see the same batches: each is what it would be without the other.
         rngs = [self._training_generators(orders, first.work) for _ in range(2)]
         new = self._model.train(data, devices, start, None, 0.0, first.work, rngs[0])
-        seconds = [t.second for t in asked if t.second is not None]
-        second = np.stack(seconds).astype(self._dtype) if seconds else self._own[devices]
         personal = self._model.train(data, devices, second, start, first.rho, first.work, rngs[1])
-        if seconds:
+        if first.second is not None:
             return list(np.hstack([new, personal]))
-        usable = np.abs(personal).max(axis=1) <= largest_value(self._model.d, self._dtype)
-        self._own[devices[usable]] = personal[usable]
+        self._keep(devices, personal)
         return list(new)
 
     def _train_envelope(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
-        asked = [o.task for o in orders if isinstance(o.task, tasks.EnvelopeTrain)]
-        first, data = asked[0], self.load(asked[0].rows)
-        w = theta = np.stack([t.start for t in asked]).astype(self._dtype)
-        rngs = self._training_generators(orders, first.work)
+        first = orders[0].task
+        assert isinstance(first, tasks.EnvelopeTrain)
+        data, rngs = self.load(first.rows), self._training_generators(orders, first.work)
+        w = theta = _stacked(orders, "start").astype(self._dtype)
         for _ in range(first.local_rounds):
             theta = self._model.train(data, devices, theta, w, first.rho, first.work, rngs)
             w = (w - first.rate * (w - theta)).astype(self._dtype)
@@ -340,9 +340,9 @@ class InProcess(Engine):
 
     def _train_by_gradients(self, orders: list[Order], devices: Ints, start: Floats, part: slice) -> Floats:
         """Train with a slope added to every gradient, or one part of the model after the other."""
-        asked: list[Any] = [o.task for o in orders]
-        first, rngs = asked[0], self._generators(orders)
-        added = 0 if first.slope is None else np.stack([t.slope for t in asked]).astype(self._dtype)
+        first, rngs = orders[0].task, self._generators(orders)
+        assert isinstance(first, tasks.Train)
+        added = 0 if first.slope is None else _stacked(orders, "slope").astype(self._dtype)
         mask = np.ones(self._model.d, self._dtype)
         work, w = first.work, start
 
@@ -357,9 +357,8 @@ class InProcess(Engine):
         return self._descend(w, devices, first.rows, work, rngs, slope)
 
     def _meta_train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
-        asked = [o.task for o in orders if isinstance(o.task, tasks.MetaTrain)]
-        first = asked[0]
-        start = np.stack([t.start for t in asked]).astype(self._dtype)
+        first, start = orders[0].task, _stacked(orders, "start").astype(self._dtype)
+        assert isinstance(first, tasks.MetaTrain)
 
         def slope(w: Floats, which: Ints, rngs: list[np.random.Generator]) -> Floats:
             return self._meta_gradient(w, devices[which], first, rngs)
@@ -432,6 +431,11 @@ class InProcess(Engine):
             rngs = self._training_generators(repeated, first.work)
             answers = self._model.train(data, each, start, None, 0.0, first.work, rngs)
         return list(np.hstack([answers.reshape(len(asked), -1), weights]))
+
+
+def _stacked(orders: Sequence[Order], name: str) -> Floats:
+    """Return a vector of each task as one array."""
+    return np.stack([getattr(order.task, name) for order in orders])
 
 
 def group_orders(orders: Sequence[Order]) -> list[list[Order]]:
