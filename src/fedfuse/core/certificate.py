@@ -24,7 +24,7 @@ ends are ``lambda >> m ... sqrt(log n / n_min)``, a bound on the noise of g_i, a
 Low is sufficient; other u may do with less, but never with less than max_i ||g_i|| m / (n - 1). For the smoothed
 penalty the choice of u is forced: on [0, xi] it pulls with lambda (omega_i - omega_j) / xi, so devices rest at
 omega_i - alpha = -(xi m / (lambda n)) g_i, and all pairs of the group are within xi exactly if lambda >= low. Models
-are then xi from alpha at the most, which changes g_i by L_f xi and distances by 2 xi.
+are then at most xi from alpha, which changes g_i by L_f xi and distances by 2 xi.
 
 With convex f_i a lambda inside the interval makes the grouping a local minimum: the sum of <g_i, omega_i - alpha> over
 a group is that of <g_i - g_j, omega_i - omega_j> / n over its pairs, so nearby

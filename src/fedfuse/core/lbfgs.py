@@ -73,7 +73,7 @@ class LBFGS:
                 self._remember(i, self.trial[i] - self.x[i], g - self.g[i])
             self.x[i], self.f[i], self.g[i], self.cuts[i] = self.trial[i], f, g, 0
             self.direction[i] = -self._times_inverse_hessian(i, g)
-            # without a curvature yet, a first step of unit length at the most
+            # without a curvature yet, a first step of at most unit length
             self.step[i] = 1.0 if self.pairs[i] else min(1.0, 1 / max(float(np.linalg.norm(g)), 1e-300))
             self.done[i] = np.abs(g).max() <= tol
         else:

@@ -160,7 +160,7 @@ class InProcess(Engine):
 
     def _rescale(self, task: tasks.Rescale | None) -> None:
         """Use rows with columns on this scale, or as they are."""
-        self._loaded, self._scaled = {}, None  # let go of the old ones first
+        self._loaded, self._scaled = {}, None  # release the old ones first
         if task is not None:
             rows, p, shift, scale = self._federation.rows("all"), self._federation.n_features, task.shift, task.scale
             y = (rows.y - shift[p]) / scale[p] if len(shift) > p else rows.y
@@ -238,7 +238,7 @@ class InProcess(Engine):
         return np.concatenate([means, covariance[np.triu_indices(len(models))]])
 
     def _personal(self, asked: list[Any], devices: Ints) -> Sequence[Floats]:
-        """Answer tasks about models of devices' own; their rows are looked at in lots of similar size."""
+        """Answer tasks about models of devices' own; rows are handled in lots of similar size."""
         model, answers = self._model, [np.empty(0)] * len(asked)
         for place, tables in in_lots(self._rows("train+validation"), devices, model):
             lot = [asked[i] for i in place]

@@ -149,7 +149,7 @@ class Workers(Engine):
         return None if self._asked or self._replies else {}
 
     def collect(self, patience: float | None = None) -> list[Reply]:
-        """Wait for at least one reply; an empty list says that nothing is under way, or that time is over."""
+        """Wait for at least one reply; an empty list means that nothing is under way, or that time is up."""
         end = None if patience is None else time.monotonic() + patience
         while self._asked and not self._replies:
             self._dispatch()

@@ -85,7 +85,7 @@ class SimulationRuntime:
     """Flower's Simulation Runtime in a thread; its ServerApp hands over the grid and waits for `close`.
 
     ``app`` makes the ClientApp of the m nodes, from the path of the file that ``devices`` is pickled to. A process can
-    have one: it occupies all cores, and a second would wait for ever.
+    have one: it occupies all cores, and a second would never start.
     """
 
     _only = threading.Lock()

@@ -52,9 +52,9 @@ from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import EvaluateModels, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
-# Devices at the most: the lengths of theta of all pairs are kept.
+# Maximum number of devices: the lengths of theta of all pairs are kept.
 MAX_DEVICES = 5000
-# Passes over all devices at the most.
+# Maximum number of passes over all devices.
 MAX_PASSES = 16
 # Ratio of two neighbouring links from which on lambda waits between them, for so many passes.
 MIN_WAIT_RATIO, WAIT_PASSES = 1.2, 3
@@ -62,7 +62,7 @@ MIN_WAIT_RATIO, WAIT_PASSES = 1.2, 3
 MIN_FUSED_RATIO = 0.1
 # The reach while it waits, as a share of the next link.
 WAIT_REACH_RATIO = 0.95
-# Width of the penalty's smoothing at the most, in units of lambda.
+# Largest width of the penalty's smoothing, in units of lambda.
 MAX_XI_RATIO = 0.01
 # Groupings read off the path that are compared: those with the widest gaps.
 MAX_READINGS = 3

@@ -38,7 +38,7 @@ from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
-# Passes over all devices at the most, and those at a gap: networks take a few steps where convex models are solved.
+# Maximum number of passes over all devices, and of those at a gap: networks take few steps, convex models are solved.
 MAX_NETWORK_PASSES, NETWORK_WAIT_PASSES = 8, 5
 
 

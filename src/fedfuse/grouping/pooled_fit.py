@@ -162,7 +162,7 @@ class PooledFit:
         return np.asarray(self.optimiser.done | flat | (self.evaluations >= MAX_EVALUATIONS))
 
     def margin(self, loss: Floats, validation_rows: Floats | Ints, goal: Goal) -> Floats:
-        """Return how far above its best a validation loss may be without saying anything.
+        """Return how far above its best a validation loss may be by chance.
 
         The difference between two models' losses varies as the gradient does along the way from one to the other,
         and for both losses here that is by their curvature (times twice the noise for squares): so it is told by

@@ -54,7 +54,7 @@ LOCAL_RIDGES = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
 SOLVE_RIDGE = 1e-3
 # A column whose standard deviation is at most this share of its mean is constant but for rounding.
 CONSTANT_COLUMN_RATIO = 1e-9
-# Devices of which most can be believed: in a group of two nobody knows who lies.
+# Smallest group in which a majority can be believed: of two devices nobody knows which lies.
 MIN_JUDGES = 3
 # A member harms its group if the others' loss rises by more than this ratio (5 % in RMSE), and by more than noise
 # does at this rate.
@@ -429,7 +429,7 @@ class Refit(StepMethod[RefitState]):
 
 @dataclass(frozen=True)
 class Oracle(Refit):
-    """Pooled training within the true groups: the yardstick for every method, where the truth is known."""
+    """Pooled training within the true groups, where these are known: the reference for every method."""
 
     name: ClassVar[str] = "oracle"
 

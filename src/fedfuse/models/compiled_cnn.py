@@ -26,7 +26,7 @@ from fedfuse.utils.simd import BYTES, choose, load, splat, store, total
 from fedfuse.utils.simd import width as lanes
 from fedfuse.utils.typing import Floats
 
-# Weights in a row of a kernel, at the most.
+# Maximum number of weights in a row of a kernel.
 MAX_TAPS = 5
 Pair: TypeAlias = tuple[Floats, Floats]  # Parameters, and derivatives by them.
 

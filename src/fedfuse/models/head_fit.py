@@ -27,7 +27,7 @@ MAX_ITERATIONS = 60
 RANK_TOLERANCE = 1e-7
 # Least variance of a column.
 MIN_VARIANCE = 1e-6
-# What a device's share in its group's rows may be at the most for the group to be judged without it.
+# Largest share of a device in its group's rows for the group to be judged without it.
 MAX_SHARE = 0.9
 
 

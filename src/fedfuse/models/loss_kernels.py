@@ -27,7 +27,7 @@ from fedfuse.utils.typing import Floats, Ints
 
 # Rows after which sums in the rows' own precision are added up in float64.
 MAX_SUM_ROWS = 16 * PANEL_ROWS
-# Multiply-adds may be fused. Sums may not be reordered: all processes must come to the same bits, whoever compiles.
+# Multiply-adds may be fused. Sums may not be reordered: all processes must get the same bits, whichever compiles.
 FASTMATH = {"contract", "nsz", "arcp"}
 _INNER: dict[str, Any] = {**COMMON, "fastmath": FASTMATH}
 

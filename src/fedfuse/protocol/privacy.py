@@ -34,8 +34,8 @@ class Noise:
     clip
         Largest Euclidean norm of a change that is sent.
     multiplier
-        Standard deviation of the noise in every number, in units of 2 ``clip``: by so much two clipped changes differ
-        at the most.
+        Standard deviation of the noise in every number, in units of 2 ``clip``, the largest difference of two clipped
+        changes.
     """
 
     clip: float

@@ -2,7 +2,7 @@
 
 An honest device's accuracy is a share, its losses are not negative, the mean of its squares is at least the square of
 its mean, and the gradient of its convex loss f is monotone: for any two points, (w - w') (g - g') >= 0 and
-f(w) >= f(w') + g' (w - w'). Who breaks these rules lies, whatever the others send, and if they are the most.
+f(w) >= f(w') + g' (w - w'). A device that breaks these rules lies, whatever the others send, even if most of them lie.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def possible_judgement(answer: Floats) -> bool:
 def possible_statistics(answer: Floats, rows: Sequence[int]) -> bool:
     """Whether these can be means and covariances of so many rows of either part.
 
-    No combination of columns has a negative variance, n rows vary in n - 1 directions at the most, and two parts that
+    No combination of columns has a negative variance, n rows vary in at most n - 1 directions, and two parts that
     vary are not the same to the last digit.
     """
     first, second = pieces = [*parts(answer[None]).values()]

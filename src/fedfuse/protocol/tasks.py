@@ -211,7 +211,7 @@ class Subspace(_Message):
     rows: Part = "train"
 
     def floats_up(self, d: int) -> int:
-        """At the most: a device that lacks a class, or rows of it, sends less."""
+        """An upper bound: a device that lacks a class, or rows of it, sends less."""
         return self.features * self.p * max(self.classes, 1)
 
 
@@ -435,7 +435,7 @@ Task: TypeAlias = (
 
 
 def for_device(task: Task, seed: int, k: int, device: int, most: float = np.inf) -> Task:
-    """Return the task as this device gets it in round k: with its own number of steps, and with ``most`` at the most.
+    """Return the task as this device gets it in round k: with its own number of steps, at most ``most``.
 
     >>> from fedfuse.protocol.local_work import Uneven
     >>> 1 <= for_device(Train(Work(steps=Uneven(10))), 0, 3, 1).work.steps <= 10

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 Row: TypeAlias = dict[str, Any]
 RESIDUALS = ("primal", "dual", "moved")
-MAX_OPENING_TRIES = 3  # Times that what comes before the first round is sent to a device.
+MAX_OPENING_TRIES = 3  # Times that the opening is sent to a device.
 MAX_FAILED_ROUNDS = 10  # Rounds in a row with too few replies, after which the run ends.
 
 
@@ -140,7 +140,7 @@ class Run:
         self.between_rounds = True
 
     def _open(self, tasks: dict[int, Task]) -> None:
-        """Send what comes before the first round, again to devices that do not answer."""
+        """Send the opening, again to devices that do not answer."""
         answers: dict[int, Floats] = {}
         for _ in range(MAX_OPENING_TRIES):
             missing = {i: task for i, task in tasks.items() if i not in answers}
@@ -260,7 +260,7 @@ class Run:
         return self.rule.update(self.state, devices, [h.reply.values for h in heard])
 
     def _next_stage(self) -> bool:
-        """Start the next stage from the outcome of this one; False if this was the last or rounds are over."""
+        """Start the next stage from the outcome of this one; False if this was the last, or no rounds are left."""
         if self.place + 1 == len(self.stages) or self.k >= self.settings.rounds:
             return False
         if self.asynchronous or self.engine.busy:
@@ -355,13 +355,13 @@ class Run:
 
     @property
     def capped(self) -> dict[str, int]:
-        """For how many rows those count who claim more than others make credible."""
+        """Row counts of devices that claim more than others make credible, as they are used."""
         claimed = self.federation.totals("train") + self.federation.totals("validation")
         rows = zip(self.federation.names, claimed, self.info.counts["train+validation"], strict=True)
         return {name: int(counted) for name, said, counted in rows if counted < said}
 
     def _confidence(self, found: Outcome) -> Floats | None:
-        """Return how sure every device's group is; of who was seldom heard nothing is."""
+        """Return how sure every device's group is: 0 for devices that seldom answered."""
         seldom = self.transport.seldom_heard
         if not seldom.size:
             return found.confidence
@@ -387,7 +387,7 @@ class Run:
         return reasons | {int(i): found.reasons.get(str(i), far) for i in np.asarray(found.suspects, np.int64)}
 
     def _privacy(self) -> dict[str, float] | None:
-        """Return what devices have spent of their budget at the most."""
+        """Return the largest share of its privacy budget that a device has spent."""
         noise = self.settings.noise()
         if noise is None:
             return None
@@ -464,7 +464,7 @@ def _signals_wait() -> Iterator[list[int]]:
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         if before[signal.SIGINT] is not signal.default_int_handler:
-            del before[signal.SIGINT]  # Somebody else looks after Ctrl-C.
+            del before[signal.SIGINT]  # Another library handles Ctrl-C.
         if before[signal.SIGTERM] in (signal.SIG_IGN, None):
             del before[signal.SIGTERM]
     for number in before:

@@ -196,7 +196,7 @@ def _distinct_devices(devices: Any, k: int, m: int) -> Ints:
 
 
 def _read_participation(given: Any) -> float | str | tuple[float, ...] | Sampler:
-    """Return a share, the word for a share by sizes, probabilities as a tuple, or a function; each looked at."""
+    """Return a valid share, the text of a share by sizes, probabilities as a tuple, or a function."""
     if callable(given):
         return given  # type: ignore[no-any-return]
     if isinstance(given, str):

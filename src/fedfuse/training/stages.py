@@ -35,7 +35,7 @@ NETWORK_PERSONAL_ROUNDS, MIN_PERSONAL_RUN, MIN_PERSONAL_NETWORK_RUN = 2, 160, 20
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a run: a method, and the rounds it may take at the most (None: all that are left)."""
+    """One stage of a run: a method, and its maximum number of rounds (None: all that are left)."""
 
     name: str
     method: Method[Any]

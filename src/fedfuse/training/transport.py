@@ -115,7 +115,7 @@ class Transport:
         return [seen[i] if i in seen else instead[i] for i in range(len(tasks))]  # type: ignore[index]
 
     def seen(self, tasks: Mapping[int, Task]) -> dict[int, Floats]:
-        """Look as `look` does, at some devices, once; return what came."""
+        """Peek once at some devices; return the answers that came."""
         if not tasks:
             return {}
         self._wait_for(tasks)
@@ -144,13 +144,13 @@ class Transport:
             self.ledger.refuse(reason, h.reply.device)
 
     def close(self) -> None:
-        """End a round: what has not been answered is overdue, what has come besides is looked at."""
+        """End a round: open orders become overdue, and other replies that have come are judged."""
         self._expire(list(self.open.values()))
         while self._arrived:
             self._judge(self._arrived.popleft(), late=False)
 
     def give_up(self, deadline: float | None) -> None:
-        """Give up the orders that are past their deadline; without such ones all, as nobody answers any more."""
+        """Give up the orders that are past their deadline; if there are none, all, as nobody answers any more."""
         now = clock(self.engine)
         sent = list(self.open.values())
         past = [s for s in sent if deadline is not None and now - s.time >= deadline - CLOCK_TOLERANCE * (1 + abs(now))]
@@ -163,7 +163,7 @@ class Transport:
         return max(0.0, min(s.time for s in self.open.values()) + deadline - clock(self.engine))
 
     def drain(self) -> None:
-        """Wait until no device is at work any more; what comes is too late."""
+        """Wait until no device is at work any more; replies that come are too late."""
         self.close()
         while arrived := self.engine.collect():
             self._arrived.extend(arrived)
@@ -178,13 +178,13 @@ class Transport:
 
     @property
     def unheard(self) -> Ints:
-        """The devices that were asked for something and never sent an answer in time, good or bad."""
+        """The devices that were asked for something and never answered in time, well or badly."""
         blamed = np.array([int(i) for i in self.ledger.blamed], np.int64)
         return np.setdiff1d(np.flatnonzero((self._asked > 0) & (self._heard == 0)), blamed)
 
     @property
     def seldom_heard(self) -> Ints:
-        """The devices that left orders unanswered, and were heard far less often than most."""
+        """The devices that left orders unanswered, and answered far less often than most."""
         few = self._heard < MIN_HEARD_RATIO * np.median(self._heard)
         return np.flatnonzero(few & (self._heard > 0) & (self._heard < self._asked))
 

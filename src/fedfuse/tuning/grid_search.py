@@ -63,7 +63,7 @@ class GridSearch(Method[SearchState], WorksAtHome):
     grid
         Candidates, settings by name each; default: the method's own.
     limit
-        Rounds of the whole search at the most.
+        Maximum number of rounds of the whole search.
     """
 
     name: ClassVar[str] = "searched"

@@ -275,7 +275,7 @@ def _refuse_constant(word: str) -> None:
 
 
 def _open(path: Path, limit: int | None = None) -> IO[bytes]:
-    """Open a regular file, which may be a link within its directory, of so many bytes at the most."""
+    """Open a regular file, which may be a link within its directory, of at most so many bytes."""
     if not path.resolve().is_relative_to(path.parent.resolve()):
         raise ValueError("it is a link to another directory, which is not followed")
     file = os.fdopen(os.open(path, os.O_RDONLY | _NO_WAIT), "rb")

@@ -87,7 +87,7 @@ class PACFLState(GroupModels):
 
 @dataclass(frozen=True)
 class PACFL(Averaging, Searchable, AdmitsNewcomers):
-    """FedAvg within groups of devices whose data span alike spaces.
+    """FedAvg within groups of devices whose data span similar subspaces.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ Yeung: A Convex Formulation for Learning Task Relationships (UAI 2010).
     device: w_i <- the least of f_i(w) + lam L / (2 m) ||w - a_i||^2, by local steps; sends w_i
     server: every so many rounds, Sigma <- (W W')^(1/2) / tr (W W')^(1/2)
 
-The device's problem is an upper bound of the whole one, so that every round lowers it, whoever takes part. The original
+The device's problem is an upper bound of the whole one, so that every round lowers it with any devices. The original
 solves the dual of a quadratic bound by coordinate ascent; this is its primal. Sigma has no more rank than a model has
 parameters, so a little of the identity is mixed in. For convex models only, as the original.
 """
@@ -28,7 +28,7 @@ from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.utils.typing import Floats, Ints
 
-# Share of the identity in Sigma: Omega's eigenvalues differ by a factor of m over this at the most.
+# Share of the identity in Sigma: Omega's eigenvalues differ by at most a factor of m over this.
 IDENTITY_SHARE = 0.1
 
 
