@@ -78,8 +78,8 @@ def test_a_metric_changes_what_is_reported_and_nothing_else(tmp_path):
     np.testing.assert_array_equal(plain.models, other.models)
     assert plain.cost_floats == other.cost_floats
     assert plain.profile.metric == "accuracy"
-    often = {"checkpoint_every": 1, "evaluate_every": 1}
-    (resumed,) = resumed_at([4], federation, ff.FedAvg(), tmp_path / "r", rounds=8, metric="f1", **often)
+    options = {"rounds": 8, "metric": "f1", "evaluate_every": 1}
+    (resumed,) = resumed_at([4], federation, ff.FedAvg(), tmp_path / "r", **options)
     assert resumed.profile.metric == "f1"
     assert resumed.history["test"].iloc[-1] == resumed.score()
 
