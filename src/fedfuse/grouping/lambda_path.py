@@ -95,8 +95,8 @@ class LambdaPath(Method[LambdaPathState]):
         Increasing lambdas; none: from the distances between the models of lambda = 0.
     limit
         Maximum number of rounds of one training: of each lambda with ``separate``, of the way from the start to the
-        final models with ``warmup`` (but `cap` rounds of training on there always may be). Each lambda has a round more, in
-        which it is judged.
+        final models with ``warmup`` (training on may always take `cap` rounds). Each lambda has a round more, in which
+        it is judged.
     cap
         At most so many rounds for one lambda with ``warmup``; default: a quarter of the limit.
     precision
