@@ -97,6 +97,38 @@ def test_groups_may_have_any_shape_and_size():
     assert adjusted_rand(y, ff.FusionClustering(weights="distance").fit_predict(x)) > 0.98
 
 
+@pytest.mark.parametrize("weights", ["uniform", "distance"])
+@pytest.mark.parametrize(("sizes", "d"), [([5000, 200, 20, 3], 3), ([10_000, 1000, 100, 10], 5)], ids=str)
+def test_groups_may_have_very_unequal_sizes(sizes, d, weights):
+    x, y = make_blobs(sizes, d, random_state={3: 1, 5: 3}[d])
+    assert adjusted_rand(y, ff.FusionClustering(weights=weights).fit_predict(x)) > 0.97
+
+
+@pytest.mark.parametrize("graph", ["knn:10", None], ids=str)
+def test_points_in_one_place_are_one_of_their_mass(graph):
+    x, _ = problem(200, 3, 4)
+    rng = np.random.default_rng(0)
+    copies = rng.permutation(np.repeat(np.arange(200), 20))
+    once, many = ff.FusionClustering(graph).fit(x), ff.FusionClustering(graph).fit(x[copies])
+    assert many.kkt_ <= many.tol
+    assert adjusted_rand(once.labels_[copies], many.labels_) == 1
+    assert many.path_.n_clusters == once.path_.n_clusters
+    assert (ff.FusionClustering(graph).fit_predict(np.full((50, 4), 2.5)) == 0).all()
+
+
+def test_a_point_far_away_does_not_hide_the_groups():
+    x, y = problem(1000, 3, 4)
+    far = np.vstack([x, [[1e6, 0, 0]]])
+    found = ff.FusionClustering(max_iter=5000).fit_predict(far)
+    assert adjusted_rand(y, found[:-1]) > 0.95
+    assert (found == found[-1]).sum() == 1
+
+
+@pytest.mark.parametrize("n", range(2, 8))
+def test_few_points_are_one_group(n):
+    assert not ff.FusionClustering().fit_predict(np.random.default_rng(n).normal(size=(n, 2))).any()
+
+
 def test_a_path_that_ends_early_has_the_same_groups(monkeypatch):
     x, _ = problem(1000)
     whole = ff.FusionClustering().fit(x)

@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
+from scipy.spatial import cKDTree
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import validate_data
@@ -15,12 +16,16 @@ from fedfuse.core.partitions import canonical, group_means
 from fedfuse.core.penalties import PENALTIES
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.pairs.collapsing_path import CollapsingPath
-from fedfuse.pairs.neighbour_graph import Edges, LeafTree, check_graph, neighbour_edges
+from fedfuse.pairs.neighbour_graph import Edges, check_graph, neighbour_edges
 from fedfuse.pairs.numpy_state import row_squares
-from fedfuse.utils.typing import Floats
+from fedfuse.utils.typing import Floats, Ints
 
 FusionPenalty = Literal["l1", "scad", "mcp"]
 EdgeWeights = Literal["uniform", "distance"]
+
+
+# Of the heaviest edge's weight: what links far groups must not vanish.
+MIN_EDGE_WEIGHT = 1e-6
 
 
 class FusionClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
@@ -42,7 +47,7 @@ class FusionClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         edges. They are scaled so that those of a point's edges add up to 1 on average.
     tol, max_iter
         The solution on the whole graph is iterated until it violates the optimality conditions by at most ``tol``,
-        relative to the standard deviation of X, but at most so often.
+        relative to the median distance of points from their median, but at most so often.
 
     Attributes
     ----------
@@ -84,18 +89,16 @@ class FusionClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         """Find the groups of the rows of X."""
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
         k, lam = self._checked()
-        # In the order of a tree's leaves, neighbours are near in memory.
-        order = LeafTree.of(X).order
-        x = np.ascontiguousarray(X[order] - X.mean(axis=0))
+        x, places, sizes = _distinct(X)
         edges = neighbour_edges(x, k or len(x))
-        solver = CollapsingPath(x, edges, self._edge_weights(x, edges), PENALTIES[self.penalty](1.0), order).run(lam)
+        weights, penalty = self._edge_weights(x, edges) * sizes.sum(), PENALTIES[self.penalty](1.0)
+        solver = CollapsingPath(x, sizes, edges, weights, penalty, places).run(lam)
         self.path_ = solver.found
         step = self.path_.longest_lived() if self.lam == "auto" else len(self.path_.lambdas) - 1
         state, self.kkt_ = solver.solve(step, self.tol, self.max_iter)
-        back = np.argsort(order)
         # Before the solution is exact, edges may seem fused that are not.
-        self.labels_ = canonical(state.labels()[back] if self.kkt_ <= self.tol else self.path_.labels(step))
-        self.estimates_ = state.omega[back, : X.shape[1]] + X.mean(axis=0)
+        self.labels_ = canonical(state.labels()[places] if self.kkt_ <= self.tol else self.path_.labels(step))
+        self.estimates_ = (state.omega[places, : X.shape[1]] + np.median(X, axis=0)).astype(X.dtype)
         self.cluster_centers_ = group_means(X, self.labels_, np.ones(len(X))).astype(X.dtype)
         self.lam_, self.objective_, self.n_iter_ = self.path_.lambdas[step], state.objective(), solver.n_iter
         if self.kkt_ > self.tol:
@@ -119,5 +122,20 @@ class FusionClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         squares = row_squares(x[edges.lo] - x[edges.hi])
         raw = np.ones(squares.size)
         if self.weights == "distance":
-            raw = np.exp(-squares / (2 * squares.mean())) if squares.any() else raw
-        return np.asarray(raw * len(x) / (2 * raw.sum()))
+            raw = np.exp(-squares / (2 * squares.mean())).clip(MIN_EDGE_WEIGHT) if squares.any() else raw
+        return np.asarray(raw / (2 * raw.sum()))
+
+
+def _distinct(X: Floats) -> tuple[Floats, Ints, Floats]:
+    """Return centred places, the place of each point, and how many points are there: in one place they are one.
+
+    Places are in the order of a tree's leaves, so that neighbours are near in memory.
+    """
+    x, places, sizes = X, np.arange(len(X)), np.ones(len(X), np.int64)
+    # Numbers sort much faster than rows do, and equal rows have equal numbers.
+    numbers = np.sort(np.einsum("ij,j->i", X, np.random.default_rng(0).random(X.shape[1])))
+    if (numbers[1:] == numbers[:-1]).any():
+        x, places, sizes = np.unique(X, axis=0, return_inverse=True, return_counts=True)
+    order = cKDTree(x, balanced_tree=False).indices
+    # Far from the origin, and from the median if single points lie far out, single precision would not do.
+    return x[order] - np.median(X, axis=0), np.argsort(order)[places.ravel()], sizes[order].astype(np.float64)

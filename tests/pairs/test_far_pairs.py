@@ -3,9 +3,22 @@
 import numpy as np
 import pytest
 
-from fedfuse.bench.server_step import APART, NU, PENALTY, WIDTH, DenseState, form, grouped
+from fedfuse.bench.server_step import APART, NU, PENALTY, WIDTH, form, grouped
 from fedfuse.pairs import state as pair_state
+from fedfuse.pairs.layout import LEAVING
 from fedfuse.pairs.state import FusionState
+
+
+class DenseState(FusionState):
+    """A `FusionState` by the same kernels in which no pair ever counts as far: every pair touched keeps its row."""
+
+    @property
+    def _reach(self):
+        return np.inf
+
+    def _release_far(self):
+        marked = self._where <= LEAVING
+        self._where[marked] = LEAVING - self._where[marked]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-12)], ids=["single", "double"])

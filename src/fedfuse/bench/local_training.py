@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from runpy import run_path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedfuse import FPFC, Federation, FedfuseError, Settings, SoftmaxRegression, Work, fit
-from fedfuse.bench.measurement import BenchSizes, Curve, Figure, once, race, speedup
+from fedfuse.bench.measurement import BenchSizes, Curve, Figure, once, race
 from fedfuse.core.partitions import components
 from fedfuse.data.federation import Part, Rows
 from fedfuse.data.synthetic import synthetic
@@ -37,18 +38,11 @@ NETWORK_DEVICES, BATCH, NETWORK_LR = 4, 100, 0.01
 
 
 def textbook() -> Any:
-    """Return the module of the tests' textbook loops: a checkout has it in tests/, a wheel carries a copy."""
-    if not IN_CHECKOUT.is_file():
-        try:
-            return importlib.import_module("fedfuse.bench._textbook")
-        except ModuleNotFoundError:
-            raise FedfuseError(f"the textbook loops are missing: no {IN_CHECKOUT}, and no copy here") from None
-    spec = importlib.util.spec_from_file_location("fedfuse.bench._textbook", IN_CHECKOUT)
-    if spec is None or spec.loader is None:
-        raise AssertionError(f"{IN_CHECKOUT} is a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """Return the tests' textbook loops: a checkout has them in tests/, a wheel carries a copy."""
+    for path in (IN_CHECKOUT, Path(__file__).with_name("_textbook.py")):
+        if path.is_file():
+            return SimpleNamespace(**run_path(str(path)))
+    raise FedfuseError(f"the textbook loops are missing: no {IN_CHECKOUT}, and no copy here")
 
 
 def plain_rows(federation: Federation, part: Part, dtype: npt.DTypeLike = np.float64) -> list[tuple[Floats, Ints]]:
@@ -80,11 +74,11 @@ class TextbookRun:
         return components(np.linalg.norm(self.book.server.theta, axis=2), NU), float(np.mean(right))
 
 
-def endless_run(federation: Federation) -> Run:
-    """Return a run of FPFC that never evaluates."""
+def begun(federation: Federation, method: FPFC = METHOD, settings: Settings = SETTINGS) -> Run:
+    """Return a run before its first round; by default one that never evaluates."""
     model = SoftmaxRegression().sized(federation.n_features, federation.n_classes)
-    engine = InProcess(federation, model, dtype=SETTINGS.dtype)
-    run = Run(federation, model, METHOD, SETTINGS, engine)
+    engine = InProcess(federation, model, seed=settings.seed, dtype=settings.dtype)
+    run = Run(federation, model, method, settings, engine)
     run.begin()
     return run
 
@@ -92,10 +86,10 @@ def endless_run(federation: Federation) -> Run:
 def figures(sizes: BenchSizes) -> Iterator[Figure]:
     """Measure a round, and local steps against NumPy and against sgemm."""
     federation = synthetic("S1", seed=0)
-    run, book = endless_run(federation), TextbookRun(federation)
+    run, book = begun(federation), TextbookRun(federation)
     fast, slow = race(run.round, book.round, seconds=sizes.seconds)
     what = "S1, 30 of 100 active, 10 local steps, float32"
-    yield speedup("whole round", what, "textbook loops, NumPy gradients", fast, slow, 8)
+    yield Figure("whole round", what, "textbook loops, NumPy gradients", fast, slow, "s", 8)
     model, devices, steps = run.model, SETTINGS.active(0, federation.m), textbook().softmax_steps
     data, rows = model.load(federation.rows("train+validation"), np.float32), [book.book.rows[i] for i in devices]
     start, W = np.zeros((devices.size, model.d), np.float32), np.zeros_like(book.book.W[0])
@@ -107,11 +101,11 @@ def figures(sizes: BenchSizes) -> Iterator[Figure]:
         seconds=sizes.seconds,
     )
     what = "softmax, 30 devices of S1, 10 steps, float32"
-    yield speedup("local steps", what, "plain NumPy, one device after another", fast, slow)
+    yield Figure("local steps", what, "plain NumPy, one device after another", fast, slow, "s")
     # Each step multiplies and adds in two matrix products.
     operations = 4.0 * STEPS * sum(len(y) for _, y in rows) * model.d
     rate, limit, against = operations / fast, 2.0 * sizes.sgemm**3 / its, f"sgemm of {sizes.sgemm} x {sizes.sgemm}"
-    yield Figure("arithmetic", what, against, rate / 1e9, limit / 1e9, "GFLOP/s", rate / limit, 0.25)
+    yield Figure("arithmetic", what, against, rate / 1e9, limit / 1e9, "GFLOP/s", 0.25)
 
 
 def whole_run_figures(sizes: BenchSizes) -> Iterator[Figure]:
@@ -133,7 +127,7 @@ def whole_run_figures(sizes: BenchSizes) -> Iterator[Figure]:
     for (precision, (_, goal)), ten in zip(books.items(), tens, strict=True):
         rounds = TURNS * EVALUATE_EVERY
         against = f"textbook loops, NumPy gradients, {precision}: {rounds} rounds, times {sizes.rounds / rounds:.3g}"
-        yield speedup("whole run", what, against, fast, ten * sizes.rounds / EVALUATE_EVERY, goal)
+        yield Figure("whole run", what, against, fast, ten * sizes.rounds / EVALUATE_EVERY, "s", goal)
 
 
 def growth_curves(sizes: BenchSizes) -> Iterator[Curve]:
@@ -141,15 +135,16 @@ def growth_curves(sizes: BenchSizes) -> Iterator[Curve]:
     model, everyone = SoftmaxRegression().sized(GROWTH_FEATURES, GROWTH_CLASSES), np.arange(GROWTH_DEVICES)
     w, rng = np.zeros((GROWTH_DEVICES, model.d), np.float32), np.random.default_rng(0)
 
-    def steps(n: int) -> Callable[[], object]:
+    def steps(n: int) -> float:
         X = rng.normal(size=(GROWTH_DEVICES * n, GROWTH_FEATURES)).astype(np.float32)
         rows = Rows(X, rng.integers(0, GROWTH_CLASSES, len(X)), n * everyone, n * everyone + n)
         data = model.load(rows, np.float32)
-        return lambda: model.train(data, everyone, w, w, 1.0, WORK)
+        run = partial(model.train, data, everyone, w, w, 1.0, WORK)
+        return race(run, seconds=sizes.seconds / 4, burst=8)[0]
 
     size = f"{GROWTH_DEVICES} devices, {GROWTH_FEATURES} features, {GROWTH_CLASSES} classes"
     what = f"{STEPS} softmax steps of {size}"
-    yield Curve.measured(what, "rows of a device", sizes.over_rows, steps, sizes.seconds / 4)
+    yield Curve.measured(what, "rows of a device", sizes.over_rows, steps)
 
 
 def network_figures(sizes: BenchSizes) -> Iterator[Figure]:
@@ -184,7 +179,7 @@ def network_figures(sizes: BenchSizes) -> Iterator[Figure]:
     ):
         fast, slow = race(partial(round_on, engine), torch_round, seconds=2 * sizes.seconds, burst=1)
         engine.close()
-        yield speedup(name, what, "a plain PyTorch loop, all cores", fast, slow)
+        yield Figure(name, what, "a plain PyTorch loop, all cores", fast, slow, "s")
 
 
 def torch_epoch(module: Any, X: Floats, y: Ints) -> None:

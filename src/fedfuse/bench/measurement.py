@@ -19,6 +19,8 @@ from fedfuse.utils.threads import allowed, spread
 
 MIN_TURN_SECONDS = 0.05
 TRIAD_PASSES = 4  # In one call, so that starting threads does not count.
+# Times as long as the last size, per ratio of sizes, that the next point of a curve may take.
+MAX_GROWTH = 1.5
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,14 @@ class Figure:
     value: float
     reference: float
     unit: str  # of value and reference
-    ratio: float  # turned so that the goal makes sense: how many times as fast, which share of a limit
-    goal: float | None = None  # None for information only
+    goal: float | None = None  # of the ratio; None for information only
     sense: Literal["at least", "at most"] = "at least"
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast as the reference where seconds should be few; else the share of the reference."""
+        faster = self.unit == "s" and self.sense == "at least"
+        return self.reference / self.value if faster else self.value / self.reference
 
     @property
     def met(self) -> bool | None:
@@ -84,11 +91,6 @@ def cells(figure: dict[str, Any]) -> tuple[str, str, str, str]:
     return value, reference, f"{figure['ratio']:.3g}", goal
 
 
-def speedup(name: str, what: str, against: str, fast: float, slow: float, goal: float | None = None) -> Figure:
-    """Return how many times as fast something is as what it is compared with."""
-    return Figure(name, what, against, fast, slow, "s", slow / fast, goal)
-
-
 @dataclass(frozen=True)
 class Curve:
     """Seconds of ``what`` for some values of ``over``."""
@@ -100,15 +102,27 @@ class Curve:
 
     @classmethod
     def measured(
-        cls, what: str, over: str, sizes: Sequence[int], case: Callable[[int], Callable[[], object]], seconds: float
+        cls, what: str, over: str, sizes: Sequence[int], case: Callable[[int], float], budget: float = np.inf
     ) -> Curve:
-        """Measure what ``case`` returns for each size."""
-        return cls(what, over, tuple(sizes), tuple(race(case(n), seconds=seconds, burst=8)[0] for n in sizes))
+        """Measure what ``case`` takes for each size, as far as ``budget`` seconds last."""
+        seconds: list[float] = []
+        began = time.perf_counter()
+        for n, following in zip(sizes, (*sizes[1:], sizes[-1]), strict=True):
+            turn = time.perf_counter()
+            seconds.append(case(n))
+            now = time.perf_counter()
+            if now - began + MAX_GROWTH * following / n * (now - turn) > budget:
+                break
+        return cls(what, over, tuple(sizes[: len(seconds)]), tuple(seconds))
 
     @property
     def exponent(self) -> float:
-        """The growth exponent of the last three points."""
-        return exponent(self.sizes, self.seconds)
+        """The growth exponent: the slope of the last three points on logarithmic axes.
+
+        >>> round(Curve("steps", "devices", (10, 20, 40), (3, 12, 48)).exponent, 3)
+        2.0
+        """
+        return float(np.polyfit(np.log(self.sizes[-3:]), np.log(self.seconds[-3:]), 1)[0])
 
     @property
     def points(self) -> str:
@@ -120,27 +134,16 @@ class Curve:
         return {**asdict(self), "exponent": self.exponent}
 
 
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """Return the slope of the last three points on logarithmic axes.
-
-    >>> round(exponent([10, 20, 40], [3, 12, 48]), 3)
-    2.0
-    """
-    return float(np.polyfit(np.log(sizes[-3:]), np.log(values[-3:]), 1)[0])
-
-
 def readable(value: float, unit: str) -> str:
     """Write a number with its unit.
 
     >>> readable(0.00042, "s"), readable(1234567.0, "bytes"), readable(31.25, "GB/s")
     ('420 us', '1.23 MB', '31.2 GB/s')
     """
-    if unit == "s":
-        power, name = next(p for p in ((1e-6, "us"), (1e-3, "ms"), (1.0, "s")) if value < 1e3 * p[0] or p[0] == 1)
-        return f"{value / power:.3g} {name}"
-    if unit == "bytes":
-        return f"{value / 1e9:.3g} GB" if value >= 1e9 else f"{value / 1e6:.3g} MB"
-    return f"{value:.3g} {unit}".rstrip()
+    scales = {"s": ((1e-6, "us"), (1e-3, "ms"), (1.0, "s")), "bytes": ((1e6, "MB"), (1e9, "GB"))}
+    steps = scales.get(unit, ((1.0, unit),))
+    power, name = next((step for step in steps if value < 1e3 * step[0]), steps[-1])
+    return f"{value / power:.3g} {name}".rstrip()
 
 
 def once(run: Callable[[], object]) -> float:
@@ -180,9 +183,8 @@ class Triad:
 
     def run(self) -> None:
         """Move `bytes`."""
-        cost = np.diff(self._parts) * float(TRIAD_PASSES)
         a, b, c = self._arrays
-        spread(lambda jobs: _triad(a, b, c, self._parts, jobs), cost)
+        spread(lambda jobs: _triad(a, b, c, self._parts, jobs), np.diff(self._parts) * float(TRIAD_PASSES))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -197,7 +199,7 @@ def _triad(a: Any, b: Any, c: Any, parts: Any, jobs: Any) -> None:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what the figures depend on."""
+    """Return what the figures depend on; None for what this system does not tell."""
     try:
         memory: int | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -219,9 +221,8 @@ def versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    """Return the processor's name, which Python knows on some systems alone."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.machine()
+    return models[0] if models else platform.processor() or platform.machine()

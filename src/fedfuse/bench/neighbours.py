@@ -7,15 +7,14 @@ long enough for other processes to get in its way.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 
 from fedfuse import FusionState
-from fedfuse.bench.measurement import BenchSizes, Curve, Figure, Triad, race, speedup
+from fedfuse.bench.measurement import BenchSizes, Curve, Figure, Triad, race
 from fedfuse.bench.server_step import APART, PENALTY, TOGETHER, draws, grouped, some_rounds
 from fedfuse.clustering import FusionClustering
 from fedfuse.core.partitions import adjusted_rand
@@ -24,8 +23,6 @@ from fedfuse.utils.typing import Floats, Ints
 NEIGHBOURS, GRAPH = 10, "knn:10"
 # Of points: groups and dimensions. Of devices: parameters, few enough for a tree.
 GROUPS, DIMENSIONS, PARAMETERS = 20, 7, 10
-# Times as long as the last size, per ratio of sizes, that the next one may take.
-MAX_GROWTH = 1.5
 
 
 def figures(sizes: BenchSizes) -> Iterator[Figure]:
@@ -36,9 +33,8 @@ def figures(sizes: BenchSizes) -> Iterator[Figure]:
     ours, theirs = (cycle(rounds) for _ in range(2))
     fast, slow = race(lambda: step(graph, *next(ours)), lambda: step(dense, *next(theirs)), seconds=sizes.seconds)
     what = f"m = {sizes.large}, d = {sizes.d}, {len(rounds[0][0])} active, {NEIGHBOURS} neighbours"
-    yield speedup("graph step", what, "all pairs, all near", fast, slow)
-    yield Figure("memory, graph", what, "all pairs, all near", graph.nbytes, dense.nbytes, "bytes",
-                 graph.nbytes / dense.nbytes, 0.1, "at most")  # fmt: skip
+    yield Figure("graph step", what, "all pairs, all near", fast, slow, "s")
+    yield Figure("memory, graph", what, "all pairs, all near", graph.nbytes, dense.nbytes, "bytes", 0.1, "at most")
     yield all_neighbours(sizes)
     yield bandwidth(sizes)
     points, truth = blobs(sizes.linked)
@@ -47,10 +43,9 @@ def figures(sizes: BenchSizes) -> Iterator[Figure]:
         lambda: found.append(FusionClustering(GRAPH).fit_predict(points)),
         lambda: fcluster(linkage(points, "average"), GROUPS, "maxclust"),
         seconds=0.0,
-        burst=1,
     )
     what = f"{sizes.linked:,} points, d = {DIMENSIONS}, {GROUPS} groups, ARI {adjusted_rand(truth, found[-1]):.3f}"
-    yield speedup("clustering", what, "SciPy's average linkage", fast, slow)
+    yield Figure("clustering", what, "SciPy's average linkage", fast, slow, "s")
 
 
 def step(state: FusionState, active: Ints, omegas: Floats) -> Floats:
@@ -66,11 +61,9 @@ def all_neighbours(sizes: BenchSizes) -> Figure:
     for active in draws(sizes.m, sizes.share, 50):
         for state in states:
             state.update(active, (optima[active] + state.anchors(active)) / 2)
-    apart = float(np.abs(states[0].omega - states[1].omega).max())
     what = f"m = {sizes.m}, {sizes.m - 1} neighbours, 50 rounds, float64: largest difference"
-    size = float(np.abs(states[0].omega).max())
-    return Figure("iterates, all neighbours", what, "largest parameter of all pairs", apart, size, "", apart / size,
-                  1e-10, "at most")  # fmt: skip
+    apart, size = (float(np.abs(each).max()) for each in (states[0].omega - states[1].omega, states[0].omega))
+    return Figure("iterates, all neighbours", what, "largest parameter of all pairs", apart, size, "", 1e-10, "at most")
 
 
 def bandwidth(sizes: BenchSizes) -> Figure:
@@ -87,7 +80,7 @@ def bandwidth(sizes: BenchSizes) -> Figure:
     edges: int = state.s.size
     rate, limit = 4 * edges * d * 4 / took, triad.bytes / its
     what = f"graph step, m = {m:,}, d = {d}, all active, {edges:,} edges"
-    return Figure("memory bandwidth, graph", what, "triad", rate / 1e9, limit / 1e9, "GB/s", rate / limit)
+    return Figure("memory bandwidth, graph", what, "triad", rate / 1e9, limit / 1e9, "GB/s")
 
 
 def growth_curves(sizes: BenchSizes) -> Iterator[Curve]:
@@ -109,23 +102,10 @@ def growth_curves(sizes: BenchSizes) -> Iterator[Curve]:
         (f"clustering in processor time, d = {DIMENSIONS}, {GROUPS} groups", "points", cluster),
         (f"server step on a graph, d = {PARAMETERS}, {sizes.share:.0%} active", "devices", server),
     ):
-        yield bounded(what, over, sizes.over_points, case, sizes.budget)
+        yield Curve.measured(what, over, sizes.over_points, case, sizes.budget)
 
 
-def bounded(what: str, over: str, sizes: tuple[int, ...], case: Callable[[int], float], budget: float) -> Curve:
-    """Measure a curve as far as the seconds last."""
-    seconds: list[float] = []
-    began = time.perf_counter()
-    for n, following in zip(sizes, (*sizes[1:], sizes[-1]), strict=True):
-        turn = time.perf_counter()
-        seconds.append(case(n))
-        now = time.perf_counter()
-        if now - began + MAX_GROWTH * following / n * (now - turn) > budget:
-            break
-    return Curve(what, over, sizes[: len(seconds)], tuple(seconds))
-
-
-def blobs(m: int) -> tuple[Floats, Any]:
+def blobs(m: int) -> tuple[Floats, Ints]:
     """Return points in clouds of equal width, and their groups."""
     rng = np.random.default_rng(0)
     truth = rng.integers(0, GROUPS, m)

@@ -31,11 +31,6 @@ class Pieces(NamedTuple):
     c1: Floats
 
 
-def _pieces(*rows: tuple[float, float, float]) -> Pieces:
-    ends, c0, c1 = np.array(rows, dtype=np.float64).T
-    return Pieces(ends.copy(), c0.copy(), c1.copy())
-
-
 @dataclass(frozen=True)
 class Penalty(ABC):
     """A penalty g(t) on a distance t >= 0 with strength ``lam``."""
@@ -57,8 +52,13 @@ class Penalty(ABC):
         """Return g'(t); at a kink (t = 0) the limit from the right."""
 
     @abstractmethod
+    def _rows(self, rho: float) -> tuple[tuple[float, float, float], ...]:
+        """Return the end, c0 and c1 of each of the `Pieces`; the first must be constant."""
+
     def pieces(self, rho: float) -> Pieces:
         """Return the shrink factor of the proximal map with weight ``rho`` in its compiled form."""
+        rows = self._rows(rho) if self.lam else ((np.inf, 1.0, 0.0),)
+        return Pieces(*(np.array(column, np.float64) for column in zip(*rows, strict=True)))
 
     def check(self, rho: float) -> None:
         """Raise unless ``rho`` makes the proximal map unique."""
@@ -81,7 +81,7 @@ class Penalty(ABC):
         ends, c0, c1 = self.pieces(rho)
         r = np.asarray(r, dtype=np.float64)
         k = np.searchsorted(ends, r, side="left")
-        # the first piece of every penalty is constant, so r = 0 never divides
+        # The first piece of every penalty is constant, so that r = 0 never divides.
         return np.asarray(c0[k] + c1[k] / np.where(c1[k] == 0, 1.0, r))
 
     def to_config(self) -> dict[str, Any]:
@@ -101,8 +101,8 @@ class SquaredL2(Penalty):
     def derivative(self, t: npt.ArrayLike) -> Floats:
         return np.asarray(2 * self.lam * np.asarray(t, dtype=np.float64))
 
-    def pieces(self, rho: float) -> Pieces:
-        return _pieces((np.inf, rho / (rho + 2 * self.lam), 0.0))
+    def _rows(self, rho: float) -> tuple[tuple[float, float, float], ...]:
+        return ((np.inf, rho / (rho + 2 * self.lam), 0.0),)
 
 
 @dataclass(frozen=True)
@@ -117,53 +117,58 @@ class L1(Penalty):
     def derivative(self, t: npt.ArrayLike) -> Floats:
         return np.full(np.shape(t), self.lam)
 
-    def pieces(self, rho: float) -> Pieces:
-        pull = self.lam / rho
-        return _pieces((pull, 0.0, 0.0), (np.inf, 1.0, -pull)) if self.lam else _free()
+    def _rows(self, rho: float) -> tuple[tuple[float, float, float], ...]:
+        return (self.lam / rho, 0.0, 0.0), (np.inf, 1.0, -self.lam / rho)
 
 
 @dataclass(frozen=True)
-class SCAD(Penalty):
-    """Smoothly clipped absolute deviation: ``lam t`` near zero, constant from ``a lam`` on."""
+class _Concave(Penalty):
+    """``lam t`` up to ``knee lam``; from there its slope falls, and from ``a lam`` on it is constant."""
 
-    name: ClassVar[str] = "scad"
+    knee: ClassVar[int] = 1
     a: float = 3.7
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_number("a", self.a)
-        if self.a <= 2:
-            raise FedfuseError(f"SCAD needs a > 2, got a = {self.a:g}; 3.7 is the usual choice")
+        if self.a <= 2 * self.knee:
+            least, usual = 2 * self.knee, type(self).a
+            raise FedfuseError(
+                f"{type(self).__name__} needs a > {least}, got a = {self.a:g}; {usual:g} is the usual choice"
+            )
 
     @property
     def reach(self) -> float:
         return self.a * self.lam
 
     def value(self, t: npt.ArrayLike) -> Floats:
-        lam, a, t = self.lam, self.a, np.asarray(t, dtype=np.float64)
-        middle = (a * lam * t - (t**2 + lam**2) / 2) / (a - 1)
-        return np.select([t <= lam, t <= a * lam], [lam * t, middle], lam**2 * (a + 1) / 2)
+        t = np.minimum(np.asarray(t, dtype=np.float64), self.reach)
+        return np.asarray(self.lam * t - np.maximum(t - self.knee * self.lam, 0) ** 2 / (2 * (self.a - self.knee)))
 
     def derivative(self, t: npt.ArrayLike) -> Floats:
-        lam, a, t = self.lam, self.a, np.asarray(t, dtype=np.float64)
-        return np.where(t <= lam, lam, np.maximum(a * lam - t, 0.0) / (a - 1))
+        return np.clip((self.reach - np.asarray(t, dtype=np.float64)) / (self.a - self.knee), 0, self.lam)
 
     def check(self, rho: float) -> None:
         super().check(rho)
-        _check_curvature(rho, 1 / (self.a - 1), "1/(a - 1)", self.a)
+        if rho <= 1 / (self.a - self.knee):
+            formula = f"1/(a - {self.knee})" if self.knee else "1/a"
+            raise FedfuseError(
+                f"rho must exceed {formula} = {1 / (self.a - self.knee):.4g} for a = {self.a:g} (else the proximal map "
+                f"is not unique), got {rho:g}"
+            )
 
-    def pieces(self, rho: float) -> Pieces:
-        return _pieces((self.lam / rho, 0.0, 0.0), *self._tail(rho)) if self.lam else _free()
+    def _rows(self, rho: float) -> tuple[tuple[float, float, float], ...]:
+        lam, a, fall = self.lam, self.a, (self.a - self.knee) * rho
+        stretch = 1 / (1 - 1 / fall)
+        soft = ((lam + lam / rho, 1.0, -lam / rho),) if self.knee else ()
+        return (lam / rho, 0.0, 0.0), *soft, (a * lam, stretch, -stretch * a * lam / fall), (np.inf, 1.0, 0.0)
 
-    def _tail(self, rho: float) -> tuple[tuple[float, float, float], ...]:
-        """From where the penalty is ``lam t``: soft threshold, its unbiased stretch, and nothing."""
-        lam, a = self.lam, self.a
-        stretch = 1 / (1 - 1 / ((a - 1) * rho))
-        return (
-            (lam + lam / rho, 1.0, -lam / rho),
-            (a * lam, stretch, -stretch * a * lam / ((a - 1) * rho)),
-            (np.inf, 1.0, 0.0),
-        )
+
+@dataclass(frozen=True)
+class SCAD(_Concave):
+    """Smoothly clipped absolute deviation: ``lam t`` up to lam, constant from ``a lam`` on."""
+
+    name: ClassVar[str] = "scad"
 
 
 @dataclass(frozen=True)
@@ -188,46 +193,18 @@ class SmoothedSCAD(SCAD):
         t = np.asarray(t, dtype=np.float64)
         return np.where(t <= self.xi, self.lam * t / self.xi, super().derivative(t))
 
-    def pieces(self, rho: float) -> Pieces:
-        if not self.lam:
-            return _free()
+    def _rows(self, rho: float) -> tuple[tuple[float, float, float], ...]:
         near = self.xi * rho / (self.lam + self.xi * rho)
-        return _pieces((self.xi + self.lam / rho, near, 0.0), *self._tail(rho))
+        return (self.xi + self.lam / rho, near, 0.0), *super()._rows(rho)[1:]
 
 
 @dataclass(frozen=True)
-class MCP(Penalty):
+class MCP(_Concave):
     """Minimax concave penalty: like SCAD, but relaxing from the start; constant from ``a lam`` on."""
 
     name: ClassVar[str] = "mcp"
+    knee: ClassVar[int] = 0
     a: float = 3.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_number("a", self.a)
-        if self.a <= 0:
-            raise FedfuseError(f"MCP needs a > 0, got a = {self.a:g}; 3 is the usual choice")
-
-    @property
-    def reach(self) -> float:
-        return self.a * self.lam
-
-    def value(self, t: npt.ArrayLike) -> Floats:
-        lam, a, t = self.lam, self.a, np.asarray(t, dtype=np.float64)
-        return np.where(t <= a * lam, lam * t - t**2 / (2 * a), a * lam**2 / 2)
-
-    def derivative(self, t: npt.ArrayLike) -> Floats:
-        return np.maximum(self.lam - np.asarray(t, dtype=np.float64) / self.a, 0.0)
-
-    def check(self, rho: float) -> None:
-        super().check(rho)
-        _check_curvature(rho, 1 / self.a, "1/a", self.a)
-
-    def pieces(self, rho: float) -> Pieces:
-        if not self.lam:
-            return _free()
-        pull, stretch = self.lam / rho, 1 / (1 - 1 / (self.a * rho))
-        return _pieces((pull, 0.0, 0.0), (self.reach, stretch, -stretch * pull), (np.inf, 1.0, 0.0))
 
 
 PENALTIES: dict[str, type[Penalty]] = {kind.name: kind for kind in (SmoothedSCAD, SCAD, L1, MCP, SquaredL2)}
@@ -242,18 +219,6 @@ def from_config(config: dict[str, Any]) -> Penalty:
     return PENALTIES[name](**settings)
 
 
-def _free() -> Pieces:
-    """No penalty at all: theta = delta (an empty first piece keeps r = 0 away from the others)."""
-    return _pieces((np.inf, 1.0, 0.0))
-
-
 def _check_number(name: str, number: float) -> None:
     if isinstance(number, bool) or not isinstance(number, (int, float, np.number)) or not np.isfinite(number):
         raise FedfuseError(f"{name} must be a finite number, got {number!r}")
-
-
-def _check_curvature(rho: float, least: float, formula: str, a: float) -> None:
-    if rho <= least:
-        raise FedfuseError(
-            f"rho must exceed {formula} = {least:.4g} for a = {a:g} (else the proximal map is not unique), got {rho:g}"
-        )

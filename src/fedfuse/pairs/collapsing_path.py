@@ -21,6 +21,7 @@ R. Campello, D. Moulavi, J. Sander. Density-based clustering based on hierarchic
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -41,16 +42,16 @@ FIRST_LAMBDA_RATIO, FIRST_LAMBDA_QUANTILE = 4.0, 0.1
 MAX_PATH_ITERATIONS, MAX_ITERATIONS_OF_FEW, PATH_TOLERANCE = 30, 500, 1e-4
 # Updates of edges on which iterations may be spent in any case.
 MIN_PATH_UPDATES = 1 << 21
-# Points with theta = 0 collapse when they are as near as this, relative to their distance in the data.
-COLLAPSE_RATIO = 0.05
+# Points with theta = 0 collapse when they are as near as this, relative to their distance in the data, or as this
+# relative to the spread of all: groups may be far apart and have one mean.
+COLLAPSE_RATIO, COLLAPSE_TOLERANCE = 0.05, 1e-5
 # Bound of a weighted Laplacian by its diagonal is 2, and ADMM needs three quarters of it.
 DEGREE_RATIO = 1.5
-# A partition is the same until so many times as many pairs of points share a group.
-SAME_PARTITION_RATIO = 1.1
 # Ratio of lambdas that a partition must live through to be more than chance, and beyond which lives are equally long.
 MIN_LIFE_RATIO, MAX_LIFE_RATIO = 2.5, 10.0
-# Points that a group needs to count as one, and share of the points in such groups that a partition needs.
-MIN_GROUP_POINTS, MIN_GROUPED_SHARE = 5, 0.5
+# Points, and share of all points, that a group needs to count as one; share of the points in such groups that a
+# partition needs.
+MIN_GROUP_POINTS, MIN_GROUP_SHARE, MIN_GROUPED_SHARE = 5, 0.001, 0.5
 # With more points left, the path ends when it is known which partition lives longest.
 MAX_LONE_POINTS = 1000
 # Violation of the optimality conditions that single precision can still tell from its own errors.
@@ -68,11 +69,14 @@ class PointState:
 
     def __init__(
         self, x: Floats, omega: Floats, sizes: Floats, edges: Edges, weights: Floats, penalty: Penalty,
-        rho: float = 1.0, duals: Floats | None = None,
+        least_rho: float = 1.0, duals: Floats | None = None,
     ) -> None:  # fmt: skip
-        penalty.check(rho)
         self.x, self.omega, self.sizes, self.edges, self.weights = padded(x), padded(omega), sizes, edges, weights
-        self.penalty, self.rho = penalty, rho
+        masses = np.maximum(sum(np.bincount(ends, weights, len(x)) for ends in edges), 1e-300)
+        # Heavy points on few edges move little, whatever pulls: their duals must grow faster.
+        self.penalty, self.rho = penalty, max(1.0, least_rho, float(np.median(sizes / masses)))
+        penalty.check(self.rho)
+        self._masses, rho = DEGREE_RATIO * masses, self.rho
         degrees = [np.bincount(ends, minlength=self.m) for ends in edges]
         starts = np.append(0, np.cumsum(degrees[0] + degrees[1]))
         others, numbers = np.empty((2, starts[-1]), np.int32)
@@ -89,8 +93,6 @@ class PointState:
             signs = np.where(self._slots[numbers] == fused, 1 / rho, -1 / rho)
             self._duals[fused] = signs[:, None] * duals[numbers]
         self._fused = np.zeros(starts[-1], np.bool_)
-        masses = sum(np.bincount(ends, weights, self.m) for ends in edges)
-        self._masses = DEGREE_RATIO * np.maximum(masses, 1e-300)
 
     @property
     def m(self) -> int:
@@ -110,11 +112,10 @@ class PointState:
         """Return the groups of points that fused edges join."""
         return Edges(*(ends[self.fused] for ends in self.edges)).components(self.m)
 
-    def in_precision_of(self, x: Floats) -> PointState:
+    def in_precision_of(self, x: Floats) -> None:
         """Take these points in place of the same ones in another precision."""
         self.x, self.omega, self._duals = padded(x), self.omega.astype(x.dtype), self._duals.astype(x.dtype)
         self._graph = *self._graph[:2], self._graph[2].astype(x.dtype)
-        return self
 
     def iterate(self, spread: float, tol: float, most: int) -> tuple[int, float]:
         """Iterate until optimality is violated by at most ``tol``, in units of ``spread``; return how often, and that.
@@ -153,46 +154,42 @@ def padded(rows: Floats) -> Floats:
 class PartitionPath:
     """Partitions along a path of lambdas; groups of one are parts of groups of the next."""
 
-    order: Ints  # the caller's number of each point
+    places: Ints  # the number of each of the caller's points in the computation
     lambdas: list[float] = field(default_factory=list)
     n_clusters: list[int] = field(default_factory=list)
-    together: list[float] = field(default_factory=list)  # shares of the pairs of points that have the same group
-    grouped: list[float] = field(default_factory=list)  # shares of the points in groups that count
+    counted: list[int] = field(default_factory=list)  # groups that count,
+    grouped: list[float] = field(default_factory=list)  # and the shares of the points in them
     maps: list[Ints] = field(default_factory=list, repr=False)  # from the groups of one step to those of the next
 
     def add(self, lam: float, sizes: Floats, group: Ints) -> None:
         """Add a lambda, and the groups that those of the step before have become."""
         self.lambdas.append(lam)
         self.n_clusters.append(len(sizes))
-        self.together.append(float(np.square(sizes / sizes.sum()).sum()))
-        self.grouped.append(float(sizes[sizes >= MIN_GROUP_POINTS].sum() / sizes.sum()))
+        counted = sizes[sizes >= max(MIN_GROUP_POINTS, MIN_GROUP_SHARE * sizes.sum())]
+        self.counted.append(counted.size)
+        self.grouped.append(float(counted.sum() / sizes.sum()))
         self.maps.append(group)
 
     def labels(self, step: int) -> Ints:
         """Return the group of each of the caller's points at a lambda."""
-        labels = np.empty(len(self.order), np.int64)
-        labels[self.order] = self.ordered_labels(step)
-        return labels
+        return self.labels_of_places(step)[self.places]
 
-    def ordered_labels(self, step: int) -> Ints:
-        """Return the same in the order of the computation."""
-        labels = np.arange(len(self.order))
+    def labels_of_places(self, step: int) -> Ints:
+        """Return the same for the points of the computation."""
+        labels = np.arange(len(self.maps[0]))
         for group in self.maps[: step + 1]:
             labels = group[labels]
         return labels
 
     def _lives(self) -> list[tuple[float, int, int]]:
         """Return for partitions how long they live, their first step, and the step after their last."""
-        lives, start = [], 0
-        for end in range(1, len(self.lambdas)):
-            if self.together[end] > SAME_PARTITION_RATIO * self.together[start]:
-                if self.grouped[end - 1] >= MIN_GROUPED_SHARE:
-                    lives.append((min(self.lambdas[end] / self.lambdas[start], MAX_LIFE_RATIO), start, end))
-                start = end
-        # The last one has not ended yet, unless nearly all points are one group.
-        if self.grouped[-1] >= MIN_GROUPED_SHARE and SAME_PARTITION_RATIO * self.together[start] < 1:
-            lives.append((min(self.lambdas[-1] / self.lambdas[start], MAX_LIFE_RATIO), start, len(self.lambdas)))
-        return lives
+        changes = np.flatnonzero(np.diff(self.counted)) + 1
+        bounds, lambdas = [0, *changes.tolist(), len(self.counted)], [*self.lambdas, self.lambdas[-1]]
+        return [
+            (min(lambdas[end] / lambdas[start], MAX_LIFE_RATIO), start, end)
+            for start, end in pairwise(bounds)
+            if self.counted[start] > 1 and self.grouped[end - 1] >= MIN_GROUPED_SHARE
+        ]
 
     @property
     def settled(self) -> bool:
@@ -202,7 +199,7 @@ class PartitionPath:
     def longest_lived(self) -> int:
         """Return a step of the partition that lives longest, counted as a ratio of lambdas; the finest of equals.
 
-        A partition is the same as long as few points join its groups, and it must have most points in groups. All
+        A partition is the same as long as it has as many groups that count, and most points must be in these. All
         points are one group if no other partition lives long enough.
         """
         lives = [(MIN_LIFE_RATIO, len(self.lambdas) - 1, len(self.lambdas)), *self._lives()]
@@ -214,15 +211,18 @@ class PartitionPath:
 class CollapsingPath:
     """Solutions for one set of points: `run` goes along the path, `solve` returns one on the whole graph.
 
-    The path is in single precision, which its tolerance allows.
+    Points have masses ``sizes``; ``places`` are the numbers of the caller's points among them. The path is in single
+    precision, which its tolerance allows.
     """
 
-    def __init__(self, x: Floats, edges: Edges, weights: Floats, penalty: Penalty, order: Ints | None = None) -> None:
-        self.exact, self.edges, self.weights, self.penalty = x, edges, weights, penalty
+    def __init__(
+        self, x: Floats, sizes: Floats, edges: Edges, weights: Floats, penalty: Penalty, places: Ints
+    ) -> None:  # fmt: skip
+        self.exact, self.sizes, self.edges, self.weights, self.penalty = x, sizes, edges, weights, penalty
         self.x = padded(x.astype(np.float32))
-        self.found = PartitionPath(np.arange(len(x)) if order is None else order)
+        self.found = PartitionPath(places)
         self.n_iter = 0
-        self._spread = float(np.sqrt(x.var(axis=0, dtype=np.float64).sum())) or 1.0
+        self._spread = float(np.sqrt(np.median(row_squares(x)))) or 1.0
         self._estimates: list[Floats] = []
         self._duals: Floats = np.zeros((edges.lo.size, self.x.shape[1]), self.x.dtype)
 
@@ -231,16 +231,13 @@ class CollapsingPath:
         lengths = np.sqrt(row_squares(self.x[self.edges.lo] - self.x[self.edges.hi]))
         shortest = np.quantile(lengths[lengths > 0], FIRST_LAMBDA_QUANTILE) if lengths.any() else self._spread
         lam = min(FIRST_LAMBDA_RATIO * float(shortest), last)
-        x, omega, sizes, edges, weights = self.x, self.x, np.ones(len(self.x)), self.edges, self.weights
+        x, omega, sizes, edges, weights = self.x, self.x, self.sizes, self.edges, self.weights
         labels = np.arange(len(x))
         while True:
-            degrees = sum(np.bincount(ends, weights, len(x)) for ends in edges)
-            # Heavy points on few edges move little, whatever pulls: their duals must grow faster.
-            rho = max(1.0, float(np.median(sizes / np.maximum(degrees, 1e-300))))
-            state = PointState(x, omega, sizes, edges, weights, replace(self.penalty, lam=lam), rho)
+            state = PointState(x, omega, sizes, edges, weights, replace(self.penalty, lam=lam))
             most = int(np.clip(MIN_PATH_UPDATES // max(len(weights), 1), MAX_PATH_ITERATIONS, MAX_ITERATIONS_OF_FEW))
             self.n_iter += state.iterate(self._spread, PATH_TOLERANCE, most)[0]
-            omega, group = state.omega, _collapsing(state)
+            omega, group = state.omega, self._collapsing(state)
             if group.max() + 1 < len(x):
                 self._keep_duals(state, labels, group)
                 x, omega = _means(x, group, sizes), _means(omega, group, sizes)
@@ -254,6 +251,13 @@ class CollapsingPath:
                 return self
             lam = min(lam * LAMBDA_RATIO, last)
 
+    def _collapsing(self, state: PointState) -> Ints:
+        """Return the groups of points that are fused and have met."""
+        lo, hi = (ends[state.fused] for ends in state.edges)
+        near, apart = (row_squares(rows[lo] - rows[hi]) for rows in (state.omega, state.x))
+        met = near <= np.maximum(COLLAPSE_RATIO**2 * apart, (COLLAPSE_TOLERANCE * self._spread) ** 2)
+        return Edges(lo[met], hi[met]).components(state.m)
+
     def _keep_duals(self, state: PointState, labels: Ints, group: Ints) -> None:
         """Keep the duals of edges that collapse; ``labels``: which points of this state stand for those of all."""
         a, b = labels[self.edges.lo], labels[self.edges.hi]
@@ -264,26 +268,19 @@ class CollapsingPath:
 
     def solve(self, step: int, tol: float, max_iter: int) -> tuple[PointState, float]:
         """Return the solution for a lambda of the path on the whole graph, and its violation of optimality."""
-        labels, omega = self.found.ordered_labels(step), self._estimates[step]
+        labels, omega, lam = self.found.labels_of_places(step), self._estimates[step], self.found.lambdas[step]
         inner = labels[self.edges.lo] == labels[self.edges.hi]
-        lam = self.found.lambdas[step]
         state = PointState(
-            self.x, omega[labels], np.ones(len(self.x)), self.edges, self.weights, replace(self.penalty, lam=lam),
-            rho=max(1.0, float(np.sqrt(lam / self._spread))), duals=self._duals * inner[:, None],
+            self.x, omega[labels], self.sizes, self.edges, self.weights, replace(self.penalty, lam=lam),
+            float(np.sqrt(lam / self._spread)), self._duals * inner[:, None],
         )  # fmt: skip
         n, violation = state.iterate(self._spread, max(tol, MIN_SINGLE_TOLERANCE), max_iter)
-        if self.exact.dtype != self.x.dtype:
-            more, violation = state.in_precision_of(self.exact).iterate(self._spread, tol, max(max_iter - n, 1))
+        if tol < MIN_SINGLE_TOLERANCE and self.exact.dtype != self.x.dtype:
+            state.in_precision_of(self.exact)
+            more, violation = state.iterate(self._spread, tol, max(max_iter - n, 1))
             n += more
         self.n_iter += n
         return state, violation
-
-
-def _collapsing(state: PointState) -> Ints:
-    """Return the groups of points that are fused and have met."""
-    lo, hi = (ends[state.fused] for ends in state.edges)
-    near = row_squares(state.omega[lo] - state.omega[hi]) <= COLLAPSE_RATIO**2 * row_squares(state.x[lo] - state.x[hi])
-    return Edges(lo[near], hi[near]).components(state.m)
 
 
 def _means(rows: Floats, group: Ints, sizes: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Compiled passes over the edges of a neighbour graph (`pairs.edge_parts`, `pairs.collapsing_path`), and its search.
+"""Compiled passes over the edges of a neighbour graph (`pairs.edge_parts`, `pairs.collapsing_path`).
 
 Functions that take ``jobs`` do the parts of the work with these numbers; other threads do the others.
 """
@@ -12,7 +12,7 @@ from numba import njit
 
 from fedfuse.pairs.pair_kernels import FASTMATH, shrink, square_change
 from fedfuse.utils.jit import COMMON, kernel
-from fedfuse.utils.simd import choose, load, load_short, prefetch, short, splat, splat_short, store, total, width
+from fedfuse.utils.simd import load_short, prefetch, short, splat_short, store, total
 
 # Rows of points have a multiple of so many numbers.
 PADDED = 8
@@ -160,86 +160,3 @@ def fuse_points(
                 pull[q] = mine[q] - share * step
             gradients += size * gradient
         squares[c, 0], squares[c, 1] = gradients, primal
-
-
-@kernel(fastmath=FASTMATH)
-def nearest(products: Any, squares: Any, start: int, chosen: Any, least: Any, jobs: Any) -> None:
-    """Choose the k nearest others of some rows, from the inner products of these with all."""
-    for b in jobs:
-        least[b] = np.inf
-        for j in range(products.shape[1]):
-            if j != start + b:
-                _insert(squares[j] - 2 * products[b, j], j, chosen[b], least[b])
-
-
-@njit(**_INNER)
-def _insert(apart: Any, j: Any, chosen: Any, least: Any) -> None:
-    """Put a point in its place among the nearest, if it is nearer than the last of them."""
-    place = least.size - 1
-    if apart >= least[place]:
-        return
-    while place > 0 and least[place - 1] > apart:
-        least[place], chosen[place] = least[place - 1], chosen[place - 1]
-        place -= 1
-    least[place], chosen[place] = apart, j
-
-
-@njit(**_INNER)
-def _box_distance(low: Any, high: Any, a: Any, b: Any) -> Any:
-    """Return the squared distance of two boxes."""
-    square = low.dtype.type(0)
-    for c in range(low.shape[1]):
-        gap = max(low[a, c] - high[b, c], low[b, c] - high[a, c])
-        if gap > 0:
-            square += gap * gap
-    return square
-
-
-@kernel(fastmath=FASTMATH)
-def nearest_in_leaves(
-    columns: Any, bounds: Any, low: Any, high: Any, chosen: Any, least: Any, space: Any, jobs: Any
-) -> None:
-    """Find the nearest others of the points of some leaves (`pairs.neighbour_graph.LeafTree`)."""
-    apart, away, nodes, far = space
-    leaves, d, places, k = len(columns), low.shape[1], away.size, least.shape[1]
-    w, none = width(columns), splat(low.dtype.type(0))
-    for own in jobs:
-        mine, first, size = columns[own], bounds[own], bounds[own + 1] - bounds[own]
-        worst = least[first, k - 1]
-        nodes[0], far[0], n = 1, 0, 1
-        while n > 0:
-            n -= 1
-            node = nodes[n]
-            if far[n] >= worst:
-                continue
-            if node < leaves:
-                a, b = 2 * node, 2 * node + 1
-                to_a, to_b = _box_distance(low, high, a, leaves + own), _box_distance(low, high, b, leaves + own)
-                if to_a < to_b:
-                    a, b, to_a, to_b = b, a, to_b, to_a
-                nodes[n], far[n], nodes[n + 1], far[n + 1] = a, to_a, b, to_b  # the nearer one is next
-                n += 2
-                continue
-            leaf, row = node - leaves, columns[node - leaves]
-            for e in range(0, places, w):
-                square = none
-                for c in range(d):
-                    x, least_x, most_x = load(mine, c * places + e), splat(low[node, c]), splat(high[node, c])
-                    gap = choose(least_x, x, least_x - x, choose(x, most_x, x - most_x, none))
-                    square = square + gap * gap
-                store(away, e, square)
-            worst = 0
-            for q in range(size):
-                near, theirs = least[first + q], chosen[first + q]
-                if away[q] < near[k - 1]:
-                    for e in range(0, places, w):
-                        square = none
-                        for c in range(d):
-                            gap = load(row, c * places + e) - splat(mine[c * places + q])
-                            square = square + gap * gap
-                        store(apart, e, square)
-                    if leaf == own:
-                        apart[q] = np.inf
-                    for p in range(bounds[leaf + 1] - bounds[leaf]):
-                        _insert(apart[p], bounds[leaf] + p, theirs, near)
-                worst = max(worst, near[k - 1])

@@ -3,8 +3,7 @@
 Each unordered pair lo < hi has two numbers, its shrink factor ``s`` and its norm ``r``, and one vector: the row of
 ``delta`` that ``where`` names. Pair (lo, hi) has number ``hi (hi - 1) / 2 + lo``, so a newcomer's pairs are appended.
 
-A pair beyond the penalty's reach is far: s = 1, delta = omega_lo - omega_hi, it has no row, and ``r`` is at most the
-true norm plus the path lengths of its devices (see `pairs.distance_bounds`).
+A pair beyond the penalty's reach is far: s = 1, delta = omega_lo - omega_hi, it has no row, and ``r`` says nothing.
 
 Each device has the sum over its pairs ``sum_j (2 s_ij - 1) delta_ij - (omega_i - omega_j)``; far pairs add nothing.
 """
@@ -26,9 +25,8 @@ RUN_PARTNERS = 256
 SUM_BLOCK = 1024
 # Values of `where` for a pair without a row: far, or far until this round. At LEAVING and below, its row is returned.
 FAR, ENTERING, LEAVING = -1, -2, -3
-# Factors that round bounds down and up by more than the error of a float32.
+# Factor that rounds bounds down by more than the error of a float32.
 ROUND_DOWN = 1 - 1e-5
-ROUND_UP = 1 / ROUND_DOWN
 
 
 class Pairs(NamedTuple):

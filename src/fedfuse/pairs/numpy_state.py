@@ -66,7 +66,6 @@ def _enter(pairs: Pairs, p: Ints, apart: Floats, was: Floats, reach: float, pool
     rows = pool.take(int(enters.sum()))
     pairs.where[p[enters]] = rows
     pool.rows[rows, : apart.shape[1]] = was[enters]
-    pairs.r[p[stays]] = bound[stays]
     return stays
 
 

@@ -1,7 +1,7 @@
 """Compiled passes over the pair state, for `pairs.state.FusionState`.
 
-The layout of pairs in memory is in `pairs.layout`. A round finds far pairs that come within reach (`find_entering`),
-gives them rows (`fill_entering`), and updates all near pairs (`update_pairs`), marking those that have become far.
+The layout of pairs in memory is in `pairs.layout`. A round finds far pairs that come within reach (`find_entering`)
+and updates all near pairs (`update_pairs`), marking those that have become far.
 
 Functions that take ``jobs`` do the parts of the work with these numbers; other threads do the others.
 """
@@ -18,7 +18,6 @@ from fedfuse.pairs.layout import (
     FAR,
     LEAVING,
     ROUND_DOWN,
-    ROUND_UP,
     RUN_PARTNERS,
     SUM_BLOCK,
     TILE_DEVICES,
@@ -31,8 +30,6 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 _APART: dict[str, Any] = {**COMMON, "fastmath": FASTMATH}
 _INNER = {**_APART, "forceinline": True}
 
-# Active devices whose rows are given out partner by partner, so that those of a partner lie beside each other.
-CLAIM_DEVICES = 1024
 # Bytes of the next pair's row that are prefetched; in longer rows the processor does so by itself.
 PREFETCH_BYTES = 8192
 
@@ -167,16 +164,16 @@ def square_change(a: Any, b: Any, products: Any) -> Any:
 
 
 @kernel(fastmath=FASTMATH)
-def find_entering(pairs: Any, omega: Any, turn: Any, due: Any, path: Any, reach: float, found: Any, jobs: Any) -> None:
+def find_entering(
+    where: Any, omega: Any, turn: Any, due: Any, reach: float, entering: Any, least: Any, jobs: Any
+) -> None:
     """Mark the far pairs of active devices that are within reach now; only those that are ``due`` may have any.
 
-    ``found`` gets the number of these in each chunk, and lower bounds for the other far pairs of each active device.
+    ``entering`` says whether a chunk has some, and ``least`` gets the lower bounds of the distances of its other far
+    pairs, for each active device.
     """
-    entering, least = found
-    _, _, r, where, _ = pairs
     rank, bounds, active, _, _, _, _ = turn
     for c in jobs:
-        entering[c] = 0
         for b in range(active.size):
             least[c, b] = np.inf
         for first in range(0, active.size, TILE_DEVICES):  # so that what is far apart in memory is met again soon
@@ -190,15 +187,11 @@ def find_entering(pairs: Any, omega: Any, turn: Any, due: Any, path: Any, reach:
                     p = _pair(active[b], j)
                     if where[p] != FAR:
                         continue
-                    paths = path[active[b]] + path[j]
-                    bound = r[p] * ROUND_DOWN - paths * ROUND_UP
-                    if not bound > reach:  # the distance itself is taken only where it may matter
-                        bound = np.sqrt(_apart(omega[active[b]], omega[j])) * ROUND_DOWN
-                        if not bound > reach:
-                            where[p] = ENTERING
-                            entering[c] += 1
-                            continue
-                        r[p] = bound + paths
+                    bound = np.sqrt(_apart(omega[active[b]], omega[j])) * ROUND_DOWN
+                    if not bound > reach:
+                        where[p] = ENTERING
+                        entering[c] = True
+                        continue
                     least[c, b] = min(least[c, b], bound)
                     if other >= 0:
                         least[c, other] = min(least[c, other], bound)
@@ -361,35 +354,6 @@ def update_pairs(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest
     scratch.squares[c, 0] = primal
     scratch.squares[c, 1] = dual
     scratch.left[c] = left
-
-
-@kernel(fastmath=FASTMATH)
-def fill_entering(pairs: Any, near: Any, omega: Any, turn: Any, due: Any, rows: Any, starts: Any, jobs: Any) -> None:
-    """Give rows to the pairs that `find_entering` has marked: their differences before the round.
-
-    Those of chunk c begin at rows[starts[c]].
-    """
-    delta, _, r, where, _ = pairs
-    rank, bounds, active, _, _, before, _ = turn
-    for c in jobs:
-        n = starts[c]
-        for first in range(0, active.size, CLAIM_DEVICES):
-            last = min(first + CLAIM_DEVICES, active.size)
-            for j in range(bounds[c], bounds[c + 1]):
-                for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
-                    if not due[b] and (rank[j] < 0 or not due[rank[j]]):
-                        continue
-                    p = _pair(active[b], j)
-                    if where[p] == ENTERING:
-                        mine, theirs = before[b], omega[j] if rank[j] < 0 else before[rank[j]]
-                        lo, hi = (mine, theirs) if active[b] < j else (theirs, mine)
-                        row, square = delta[rows[n]], 0.0
-                        for e in range(omega.shape[1]):
-                            row[e] = lo[e] - hi[e]
-                            square += np.float64(row[e]) * row[e]
-                        where[p], r[p] = rows[n], np.sqrt(square)
-                        near[j, active[b]] = near[active[b], j] = 1
-                        n += 1
 
 
 @kernel(fastmath=FASTMATH)

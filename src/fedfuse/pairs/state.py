@@ -35,7 +35,6 @@ from fedfuse.pairs.layout import (
     ENTERING,
     FAR,
     LEAVING,
-    ROUND_DOWN,
     RUN_PARTNERS,
     TILE_DEVICES,
     Pairs,
@@ -61,6 +60,8 @@ MIN_THREADED_NUMBERS = 3_000_000
 WORK_PER_NUMBER = 4.0
 # Work of checking a far pair, in numbers of a pair's vector.
 NUMBERS_PER_FAR_PAIR = 10
+# Pairs whose first vectors are taken at once.
+ENTERING_PAIRS = 1 << 16
 # Devices whose distances to all others are taken at once where not all are needed.
 DISTANCE_ROWS = 500
 # Columns whose differences are taken in double precision at once.
@@ -289,7 +290,6 @@ class FusionState:
         if new.shape[1] != self.d:
             raise FedfuseError(f"a newcomer needs {self.d} parameters, got {new.shape[1]}")
         before = self.m
-        self._bounds.reset_paths(self.r, self._where)
         self._add_devices(new)
         self._bounds, self._adjacency = DistanceBounds(self.m), None
         added = pair_count(self.m) - len(self.s)
@@ -320,31 +320,18 @@ class FusionState:
         As `core.partitions.components` of `norms`, without a number for every pair of devices.
         """
         near = self.near
-        lo, hi = devices_of(near[self.s[near].astype(np.float64) * self.r[near] <= nu])
-        if not self._beyond(nu):  # theta of a far pair is the difference of its devices
-            i, j = self._close(nu)
-            lo, hi = np.concatenate([lo, i]), np.concatenate([hi, j])
-        return joined(self.m, lo, hi)
+        ends = [devices_of(near[self.s[near].astype(np.float64) * self.r[near] <= nu])]
+        # Theta of a far pair is the difference of its devices.
+        unknown = np.flatnonzero(self._bounds.within(np.arange(self.m), nu))
+        for first in range(0, unknown.size, DISTANCE_ROWS):
+            some = unknown[first : first + DISTANCE_ROWS]
+            i, j = np.nonzero(self.distances(some) <= nu)
+            i, j = some[i][some[i] != j], j[some[i] != j]
+            far = self._where[pair_numbers(np.minimum(i, j), np.maximum(i, j))] < 0
+            ends.append((i[far], j[far]))
+        return joined(self.m, *map(np.concatenate, zip(*ends, strict=True)))
 
-    def _beyond(self, nu: float) -> bool:
-        """Return whether all far pairs are certainly further apart than this."""
-        if self._bounds.beyond(nu):
-            return True
-        self._bounds.reset_paths(self.r, self._where)
-        return not (self.r[self._where < 0] <= nu).any()
-
-    def _close(self, nu: float) -> tuple[Ints, Ints]:
-        """Return the far pairs whose devices are at most ``nu`` apart."""
-        found = []
-        for first in range(0, self.m, DISTANCE_ROWS):
-            hi, lo = np.nonzero(self.distances(slice(first, first + DISTANCE_ROWS)) <= nu)
-            hi += first
-            lo, hi = lo[lo < hi], hi[lo < hi]
-            far = self._where[pair_numbers(lo, hi)] < 0
-            found.append((lo[far], hi[far]))
-        return np.concatenate([i for i, _ in found]), np.concatenate([j for _, j in found])
-
-    def distances(self, rows: slice = slice(None)) -> Floats:
+    def distances(self, rows: Ints | slice = slice(None)) -> Floats:
         """Return ||omega_i - omega_j|| for these devices and all (m x m)."""
         # the shortest, not the mean, which a single lying device can move as far as it likes
         origin = int(row_squares(self.omega).argmin()) if self.m else 0
@@ -378,7 +365,6 @@ class FusionState:
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return the whole state as arrays (see `unpack`)."""
         near = self.near
-        self._bounds.reset_paths(self.r, self._where)
         numbers = {"s": self.s, "r": self.r, "sums": self._sums, "omega": self.omega, "rho": np.float64(self.rho)[None]}
         return {"near": near, "delta": self._vectors(near), **numbers}
 
@@ -461,42 +447,40 @@ class FusionState:
         return primal, dual
 
     def _enter(self, turn: Round, touched: int) -> None:
-        """Give rows to far pairs that come within reach; if there is no memory for them, undo the round."""
+        """Give rows to far pairs that come within reach: their differences before the round.
+
+        If there is no memory for them, undo the round.
+        """
         bounds = self._bounds
         bounds.move(turn.active, turn.lengths)
         due = bounds.within(turn.active, self._reach)
         if not due.any():
             return
-        chunks, path, reach, everything = turn.bounds.size - 1, bounds.path_length, self._reach, self._all
-        least, entering = np.empty((chunks, due.size)), np.empty(chunks, np.int64)
+        chunks = turn.bounds.size - 1
+        least, entering = np.empty((chunks, due.size)), np.zeros(chunks, np.bool_)
 
         def find(jobs: Ints) -> None:
-            _pairs.find_entering(everything, self.omega, turn, due, path, reach, (entering, least), jobs)
+            _pairs.find_entering(self._where, self.omega, turn, due, self._reach, entering, least, jobs)
 
         _run_chunks(find, chunks, touched * NUMBERS_PER_FAR_PAIR)
         if entering.any():
-            rows, starts = self._rows_for(int(entering.sum()), turn), np.cumsum(entering) - entering
-            near = self._adjacent
-
-            def fill(jobs: Ints) -> None:
-                _pairs.fill_entering(everything, near, self.omega, turn, due, rows, starts, jobs)
-
-            _run_chunks(fill, chunks, float(entering.sum()) * self.d)
+            pairs, was = np.flatnonzero(self._where == ENTERING), self.omega.copy()
+            was[turn.active] = turn.before[:, : self.d]
+            try:
+                rows = self._pool.take(pairs.size)
+            except FedfuseError:
+                self.omega[:], self._squares = was, row_squares(was)
+                self._bounds = DistanceBounds(self.m)
+                self._where[pairs] = FAR
+                raise
+            lo, hi = devices_of(pairs)
+            self._adjacent[lo, hi] = self._adjacent[hi, lo] = 1
+            self._where[pairs] = rows
+            for first in range(0, pairs.size, ENTERING_PAIRS):
+                some = slice(first, first + ENTERING_PAIRS)
+                delta = was[lo[some]] - was[hi[some]]
+                self._pool.rows[rows[some], : self.d], self.r[pairs[some]] = delta, np.sqrt(row_squares(delta))
         bounds.set(turn.active[due], least.min(axis=0)[due])
-        if bounds.too_long(reach):
-            bounds.reset_paths(self.r, self._where)
-
-    def _rows_for(self, n: int, turn: Round) -> Numbers:
-        """Return rows for so many pairs; if there are none, undo what the round has done so far."""
-        try:
-            return self._pool.take(n)
-        except FedfuseError:
-            self.omega[turn.active] = turn.before[:, : self.d]
-            self._squares = row_squares(self.omega)
-            self.r[self._where < 0] = 0  # bounds for parameters that no longer hold
-            self._bounds = DistanceBounds(self.m)
-            self._where[self._where == ENTERING] = FAR
-            raise
 
     @property
     def _adjacent(self) -> Bytes:
@@ -520,9 +504,8 @@ class FusionState:
     def _release_far(self) -> None:
         """Take back the rows of pairs that have become far in this round."""
         pairs = np.flatnonzero(self._where <= LEAVING)
-        rows, (lo, hi), paths = LEAVING - self._where[pairs], devices_of(pairs), self._bounds.path_length
+        rows, (lo, hi) = LEAVING - self._where[pairs], devices_of(pairs)
         self._where[pairs] = FAR
-        self.r[pairs] = self.r[pairs] * ROUND_DOWN + paths[lo] + paths[hi]
         self._adjacent[lo, hi] = self._adjacent[hi, lo] = 0
         self._bounds.forget(np.concatenate([lo, hi]))
         self._return_rows(rows)
@@ -539,7 +522,7 @@ def _kind(graph: str | None = None, actors: int | None = None) -> type[FusionSta
     return cast("type[FusionState]", load("fedfuse.pairs.edge_state:EdgeState")) if edges else FusionState
 
 
-def _square_distances(omega: Floats, origin: int, rows: slice) -> Floats:
+def _square_distances(omega: Floats, origin: int, rows: Ints | slice) -> Floats:
     """Return ||omega_i - omega_j||^2 of these rows and all, by matrix products in double precision.
 
     The product formula loses digits where rows share a large part, so row ``origin`` is taken from all first.
