@@ -17,18 +17,12 @@ u_ij = (m/n) (g_j - g_i) solves the equations, which gives both ends of the inte
     low  = max over pairs i, j of a group of ||g_i - g_j|| m / n
     high = smallest distance of the models of two groups / a
 
-The paper's constants come in here: the factor m and the n pairs of a device from 1/(2m) and the double sum, a from
-where SCAD turns flat; rho, step sizes and rounds belong to the algorithm and do not appear. In Theorem 3 the same two
-ends are ``lambda >> m ... sqrt(log n / n_min)``, a bound on the noise of g_i, and ``b > a lambda``.
+In the paper's Theorem 3 these are ``lambda >> m ... sqrt(log n / n_min)``, a bound on the noise of g_i, and
+``b > a lambda``.
 
-Low is sufficient; other u may do with less, but never with less than max_i ||g_i|| m / (n - 1). For the smoothed
-penalty the choice of u is forced: on [0, xi] it pulls with lambda (omega_i - omega_j) / xi, so devices rest at
-omega_i - alpha = -(xi m / (lambda n)) g_i, and all pairs of the group are within xi exactly if lambda >= low. Models
-are then at most xi from alpha, which changes g_i by L_f xi and distances by 2 xi.
-
-With convex f_i a lambda inside the interval makes the grouping a local minimum: the sum of <g_i, omega_i - alpha> over
-a group is that of <g_i - g_j, omega_i - omega_j> / n over its pairs, so nearby
-F(omega) - F(alpha) >= sum over pairs of ||omega_i - omega_j|| (lambda/m - ||g_i - g_j|| / n).
+Low is sufficient. For the smoothed penalty, which pulls with lambda (omega_i - omega_j) / xi on [0, xi], it is also
+necessary: devices rest at omega_i - alpha = -(xi m / (lambda n)) g_i, at most xi from alpha. With convex f_i a lambda
+inside the interval makes the grouping a local minimum.
 """
 
 from __future__ import annotations
@@ -99,22 +93,10 @@ class Certificate:
 
 
 def interval(models: Floats, labels: Ints, gradients: Floats, a: float = 3.7) -> Certificate:
-    """Return the certificate of a grouping.
+    """Return the certificate of a grouping, from one model for each group and every device's gradient at its group's.
 
-    Parameters
-    ----------
-    models
-        One for each group.
-    labels
-        The group of every device.
-    gradients
-        Of every device's loss at the model of its group.
-    a
-        Reach of the penalty in units of lambda.
-
-    Examples
-    --------
-    Three devices with f_i(w) = (w - c_i)^2 / 2, c = -1, 1 and 9, the first two in a group:
+    ``a`` is the reach of the penalty in units of lambda. Three devices with f_i(w) = (w - c_i)^2 / 2, c = -1, 1 and 9,
+    the first two in a group:
 
     >>> interval(np.array([[0.0], [9.0]]), np.array([0, 0, 1]), np.array([[1.0], [-1.0], [0.0]]), a=3.0)
     Certificate(low=3.0, high=3.0, residual=0.0)

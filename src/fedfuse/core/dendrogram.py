@@ -1,8 +1,8 @@
 """Trees of devices: average linkage, and where validation losses say to cut it.
 
-Every node of a tree stands for one group with one model, the weighted mean of its members' estimates. Each device
-evaluates the models of all the nodes above it on its validation rows (one exchange), and the cut follows from the
-leaves up: two groups stay apart only if a common model is significantly worse than what was best below.
+Every node stands for one group with one model, the weighted mean of its members' estimates. Each device evaluates the
+models of all the nodes above it on its validation rows. Two groups stay apart only if a common model is significantly
+worse than what was best below.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ class Tree:
         """Return the label of every leaf.
 
         First the partition with the least total validation loss; then, as in cost-complexity pruning (Breiman et
-        al., 1984), its weakest splits are taken back one after the other, and the coarsest partition is kept that
-        is not significantly worse: its rise in loss is within ``z`` standard errors, by the paired test over the
-        validation rows of all devices concerned. Splits of ``certain`` nodes are never taken back.
+        al., 1984), its weakest splits are taken back one after the other, as long as the rise in loss is within ``z``
+        standard errors by the paired test over validation rows. Splits of ``certain`` nodes are never taken back.
 
         Where only a share of the devices is then with others, ``z`` shrinks by that share and the cut is made
         again: where hardly any two devices have a model in common, doubtful pairs have none either.

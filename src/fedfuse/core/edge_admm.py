@@ -69,8 +69,8 @@ def convex_clustering(points: Floats, lam: float) -> tuple[Floats, Ints]:
     u, s, axes = np.linalg.svd(points - mean, full_matrices=False)
     a, (lo, hi) = u * s, np.triu_indices(m, 1)
     pairs = np.arange(lo.size)
-    across = scipy.sparse.csr_array((np.ones(lo.size), (lo, pairs)), (m, lo.size))
-    across -= scipy.sparse.csr_array((np.ones(lo.size), (hi, pairs)), (m, lo.size))
+    ones, shape = np.ones(lo.size), (m, lo.size)
+    across = scipy.sparse.csr_array((ones, (lo, pairs)), shape) - scipy.sparse.csr_array((ones, (hi, pairs)), shape)
     q = ahead = np.zeros((lo.size, a.shape[1]))
     x, speed = a, 1.0
     for k in range(MAX_ITERATIONS + 1):

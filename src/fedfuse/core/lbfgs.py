@@ -1,8 +1,7 @@
 """L-BFGS that asks and is told: many independent problems at once, one evaluation each per round.
 
-The federated form of a well-known method (Liu and Nocedal, 1989): the server proposes a point per problem, the
-devices answer with value and gradient, and everything in between is plain arrays, so that a run can be saved after
-any round. scipy's solver calls the function itself and cannot wait for an answer.
+The server proposes a point per problem, devices answer with value and gradient (Liu and Nocedal, 1989). What is in
+between is plain arrays, so that a run can be saved after any round. SciPy's solver cannot wait for an answer.
 """
 
 from __future__ import annotations
@@ -43,19 +42,11 @@ class LBFGS:
         """Begin at these points (n x d)."""
         point = np.array(x, dtype=np.float64)
         n, d = point.shape
+        memory = (n, MAX_MEMORY_STEPS, d)
         return cls(
-            x=point,
-            f=np.full(n, np.inf),
-            g=np.zeros((n, d)),
-            trial=point.copy(),
-            direction=np.zeros((n, d)),
-            step=np.ones(n),
-            cuts=np.zeros(n, np.int64),
-            S=np.zeros((n, MAX_MEMORY_STEPS, d)),
-            Y=np.zeros((n, MAX_MEMORY_STEPS, d)),
-            pairs=np.zeros(n, np.int64),
-            done=np.zeros(n, np.bool_),
-        )
+            point, np.full(n, np.inf), np.zeros((n, d)), point.copy(), np.zeros((n, d)), np.ones(n),
+            np.zeros(n, np.int64), np.zeros(memory), np.zeros(memory), np.zeros(n, np.int64), np.zeros(n, np.bool_),
+        )  # fmt: skip
 
     def tell(self, f: Floats, g: Floats, which: Bools | None = None, tol: float = 1e-4) -> None:
         """Take the values and gradients at the points asked for, of all problems or of ``which``.

@@ -29,22 +29,10 @@ ROUNDING_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of predictions.
+    """A score of predictions."""
 
-    Attributes
-    ----------
-    name, label
-        As the command line and ``summary.json`` have it, and as people write it.
-    goal, greater_is_better
-        What it is for, and whether large is good.
-    pooled
-        Whether `overall` is taken over all rows together, or is the mean over devices.
-    percent
-        Whether it is shown in percent.
-    """
-
-    name: str
-    label: str
+    name: str  # as the command line and ``summary.json`` have it
+    label: str  # as people write it
     goal: Goal
     greater_is_better: bool
     _terms: Callable[[Floats, npt.NDArray[Any], Floats], Terms]
@@ -52,8 +40,8 @@ class Metric:
     _cells: Callable[[int], int] = lambda n_classes: 2
     _rows: Callable[[Floats], Floats] = lambda sums: np.asarray(sums.sum(axis=1))
     _signed: tuple[int, ...] = ()  # cells that may be negative
-    pooled: bool = False
-    percent: bool = False
+    pooled: bool = False  # whether `overall` is taken over all rows together, or is the mean over devices
+    percent: bool = False  # whether it is shown in percent
 
     def size(self, n_classes: int) -> int:
         """Return how many sums a device has."""

@@ -1,7 +1,7 @@
 """Standard errors of regression coefficients that hold where noise differs between rows and between devices.
 
-Linear and softmax regression are fitted by maximum likelihood, without a penalty: a ridge would move estimates, and no
-standard error would tell. The covariance is the sandwich CR2 of Bell and McCaffrey (2002), a sum of delta delta' over
+Linear and softmax regression are fitted by maximum likelihood, without a ridge: no standard error would tell its bias.
+The covariance is the sandwich CR2 of Bell and McCaffrey (2002), a sum of delta delta' over
 blocks of rows. With r the residuals of a block, W their weights (1 for linear regression, diag(pi) - pi pi' for
 softmax), s = X' r, B = X' W X, and A the sum of all B,
 

@@ -201,15 +201,9 @@ class EdgeState(FusionState):
         s, delta = (self.s[e[0]], self.delta[e[0]]) if e.size else (1, self.omega[lo] - self.omega[hi])
         return np.asarray(weight(s) * delta * (1 if i < j else -1))
 
-    def admit(self, omega: npt.ArrayLike) -> Ints:
-        new = np.atleast_2d(np.asarray(omega, dtype=self.omega.dtype))
-        if new.shape[1] != self.d:
-            raise FedfuseError(f"a newcomer needs {self.d} parameters, got {new.shape[1]}")
-        before = self.m
-        self.k += len(new) * self._complete  # all pairs remain all pairs
-        self.omega = np.concatenate([self.omega, new])
+    def _make_room(self, n: int) -> None:
+        self.k += n * (self.k >= self.m - n - 1)  # all pairs remain all pairs
         self.renew()
-        return np.arange(before, self.m)
 
     # -- saved and loaded
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -110,12 +109,8 @@ def free_memory() -> int:
 
 def _reserve(size: int) -> mmap.mmap:
     """Reserve zeros without a page in memory."""
-    if os.name != "posix":
-        return mmap.mmap(-1, max(size, 1))
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    if sys.platform == "linux":
-        flags |= 0x4000  # MAP_NORESERVE, which older Pythons have no name for
-    space = mmap.mmap(-1, max(size, 1), flags=flags)
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
+    space = mmap.mmap(-1, max(size, 1), **private)
     if hasattr(mmap, "MADV_HUGEPAGE") and size >= MIN_RETURNED_BYTES // 32:  # rows are visited far apart
         space.madvise(mmap.MADV_HUGEPAGE)
     return space

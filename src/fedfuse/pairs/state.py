@@ -96,10 +96,8 @@ class FusionState:
     ----------
     omega
         First parameters, one row per device.
-    penalty
-        What pulls pairs together. May be replaced at any time (`penalty` is an ordinary attribute).
-    rho
-        Weight of the proximal terms.
+    penalty, rho
+        What pulls pairs together, and the weight of the proximal terms. The penalty may be replaced at any time.
     warm
         Start from theta_ij = omega_i - omega_j instead of theta_ij = 0: devices that differ are then not
         pulled to their mean at first.
@@ -197,9 +195,8 @@ class FusionState:
 
     @penalty.setter
     def penalty(self, penalty: Penalty) -> None:
-        penalty.check(self._rho)
-        self._penalty = penalty
-        self._pieces = penalty.pieces(self._rho)
+        penalty.check(self.rho)
+        self._penalty, self._pieces = penalty, penalty.pieces(self.rho)
 
     @property
     def rho(self) -> float:
@@ -290,19 +287,21 @@ class FusionState:
         if new.shape[1] != self.d:
             raise FedfuseError(f"a newcomer needs {self.d} parameters, got {new.shape[1]}")
         before = self.m
-        self._add_devices(new)
-        self._bounds, self._adjacency = DistanceBounds(self.m), None
-        added = pair_count(self.m) - len(self.s)
-        self.s = np.concatenate([self.s, np.ones(added, self.s.dtype)])
-        self.r = np.concatenate([self.r, np.zeros(added, self.r.dtype)])
-        self._where = np.concatenate([self._where, np.full(added, FAR, np.int32)])
+        self.omega = np.concatenate([self.omega, new])
+        self._make_room(len(new))
         return np.arange(before, self.m)
 
-    def _add_devices(self, new: Floats) -> None:
-        self.omega = np.concatenate([self.omega, new])
-        self._pool = self._pool.grown(pair_count(self.m))
+    def _make_room(self, n: int) -> None:
+        """Make room for the pairs of the last n devices."""
+        pairs, new = pair_count(self.m), self.omega[self.m - n :]
+        self._pool = self._pool.grown(pairs)
         self._sums = np.concatenate([self._sums, np.zeros(new.shape)])
-        self._squares = np.concatenate([self._squares, row_squares(new)])
+        self._squares = np.append(self._squares, row_squares(new))
+        self._bounds, self._adjacency = DistanceBounds(self.m), None
+        added = pairs - len(self.s)
+        self.s = np.append(self.s, np.ones(added, self.s.dtype))
+        self.r = np.append(self.r, np.zeros(added, self.r.dtype))
+        self._where = np.append(self._where, np.full(added, FAR, np.int32))
 
     def norms(self) -> Floats:
         """Return ||theta_ij|| for all pairs (m x m, symmetric)."""
