@@ -3,6 +3,7 @@
     python benchmarks/speed.py docs/benchmarks.md bench.json [another.json …]
 
 ``bench.json`` is what `fedfuse bench` writes (several, if parts were measured apart). The picture goes beside the page.
+Sections that `benchmarks/scale.py` has written stay as they are.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ on {date}, fedfuse {version}, {cores} cores of {processor}, {memory}, load {load
 | figure | what | measured | against | ratio | goal |
 | --- | --- | --- | --- | --- | --- |
 """
+# Headings of `benchmarks/scale.py`.
+KEPT = ("Many devices", "Whole runs")
 GROWTH = """
 ## How cost grows
 
@@ -61,7 +64,9 @@ def write_page(contents: list[dict[str, Any]], path: Path) -> None:
         draw(curves, picture)
         lines = (f"| {c.what} | {c.over} | {c.points} | {c.exponent:.2f} |\n" for c in curves)
         text += GROWTH.format(picture=picture.name) + "".join(lines)
-    path.write_text(text, encoding="utf-8")
+    old = path.read_text(encoding="utf-8") if path.is_file() else ""
+    kept = [section for section in old.split("\n## ")[1:] if section.startswith(KEPT)]
+    path.write_text(text + "".join(f"\n## {section.rstrip()}\n" for section in kept), encoding="utf-8")
 
 
 def _row(figure: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import pytest
 import fedfuse as ff
 from fedfuse.core.penalties import L1, MCP, SmoothedSCAD
 from fedfuse.errors import FedfuseError
-from fedfuse.pairs import edge_parts, edge_state, neighbour_graph
+from fedfuse.pairs import edge_parts, edge_state
 from fedfuse.pairs.neighbour_graph import Edges, check_graph, nearest_neighbours, neighbour_edges
 from fedfuse.pairs.state import FusionState
 from fedfuse.utils import threads
@@ -64,8 +64,7 @@ def test_iterates_equal_the_textbook(penalty, monkeypatch):
 
 
 @pytest.mark.parametrize("d", [3, 20], ids=["tree", "products"])
-def test_neighbours_are_the_nearest(d, monkeypatch):
-    monkeypatch.setattr(neighbour_graph, "DISTANCES_PER_BLOCK", 500)
+def test_neighbours_are_the_nearest(d):
     points = np.random.default_rng(0).normal(size=(80, d))
     apart = np.linalg.norm(points[:, None] - points, axis=2) + np.diag(np.full(80, np.inf))
     expected = np.sort(np.argsort(apart, axis=1)[:, :6], axis=1)

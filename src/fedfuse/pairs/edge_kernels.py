@@ -10,15 +10,37 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedfuse.pairs.pair_kernels import FASTMATH, shrink, square_change
+from fedfuse.pairs.layout import SUM_BLOCK
+from fedfuse.pairs.pair_kernels import FASTMATH, apart, shrink, square_change
 from fedfuse.utils.jit import COMMON, kernel
-from fedfuse.utils.simd import load_short, prefetch, short, splat_short, store, total
+from fedfuse.utils.simd import load, load_short, prefetch, short, splat, splat_short, store, total, width
 
 # Rows of points have a multiple of so many numbers.
 PADDED = 8
 # The model at the other end of an edge is prefetched so many edges ahead: it may be anywhere in memory.
 EDGES_AHEAD = 16
 _INNER: dict[str, Any] = {**COMMON, "fastmath": FASTMATH, "forceinline": True}
+
+
+@njit(**_INNER)
+def _renew(row: Any, mine: Any, theirs: Any, keep: Any) -> Any:
+    """Set row to new = mine - theirs + keep row; return ||new||^2, <gap, new> and ||gap||^2, gap = new - row."""
+    new_new = gap_new = gap_gap = 0.0
+    w, none, k = width(row), splat(row.dtype.type(0)), splat(keep)
+    for first in range(0, row.size, SUM_BLOCK):
+        last, e, a, b, c = min(first + SUM_BLOCK, row.size), first, none, none, none
+        while e + w <= last:
+            old = load(row, e)
+            new = load(mine, e) - load(theirs, e) + k * old
+            store(row, e, new)
+            a, b, c, e = a + new * new, b + (new - old) * new, c + (new - old) * (new - old), e + w
+        new_new, gap_new, gap_gap = new_new + total(a), gap_new + total(b), gap_gap + total(c)
+        while e < last:
+            was = row[e]
+            row[e] = now = mine[e] - theirs[e] + keep * was
+            new_new, gap_new, gap_gap = new_new + now * now, gap_new + (now - was) * now, gap_gap + (now - was) ** 2
+            e += 1
+    return new_new, gap_new, gap_gap
 
 
 @kernel(fastmath=FASTMATH)
@@ -29,27 +51,17 @@ def update_edges(edges: Any, omega: Any, moved: Any, pieces: Any, bounds: Any, s
     primal and dual residuals, and its number of edges.
     """
     lo, hi, delta, s = edges
-    d, one = omega.shape[1], s.dtype.type(1)
+    one = s.dtype.type(1)
     for c in jobs:
         primal = dual = 0.0
         touched = 0
         for e in range(bounds[c], bounds[c + 1]):
-            i, j = lo[e], hi[e]
-            if not (moved[i] or moved[j]):
+            if not (moved[lo[e]] or moved[hi[e]]):
                 continue
-            before, keep = s[e], one - s[e]
-            new_new = gap_new = gap_gap = 0.0
-            for q in range(d):
-                old = delta[e, q]
-                new = omega[i, q] - omega[j, q] + keep * old
-                gap = new - old
-                delta[e, q] = new
-                new_new += new * new
-                gap_new += gap * new
-                gap_gap += gap * gap
-            after = s.dtype.type(shrink(np.sqrt(new_new), pieces))
+            before = s[e]
+            products = _renew(delta[e], omega[lo[e]], omega[hi[e]], one - before)
+            after = s.dtype.type(shrink(np.sqrt(products[0]), pieces))
             s[e] = after
-            products = new_new, gap_new, gap_gap
             primal += square_change(np.float64(one - after), np.float64(one - before), products)
             dual += square_change(np.float64(after), np.float64(before), products)
             touched += 1
@@ -57,28 +69,53 @@ def update_edges(edges: Any, omega: Any, moved: Any, pieces: Any, bounds: Any, s
 
 
 @kernel(fastmath=FASTMATH)
+def count_stretched(
+    edges: Any, omega: Any, built: Any, ratio: float, least: float, bounds: Any, counts: Any, jobs: Any
+) -> None:
+    """Count the edges whose ends are further apart than ``ratio`` times ``built``, and than ``least``."""
+    lo, hi, _, _ = edges
+    for c in jobs:
+        counts[c] = 0
+        for e in range(bounds[c], bounds[c + 1]):
+            counts[c] += np.sqrt(apart(omega[lo[e]], omega[hi[e]])) > max(ratio * built[e], least)
+
+
+@njit(**_INNER)
+def _pull(row: Any, mine: Any, theirs: Any, gain: Any, out: Any, ahead: Any) -> None:
+    """Add gain row - (mine - theirs) to out; meanwhile prefetch another row."""
+    e, w, g = 0, width(row), splat(gain)
+    while e + w <= row.size:
+        prefetch(ahead, e)
+        store(out, e, load(out, e) + g * load(row, e) - (load(mine, e) - load(theirs, e)))
+        e += w
+    while e < row.size:
+        out[e] += gain * row[e] - (mine[e] - theirs[e])
+        e += 1
+
+
+@kernel(fastmath=FASTMATH)
 def pulls(edges: Any, omega: Any, forward: Any, back: Any, devices: Any, bounds: Any, out: Any, jobs: Any) -> None:
-    """Sum what the edges of some devices add to their anchors: (2 s - 1) delta - (omega_i - omega_j).
+    """Sum what the edges of devices add to their anchors: share ((2 s - 1) delta - (omega_i - omega_j)).
 
     ``forward`` says where the edges of each lower end begin; ``back`` does so for higher ends, in a list of edges.
     """
     lo, hi, delta, s = edges
     starts, incoming = back
-    d = omega.shape[1]
+    places, shares = devices
+    one = s.dtype.type(1)
     for c in jobs:
         for b in range(bounds[c], bounds[c + 1]):
-            i = devices[b]
-            for q in range(d):
-                out[b, q] = 0
-            for e in range(forward[i], forward[i + 1]):
-                j, gain = hi[e], 2 * s[e] - 1
-                for q in range(d):
-                    out[b, q] += gain * delta[e, q] - (omega[i, q] - omega[j, q])
+            i, own, share = places[b], out[b], shares[b]
+            for q in range(own.size):
+                own[q] = 0
+            # Edges from lower ends are anywhere in memory, the others follow each other.
             for k in range(starts[i], starts[i + 1]):
-                e = incoming[k]
-                j, gain = lo[e], 2 * s[e] - 1
-                for q in range(d):
-                    out[b, q] -= gain * delta[e, q] - (omega[j, q] - omega[i, q])
+                e, ahead = incoming[k], delta[incoming[min(k + 1, incoming.size - 1)]]
+                _pull(delta[e], omega[i], omega[lo[e]], one - s[e] - s[e], own, ahead)
+            for e in range(forward[i], forward[i + 1]):
+                _pull(delta[e], omega[i], omega[hi[e]], s[e] + s[e] - one, own, omega[hi[min(e + 1, hi.size - 1)]])
+            for q in range(own.size):
+                own[q] *= share
 
 
 @kernel(fastmath=FASTMATH)
@@ -119,11 +156,11 @@ def _fuse_edge(mine: Any, theirs: Any, dual: Any, weight: Any, pieces: Any, pull
     theta, keep, gain, c = splat_short(s), splat_short(one - s), splat_short(s + s - one), splat_short(weight)
     for q in range(0, mine.size, PADDED):
         for r in range(q, q + PADDED, short(mine)):
-            apart = load_short(mine, r) - load_short(theirs, r)
-            new = apart + load_short(dual, r)
+            gap = load_short(mine, r) - load_short(theirs, r)
+            new = gap + load_short(dual, r)
             store(dual, r, keep * new)
-            store(pull, r, load_short(pull, r) + c * (gain * new - apart))
-            rest = rest + (apart - theta * new) * (apart - theta * new)
+            store(pull, r, load_short(pull, r) + c * (gain * new - gap))
+            rest = rest + (gap - theta * new) * (gap - theta * new)
     return s, rest
 
 
@@ -142,7 +179,7 @@ def fuse_points(
     for c in jobs:
         gradients = primal = 0.0
         for i in range(bounds[c], bounds[c + 1]):
-            mine, pull, size, apart = omega[i], new[i], sizes[i], splat_short(omega.dtype.type(0))
+            mine, pull, size, parted = omega[i], new[i], sizes[i], splat_short(omega.dtype.type(0))
             for q in range(mine.size):
                 pull[q] = 0
             for e in range(starts[i], starts[i + 1]):
@@ -150,8 +187,8 @@ def fuse_points(
                 prefetch(omega, np.int64(ahead) * mine.size)
                 s, rest = _fuse_edge(mine, omega[others[e]], duals[e], weights[e], pieces, pull)
                 fused[e] = s == 0
-                apart = apart + rest
-            primal += total(apart)
+                parted = parted + rest
+            primal += total(parted)
             share, gradient = size / (size + rho * masses[i]), 0.0
             for q in range(mine.size):
                 # the gradient of size / 2 |omega - x|^2 and of what edges pull with, per size

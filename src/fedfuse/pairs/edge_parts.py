@@ -52,7 +52,7 @@ class EdgePart:
         s, delta = self.s[old], self.delta[old]
         self.edges, self.omega = edges, np.require(omega, requirements="W")
         self._ends = tuple(np.searchsorted(devices, ends).astype(np.int32) for ends in edges)
-        self.s, self.delta = np.ones(edges.lo.size, omega.dtype), self._gaps()
+        self.s, self.delta = np.ones(edges.lo.size, omega.dtype), omega[self._ends[0]] - omega[self._ends[1]]
         self.built: Floats = np.sqrt(row_squares(self.delta))
         self.delta *= scale
         if new.size:
@@ -69,13 +69,20 @@ class EdgePart:
         """Return what `set_state` takes."""
         return self.s, self.delta, self.built
 
-    def _gaps(self) -> Floats:
-        return np.asarray(self.omega[self._ends[0]] - self.omega[self._ends[1]])
-
-    def move(self, places: Ints, rows: Floats, ratio: float, least: float) -> int:
-        """Take devices' new models; return how many edges are longer than ``ratio`` times at first, and ``least``."""
+    def move(self, places: Ints, rows: Floats) -> None:
+        """Take devices' new models."""
         self.omega[places] = rows
-        return int((np.sqrt(row_squares(self._gaps())) > np.maximum(ratio * self.built, least)).sum())
+
+    def stretched(self, ratio: float, least: float) -> int:
+        """Return how many edges are longer than ``ratio`` times their first length, and than ``least``."""
+        bounds = np.append(np.arange(0, self.s.size, JOB_SIZE), self.s.size)
+        counts, edges = np.zeros(bounds.size - 1, np.int64), (*self._ends, self.delta, self.s)
+
+        def run(jobs: Ints) -> None:
+            _kernels.count_stretched(edges, self.omega, self.built, ratio, least, bounds, counts, jobs)
+
+        spread(run, WORK_PER_NUMBER * self.omega.shape[1] * np.diff(bounds).astype(np.float64))
+        return int(counts.sum())
 
     def update(self, places: Ints, pieces: Pieces) -> Floats:
         """Update the edges of devices that have moved; return squared primal and dual residuals, and how many edges."""
@@ -92,14 +99,15 @@ class EdgePart:
         spread(run, WORK_PER_NUMBER * self.omega.shape[1] * np.diff(bounds).astype(np.float64))
         return np.asarray(squares.sum(axis=0))
 
-    def pulls(self, places: Ints) -> Floats:
-        """Return what these edges add to the anchors of devices, before it is divided by their masses."""
-        places, out = np.array(places), np.empty((places.size, self.omega.shape[1]))
+    def pulls(self, places: Ints, shares: Floats) -> Floats:
+        """Return what these edges add to the anchors of devices, times each device's share."""
+        places, shares = np.array(places), np.array(shares)
+        out = np.empty((places.size, self.omega.shape[1]), self.omega.dtype)
         bounds = np.append(np.arange(0, places.size, JOB_SIZE), places.size)
         edges = (*self._ends, self.delta, self.s)
 
         def run(jobs: Ints) -> None:
-            _kernels.pulls(edges, self.omega, self._forward, self._back, places, bounds, out, jobs)
+            _kernels.pulls(edges, self.omega, self._forward, self._back, (places, shares), bounds, out, jobs)
 
         spread(run, WORK_PER_NUMBER * 2 * self.delta.size / max(len(self.omega), 1) * np.diff(bounds))
         return out

@@ -85,7 +85,7 @@ class EdgeState(FusionState):
 
     def _set_edges(self, edges: Edges, scale: float = 1.0) -> None:
         """Take this graph and the models as they are; new edges start at ``scale`` times their gaps (1: no pull)."""
-        self.edges = edges
+        self.edges, self._squares = edges, row_squares(self.omega)
         degrees = [np.bincount(ends, minlength=self.m).astype(np.float64) for ends in edges]
         self.masses: Floats = 1 + degrees[0] + degrees[1]  # what the sums over edges are divided by
         self._cuts[-1] = self.m
@@ -141,28 +141,28 @@ class EdgeState(FusionState):
         check_devices(active, self.m, once=True)
         moved = row_squares(new - self.omega[active]).sum()
         before = self._known()
-        self.omega[active] = new
-        # Devices that are fused are near for certain, however their distances vary.
-        least = MIN_STRETCHED_LENGTH * float(np.sqrt(self.omega.var(axis=0, dtype=np.float64).sum()))
-        moves = [(places, new[which], MAX_STRETCH_RATIO, least) for which, places in self._places(active)]
-        stretched = sum(self._parts.each("move", moves))
-        if not self._complete and (self._lacking(before) or stretched > MAX_STRETCHED_SHARE * self.edges.lo.size):
+        self.omega[active], self._squares[active] = new, row_squares(new)
+        moves = [(places, new[which]) for which, places in self._places(active)]
+        self._parts.each("move", moves)
+        if not self._complete and (self._lacking(before) or self._stretched()):
             self.renew()
         turns = [(places, self._pieces) for _, places in self._places(active)]
         primal, dual, self._touched_edges = np.sum(self._parts.each("update", turns), axis=0).tolist()
-        return float(moved), float(row_squares(self.omega).sum()), primal, dual
+        return float(moved), float(self._squares.sum()), primal, dual
 
     def _touched(self, active: Ints) -> int:
         return int(self._touched_edges)
 
     def _anchors(self, index: Ints) -> Floats:
-        found = self._places(index)
-        out = np.zeros((index.size, self.d))
-        for (which, _), part in zip(found, self._parts.each("pulls", [(places,) for _, places in found]), strict=True):
-            out[which] += part
-        out /= self.masses[index, None]
-        out += self.omega[index]
-        return np.asarray(out.astype(self.omega.dtype))
+        found, shares = self._places(index), (1 / self.masses[index]).astype(self.omega.dtype)
+        asked = [(places, shares[which]) for which, places in found]
+        out = self.omega[index]
+        for (which, _), part in zip(found, self._parts.each("pulls", asked), strict=True):
+            if which.size == index.size:
+                out += part
+            else:
+                out[which] += part
+        return out
 
     def _lacking(self, before: Bools) -> bool:
         """Return whether devices that have moved lack edges; those ``before`` the round had moved then."""
@@ -170,6 +170,15 @@ class EdgeState(FusionState):
         lacking = known & (self.masses == 1)
         # Few that have moved first wait for more, as long as there are more.
         return bool(lacking.any() and (lacking.mean() > MAX_LACKING_SHARE or (known == before).all()))
+
+    def _stretched(self) -> bool:
+        """Return whether so many edges have stretched that other neighbours may be nearer."""
+        most = MAX_STRETCHED_SHARE * self.edges.lo.size
+        if sum(self._every("stretched", MAX_STRETCH_RATIO, 0.0)) <= most:
+            return False
+        # Devices that are fused are near for certain, however their distances vary.
+        least = MIN_STRETCHED_LENGTH * float(np.sqrt(self.omega.var(axis=0, dtype=np.float64).sum()))
+        return bool(sum(self._every("stretched", MAX_STRETCH_RATIO, least)) > most)
 
     def renew(self) -> None:
         """Build the graph anew from the models as they are; edges that remain keep their state."""

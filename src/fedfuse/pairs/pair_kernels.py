@@ -50,7 +50,7 @@ def shrink(r: Any, pieces: Any) -> Any:
 
 
 @njit(**_APART)
-def _apart(a: Any, b: Any) -> Any:
+def apart(a: Any, b: Any) -> Any:
     """||a - b||^2."""
     w, square = width(a), 0.0
     for first in range(0, a.size, SUM_BLOCK):
@@ -187,7 +187,7 @@ def find_entering(
                     p = _pair(active[b], j)
                     if where[p] != FAR:
                         continue
-                    bound = np.sqrt(_apart(omega[active[b]], omega[j])) * ROUND_DOWN
+                    bound = np.sqrt(apart(omega[active[b]], omega[j])) * ROUND_DOWN
                     if not bound > reach:
                         where[p] = ENTERING
                         entering[c] = True
@@ -343,7 +343,7 @@ def update_pairs(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest
                 weights, x, y, far = _new_numbers(pairs, pieces, one if active[b] < j else -one, other >= 0, p, known)
                 primal, dual = primal + x, dual + y
                 if rest:
-                    dual -= turn.lengths[b] * turn.lengths[b] if other < 0 else _apart(turn.moved[b], turn.moved[other])
+                    dual -= turn.lengths[b] * turn.lengths[b] if other < 0 else apart(turn.moved[b], turn.moved[other])
                 if far:
                     where[p] = LEAVING - where[p]
                     left += 1
