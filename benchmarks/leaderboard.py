@@ -177,7 +177,8 @@ def stored(out: Path) -> pd.DataFrame:
         for directory, _ in places(out, name):
             if not (directory / "table.csv").exists():
                 continue
-            found, spent = Comparison.load(directory), json.loads((directory / "processor.json").read_text())
+            found, clock = Comparison.load(directory), directory / "processor.json"
+            spent = json.loads(clock.read_text()) if clock.exists() else {}  # not there where `compare` was run
             profile = next(iter(found.results.values())).profile
             for row in found.runs.to_dict("records"):
                 key = (row["method"], row["seed"])
@@ -337,8 +338,9 @@ Rank 1 is the best test score on a data set; ties share, seeds are averaged. Tha
 (Friedman). Mean ranks that differ by {critical} or more differ at {level} (Nemenyi). The column p compares with
 `{best}`: Wilcoxon's signed ranks of log error (RMSE; share of wrong labels), with Holm's correction.{few}
 
-ARI is the mean over data with known groups. Sent: floats per device and parameter, the median over runs, so 1 is one
-model one way. The last column sums up processor seconds of all runs. Test rows are used for scoring only.
+ARI is the mean over data with known groups ([why some methods miss them](methods.md#where-groups-are-missed)). Sent:
+floats per device and parameter, the median over runs, so 1 is one model one way. The last column sums up processor
+seconds of all runs, where they were taken. Test rows are used for scoring only.
 
 {ranks}
 
@@ -347,7 +349,8 @@ model one way. The last column sums up processor seconds of all runs. Test rows 
 {data}
 
 `continuous-…` have no groups: the coefficients of devices vary around a centre. Real tables are described
-[here](real-tables.md). MNIST, Fashion-MNIST and digits have four groups of devices with swapped labels.
+[here](real-tables.md). MNIST, Fashion-MNIST and digits have four groups of devices with swapped labels. FedPer and
+FedRep share the layers below the last, so they run on networks alone: linear and softmax regression have none.
 
 {notes}
 

@@ -15,7 +15,7 @@ from fedfuse.methods.mixins import RunSummary
 from fedfuse.models import LinearRegression
 from fedfuse.protocol.tasks import Install, PeekModel, Train
 from fedfuse.training.fit import fit
-from support.planted import begun, line, planted, written_out
+from support.planted import begun, line, many_sites, planted, written_out
 
 WORK = ff.Work(steps=3, lr=0.05)
 # in the plane: to the right, up to the right, left, almost left
@@ -229,3 +229,13 @@ def test_a_newcomer_where_nothing_was_cut():
 def test_settings_out_of_range(settings, words):
     with pytest.raises(FedfuseError, match=words):
         ff.CFL(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"eps1": 0.3, "eps2": 0.3, "relative": True}, {"eps1": 0.5, "eps2": 0.5}])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_group_that_rests_before_it_may_be_cut_is_cut_all_the_same(seed, settings):
+    """Exact local work: the model of all does not move after the first round, which is no end; groups follow."""
+    federation = many_sites(12, 2, rows=120, seed=seed)
+    result = ff.fit(federation, ff.CFL(work=ff.Work(solver="exact"), **settings), rounds=600, seed=seed)
+    assert result.ari == 1
+    assert result.converged

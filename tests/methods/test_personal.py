@@ -9,6 +9,7 @@ import pytest
 
 import fedfuse as ff
 from fedfuse.methods import L2GD, MOCHA, Ditto, FedAMP, FedAvgFT, FedEM, FedPer, FedRep, PFedMe
+from fedfuse.methods.personal.mocha import relations
 from fedfuse.utils.random import generator
 from support.common_checks import WORKS, assert_same
 from support.planted import begun, descended, many_sites, planted
@@ -242,6 +243,14 @@ def test_mocha_learns_how_tasks_are_related(seed):
     ours = result.scores["test"].mean()
     for other in (ff.Local(work=work), ff.FedAvg(work=work)):
         assert ours < ff.fit(federation, other, rounds=30, **options).scores["test"].mean()
+
+
+def test_mocha_does_not_end_before_its_relations_rest():
+    """Exact local work rests within a few rounds; relations are learned in every tenth."""
+    result = ff.fit(planted(), MOCHA(lam=0.3, work=WORKS["exact"]), rounds=300, dtype="float64")
+    assert result.converged
+    assert result.rounds >= 20
+    assert np.abs(result.kept["relations"] - relations(result.models)).max() < 1e-3
 
 
 def test_mocha_lowers_its_objective_in_every_round():

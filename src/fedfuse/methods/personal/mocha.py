@@ -15,7 +15,7 @@ parameters, so a little of the identity is mixed in. For convex models only, as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ import scipy
 
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.anchored import Anchored, OwnModels
-from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.method import FederationInfo, Outcome, moved
 from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.utils.typing import Floats, Ints
@@ -34,9 +34,10 @@ IDENTITY_SHARE = 0.1
 
 @dataclass
 class RelatedModels(OwnModels):
-    """Models, how tasks are related (Sigma), and the rounds so far."""
+    """Models, how tasks are related (Sigma), how far that moved when it was last learned, and the rounds so far."""
 
     relations: Floats
+    moved: float = float("inf")
     age: int = 0
 
 
@@ -70,8 +71,9 @@ class MOCHA(Anchored, Searchable):
         state.age += 1
         found = super().update(state, devices, values)
         if state.age % self.every == 0:
-            state.relations = relations(state.models)
-        return found
+            old, state.relations = state.relations, relations(state.models)
+            state.moved = moved(old, state.relations).moved
+        return replace(found, moved=max(found.moved, state.moved)) if found else None  # neither alone is at rest
 
     def outcome(self, state: Any) -> Outcome:
         return super().outcome(state)._replace(kept={"relations": state.relations})
