@@ -43,11 +43,7 @@ class Source(NamedTuple):
 
 
 def available(data_dir: str | Path | None = None) -> list[Source]:
-    """Return the data sets with names, and whether their files are there.
-
-    >>> [source.name for source in available()][:2]
-    ['synthetic:S1', 'synthetic:S2']
-    """
+    """Return the data sets with names, and whether their files are there."""
     return [
         Source(name, text, files_of(name), not missing_files(name, data_dir)) for name, text in _DESCRIPTIONS.items()
     ]

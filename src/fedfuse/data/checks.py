@@ -22,11 +22,11 @@ _MAX_NAMED_DEVICES = 5
 def position_of(device: str | int, positions: Mapping[str, int], what: str = "device") -> int:
     """Return the position of a device given by name or position."""
     if isinstance(device, str):
-        if device not in positions:
-            known = ", ".join(map(repr, list(positions)[:_MAX_NAMED_DEVICES]))
-            more = f", … ({len(positions)} in all)" if len(positions) > _MAX_NAMED_DEVICES else ""
-            raise FedfuseError(f"no {what} is called {device!r}; {guess(device, positions)}known: {known}{more}")
-        return positions[device]
+        if device in positions:
+            return positions[device]
+        known = ", ".join(map(repr, list(positions)[:_MAX_NAMED_DEVICES]))
+        more = f", … ({len(positions)} in all)" if len(positions) > _MAX_NAMED_DEVICES else ""
+        raise FedfuseError(f"no {what} is called {device!r}; {guess(device, positions)}known: {known}{more}")
     if not 0 <= device < len(positions):
         raise FedfuseError(f"{what} {device} is outside 0 … {len(positions) - 1}")
     return int(device)

@@ -19,30 +19,12 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 TIMEOUT_SECONDS = 30.0
 _CHUNK_BYTES = 1 << 16
 
-# As sha256sum prints them, the mirrors' first. The second lines of MNIST are the same images and labels in another
-# gzip; those of Fashion-MNIST all 70,000 images in another stratified split.
-_CHECKSUMS = """
-440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609  mnist/train-images-idx3-ubyte.gz
-0b367032e93c5d0cea0925647cfdb18614af8ee15f83e6f2fc2ad904a6835971  mnist/train-images-idx3-ubyte.gz
-3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c  mnist/train-labels-idx1-ubyte.gz
-1787548bbe0bff1ec2ecdc0ef292b02df999e2d1a6002d27500982c652b17203  mnist/train-labels-idx1-ubyte.gz
-8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6  mnist/t10k-images-idx3-ubyte.gz
-1a1a05eab793c14bb050b398624a11b0ffd1a2953baed553b1b9bd079e2a20be  mnist/t10k-images-idx3-ubyte.gz
-f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6  mnist/t10k-labels-idx1-ubyte.gz
-b91679a0acfe4ba0e50a2437a903084cba1f5f92592b016a25a7dfd00455798b  mnist/t10k-labels-idx1-ubyte.gz
-3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84  fashion-mnist/train-images-idx3-ubyte.gz
-c76353bd679da070dcaddee8c8c0e277b149281a1de3df8030c687694fad5be4  fashion-mnist/train-images-idx3-ubyte.gz
-a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845  fashion-mnist/train-labels-idx1-ubyte.gz
-346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073  fashion-mnist/t10k-images-idx3-ubyte.gz
-52f5d53f8e160594d0d4a3d5da6ad460bc6edce201b862ca35279c74118562f5  fashion-mnist/t10k-images-idx3-ubyte.gz
-67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5  fashion-mnist/t10k-labels-idx1-ubyte.gz
-de34377a9f15b743089e8ff434fc6792f668c7e7c0219fb13c5b8aa6cd7b7cb2  tabular/housing.csv
-2bb020cc52d6ce86e82d71f0c0d197cfd22763a9223cf26ae7a7d63a540c9085  tabular/bodyfat.csv
-"""
-# The checksums of every file below the data directory, and the addresses that have the files of a folder.
+# The checksums of every file below the data directory, the mirrors' first, as sha256sum prints them. The second ones of
+# MNIST are the same images and labels in another gzip; those of Fashion-MNIST all images in another stratified split.
 CHECKSUMS: dict[str, list[str]] = {}
-for _line in _CHECKSUMS.split("\n")[1:-1]:
+for _line in Path(__file__).with_name("checksums.txt").read_text(encoding="ascii").splitlines():
     CHECKSUMS.setdefault(_line[66:], []).append(_line[:64])
+# The addresses that have the files of a folder.
 MIRRORS: dict[str, tuple[str, ...]] = {
     "mnist": (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",

@@ -198,11 +198,10 @@ class ScaledColumn:
             out[:, -1] = gaps
         if self.sd > 0:
             out[:, 0] = (np.where(gaps, self.fill, x) - self.mean) / self.sd
-        first = int(self.sd > 0)
-        for part in self.calendar:
-            values = _calendar_part(part, x[~gaps])
-            out[~gaps, first : first + values.shape[1]] = values
-            first += values.shape[1]
+        if self.calendar:
+            parts = np.column_stack([_calendar_part(part, x[~gaps]) for part in self.calendar])
+            first = int(self.sd > 0)
+            out[~gaps, first : first + parts.shape[1]] = parts
 
 
 @dataclass(frozen=True)
@@ -223,11 +222,9 @@ class LevelColumn:
 
     @property
     def features(self) -> dict[str, tuple[float, float]]:
-        """Offset and scale of each feature, by its name."""
         return {f"{self.name}={level}": (0.0, 1.0) for level in self._shown}
 
     def write(self, table: Table, out: Floats) -> None:
-        """Write the features of each row into an array of zeros."""
         codes, found = table.levels(self.name)
         places = {level: j for j, level in enumerate(self._shown)}
         # An unknown level is "other"; where that level is not shown, no feature is set.
@@ -331,9 +328,6 @@ def _fit_levels(table: Table, name: str, train: Ints) -> LevelColumn | None:
 class Encoder:
     """What was learned of a table's columns: plain data, saved as JSON, enough to predict for new tables.
 
-    ``device`` and ``target`` are the columns with those roles, ``columns`` what was learned of each other column, and
-    ``classes`` the labels behind class numbers (none for regression).
-
     >>> from fedfuse.data import federation_from_frame
     >>> frame = pd.DataFrame({"site": ["a"] * 8 + ["b"] * 8, "age": [30, 50] * 8, "y": ["no", "yes"] * 8})
     >>> encoder = federation_from_frame(frame, device="site", target="y").encoder
@@ -346,7 +340,7 @@ class Encoder:
     device: str
     target: str
     goal: Goal
-    classes: tuple[Any, ...]
+    classes: tuple[Any, ...]  # labels behind class numbers; none for regression
     columns: tuple[Column, ...]
 
     @cached_property

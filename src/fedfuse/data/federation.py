@@ -79,6 +79,11 @@ class Rows:
         span = slice(self.start[device], self.stop[device])
         return self.X[span], self.y[span]
 
+    def weighted(self, device: int) -> tuple[Floats, npt.NDArray[Any], Floats]:
+        """Return the (X, y, weights) of one device, 1 for each row where rows have no weights."""
+        X, y = self.of(device)
+        return X, y, np.ones(len(y)) if self.weights is None else self.weights_of(device)  # type: ignore[return-value]
+
 
 @dataclass(frozen=True)
 class Federation:

@@ -36,29 +36,18 @@ SCENARIOS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class SyntheticTruth:
-    """What the data were drawn from.
+    """What the data were drawn from."""
 
-    Attributes
-    ----------
-    counts, groups
-        Rows and group of every device.
-    mu
-        The mean of each group's parameters. It shifts all logits alike, so labels do not depend on it.
-    W, b
-        Weights (groups x 10 x 60) and intercepts (groups x 10), float32 as drawn.
-    """
-
-    counts: Ints
-    groups: Ints
-    mu: Floats
-    W: Floats
-    b: Floats
+    counts: Ints  # rows of every device
+    groups: Ints  # the group of every device
+    mu: Floats  # the mean of each group's parameters; it shifts all logits alike, so labels do not depend on it
+    W: Floats  # weights, groups x 10 x 60, float32 as drawn
+    b: Floats  # intercepts, groups x 10
 
     def scores(self, device: int, X: Floats) -> Floats:
         """Return the logits of this device's rows before noise; no classifier beats their argmax."""
         g = self.groups[device]
-        scores: Floats = X @ self.W[g].astype(np.float64).T + self.b[g]
-        return scores
+        return np.asarray(X @ self.W[g].astype(np.float64).T + self.b[g])
 
 
 def synthetic(

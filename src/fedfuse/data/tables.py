@@ -128,14 +128,13 @@ def federation_from_frame(
 
 def _known_rows(table: Table, device: str, target: str, split_by: str | None) -> Table:
     """Return the rows with a target, a device and a place in the split; log how many others are dropped."""
-    known = np.ones(len(table), dtype=np.bool_)
-    roles = [(target, "target"), (device, "device")]
+    known, roles = np.ones(len(table), dtype=np.bool_), {target: "target", device: "device"}
     if split_by is not None:
         table.require([split_by], "column to split by")
-        if split_by in (device, target):
+        if split_by in roles:
             raise FedfuseError(f"split_by={split_by!r} is the device or target column; name a third one")
-        roles.append((split_by, "value to split by"))
-    for name, what in roles:
+        roles[split_by] = "value to split by"
+    for name, what in roles.items():
         gaps = table.missing(name)
         if gaps.any():
             log.warning("%d of %d rows are dropped: no %s (column %r)", gaps.sum(), len(table), what, name)

@@ -56,11 +56,7 @@ def model_for(federation: Federation, model: Model[Any] | str | None = None) -> 
 
 
 def is_network(name: str) -> bool:
-    """Whether the model of this name is a network.
-
-    >>> is_network("mlp"), is_network("softmax")
-    (True, False)
-    """
+    """Whether the model of this name is a network."""
     return SHORT.get(name, name) in ("CNN", "MLP")
 
 

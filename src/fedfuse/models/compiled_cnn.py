@@ -51,8 +51,8 @@ class CompiledCNN(ParameterBackend):
     def add_gradient(self, x: Tensor, y: Tensor, weight: float = 1.0) -> None:
         if y.ndim > 1:  # Rows with weights are left to torch.
             super().add_gradient(x, y, weight)
-            return
-        add_gradient(x.numpy().reshape(-1, *self.shape), y.numpy(), self._net, float(weight))
+        else:
+            add_gradient(x.numpy().reshape(-1, *self.shape), y.numpy(), self._net, float(weight))
 
     def outputs(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
         for first in range(0, len(x), CHUNK_ROWS):
@@ -79,8 +79,6 @@ class ConvLayer(NamedTuple):
 
 
 class LastLayer(NamedTuple):
-    """The last layer."""
-
     weights: Floats
     weights_slope: Floats
     bias: Floats
@@ -90,8 +88,6 @@ class LastLayer(NamedTuple):
 
 
 class Net(NamedTuple):
-    """A network, and space for a group of images."""
-
     first: ConvLayer
     second: ConvLayer
     last: LastLayer

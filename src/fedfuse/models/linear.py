@@ -136,8 +136,7 @@ class Regression(Model[D]):
         def run(jobs: Ints) -> None:
             steps = self._batch_steps(fit, rho, lr, work.batch or 1)
             for k in jobs:
-                (X, y), weights = fit.data.rows.of(fit.devices[k]), fit.data.rows.weights_of(fit.devices[k])
-                weights = np.ones(len(y)) if weights is None else weights
+                X, y, weights = fit.data.rows.weighted(fit.devices[k])
                 for orders in batch_orders(len(y), work, rngs[k]):
                     steps(X, y, weights, orders, fit.W[k], A[k])
 
@@ -260,17 +259,15 @@ class LinearRegression(Regression[LinearData]):
 
         def run(jobs: Ints) -> None:
             for k in by_rows[jobs]:
-                (X, y), weights = fit.data.rows.of(fit.devices[k]), fit.data.rows.weights_of(fit.devices[k])
+                X, y, weights = fit.data.rows.weighted(fit.devices[k])
                 order, g = np.arange(len(y))[None], np.empty(self.d)
-                weights = np.ones(len(y)) if weights is None else weights
                 _kernels.descend_rows(X, y, weights, order, steps, fit.W[k], A[k], rho, lr, max(1, len(y)), g)
 
         if by_rows.size:
             spread(run, fit.cost[by_rows] * steps)
 
     def _batch_steps(self, fit: LocalFit[LinearData], rho: float, lr: float, batch: int) -> BatchSteps:
-        g = np.empty(self.d)
-        how = rho, lr, batch, g
+        how = rho, lr, batch, np.empty(self.d)
         return lambda X, y, weights, orders, w, a: _kernels.descend_rows(X, y, weights, orders, len(orders), w, a, *how)
 
     def _solve(self, fit: LocalFit[LinearData], A: Floats, rho: float) -> None:

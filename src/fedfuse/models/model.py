@@ -30,9 +30,8 @@ _FITTING: dict[Goal, str] = {"classification": "SoftmaxRegression()", "regressio
 class Model(ABC, Generic[Data]):
     """A loss over flat parameter vectors of length ``d``, computed for many devices at once.
 
-    A model is written without sizes, ``SoftmaxRegression()``; `sized` fills them in from the federation.
-    Every method below takes ``devices`` (positions, k of them) and one parameter vector per device
-    (k x d), and never looks at another device's rows.
+    A model is written without sizes, ``SoftmaxRegression()``; `sized` fills them in. Methods take ``devices``
+    (positions, k of them) and a parameter vector for each (k x d), and never look at another device's rows.
     """
 
     n_features: int = field(default=0, kw_only=True)
@@ -42,10 +41,7 @@ class Model(ABC, Generic[Data]):
     quadratic: ClassVar[bool] = False  # whether means and covariances of its columns tell the loss of every parameter
 
     def sized(self: M, n_features: int, n_classes: int, shape: Shape | None = None) -> M:
-        """Return this model for data with so many features and classes (0: regression).
-
-        ``shape`` is that of one row where rows are images; only networks look at it.
-        """
+        """Return this model for so many features and classes (0: regression), and rows of this shape."""
         self.check("classification" if n_classes else "regression")
         return replace(self, n_features=n_features, n_classes=n_classes)
 
@@ -72,10 +68,7 @@ class Model(ABC, Generic[Data]):
 
     @property
     def head(self) -> Ints | None:
-        """Return where the last layer of classes is in the vector (classes x (columns + 1), the intercepts last).
-
-        None for a model that has no such layer, or whose outputs it does not determine.
-        """
+        """Where the last layer of classes is in the vector: classes x (columns + 1), intercepts last; None without."""
         return None
 
     def features(self, w: Floats, X: Floats) -> Floats:

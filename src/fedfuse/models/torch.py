@@ -417,11 +417,10 @@ class TorchModel(Model[TorchData]):
         except Exception as problem:  # whatever a user's module raises
             line = str(problem).partition("\n")[0]
             raise FedfuseError(f"the module cannot take rows of shape {engine.shape}: {line}") from problem
-        if self.goal == "classification" and shape != (2, self.n_classes):
-            words = f"the module must return one score for each of {self.n_classes} classes"
-            raise FedfuseError(f"{words} (n x {self.n_classes}), but for two rows it returned shape {shape}")
-        if self.goal == "regression" and shape not in ((2,), (2, 1)):
-            raise FedfuseError(f"the module must return one value per row, but for two rows it returned shape {shape}")
+        C, classes = self.n_classes, self.goal == "classification"
+        if shape not in ([(2, C)] if classes else [(2,), (2, 1)]):
+            need = f"one score for each of {C} classes (n x {C})" if classes else "one value per row"
+            raise FedfuseError(f"the module must return {need}, but for two rows it returned shape {shape}")
 
 
 def _batches(x: Tensor, work: Work, rng: np.random.Generator | None, couples_rows: bool) -> Iterator[Tensor | None]:
