@@ -33,6 +33,7 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_training, "TURNS", 1)
         patch.setattr(local_training, "REPEATS", 1)
+        patch.setattr(local_training, "synthetic", lambda name, seed: synthetic("3,3,3,3", seed=seed))
         figures = run_all(directory / "bench.json", TINY, console=console, only=only)
     return directory, figures, console.file.getvalue()
 

@@ -781,7 +781,7 @@ def test_ctrl_c_then_resume(fedfuse, tables):
     while not Path("cut/checkpoint/latest.npz").exists() and running.poll() is None:
         time.sleep(0.01)
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=150)
     assert (running.returncode, out) == (130, "")
     assert err == "fedfuse: interrupted; go on with: fedfuse resume cut\n"
     resumed, whole = fedfuse("resume", "cut", "--json"), fedfuse(*words, "--out", "whole")

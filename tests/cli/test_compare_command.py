@@ -240,7 +240,7 @@ def test_kill_9_and_the_same_again(begun, fedfuse, small):
     """All of it is killed; the same command goes on, and the table is that of a comparison that nobody killed."""
     running = begun("c")
     running.kill()
-    running.communicate(timeout=30)  # its pipes are closed only when the workers are gone, too
+    running.communicate(timeout=150)  # its pipes are closed only when the workers are gone, too
     assert not Path("c/table.json").exists()
     files = {p.relative_to("c"): p.read_bytes() for p in Path("c").rglob("latest.npz")}
     time.sleep(0.3)
@@ -266,7 +266,7 @@ def children(parent):
 def test_a_killed_worker(begun, fedfuse):
     running = begun("c")
     os.kill(children(running.pid)[0], signal.SIGKILL)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=150)
     assert (running.returncode, out) == (2, "")
     assert err == "fedfuse: a worker process was killed (is memory short?); go on with: fedfuse resume c\n"
     assert Path("c/compare.json").exists()
@@ -276,7 +276,7 @@ def test_ctrl_c_ends_all_workers(begun):
     """As a terminal sends it: to every process of the group."""
     running = begun("c")
     os.killpg(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=150)
     assert (running.returncode, out) == (130, "")
     assert err == "fedfuse: interrupted; go on with: fedfuse resume c\n"
 

@@ -33,7 +33,7 @@ def started(*words, out="cut", rounds=2000):
 def test_sigterm_ends_the_round_saves_and_exits_with_success(fedfuse, tables):
     running = started("--set", "checkpoint_every=7", rounds=600)
     running.send_signal(signal.SIGTERM)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=150)
     assert (running.returncode, out) == (0, "")
     assert err == "fedfuse: interrupted; go on with: fedfuse resume cut\n"
     meta = json.loads(read_arrays(Path("cut/checkpoint/latest.npz"))["meta"].tobytes())
@@ -53,7 +53,7 @@ def test_sigterm_stops_a_comparison(tables):
     while not list(Path("study").glob("runs/*/checkpoint/latest.npz")) and running.poll() is None:
         time.sleep(0.02)
     running.send_signal(signal.SIGTERM)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=150)
     assert running.returncode == 0
     assert err.splitlines()[-1] == "fedfuse: interrupted; go on with: fedfuse resume study"
 
@@ -67,7 +67,7 @@ def test_ctrl_c_twice_ends_without_a_traceback(tables, pause):
         except ProcessLookupError:
             break
         time.sleep(pause)
-    _, err = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=150)
     assert running.returncode in (130, -signal.SIGINT)  # The latter while the interpreter ends.
     assert "Traceback" not in err
     assert err.startswith("fedfuse: interrupted")

@@ -102,7 +102,7 @@ def test_without_data_the_page_says_what_is_missing(small):
     _, _, path = small
     page = write_report(path).read_text()
     assert "started from Python on data without a name" in page
-    assert not (path / "yardsticks.npz").exists()
+    assert not (path / "baselines.npz").exists()
     assert "one model for all" not in page
 
 

@@ -1,7 +1,6 @@
 """Attacks: some devices lie. What they send is replaced after their honest work, before the server sees it.
 
-Where nothing of that work is in the lie (same-value, gaussian), liars do as little of it as they can. How the server
-tells liars is in `protocol.reply_checks`.
+How the server tells liars is in `protocol.reply_checks`.
 
 The paper's three attacks (section 6.4.1, after Lin et al., 2022), and four others:
 
@@ -41,8 +40,6 @@ Attack: TypeAlias = Literal[
 Scope: TypeAlias = Literal["all", "fused"]
 Lies: TypeAlias = Literal["all", "models"]
 COLLUDING = ("little", "inner-product", "replacement")
-# Attacks whose lies hold nothing of what a liar would have sent.
-INVENTED = ("same-value", "gaussian")
 # The paper's standard deviations.
 SAME_VALUE_SIGMA, SIGN_FLIP_SIGMA, GAUSSIAN_SIGMA = 100.0, 10.0, 100.0
 INNER_PRODUCT_RATIO = 0.5
@@ -144,8 +141,7 @@ class Attacks(EngineWrapper):
     def submit(self, orders: Sequence[Order]) -> None:
         lying = [o for o in orders if o.device in self._liars and self._lies_about(o)]
         self._exchanges.append(Exchange(len(orders), len(lying), {(o.device, o.round): o.task for o in lying}, []))
-        who = {o.device for o in lying}  # at most one order each
-        self.inner.submit([replace(o, task=self._spared(o.task)) if o.device in who else o for o in orders])
+        self.inner.submit(orders)
 
     def collect(self, patience: float | None = None) -> list[Reply]:
         while True:
@@ -165,16 +161,6 @@ class Attacks(EngineWrapper):
         """Whether this is a message of the method, and one that liars would change."""
         untouched = order.round == tasks.EVALUATION_ROUND or isinstance(order.task, (tasks.PeekModel, tasks.Subspace))
         return self.attack != "label-flip" and not untouched
-
-    def _spared(self, task: Task) -> Task:
-        """Return the task with one step in place of its training, where nothing of that would be left in the lie."""
-        if self.attack not in INVENTED or self._honest:
-            return task
-        if not isinstance(task, (tasks.Train, tasks.MetaTrain, tasks.Choose)) or task.work is None:
-            return task
-        if isinstance(task, tasks.Train) and (task.send == "nothing" or (task.score and self.lies == "models")):
-            return task
-        return tasks.with_work(task, replace(task.work, steps=1, unit="batches" if task.work.batch else "epochs"))
 
     def _hold(self, reply: Reply) -> bool:
         """Keep a liar's reply back; False for all others."""

@@ -175,14 +175,14 @@ class LambdaPath(Method[LambdaPathState]):
         state.age, state.lineage = state.age + 1, state.lineage + 1
         state.calm = state.calm + len(devices) if residuals.largest <= self.precision else 0
         state.watched.append(mean_score(state.scores))
-        state.row = {"lam": state.lam, "stage": self._stage(state), "watched": state.watched[-1], "groups": np.nan}
+        state.row = {"lam": state.lam, "watched": state.watched[-1], "groups": np.nan}
         if not state.choosing:
             state.judging = state.lineage >= state.goal
             return residuals
         state.judging = self._done(state)
         return None  # one lambda may have converged, but not the method
 
-    def _stage(self, state: LambdaPathState) -> str:
+    def phase(self, state: LambdaPathState) -> str:
         of = f"{state.place + 1} of {len(state.grid)}" if len(state.grid) > 1 else "1"
         return f"trying {of}" if state.choosing else FINAL_STAGE
 

@@ -33,7 +33,7 @@ from fedfuse.utils.files import read_arrays, write_arrays
 from fedfuse.utils.typing import Floats
 
 RIDGE = 1e-3
-FILE = "yardsticks.npz"
+FILE = "baselines.npz"
 NAMES = ("local", "pooled")
 # For a certificate: evaluations of all groups at once, and what is left of their mean gradients, by those of devices.
 MAX_EVALUATIONS, RESIDUAL_RATIO = 100, 0.01

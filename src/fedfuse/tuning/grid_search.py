@@ -144,7 +144,7 @@ class GridSearch(Method[SearchState], WorksAtHome):
 
     def update(self, state: SearchState, devices: Ints, values: list[Floats]) -> Residuals | None:
         state.age += 1
-        state.row = {"stage": state.stage, "candidate": state.place, **state.grid[state.place], "watched": np.nan}
+        state.row = {"candidate": state.place, **state.grid[state.place], "watched": np.nan}
         if state.stage == JUDGING:
             self._judged(state, devices, values)
             return None
@@ -197,6 +197,9 @@ class GridSearch(Method[SearchState], WorksAtHome):
     def outcome(self, state: SearchState) -> Outcome:
         """Return the choice; models and labels are those of the candidate tried last."""
         return self._now(state).outcome(state.inner)._replace(settings=state.grid[state.place])
+
+    def phase(self, state: SearchState) -> str:
+        return state.stage
 
     def describe(self, state: SearchState) -> dict[str, Any]:
         return dict(state.row)
