@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
 import fedfuse as ff
-from fedfuse.engines import Attacks, Engine, EngineWrapper, InProcess
+from fedfuse.engines import Attacks, Engine, InProcess
 from fedfuse.engines.attacks import FORGE, draw_liars, flipped
 from fedfuse.errors import FedfuseError
 from fedfuse.models import default_model
@@ -20,14 +19,12 @@ from fedfuse.protocol.tasks import (
     EvaluateModels,
     Gradient,
     Install,
-    MetaTrain,
     Order,
     PeekModel,
     Reply,
     SendMoments,
     Subspace,
     Train,
-    steps_of,
 )
 from fedfuse.training.fit import resume
 from fedfuse.training.loop import Callback
@@ -162,43 +159,6 @@ def test_shared_weights_are_honest_where_only_the_fused_are_attacked():
     honest, sent = honest_and_forged("gaussian", TRAIN, scope="fused", shared=2)
     assert (honest[1][:2] == sent[1][:2]).all()
     assert (honest[1][2:] != sent[1][2:]).all()
-
-
-class Noting(EngineWrapper):
-    """Notes the steps that each device is asked for."""
-
-    steps: dict[int, int]
-
-    def submit(self, orders):
-        self.steps = {o.device: steps_of(o.task) for o in orders}
-        super().submit(orders)
-
-
-def steps_asked(attack, task, **options):
-    engine = Noting(devices()[1])
-    answers(Attacks(engine, attack, m=6, who=WHO, **options), [task] * 6)
-    return [engine.steps[i] for i in range(6)]
-
-
-@pytest.mark.parametrize("attack", FORGE)
-def test_liars_do_not_train_for_what_they_make_up(attack):
-    invented = attack in ("same-value", "gaussian")
-    heads = np.stack([np.zeros(4), np.ones(4)])
-    for task in (TRAIN, MetaTrain(Work(steps=3), np.ones(4), 0.1), Choose(np.empty(0), heads, Work(steps=3))):
-        assert steps_asked(attack, task) == [1 if invented and i in WHO else 3 for i in range(6)]
-
-
-@pytest.mark.parametrize(
-    ("task", "options"),
-    [
-        (TRAIN, {"scope": "fused", "shared": 2}),
-        (replace(TRAIN, score="test"), {"lies": "models"}),
-        (replace(TRAIN, send="nothing"), {}),
-    ],
-    ids=["honest part", "honest score", "nothing sent"],
-)
-def test_liars_train_where_some_of_it_is_seen(task, options):
-    assert steps_asked("gaussian", task, **options) == [3] * 6
 
 
 class OneByOne(Engine):

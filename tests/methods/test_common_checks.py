@@ -116,7 +116,7 @@ def taking_turns(*names):
     return pytest.mark.parametrize(("kind", "goal"), turns, ids=names)
 
 
-@pytest.mark.parametrize(("check", "case"), covering())
+@pytest.mark.parametrize(("check", "case"), list(covering()))
 def test_common(check, case):
     check(case)
 

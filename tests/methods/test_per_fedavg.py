@@ -91,7 +91,7 @@ def test_both_ends_of_the_difference_are_on_the_same_mini_batch(monkeypatch):
     federation, models = planted(m=3, n=100, noise=1.0), []
     method = ff.PerFedAvg(variant="hessian-free", work=ff.Work(steps=1, lr=0.02, batch=10))
     for epsilon in (1e-3, 1e-1):
-        monkeypatch.setattr(inprocess, "EPSILON", epsilon)
+        monkeypatch.setattr(inprocess, "DIFFERENCE_STEP", epsilon)
         models.append(ff.fit(federation, method, rounds=3, tol=0, dtype="float64").kept["model"])
     np.testing.assert_allclose(*models, atol=1e-9)
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize
 
 from fedfuse.models import default_model
-from fedfuse.training.evaluation import RIDGE, Baselines, local_models, pooled_model
+from fedfuse.training.evaluation import BASELINE_RIDGE, Baselines, local_models, pooled_model
 from support.planted import planted
 
 
@@ -18,9 +18,9 @@ def model_for(federation):
 
 
 def ridge(X, y):
-    """Minimise mean squared error + RIDGE/2 ||w||^2 in closed form."""
+    """Minimise mean squared error + BASELINE_RIDGE/2 ||w||^2 in closed form."""
     Z = np.column_stack([X, np.ones(len(X))])
-    return np.linalg.solve(2 * Z.T @ Z / len(y) + RIDGE * np.eye(Z.shape[1]), 2 * Z.T @ y / len(y))
+    return np.linalg.solve(2 * Z.T @ Z / len(y) + BASELINE_RIDGE * np.eye(Z.shape[1]), 2 * Z.T @ y / len(y))
 
 
 def softmax_ridge(X, y, C):
@@ -30,7 +30,7 @@ def softmax_ridge(X, y, C):
         scores = X @ w[: C * p].reshape(C, p).T + w[C * p :]
         top = scores.max(axis=1, keepdims=True)
         log_sum = np.log(np.exp(scores - top).sum(axis=1)) + top[:, 0]
-        return (log_sum - scores[np.arange(len(y)), y]).mean() + RIDGE / 2 * w @ w
+        return (log_sum - scores[np.arange(len(y)), y]).mean() + BASELINE_RIDGE / 2 * w @ w
 
     return minimize(loss, np.zeros(C * (p + 1)), method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-15}), loss
 

@@ -27,7 +27,7 @@ from fedfuse.utils.threads import one_blas_thread
 from fedfuse.utils.typing import Floats, Ints
 
 # Step of the difference quotient that stands for a Hessian.
-EPSILON = 1e-3
+DIFFERENCE_STEP = 1e-3
 EXACT = Work(solver="exact")
 # Tasks whose answers can be protected by noise on a change; none with a score can.
 _PROTECTED = (tasks.Install, tasks.Add, tasks.Rescale, tasks.Train, tasks.MetaTrain)
@@ -391,8 +391,8 @@ class InProcess(Engine):
         g = self._model.gradients(*next(batches), adapted)
         if task.hessian:  # both ends of the difference are on the same batch
             data, who = next(batches)
-            ends = [self._model.gradients(data, who, w + sign * EPSILON * g) for sign in (1, -1)]
-            g = g - task.inner * (ends[0] - ends[1]) / (2 * EPSILON)
+            ends = [self._model.gradients(data, who, w + sign * DIFFERENCE_STEP * g) for sign in (1, -1)]
+            g = g - task.inner * (ends[0] - ends[1]) / (2 * DIFFERENCE_STEP)
         return np.asarray(g)
 
     def _batch(

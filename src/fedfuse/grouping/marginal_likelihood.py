@@ -29,7 +29,7 @@ from fedfuse.grouping.selection import Curvature, chance_of_no_difference, neare
 from fedfuse.utils.typing import Floats, Ints
 
 # Log odds by which more groups must be more probable than fewer (1000 : 1).
-MARGIN = 7.0
+MIN_LOG_ODDS = 7.0
 # Groups that a device, or another group, is tried with.
 MAX_NEIGHBOURS = 10
 # Sweeps over all devices in a search for a better grouping.
@@ -56,7 +56,7 @@ class Evidence:
 
     prior_mean: Floats
     kappa: float = 1.0
-    margin: float = MARGIN
+    margin: float = MIN_LOG_ODDS
 
     @classmethod
     def learned(cls, moments: Floats, uneven: Floats) -> tuple[Evidence, Floats]:

@@ -152,7 +152,7 @@ class FusionState:
         """Make room for vectors; all pairs are far."""
         d, itemsize = self.d, self.omega.itemsize
         # long rows are whole cache lines; in short ones that would cost more memory than it is worth
-        width = alignment.whole(d, self.omega.dtype) if d * itemsize >= 16 * alignment.LINE else d
+        width = alignment.whole(d, self.omega.dtype) if d * itemsize >= 16 * alignment.LINE_BYTES else d
         self._pool = Pool(len(self.s), width, self.omega.dtype)
         self._where: Numbers = np.full(len(self.s), FAR, np.int32)
         self._sums = np.zeros(self.omega.shape)

@@ -32,7 +32,7 @@ from fedfuse.training.transport import Transport
 from fedfuse.utils.files import read_arrays, write_arrays
 from fedfuse.utils.typing import Floats
 
-RIDGE = 1e-3
+BASELINE_RIDGE = 1e-3
 FILE = "baselines.npz"
 NAMES = ("local", "pooled")
 # For a certificate: evaluations of all groups at once, and what is left of their mean gradients, by those of devices.
@@ -149,7 +149,7 @@ def standardised(federation: Federation) -> Federation:
 def _fitted(rows: Rows, model: Model[Any], dtype: npt.DTypeLike = np.float32) -> Floats:
     data = model.load(rows, dtype)
     zero = np.zeros((len(rows.start), model.d), dtype)
-    return model.train(data, np.arange(len(rows.start)), zero, zero, RIDGE, Work(solver="exact"))
+    return model.train(data, np.arange(len(rows.start)), zero, zero, BASELINE_RIDGE, Work(solver="exact"))
 
 
 class Evaluator:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -97,20 +98,23 @@ class Run:
     between_rounds: bool = False  # Only then may the state be saved.
 
     def __post_init__(self) -> None:
-        self.stages = stages_of(self.method, self.model, self.settings.rounds)
         settings = self.settings
+        self.stages = stages_of(self.method, self.model, settings.rounds)
         trained = self.federation.weighted(self.class_weights)  # Scores are without the weights of classes.
         self.info = info_of(trained, self.model, settings.seed, settings.dtype, settings.share)
         self.metric = metric_for(self.federation.goal, settings.metric)
         check_mode(self.method, settings.mode)
         settings.check_devices(self.info.m)
         self.transport = Transport(self.engine, self.info.m, self.info.d, self.info.dtype)
-        here, asked = (self.model, settings.dtype, self.metric), (self.transport, self.metric, settings)
-        everyone = self.federation
-        self._evaluator = Evaluator(everyone, *here) if everyone.here else RemoteEvaluator(everyone, *asked)
         self.attack = known_attack(self.engine)
         self.liars: Ints = self.attack.who if self.attack else np.empty(0, np.int64)
         self.honest = np.setdiff1d(np.arange(self.info.m), self.liars)
+
+    @cached_property
+    def _evaluator(self) -> Evaluator | RemoteEvaluator:
+        if self.federation.here:
+            return Evaluator(self.federation, self.model, self.settings.dtype, self.metric)
+        return RemoteEvaluator(self.federation, self.transport, self.metric, self.settings)
 
     @property
     def stage(self) -> Stage:

@@ -12,19 +12,19 @@ import numpy.typing as npt
 from fedfuse.utils.typing import Floats
 
 # Bytes of a cache line.
-LINE = 64
+LINE_BYTES = 64
 
 
 def zeros(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return so many zeros.
 
-    >>> zeros(5, np.float32).ctypes.data % LINE
+    >>> zeros(5, np.float32).ctypes.data % LINE_BYTES
     0
     """
     kind = np.dtype(dtype)
-    space = np.empty(size * kind.itemsize + LINE, np.uint8)
+    space = np.empty(size * kind.itemsize + LINE_BYTES, np.uint8)
     space[:] = 0  # not np.zeros: numpy asks for huge pages only here, and rows are visited far apart
-    first = -space.ctypes.data % LINE
+    first = -space.ctypes.data % LINE_BYTES
     return space[first : first + size * kind.itemsize].view(kind)
 
 
@@ -40,7 +40,7 @@ def rows(shape: tuple[int, ...], d: int, dtype: npt.DTypeLike) -> Floats:
 
 def whole(d: int, dtype: npt.DTypeLike) -> int:
     """Return how many numbers whole lines have that hold ``d`` of them."""
-    unit = LINE // np.dtype(dtype).itemsize
+    unit = LINE_BYTES // np.dtype(dtype).itemsize
     return -(-d // unit) * unit
 
 

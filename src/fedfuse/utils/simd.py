@@ -26,7 +26,7 @@ from numba.core.errors import TypingError
 from numba.core.typing.templates import AbstractTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin, register_model
 
-from fedfuse.utils.alignment import LINE, lane_bytes
+from fedfuse.utils.alignment import LINE_BYTES, lane_bytes
 
 BYTES = lane_bytes()
 _intrinsic: Any = intrinsic  # untyped: what it returns is called with other arguments
@@ -89,7 +89,7 @@ def _count(size: int) -> Any:
 # Bytes of lanes for rows of few numbers, on every processor.
 SHORT_BYTES = 32
 # width(array), short(array): how many of its numbers are lanes, short ones; line(array): how many are a cache line.
-width, short, line = _count(BYTES), _count(SHORT_BYTES), _count(LINE)
+width, short, line = _count(BYTES), _count(SHORT_BYTES), _count(LINE_BYTES)
 
 
 def _loads(size: int) -> Any:
