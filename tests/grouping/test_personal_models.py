@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.support.planted import planted
 
 import fedfuse as ff
 from fedfuse.grouping import personal
+from support.interruption import resumed_at
+from support.planted import planted
 
 
 def continuous(seed=0, m=40, n=14, p=3, spread=0.7, *, classes=False, noise=1.0):
@@ -102,21 +103,11 @@ def test_a_path_of_lambdas_has_them_too():
     assert result.verdict == "personal"
 
 
-def test_resumed_in_every_round_equals_uninterrupted(tmp_path):
+def test_resumed_in_every_step_equals_uninterrupted(tmp_path):
     federation = continuous(m=10)
-    whole = ff.fit(federation, checkpoint_every=1, participation=0.5)
-    first = next(i for i, stage in enumerate(whole.history["stage"]) if stage == "judge groups")
-    for rounds in range(first, whole.rounds, 3):
-        path = tmp_path / str(rounds)
-
-        class Stop(ff.Callback):
-            def on_round(self, run, row, at=rounds):
-                if run.k == at:
-                    raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            ff.fit(federation, checkpoint_every=1, participation=0.5, out=path, callbacks=[Stop()])
-        resumed = ff.resume(path, federation=federation)
+    whole = ff.fit(federation, participation=0.5)
+    stops = range(whole.history["stage"].tolist().index("judge groups"), whole.rounds, 3)
+    for resumed in resumed_at(stops, federation, ff.FusionTree(), tmp_path / "run", participation=0.5):
         assert resumed.verdict == whole.verdict
         assert resumed.cost_floats == whole.cost_floats
         np.testing.assert_array_equal(resumed.in_use, whole.in_use)
