@@ -210,8 +210,8 @@ def test_resumed_anywhere_equals_uninterrupted(strategy, tmp_path, monkeypatch):
         out = tmp_path / str(stop)
 
         def interrupt(run, stop=stop):
-            save(run)
             if run.k == stop:
+                save(run)
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(loop.Run, "save", interrupt)
