@@ -10,6 +10,8 @@ import fedfuse as ff
 
 # Sixteen times the usual test rows, so that scores differ by more than chance; the rows to learn from stay as many.
 TEST_SHARE = 0.8
+# What is added to a seed for which all rows have one class: nothing can be learned from them.
+NEXT_DRAW = 10**6
 NOISE_RATIOS = (1.0, 2.0, 4.0)  # of the devices' noise to each other, linear regression
 
 
@@ -68,6 +70,8 @@ def draw(seed: int, ranges: Ranges = REGRETS) -> tuple[ff.Federation, str]:
             y = (scores + rng.gumbel(size=scores.shape)).argmax(axis=1)
             y = np.where(rng.random(n) < ranges.wrong_labels[loud], rng.integers(classes, size=n), y)
         data.append((X, y))
+    if len(np.unique(np.concatenate([y for _, y in data]))) == 1:
+        return draw(seed + NEXT_DRAW, ranges)
     what = f"{'linear' if linear else f'{classes} classes'}, {m} devices, {groups} groups, {p} columns, "
     what += f"{int(np.median(counts))} rows, separation {separation:.2f}{', unequal noise' if unequal_noise else ''}"
     goal = "regression" if linear else "classification"

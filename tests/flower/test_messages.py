@@ -50,9 +50,11 @@ ALL = [
     tasks.Losses(np.stack([W, -W])),
     tasks.EvaluateModels(np.stack([W, -W]), own=True, balanced=True),
     tasks.GradientCosine(W, -W),
-    tasks.JudgePersonalModels(np.stack([W, -W]), W, W[:2], W[:1], W[1:2], (1.0, 0.1), (3.0,), (0.5,)),
+    tasks.JudgePersonalModels(
+        np.stack([W, -W]), W, W[:2], W[:1], W[1:2], (1.0, 0.1), (3.0,), (0.5,), np.eye(3, dtype=np.float32)
+    ),
     tasks.SendPosterior(W, W[:2], W[:1]),
-    tasks.PeekPersonalModels(W, W[:2], W[:1], 0.1),
+    tasks.PeekPersonalModels(np.stack([W, -W]), W[:2], W[:1], W[:3], W[1:4]),
     tasks.JudgeDrawnModels(W, W[:1], (1.0, 0.1)),
     tasks.PeekDrawnModels(W, 0.1),
     tasks.SendMoments(3),

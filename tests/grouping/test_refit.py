@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 import fedfuse as ff
 from fedfuse.engines import Engine, InProcess
 from fedfuse.grouping import simulated_replies
+from fedfuse.grouping.pooled_fit import pool
 from fedfuse.grouping.refit import (
     ColumnMoments,
     FinalFit,
@@ -268,3 +269,14 @@ def test_constant_columns_do_no_harm():
     result = ff.fit(ff.Federation.from_arrays(data, truth=[0, 0, 1, 1]), Oracle())
     assert np.isfinite(result.models).all()
     assert result.score("test") < 0.2
+
+
+def test_a_loss_that_is_usual_elsewhere_is_no_lie():
+    """Of two devices one is fitted without error: what the other loses by the same model must still be seen."""
+    labels, rows = np.array([0, 0, 1, 1, 1]), np.full(5, 10)
+    honest = np.zeros((5, 4))
+    honest[:, 3] = [1e-9, 11.0, 0.5, 0.6, 0.7]
+    seen = pool(honest, labels, 2, 2, rows, rows, "screen").validation_loss
+    np.testing.assert_allclose(seen, [5.5, 0.6])
+    honest[1, 3] = 1e30
+    assert pool(honest, labels, 2, 2, rows, rows, "screen").validation_loss[0] < 1e3

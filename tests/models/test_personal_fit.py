@@ -15,12 +15,14 @@ from fedfuse.models.personal_fit import (
     as_tables,
     as_vectors,
     in_lots,
+    judge,
     leave_one_out,
     nearest_centres,
     posterior,
     without_device,
 )
 from fedfuse.models.softmax import SoftmaxRegression
+from fedfuse.protocol.tasks import JudgePersonalModels
 
 
 def tables(rng, counts=(7, 12), p=3, classes=0):
@@ -81,7 +83,7 @@ def test_leaving_out_a_row_is_like_fitting_without_it(classes, tolerance):
     rows = tables(rng, counts=(9, 15), classes=classes)
     centre = rng.normal(size=(2, max(classes, 1), 4)) / 2
     variances = np.full(4, 0.5)
-    losses = leave_one_out(rows, posterior(rows, Prior.of(centre, variances, 0.0)))
+    losses = rows.losses(leave_one_out(rows, posterior(rows, Prior.of(centre, variances, 0.0))))
     for k in range(2):
         for r in range(int(rows.counts[k])):
             rest = without(rows, k, r)
@@ -110,6 +112,35 @@ def test_a_ridge_alone_does_not_depend_on_units():
     other = DeviceTables(rows.Z * scale, rows.y, rows.there, 0)
     first, second = (posterior(r, Prior.alone(r, 0.1)) for r in (rows, other))
     np.testing.assert_allclose(rows.predicted(first.W), other.predicted(second.W), rtol=1e-3, atol=1e-3)
+
+
+def test_a_column_that_is_constant_at_home_does_nothing_in_a_ridge_alone():
+    """Else it would share the intercept, and a row in which it differs would be predicted far off."""
+    rng = np.random.default_rng(8)
+    rows = tables(rng, counts=(10,))
+    rows.Z[:, :, 1] = 1.5
+    W = posterior(rows, Prior.alone(rows, 1e-3)).W
+    assert abs(W[0, 0, 1]) < 1e-4
+    fewer = DeviceTables(np.delete(rows.Z, 1, axis=2), rows.y, rows.there, 0)
+    np.testing.assert_allclose(
+        rows.predicted(W), fewer.predicted(posterior(fewer, Prior.alone(fewer, 1e-3)).W), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+def test_averages_of_models_are_judged_as_the_models_are(classes):
+    """A weight of 1 is that model; of squared errors an average is never worse than the mean of what it averages."""
+    rng = np.random.default_rng(9)
+    rows = tables(rng, counts=(9, 15), classes=classes)
+    centres, common = rng.normal(size=(2, 2, max(classes, 1), 4)), rng.normal(size=(max(classes, 1), 4))
+    blends = np.vstack([np.eye(3), np.full(3, 1 / 3)])
+    asked = JudgePersonalModels(
+        *(np.empty(0),) * 2, np.ones(4), np.empty(0), np.ones(1), (0.5,), (2.0,), (0.1,), blends
+    )
+    losses = judge(rows, asked, centres, common, np.full(2, 0.3))
+    assert losses.shape == (2, 8)
+    np.testing.assert_allclose(losses[:, 4:7], losses[:, 1:4], rtol=1e-10)
+    assert (losses[:, 7] <= losses[:, 1:4].mean(axis=1)).all()  # Log-losses are convex too.
 
 
 def test_noise_is_found_between_the_devices_own_and_the_average():

@@ -6,7 +6,8 @@ Real sites differ continuously, so that a device's own rows often know better th
              their own rows alone; the groups' models stand if none of these is better
     all:     empirical Bayes: devices send the model that their rows draw from a common centre, and how sure it is; the
              server learns the centre, how much devices differ in each column, and the noise, in a few rounds
-    devices: judge models drawn to the common centre and to their groups, with these variances
+    devices: judge models drawn to the common centre and to their groups, with these variances; then averages of the
+             best of these and of that of their own rows alone (stacking)
     server:  the verdict: what has the least loss, and the groups' unless another is better beyond chance
 
 A device is put into the group that suits its other rows when a row is left out, and the group's model is taken without
@@ -52,17 +53,22 @@ ALONE_STRENGTHS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 FIRST_VARIANCES = (1.0, 0.1, 0.01)
 GROUP_FACTORS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 COMMON_FACTORS = (3.0, 1.0, 0.3)
-# By how much models of devices' own must beat those of groups before more is asked of devices.
+# By how much models of devices' own must beat those of sure groups before more is asked of devices.
 MIN_GAIN_RATIO = 0.005
 # Rounds of empirical Bayes, and the change of variances (as a ratio) and of the centre at which it ends.
 MAX_PRIOR_ROUNDS, VARIANCE_TOLERANCE, CENTRE_TOLERANCE = 10, 0.1, 0.01
 MIN_COLUMN_VARIANCE, MAX_COLUMN_VARIANCE = 1e-6, 1e3
-# Models of devices' own must beat those of groups in a paired t test over devices, one-sided, at this level.
-VERDICT_LEVEL = 0.05
+# Models of devices' own must beat those of groups in a paired t test over devices, one-sided: of groups that are sure
+# (above this stability) at the first level, of others at the second.
+SURE_STABILITY = 0.9
+SURE_GROUPS_LEVEL, UNSURE_GROUPS_LEVEL = 0.05, 0.3
 # Groups whose models are judged by a device, the nearest to its own.
 MAX_JUDGED_GROUPS = 20
 NO_GROUP = "pooled"
 
+
+# Weights of models drawn to the group's, to the common centre, and alone, in averages that are tried: quarters.
+BLENDS = np.array([(a, b, 4 - a - b) for a in range(5) for b in range(5 - a)]) / 4
 
 # Variances of last layers, and of large convex models, around the group's; and of large models around zero.
 HEAD_VARIANCES = (1.0, 0.3, 0.1, 0.03, 0.01)
@@ -114,6 +120,11 @@ class VerdictState(StepState):
     def n_groups(self) -> int:
         return len(self.models)
 
+    @property
+    def sure(self) -> bool:
+        """Whether the groups are sure."""
+        return (self.before.stability or 0.0) > SURE_STABILITY
+
     def active(self, drawn: int) -> int:
         # Networks have few rounds, and this is one exchange.
         return drawn if self.info.model.convex else self.info.m
@@ -127,9 +138,9 @@ class VerdictState(StepState):
     def decide(self) -> str:
         """Set the verdict, and end."""
         by_group, drawn, alone = self.losses[np.isfinite(self.losses).all(axis=1)].T
-        best, name = (drawn, "personal") if drawn.mean() <= alone.mean() else (alone, "alone")
+        best, name = (drawn, "personal") if drawn.mean() < alone.mean() else (alone, "alone")
         gain = by_group - best
-        better = len(gain) > 1 and bool(gain.mean() > _bound(len(gain)) * gain.std(ddof=1) / np.sqrt(len(gain)))
+        better = len(gain) > 1 and _above_zero(gain, SURE_GROUPS_LEVEL if self.sure else UNSURE_GROUPS_LEVEL)
         self.verdict = name if better else ("groups" if self.n_groups > 1 else NO_GROUP)
         return END
 
@@ -153,7 +164,8 @@ class PersonalState(VerdictState):
     centre: Floats = field(init=False)
     variances: Floats = field(init=False)
     noise: float = 0.0
-    to_groups: bool = True
+    common_factor: float = 1.0
+    weights: Floats = field(default_factory=lambda: np.array([1.0, 0.0, 0.0]))
     rounds: int = 0
 
     def __post_init__(self, previous: Outcome | None) -> None:
@@ -165,7 +177,7 @@ class PersonalState(VerdictState):
         self.centre = np.average(self.models[self.labels], axis=0, weights=np.maximum(rows, 1e-12))
         self.variances = np.ones(self.info.model.n_features + 1)
 
-    def judged(self, devices: Ints, **kinds: tuple[float, ...]) -> list[Task]:
+    def judged(self, devices: Ints, **kinds: Any) -> list[Task]:
         """Return what asks devices for losses."""
         common, noise = self.centre.astype(self.info.dtype), np.array([self.noise])
         asked: list[Task] = []
@@ -176,22 +188,29 @@ class PersonalState(VerdictState):
             asked.append(JudgePersonalModels(models, common, self.variances, share, noise, **kinds))
         return asked
 
-    def prior(self, device: int) -> tuple[Floats, Floats, Floats]:
-        """Return what a device's own model is drawn to: centre, variances of columns, noise."""
-        own = self.models[self.labels[device]] if self.to_groups and self.shares[device] < 1 else self.centre
-        return own, self.factor * self.variances, np.array([self.noise])
+    @property
+    def strengths(self) -> Floats:
+        """Return how strongly models are drawn: to groups', to the common one; and the ridge of those alone."""
+        return np.array([self.factor, self.common_factor, self.strength])
+
+    def own(self, device: int) -> Task:
+        """Return what asks a device for the models that it uses at home."""
+        centre = self.models[self.labels[device]] if self.shares[device] < 1 else self.centre
+        centres = np.stack([centre, self.centre]).astype(self.info.dtype)
+        return PeekPersonalModels(centres, self.variances, np.array([self.noise]), self.strengths, self.weights)
 
     def learned(self) -> dict[str, Floats]:
         """Return what a newcomer's own model needs: see `personal_model`."""
-        numbers = np.array([self.noise, self.strength, self.to_groups])
-        return {"centre": self.centre, "variances": self.factor * self.variances, "personal": numbers}
+        numbers = np.concatenate([[self.noise], self.strengths, self.weights])
+        return {"centre": self.centre, "variances": self.variances, "personal": numbers}
 
 
-def _bound(n: int) -> float:
-    """Return the standard errors by which the mean of n differences must be above 0."""
+def _above_zero(differences: Floats, level: float) -> bool:
+    """Whether the mean of these differences is above 0 in a one-sided t test."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(n - 1, 1 - VERDICT_LEVEL))
+    n = len(differences)
+    return bool(differences.mean() > stdtrit(n - 1, 1 - level) * differences.std(ddof=1) / np.sqrt(n))
 
 
 def _inverse(shift: Floats, scale: Floats) -> tuple[Floats, Floats]:
@@ -223,7 +242,7 @@ class JudgeGroups(Step[PersonalState]):
         state.losses[who] = risks[:, [0, 1 + first, 1 + drawn + lone]]
         best = float(means[[0, 1 + first, 1 + drawn + lone]].min())
         state.noise = best**2 if state.info.model.goal == "regression" else 1.0
-        if best > (1 - MIN_GAIN_RATIO) * means[0]:
+        if state.sure and best > (1 - MIN_GAIN_RATIO) * means[0]:
             return state.decide()
         state.variances = np.full_like(state.variances, max(state.factor, FIRST_VARIANCES[1]))
         return LearnPrior.name
@@ -267,19 +286,33 @@ class JudgePersonal(Step[PersonalState]):
     size_is_known = False
 
     def ask(self, state: PersonalState, devices: Ints) -> list[Task]:
-        return state.judged(devices, to_group=self._group_factors(state), to_common=COMMON_FACTORS)
-
-    def _group_factors(self, state: PersonalState) -> tuple[float, ...]:
-        return GROUP_FACTORS if state.n_groups > 1 else ()
+        return state.judged(devices, to_group=GROUP_FACTORS, to_common=COMMON_FACTORS)
 
     def take(self, state: PersonalState) -> str:
-        factors = (*self._group_factors(state), *COMMON_FACTORS)
-        who, risks = state.heard(1 + len(factors))
-        if not len(who):
+        _, risks = state.heard(1 + len(GROUP_FACTORS) + len(COMMON_FACTORS))
+        if not len(risks):
             return state.decide()
-        best = int(risks[:, 1:].mean(axis=0).argmin())
-        state.factor, state.to_groups = factors[best], best < len(self._group_factors(state))
-        state.losses[who, 1] = risks[:, 1 + best]
+        to_group, to_common = np.split(risks[:, 1:].mean(axis=0), [len(GROUP_FACTORS)])
+        state.factor, state.common_factor = GROUP_FACTORS[to_group.argmin()], COMMON_FACTORS[to_common.argmin()]
+        return JudgeBlends.name
+
+
+class JudgeBlends(Step[PersonalState]):
+    """Devices judge averages of models drawn to their groups, to the common centre, and of their own rows alone."""
+
+    name = "judge blends"
+    size_is_known = False
+
+    def ask(self, state: PersonalState, devices: Ints) -> list[Task]:
+        to_group, to_common, alone = ((float(strength),) for strength in state.strengths)
+        return state.judged(devices, to_group=to_group, to_common=to_common, alone=alone, blends=BLENDS)
+
+    def take(self, state: PersonalState) -> str:
+        who, risks = state.heard(4 + len(BLENDS))
+        if len(who):
+            best = int(risks[:, 4:].mean(axis=0).argmin())
+            state.weights = BLENDS[best]
+            state.losses[who, 1] = risks[:, 4 + best]
         return state.decide()
 
 
@@ -348,7 +381,7 @@ class Personal(JudgesModels[PersonalState]):
 
     def steps(self) -> dict[str, Step[Any]]:
         begin = RescaleColumns(lambda state: JudgeGroups.name)
-        return by_name(begin, JudgeGroups(), LearnPrior(), JudgePersonal())
+        return by_name(begin, JudgeGroups(), LearnPrior(), JudgePersonal(), JudgeBlends())
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> PersonalState:
         assert previous is not None
@@ -357,8 +390,7 @@ class Personal(JudgesModels[PersonalState]):
     def at_home(self, state: PersonalState) -> list[Task]:
         if not state.verdict:
             return []
-        alone = state.strength
-        return [PeekPersonalModels(*state.prior(i), alone) for i in range(state.info.m)]
+        return [state.own(i) for i in range(state.info.m)]
 
 
 @dataclass(frozen=True)
@@ -405,9 +437,9 @@ def personal_model(known: RunSummary, info: FederationInfo, joined: AdmissionRes
         variance, alone = kept["drawn"].tolist()
         asked: Task = PeekDrawnModels(centre.astype(info.dtype), variance, alone if convex else None)
     else:
-        noise, alone, to_groups = kept["personal"]
-        centre = centre if to_groups else kept["centre"]
-        asked = PeekPersonalModels(centre.astype(info.dtype), kept["variances"], np.array([noise]), float(alone))
+        noise, strengths, weights = np.split(kept["personal"], [1, 4])
+        centres = np.stack([centre, kept["centre"]]).astype(info.dtype)
+        asked = PeekPersonalModels(centres, kept["variances"], noise, strengths, weights)
     seen = yield asked
     w = np.split(seen, 1 + convex)[own]
     return joined._replace(model=model.unscaled(w, shift, scale) if convex else w)

@@ -36,14 +36,14 @@ MAX_COMPARED = 5000
 UNKNOWN_CONFIDENCE = 0.5
 # Differences inside a group that are considered, relative to the usual size of a parameter; and where there are several
 # groups, relative to how far these are apart, which is the more probable beforehand.
-RELATIVE_DIFFERENCES = (0.1, 0.14, 0.2, 0.28, 0.4, 0.8)
+RELATIVE_DIFFERENCES = (0.14, 0.2, 0.28, 0.4, 0.8)
 SPREAD_RATIOS, SPREAD_PRIOR = (0.5, 0.7, 1.0, 1.4), 0.9
 # Shares of a group's devices that may differ (the least is one device), and how probable these are beforehand.
 DIFFERENT_SHARES, SHARE_PRIORS = (0.0, 0.3, 1.0), (0.05, 0.15, 0.8)
 # How probable it is that devices differ in one parameter, and not in all.
 SPARSE_PRIOR = 0.1
 # Odds beforehand that groups hide a difference: one group, and several (benchmarks/calibration.py).
-ONE_GROUP_PRIOR_ODDS, HIDDEN_PRIOR_ODDS = 0.5, 0.3
+ONE_GROUP_PRIOR_ODDS, HIDDEN_PRIOR_ODDS = 0.25, 0.2
 # Groups by which the usual distance of groups is told.
 MAX_SPREAD_GROUPS = 1000
 # Exponent of likelihoods at models that are estimates: by themselves they are too sure (benchmarks/calibration.py).

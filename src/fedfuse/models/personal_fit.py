@@ -38,7 +38,7 @@ MAX_HESSIAN_NUMBERS = 20_000_000
 MIN_FREEDOM = 1e-6
 # Rows of standardised columns, for each parameter, that a device's curvature is mixed with.
 RIDGE_ROWS = 0.1
-# A column that a device does not vary in, by the variance over the federation.
+# Variance of a column, over that in the federation, below which a device cannot tell what it does: so it does nothing.
 MIN_VARIANCE = 1e-6
 
 
@@ -137,24 +137,11 @@ class Prior:
         n = tables.counts[:, None]
         mean = (tables.Z * tables.there[..., None]).sum(axis=1) / np.maximum(n, 1)
         away = (tables.Z - mean[:, None]) * tables.there[..., None]
-        variance = np.square(away).sum(axis=1) / np.maximum(n, 1) + MIN_VARIANCE
+        variance = np.square(away).sum(axis=1) / np.maximum(n, 1)
+        variance[variance < MIN_VARIANCE] = 1.0
         variance[:, -1] = MIN_VARIANCE
         shape = (len(n), tables.outputs, variance.shape[1])
         return cls(np.zeros(shape), np.broadcast_to((n * strength * variance)[:, None], shape))
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """What is judged: see `protocol.tasks.JudgePersonalModels`; centres are k x groups x outputs x columns."""
-
-    centres: Floats
-    share: Floats
-    common: Floats
-    variances: Floats
-    noise: float
-    to_group: tuple[float, ...]
-    to_common: tuple[float, ...]
-    alone: tuple[float, ...]
 
 
 def posterior(tables: DeviceTables, prior: Prior) -> Posterior:
@@ -172,7 +159,7 @@ def posterior(tables: DeviceTables, prior: Prior) -> Posterior:
 
 
 def leave_one_out(tables: DeviceTables, found: Posterior) -> Floats:
-    """Return the loss of every row (k x n) where the device's own model has not seen it."""
+    """Return values or logits of every row (k x n x outputs) by the device's own model, had it not seen the row."""
     U = tables.predicted(found.W)
     g, h = (each / found.noise.reshape(-1, *[1] * (each.ndim - 1)) for each in tables.derivatives(U))
     C, p = tables.outputs, tables.Z.shape[2]
@@ -183,7 +170,7 @@ def leave_one_out(tables: DeviceTables, found: Posterior) -> Floats:
         away = S[..., 0] * g / np.maximum(1 - S[..., 0] * h[..., 0], MIN_FREEDOM)
     else:
         away = (S @ np.linalg.solve(np.eye(C) * (1 + MIN_FREEDOM) - h @ S, g[..., None]))[..., 0]
-    return tables.losses(U + away)
+    return np.asarray(U + away)
 
 
 def without_device(tables: DeviceTables, centre: Floats, share: Floats) -> Floats:
@@ -208,56 +195,65 @@ def nearest_centres(tables: DeviceTables, centres: Floats) -> Ints:
     return np.asarray((losses.sum(axis=2, keepdims=True) - losses).argmin(axis=0))
 
 
-def judge(tables: DeviceTables, asked: Candidates) -> Floats:
-    """Return every device's mean loss of every candidate, each of its rows left out in turn (k x candidates)."""
-    centres = asked.centres.copy()
-    apart = (asked.share < 1)[:, None, None]
-    centres[:, 0] = np.where(apart, without_device(tables, centres[:, 0], asked.share), asked.common)
+def judge(tables: DeviceTables, asked: JudgePersonalModels, centres: Floats, common: Floats, share: Floats) -> Floats:
+    """Return every device's mean loss of every candidate, each of its rows left out in turn (k x candidates).
+
+    Of what devices are ``asked`` for, ``centres`` (k x groups x outputs x columns), the ``common`` one and ``share``
+    (k) are given as tables; the others are the same for all.
+    """
+    centre, noise = np.broadcast_to(common, centres[:, 0].shape), float(asked.noise[0])
+    first = np.where((share < 1)[:, None, None], without_device(tables, centres[:, 0], share), centre)
+    centres = np.concatenate([first[:, None], centres[:, 1:]], axis=1)
     suited = nearest_centres(tables, centres)
     by_group = _drawn_to_nearest(tables, centres, suited, None)
-    noise = asked.noise or np.maximum(tables.means(by_group), np.finfo(np.float64).tiny)
+    loud = noise or np.maximum(tables.means(tables.losses(by_group)), np.finfo(np.float64).tiny)
     scaled = [factor * asked.variances for factor in asked.to_group]
-    to_group = [_drawn_to_nearest(tables, centres, suited, (variances, noise)) for variances in scaled]
-    common = np.broadcast_to(asked.common, centres[:, 0].shape)
-    priors = [Prior.of(common, factor * asked.variances, noise) for factor in asked.to_common]
+    seen = [_drawn_to_nearest(tables, centres, suited, (variances, loud)) for variances in scaled]
+    priors = [Prior.of(centre, factor * asked.variances, loud) for factor in asked.to_common]
     priors += [Prior.alone(tables, strength) for strength in asked.alone]
-    others = [leave_one_out(tables, posterior(tables, prior)) for prior in priors]
-    losses = [by_group, *to_group, *others]
-    return np.stack([tables.means(each) for each in losses], axis=1)
+    seen += [leave_one_out(tables, posterior(tables, prior)) for prior in priors]
+    blends = [np.tensordot(weights, np.stack(seen), 1) for weights in asked.blends]
+    return np.stack([tables.means(tables.losses(U)) for U in (by_group, *seen, *blends)], axis=1)
 
 
 def _drawn_to_nearest(
     tables: DeviceTables, centres: Floats, suited: Ints, drawn: tuple[Floats, Floats | float] | None
 ) -> Floats:
-    """Return losses of rows with the centre that suits the device's other rows best, or of models drawn to it."""
-    losses = np.zeros_like(tables.there)
+    """Return values or logits of rows by the centre that suits the device's other rows best, or by models drawn to it.
+
+    No row is seen by the model that it is judged by.
+    """
+    found = np.zeros((*tables.there.shape, tables.outputs))
     for g in range(centres.shape[1]):
         who = (suited == g).any(axis=1)
         if not who.any():
             continue
         some, centre = tables.of(who), centres[who, g]
         if drawn is None:
-            seen = some.losses(some.predicted(centre))
+            seen = some.predicted(centre)
         else:
             noise = np.broadcast_to(drawn[1], len(who))[who]
             seen = leave_one_out(some, posterior(some, Prior.of(centre, drawn[0], noise)))
-        losses[who] = np.where(suited[who] == g, seen, losses[who])
-    return losses
+        found[who] = np.where((suited[who] == g)[..., None], seen, found[who])
+    return found
 
 
 def personal_answers(model: Model[Any], tables: DeviceTables, asked: list[Any]) -> Floats:
     """Return what devices with these rows answer to tasks about models of their own (one row each)."""
-    variances, noise, first = asked[0].variances, float(asked[0].noise[0]), asked[0]
+    first = asked[0]
     if isinstance(first, JudgePersonalModels):
         centres, share = as_tables(model, np.stack([t.centres for t in asked])), np.array([t.share[0] for t in asked])
-        common = as_tables(model, first.common)
-        kinds = (first.to_group, first.to_common, first.alone)
-        return judge(tables, Candidates(centres, share, common, variances, noise, *kinds))
-    found = posterior(tables, Prior.of(as_tables(model, np.stack([t.centre for t in asked])), variances, noise))
-    drawn = as_vectors(model, found.W)
+        return judge(tables, first, centres, as_tables(model, first.common), share)
+    noise = float(first.noise[0])
     if isinstance(first, SendPosterior):
-        return np.column_stack([drawn, found.variances, found.noise])
-    return np.column_stack([drawn, as_vectors(model, posterior(tables, Prior.alone(tables, first.alone)).W)])
+        centre = as_tables(model, np.stack([t.centre for t in asked]))
+        found = posterior(tables, Prior.of(centre, first.variances, noise))
+        return np.column_stack([as_vectors(model, found.W), found.variances, found.noise])
+    centres = as_tables(model, np.stack([t.centres for t in asked]))
+    factors, strength = first.strengths[:2], float(first.strengths[2])
+    priors = [Prior.of(centres[:, k], factor * first.variances, noise) for k, factor in enumerate(factors)]
+    own = [as_vectors(model, posterior(tables, prior).W) for prior in (*priors, Prior.alone(tables, strength))]
+    return np.column_stack([np.tensordot(first.weights, np.stack(own), 1), own[-1]])
 
 
 def in_lots(rows: Rows, devices: Ints, model: Model[Any]) -> Iterator[tuple[Ints, DeviceTables]]:

@@ -7,7 +7,7 @@ really sent (`CommunicationLedger`) and an upload of another size is refused (`f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -310,8 +310,8 @@ class JudgePersonalModels(_Message):
     ``centres`` are models of groups, the device's own first, of whose rows it has this ``share``. The answer are mean
     losses on training and validation rows: of the group that suits the other rows best; of a model drawn to that
     group's with ``variances`` times each of ``to_group``; of one drawn to ``common``, with these times each of
-    ``to_common``; of a ridge on the device's own rows of each strength in ``alone``. ``noise`` is that of an average
-    device (0: unknown).
+    ``to_common``; of a ridge on the device's own rows of each strength in ``alone``; of averages of these own models
+    with each row of ``blends`` as weights. ``noise`` is that of an average device (0: unknown).
     """
 
     centres: Floats
@@ -322,9 +322,10 @@ class JudgePersonalModels(_Message):
     to_group: tuple[float, ...] = ()
     to_common: tuple[float, ...] = ()
     alone: tuple[float, ...] = ()
+    blends: Floats = field(default_factory=lambda: np.empty((0, 0)))
 
     def floats_up(self, d: int) -> int:
-        return 1 + len(self.to_group) + len(self.to_common) + len(self.alone)
+        return 1 + len(self.to_group) + len(self.to_common) + len(self.alone) + len(self.blends)
 
 
 @dataclass(frozen=True)
@@ -341,12 +342,17 @@ class SendPosterior(_Message):
 
 @dataclass(frozen=True)
 class PeekPersonalModels(_Message):
-    """Send the models that you use at home: one drawn to this centre, and one of your rows alone. Not counted."""
+    """Send the models that you use at home: an average of three, and the last of these. Not counted.
 
-    centre: Floats
+    They are drawn to the group's model and to the common one (``centres``), with ``variances`` times the first two
+    ``strengths``, and of the device's own rows alone, with a ridge of the third.
+    """
+
+    centres: Floats
     variances: Floats
     noise: Floats
-    alone: float
+    strengths: Floats
+    weights: Floats
 
     def floats_up(self, d: int) -> int:
         return 2 * d
