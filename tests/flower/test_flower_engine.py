@@ -179,6 +179,7 @@ def test_a_registered_name_is_believed_and_nothing_else():
     found.look(now=True)
     found.look(now=True)
     assert found.node_of == {"0": 1000, "2": 1002}
+    assert list(found.left_out) == ["1"]  # By the name that its key proves, not the one that it claims.
     assert found.trouble == {"refused nodes": 1}
 
 

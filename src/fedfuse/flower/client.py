@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
@@ -222,17 +221,8 @@ def _cached(store: OrderedDict[Any, Cached], key: Any, make: Callable[[], Cached
 class Device(InProcess):
     """A federation of one device, with the random numbers of its place in the whole federation."""
 
-    def __init__(
-        self,
-        federation: Federation,
-        model: Model[Any],
-        number: int,
-        *,
-        seed: int = 0,
-        dtype: npt.DTypeLike = "float32",
-        noise: Noise | None = None,
-    ) -> None:
-        super().__init__(federation, model, seed=seed, dtype=dtype, noise=noise)
+    def __init__(self, federation: Federation, model: Model[Any], number: int, **options: Any) -> None:
+        super().__init__(federation, model, **options)
         self._number = number
         self._state = DeviceState(self._own[0])
 

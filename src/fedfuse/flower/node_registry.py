@@ -121,7 +121,7 @@ class NodeRegistry:
         self._asked |= {m.metadata.message_id: node for node, m in messages.items() if m.metadata.message_id}
 
     def _identify(self, node: int, answer: Message) -> None:
-        who = f"node {node}"
+        who = self._registered.get(node, f"node {node}")
         if answer.has_error():
             if answer.error.code == _APP_ERROR:
                 self._leave_out(node, who, f"it cannot say who it is: {error_of(answer)}")

@@ -8,7 +8,7 @@ rows are apart:
         store(row, e, load(row, e) * splat(factor) + load(other, e))
 
 Lanes can be added, subtracted, multiplied and divided; products are fused with sums where the processor can do that.
-Nothing else is changed, so that all processes compute the same b
+Nothing else is changed, so that all processes compute the same bits.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def exp(_typing: Any, lanes: Any) -> Any:
     """The exponential of lanes <= 0, but not less than the smallest normal number; math.exp is not vectorised.
 
     exp(x) = 2^k exp(r), k = round(x / log 2), |r| <= log(2) / 2. log 2 is cut in two to make r exact; exp(r) is its
-    Taylor series, as long as terms are felt; 2^k is made of b
+    Taylor series, as long as terms are felt; 2^k is made of bits.
     """
     terms, smallest, high, low, bits, mantissa, bias = _FORMATS[lanes.dtype]
 
