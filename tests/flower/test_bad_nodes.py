@@ -234,6 +234,28 @@ def test_a_run_is_resumed_without_a_node_that_says_absurd_things(what, tmp_path,
     assert np.isfinite(result.score("test"))
 
 
+def test_a_run_is_resumed_where_a_stranger_speaks_before_its_devices(tmp_path, monkeypatch):
+    """Nodes may need longer than the server waits for them; who is left out meanwhile says nothing of them."""
+    federation, out = planted(m=4, groups=1), CONFIG | {"out": str(tmp_path / "run")}
+    with pytest.raises(KilledError):
+        serve(LocalGrid(app_of(federation), 4), out, callbacks=(Kill(),))
+    monkeypatch.setattr("fedfuse.flower.server.RESUME_WAIT_SECONDS", 0.2)
+    app = client_app(lambda name, config: federation.only([int(name) % 4]))
+    grid, began = LocalGrid(app, 4), time.monotonic()
+    grid.add(1004, {"partition-id": 0, "device": "9"})
+
+    def forge(asked, answer):
+        if asked.metadata.dst_node_id != 1004 and time.monotonic() < began + 0.5:
+            grid._box[asked.metadata.message_id] = asked
+            return None
+        return answer
+
+    grid.forge = forge
+    result = serve(grid, out)
+    assert result.left_out == {"9": nodes.NEW}
+    assert np.isfinite(result.score("test"))
+
+
 def test_a_changed_device_that_comes_back_as_it_was_takes_part_again(tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "RETRY_SECONDS", 0.0)
     federation, registry = planted(m=3), None

@@ -149,8 +149,9 @@ def gather_again(nodes: NodeRegistry, out: Path) -> Federation:
     nodes.digests = {name: str(facts.get("digest")) for name, facts in known.items()}
     _wait(nodes, RESUME_WAIT_SECONDS, lambda: known.keys() <= nodes.node_of.keys() | nodes.left_out.keys())
     missing = sorted(known.keys() - nodes.node_of.keys())
-    if len(missing) == len(known) and nodes.left_out:
-        who, why = next(iter(nodes.left_out.items()))
+    if known.keys() <= nodes.left_out.keys():
+        who = missing[0]
+        why = nodes.left_out[who]
         raise FedfuseError(f"the run in {out} belongs to another federation, nobody of it is left ({who}: {why})")
     if missing:
         log.warning("going on without %s for now", ", ".join(missing))
