@@ -45,12 +45,14 @@ def plain_table(frame: pd.DataFrame, as_given: Container[str] = (), digits: bool
         series = frame[name]
         if name in as_given or series.dtype.kind != "O" or isinstance(series.dtype, pd.CategoricalDtype):
             continue
-        kinds = (str, time, int, float) if digits else (str, time)
-        if not all(isinstance(value, kinds) for value in series.dropna()):
+        given, kinds = series.dropna(), (str, time, int, float) if digits else (str, time)
+        head = _known(given[:_SAMPLE_VALUES])  # Most columns of words are told by a few values.
+        if not any(head.str.fullmatch(pattern).all() for pattern in (_NUMBER, _DATE, _DURATION)):
+            continue
+        if not all(isinstance(value, kinds) for value in given):
             continue
         codes, levels = pd.factorize(series)
-        text = pd.Series(levels, dtype=object).astype(str).str.strip().str.replace("\u2212", "-")
-        known = text[~text.str.lower().isin(GAP_WORDS)]
+        known = _known(pd.Series(levels, dtype=object))
         values = _numbers(name, known, digits)
         values = next((found for read in (_dates, _durations) if (found := read(known)) is not None), values)
         if values is not None:
@@ -67,9 +69,14 @@ def are_numbers(text: Text) -> Text:
     return text.astype(str).str.strip().str.fullmatch(_NUMBER)
 
 
+def _known(values: Text) -> Text:
+    """Return values as text, without those that stand for nothing."""
+    text: Text = values.astype(object).astype(str).str.strip().str.replace("\u2212", "-")
+    return text[~text.str.lower().isin(GAP_WORDS)]
+
+
 def _all_match(text: Text, pattern: str) -> bool:
-    # Most columns of words are told by a few values.
-    return bool(len(text) and all(part.str.fullmatch(pattern).all() for part in (text[:_SAMPLE_VALUES], text)))
+    return bool(len(text) and text.str.fullmatch(pattern).all())
 
 
 def _numbers(name: str, text: Text, digits: bool) -> Text | None:
