@@ -71,10 +71,11 @@ def federation_from_frame(
     -----
     Columns are encoded with what the training rows of all devices together say:
 
-    - numbers are standardised; missing ones become the median, and if training rows had any, a 0/1 column
-      "NAME missing" says where. Whole numbers are numbers: make codes text or categories beforehand.
-    - dates (also text like 2024-03-31) and durations become a number of days, then as numbers. Dates over two years
-      or more also give the time of year (sine and cosine), times the time of day, daily dates a 0/1 for weekends.
+    - numbers, also text such as $1,234.50, 12 % or 51 kg, are standardised; missing ones become the median, and if
+      training rows had any, a 0/1 column "NAME missing" says where. Whole numbers are numbers: make codes text.
+    - dates and durations, also text such as 2024-03-31, 31.12.2024 or 12:30, become a number of days, then as numbers.
+      Dates over two years or more also give the time of year (sine and cosine), times the time of day, daily dates a
+      0/1 for weekends.
     - text, categories and booleans get a 0/1 column "NAME=LEVEL" per level, or a single one if there are two.
       "missing" is a level of its own. Levels in fewer than 1 % of the training rows, or in fewer than 10
       (5 % of a small table), are pooled as "other".
