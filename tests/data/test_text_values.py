@@ -107,7 +107,11 @@ def test_numbers_of_a_file_beside_words_for_gaps(tmp_path, caplog):
 def test_readings_are_said(caplog):
     read(["950", "1,250.5"])
     read(["31.12.2024"])
-    assert caplog.messages == ["column 'a': '1,250.5' is read as the number 1250.5"]
+    read(["3 Jan 2024", "1/5/2024", "2/6/2024"])
+    assert caplog.messages == [
+        "column 'a': '1,250.5' is read as the number 1250.5",
+        "column 'a': '1/5/2024' may have the day or the month first; write such dates as 2024-03-31",
+    ]
 
 
 def test_a_frame_with_such_columns(caplog):

@@ -54,7 +54,8 @@ def plain_table(frame: pd.DataFrame, as_given: Container[str] = (), digits: bool
         codes, levels = pd.factorize(series)
         known = _known(pd.Series(levels, dtype=object))
         values = _numbers(name, known, digits)
-        values = next((found for read in (_dates, _durations) if (found := read(known)) is not None), values)
+        values = _dates(name, known) if values is None else values
+        values = _durations(known) if values is None else values
         if values is not None:
             # Code -1, a missing value, is no row of the levels.
             changed[name] = values.reindex(codes).set_axis(series.index)
@@ -106,7 +107,7 @@ def _numbers(name: str, text: Text, digits: bool) -> Text | None:
     return values
 
 
-def _dates(text: Text) -> Text | None:
+def _dates(name: str, text: Text) -> Text | None:
     if not _all_match(text, _DATE):
         return None
     parts = text.str.extract(f"^{_DATE}$")
@@ -114,6 +115,8 @@ def _dates(text: Text) -> Text | None:
     # Dates with points have the day first everywhere; of others one beyond the twelfth must tell.
     day_first, month_first = (first > 12).any() or (parts["mark"] == ".").any(), (second > 12).any()
     if first.notna().any() and bool(day_first) == bool(month_first):
+        shown = text[first.first_valid_index()]
+        log.warning("column %r: %r may have the day or the month first; write such dates as 2024-03-31", name, shown)
         return None
     zones = bool(parts["zone"].notna().any())
     dates: Text = pd.to_datetime(text, format="mixed", dayfirst=bool(day_first), utc=zones, errors="coerce")
