@@ -17,7 +17,7 @@ DEVICES = {
 TINY = Scale(
     style="usual", seeds=(0,), rows=24, images=400, rounds={"synthetic": 3, "housing-bodyfat": 3, "images": 2},
     figure_rounds={"synthetic": 4, "housing-bodyfat": 3, "images": 2}, trial=2, starts=2, shares=(0.4,), few=True,
-    short=0.05,
+    length=0.01,
 )  # fmt: skip
 
 

@@ -16,13 +16,11 @@ from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Findings, both, readable, score_heading
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.solution_path import figure_1
-from fedfuse.paper.trials import Trial, true_groups
+from fedfuse.paper.trials import Trial
 from fedfuse.protocol.local_work import Schedule
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.studies.comparison import NOTHING
 
-# A quick look divides the local steps of strategies by this.
-STEP_DIVISORS = {"synthetic": 20, "images": 4}
 MIN_SNAPSHOT_ROUNDS = 50  # Shorter runs are shown at their start and end only.
 
 
@@ -76,7 +74,7 @@ class Snapshots(Experiment):
     def findings(self, setup: PaperSetup) -> Findings:
         rows, shown = [], dict[int, Any]()
         for _, lam, trial, result in self.results(setup):
-            truth = true_groups(result.profile.truth)
+            truth = np.asarray(result.profile.truth)
             models = {k: trial.models_at(k).astype(np.float64) for k in trial.at}
             shown, pairs = shown or models, np.triu_indices(len(truth), 1)
             between = truth[pairs[0]] != truth[pairs[1]]
@@ -112,9 +110,7 @@ class Strategies(Experiment):
         budget, kind = self.budgets[name], setup.recipe(name).kind
         # The paper counts mini-batch steps on images.
         unit: dict[str, Any] = {"unit": "batches"} if kind == "images" else {}
-        total, after = budget.total, budget.compare_after
-        if setup.scale.short:
-            total = max(20, int(setup.scale.short * total / STEP_DIVISORS.get(kind, 1)))
+        total, after = max(20, int(setup.scale.length * budget.total)), budget.compare_after
         found = {}
         for words, steps in budget.strategies.items():
             work = replace(method.work, steps=steps, **unit)
@@ -168,7 +164,6 @@ class SlowNodes:
     active: int
     delay: str
     rounds: int
-    quick: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +181,7 @@ class Asynchronous(Experiment):
     def runs(self, setup: PaperSetup, name: str) -> dict[str, Trial]:
         method, settings = setup.entry(name, "fpfc", figure=True)
         given = self.nodes[name]
-        rounds = max(2, int(setup.scale.short * given.quick)) if setup.scale.short else given.rounds
+        rounds = max(2, int(setup.scale.length * given.rounds))
         updates = ceil(given.nodes * rounds * given.active / (given.active + 1))
         common = {**settings, "delay": given.delay, "checkpoint_every": 200}
         sync = {"rounds": rounds, "participation": given.active / given.nodes, "evaluate_every": max(1, rounds // 40)}

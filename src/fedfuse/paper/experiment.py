@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedfuse import Result
 from fedfuse.paper.setup import PRINTED, PaperSetup
-from fedfuse.paper.trials import Trial, evaluated
+from fedfuse.paper.trials import Trial
 from fedfuse.protocol.local_work import value
 from fedfuse.studies.comparison import NOTHING, floats
 
@@ -75,8 +75,8 @@ class Experiment(ABC):
             run = {"name": name, "data": setup.words(name), **parts, "metric": result.profile.metric}
             rows.append(run | measures(trial, result))
             if columns:
-                history = evaluated(result).assign(device_epochs=_device_epochs(trial, result.history))
-                courses.append(history[list(columns)].assign(**run))
+                history = result.history.assign(device_epochs=_device_epochs(trial, result.history))
+                courses.append(history[history["test"].notna()][list(columns)].assign(**run))
         return pd.DataFrame(rows), pd.concat(courses, ignore_index=True) if courses else pd.DataFrame()
 
     def printed(self, name: str | None = None) -> pd.DataFrame:

@@ -18,7 +18,7 @@ IMAGE_LAMBDAS = (0.0, 0.1, 0.2, 0.4, 0.6, 1.0)
 POWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 CONSTANT_STEPS = {"T = 5": 5, "T = 10": 10}
 IMAGE_STEPS = StepBudget(1000, {**CONSTANT_STEPS, "growing": Grow(2)}, compare_after=62)
-IMAGE_NODES = SlowNodes(20, 5, "uniform(0,800)", rounds=80, quick=12)
+IMAGE_NODES = SlowNodes(20, 5, "uniform(0,800)", rounds=80)
 
 # Rows of the methods' tables. FPFC and FPFC-l1 are tuned as the text says, lambda on validation rows and nu by the gap;
 # LG can be scored by the models that devices trained last.
@@ -94,8 +94,8 @@ ITEMS = (
          AttackExperiment(data=(FASHION,)), ("Attacks", "Images")),
     Item("async", "synchronous against asynchronous FPFC with random delays", "Figure of section 6.4.3",
          Asynchronous(data=("synthetic:5,5,5,5", HOUSING, MNIST, FASHION), nodes={
-             "synthetic:5,5,5,5": SlowNodes(20, 5, "uniform(0,20)", rounds=400, quick=100),
-             HOUSING: SlowNodes(8, 3, "uniform(0,20)", rounds=200, quick=60),
+             "synthetic:5,5,5,5": SlowNodes(20, 5, "uniform(0,20)", rounds=400),
+             HOUSING: SlowNodes(8, 3, "uniform(0,20)", rounds=200),
              MNIST: IMAGE_NODES, FASHION: IMAGE_NODES,
          }),
          ("Delays", "Images")),

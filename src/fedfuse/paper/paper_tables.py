@@ -16,7 +16,7 @@ from fedfuse.grouping.lambda_path import LambdaPath, Strategy
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Findings, both, count, score_heading
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
-from fedfuse.paper.trials import Trial, true_groups
+from fedfuse.paper.trials import Trial
 from fedfuse.studies.comparison import NOTHING, floats, mean_and_sd
 
 MEASURES = ("test", "num", "ari", "cost", "rounds", "seconds")
@@ -225,7 +225,7 @@ def _admission(trial: Trial, result: Result) -> dict[str, Any]:
     """Return scores of newcomers, and how many of them came to the cluster that most of their group are in."""
     newcomers, federation = trial.joined()["newcomers"], trial.data()
     scores = np.array([each["test"] for each in newcomers], dtype=float)
-    groups = dict(zip(federation.names, true_groups(federation.truth).tolist(), strict=True))
+    groups = dict(zip(federation.names, np.asarray(federation.truth).tolist(), strict=True))
     truth = np.array([groups[device] for device in result.profile.names])
     home = {g: int(np.bincount(result.labels[truth == g]).argmax()) for g in np.unique(truth)}
     return {

@@ -81,8 +81,9 @@ def section(item: Item, setup: PaperSetup, found: Findings, picture: str, level:
         lines += [f"![{item.title}]({picture})", ""]
     if found.notes:
         lines += [*(f"- {note}" for note in found.notes), ""]
-    runs = len(runner.wanted([item], setup))
-    took = f"{runs} runs, {duration(runner.seconds(item, setup))} of one core." if runs else "a few seconds."
+    runs = runner.wanted([item], setup)
+    seconds = sum(trial.result().seconds for trial in runs)
+    took = f"{len(runs)} runs, {duration(seconds)} of one core." if runs else "a few seconds."
     return "\n".join([*lines, f"`{_command(item, setup.size)}`, {took}", ""])
 
 

@@ -46,11 +46,6 @@ def complete(item: Item, setup: PaperSetup) -> bool:
     return item.possible(setup) and not missing([item], setup)
 
 
-def seconds(item: Item, setup: PaperSetup) -> float:
-    """Return the time that an item's runs took, on one core each."""
-    return sum(float(trial.result().seconds) for trial in wanted([item], setup) if trial.done)
-
-
 def run(items: Sequence[Item], setup: PaperSetup, watcher: Watcher, jobs: int | None = None) -> dict[str, str]:
     """Run what is missing; return the messages of runs that failed, by key."""
     setup.home.mkdir(parents=True, exist_ok=True)
@@ -69,13 +64,12 @@ def effort(trial: Trial) -> float:
     """Return about how many seconds of one core a run takes."""
     data, settings, whole = trial.recipe, trial.settings, trial.method
     method: Any = getattr(whole, "inner", whole)
-    (m, rows), rounds = data.size, settings.get("rounds", 60)
+    (m, rows), rounds = data.size, settings["rounds"]
     if isinstance(method, FusionTree) and data.kind != "images":
         return 1.5 + 0.003 * rows
     if isinstance(whole, LambdaPath):
         rounds = whole.limit * (len(whole.grid) if whole.strategy == "separate" else 1)
-    share = settings.get("participation", 1.0)
-    active = max(1, int((share if isinstance(share, (int, float)) else 0.3) * m)) if method.name != "local" else m
+    active = m if method.name == "local" else max(1, int(settings.get("participation", 1.0) * m))
     if settings.get("mode") == "async":
         active = 1
     passes = value(method.work.steps, rounds // 2)

@@ -82,7 +82,7 @@ class Starts(Experiment):
         for label, (changes, to_rest) in STARTS.items():
             method, settings = setup.entry(name, label, figure=True)
             method, settings = replace(method, start="normal", **changes), settings | to_rest
-            if setup.scale.short:
+            if setup.scale.length < 1:
                 settings["rounds"] = setup.scale.figure_rounds["synthetic"]
             for start in range(setup.scale.starts):
                 found[label, start] = setup.trial(name, label, method, settings, start, data_seed=0)

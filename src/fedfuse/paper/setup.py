@@ -50,7 +50,7 @@ class Scale:
     starts: int = 50  # random initial values
     shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)  # of liars
     few: bool = False  # whether attacks on images have only some methods, and sweeps only some values
-    short: float | None = None  # runs with a length of their own have their quick one, times this
+    length: float = 1.0  # of runs with a length of their own: the share of it
 
 
 # A run on images in "usual" style has 800 device-epochs: 40 rounds of 10 devices and 2 epochs.
@@ -63,7 +63,7 @@ SCALES: dict[Size, Scale] = {
     "quick": Scale(
         style="usual", seeds=(0,), rows=400, images=4000, rounds={"synthetic": 100, "images": 24}, trial=30, starts=10,
         figure_rounds={"synthetic": 60, "housing-bodyfat": 100, "images": 24}, shares=(0.4, 0.8), few=True,
-        short=1.0,
+        length=0.2,
     ),
 }  # fmt: skip
 SIZE_OPTIONS: dict[Size, str] = {"full": "", "middle": " --middle", "quick": " --quick"}
@@ -120,10 +120,9 @@ class PaperSetup:
     def entry(
         self, name: str, label: str, given: Mapping[str, Any] = MappingProxyType({}), *, figure: bool = False
     ) -> tuple[Method[Any], dict[str, Any]]:
-        """Return a method of the tables on a data set, and the settings of its runs.
+        """Return a method of the tables on a data set, with these fields of its own, and the settings of its runs.
 
-        ``given`` are fields of the method that differ from those in the tables. ``figure`` is for runs of which there
-        are many: on images they are short at all sizes.
+        ``figure`` is for runs of which there are many: on images they are short at all sizes.
         """
         data = self.recipe(name)
         ours = label in OURS or given.get("lam") == "auto"
@@ -152,11 +151,7 @@ class PaperSetup:
     def trial(
         self, name: str, label: str, method: Method[Any], settings: Mapping[str, Any], seed: int = 0, **extra: Any
     ) -> Trial:
-        """Return the run of a method, to be found under its hash.
-
-        Settings that the method leaves open are chosen by a run of their own, without an attack. That run is returned
-        as long as it is not done.
-        """
+        """Return the run of a method, or, as long as that is not done, the run that chooses its open settings."""
         data = self.recipe(name)
         trial = Trial(
             label=f"{PRINTED.get(label, label)} on {data.name}", seed=seed, method=method, settings=dict(settings),
@@ -170,13 +165,14 @@ class PaperSetup:
         return replace(trial, directory=self.home / trial.key)
 
     def _search(self, trial: Trial) -> Trial:
-        """Return the run that chooses a trial's open settings."""
+        """Return the run that chooses a trial's open settings, without an attack."""
         rounds = self.scale.trial
         settings = {key: setting for key, setting in trial.settings.items() if key not in ATTACK_SETTINGS}
         settings |= {"rounds": MAX_CANDIDATES * (rounds + 1) + 1, "checkpoint_every": rounds}
-        settings |= {"evaluate_every": NEVER_EVALUATE}
         method = GridSearch(inner=trial.method, trial=rounds)
-        search = replace(trial, method=method, settings=settings, at=(), curve=False)
+        search = replace(
+            trial, method=method, settings=settings | {"evaluate_every": NEVER_EVALUATE}, at=(), curve=False
+        )
         return replace(search, directory=self.home / search.key)
 
 

@@ -1,7 +1,7 @@
 """Solution paths: how estimates meet as lambda grows, for any penalty (the paper's Figure 1).
 
-An analysis on one computer, not a federated method: the same pairs and the same iteration as FPFC (`FusionState`), but
-each estimate is found exactly, all take part in each round, and each lambda starts from where the last ended.
+The iteration is FPFC's (`FusionState`) with exact estimates and all devices in each round. Each lambda starts where the
+last one ended.
 """
 
 from __future__ import annotations
@@ -37,34 +37,23 @@ class Quadratics:
 
 @dataclass(frozen=True)
 class SolutionPath:
-    """The devices' estimates along lambda.
-
-    Attributes
-    ----------
-    penalty
-        Its name.
-    grid
-        The lambdas, increasing.
-    estimates
-        lambdas x devices x parameters.
-    labels, n_clusters
-        The group of every device, and the number of groups, for each lambda.
-    truth
-        The true group of every device, where known.
-    """
+    """The devices' estimates along increasing lambda."""
 
     penalty: str
     grid: Floats
-    estimates: Floats
-    labels: Ints
-    n_clusters: Ints
+    estimates: Floats  # lambdas x devices x parameters
+    labels: Ints  # lambdas x devices
     truth: Ints | None = None
 
     @property
+    def n_clusters(self) -> Ints:
+        """The number of groups for each lambda."""
+        return np.asarray(self.labels.max(axis=1) + 1)
+
+    @property
     def ari(self) -> Floats:
-        """Agreement with the truth for each lambda (nan where it is not known)."""
-        found = (adjusted_rand(self.truth, labels) for labels in self.labels)
-        return np.array([np.nan if x is None else x for x in found])
+        """Agreement with the truth for each lambda."""
+        return np.array([adjusted_rand(self.truth, labels) for labels in self.labels], dtype=float)
 
     def spans(self) -> list[tuple[int, float, float]]:
         """Return (number of groups, first lambda, last lambda) for each stretch with a constant number of groups."""
@@ -92,18 +81,16 @@ def solution_path(data: Quadratics, penalty: str, grid: Sequence[float] | Floats
         estimates.append(state.omega.copy())
         # Below the width of a smoothed kink, theta is as good as zero.
         labels.append(state.labels(1.01 * float(getattr(state.penalty, "xi", 0.0)) if lam else 0.0))
-    groups = np.array(labels)
-    return SolutionPath(penalty, np.array(grid), np.array(estimates), groups, groups.max(axis=1) + 1, data.truth)
+    return SolutionPath(penalty, np.array(grid), np.array(estimates), np.array(labels), data.truth)
 
 
 def toy(m: int = 50, n: int = 100, noise: float = 4.0, seed: int = 1) -> Quadratics:
     """Return the paper's toy example (Figure 1, after Ma and Huang, 2017): two groups with true values -1 and 1.
 
-    Device i has n rows ``y = w_i x + noise`` with standard normal x, and the loss ``mean (y - w x)^2 / m``: divided by
-    m, as Ma and Huang have no 1/m before the penalty, so that the lambdas are those of the paper's figure. l1 fuses all
-    at about 2 / (m / 2) = 0.08. SCAD fuses a group when 3.7 lambda spans it, and both when 3.7 lambda exceeds their
-    distance of 2 (lambda = 0.54). The noise makes the first happen at about 0.4, as in the paper: the devices' own
-    estimates scatter by noise / sqrt(n) = 0.4. (With the seeds 0 to 3, three find the true groups.)
+    Device i has n rows ``y = w_i x + noise`` and the loss ``mean (y - w x)^2 / m``, as Ma and Huang have no 1/m before
+    the penalty. l1 fuses all at about 2 / (m / 2) = 0.08. SCAD fuses both groups when 3.7 lambda exceeds their distance
+    of 2 (lambda = 0.54), and each when 3.7 lambda spans it. The noise makes that about 0.4, as in the paper. (With the
+    seeds 0 to 3, three find the true groups.)
 
     >>> toy().centres.shape
     (50, 1)

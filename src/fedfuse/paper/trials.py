@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from fedfuse import Callback, Federation, Result
 from fedfuse.data.catalog import load
@@ -20,7 +19,7 @@ from fedfuse.data.synthetic import SCENARIOS
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.studies.jobs import Job
 from fedfuse.training.loop import Row, Run
-from fedfuse.utils.files import read_arrays, read_json, without_nan, write_arrays, write_json
+from fedfuse.utils.files import read_arrays, read_json, write_arrays, write_json
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints
 
@@ -35,7 +34,7 @@ RUNS_VERSION = "0.1.0"
 
 @dataclass(frozen=True)
 class Data:
-    """A data set of the paper or a part of it, described so that the description can be hashed."""
+    """A data set of the paper or a part of it."""
 
     name: str  # as for `data.load`
     rows: int | None = None  # at most, for training on a device; validation and test have a quarter of that each
@@ -64,27 +63,20 @@ class Data:
         devices = SCENARIOS[sizes] if sizes in SCENARIOS else map(int, sizes.split(","))
         return sum(devices), min(1650, int(0.8 * (self.rows or 10**6)))
 
+    @lru_cache(maxsize=2)  # noqa: B019
     def load(self, seed: int, data_dir: str | None = None) -> Federation:
         """Return the federation of a seed."""
-        return _loaded(self, seed, data_dir)
-
-
-@lru_cache(maxsize=2)
-def _loaded(data: Data, seed: int, data_dir: str | None) -> Federation:
-    if data.images is not None and data.name in IMAGE_FILES:
-        train, test = read_images(data.name, data_dir)
-        n_test = min(int(TEST_IMAGE_RATIO * data.images), 10_000)
-        some = train.at(np.arange(min(data.images, len(train.labels)))), test.at(np.arange(n_test))
-        return image_federation(*some, seed=seed, devices=IMAGE_DEVICES, min_rows=5)
-    whole = load(data.name, seed=seed, data_dir=data_dir)
-    return whole if data.rows is None else fewer_rows(whole, data.rows)
+        if self.images is not None and self.name in IMAGE_FILES:
+            train, test = read_images(self.name, data_dir)
+            n_test = min(int(TEST_IMAGE_RATIO * self.images), 10_000)
+            some = train.at(np.arange(min(self.images, len(train.labels)))), test.at(np.arange(n_test))
+            return image_federation(*some, seed=seed, devices=IMAGE_DEVICES, min_rows=5)
+        whole = load(self.name, seed=seed, data_dir=data_dir)
+        return whole if self.rows is None else fewer_rows(whole, self.rows)
 
 
 def fewer_rows(federation: Federation, rows: int) -> Federation:
-    """Return a federation whose devices have at most so many training rows, and a quarter of that for the rest each.
-
-    The rows of each part lie at random, so that the first ones are a sample.
-    """
+    """Return a federation whose devices have at most so many training rows, and a quarter of that for the rest each."""
     rest, kept, cuts, end = max(1, rows // 4), [], [], 0
     for bounds in federation.cuts:
         begin, most = bounds[:3], np.minimum(np.diff(bounds), (rows, rest, rest))
@@ -103,10 +95,7 @@ def draw_newcomers(truth: Ints, share: float, seed: int) -> Ints:
 
 @dataclass(frozen=True)
 class Trial(Job):
-    """A run that is stored under the hash of its description, and found there again.
-
-    The directory of the data's files is in ``source``, which is no part of the description.
-    """
+    """A run that is stored under the hash of its description, and found there again."""
 
     recipe: Data = field(default_factory=lambda: Data("synthetic:S1"))
     at: tuple[int, ...] = ()  # rounds after which the models are kept, too
@@ -139,9 +128,7 @@ class Trial(Job):
     @property
     def place(self) -> Path:
         """The directory of the run."""
-        if self.directory is None:
-            raise AssertionError("a trial has a directory")
-        return self.directory
+        return self.directory or Path(self.key)
 
     @property
     def done(self) -> bool:
@@ -167,13 +154,13 @@ class Trial(Job):
         own = [*([_TrainingScores(early)] if self.curve else []), *([_KeepModels(self.at, self.place)] * bool(self.at))]
         result = super().perform(early, [*own, *callbacks])
         if missing is not None and not (self.place / NEWCOMERS_FILE).exists():
-            write_json(self.place / NEWCOMERS_FILE, without_nan(result.admit(missing).summary()))
+            write_json(self.place / NEWCOMERS_FILE, result.admit(missing).summary())
         return result
 
     def _devices(self, federation: Federation) -> tuple[Federation, Federation | None]:
         if not self.newcomers:
             return federation, None
-        missing = draw_newcomers(true_groups(federation.truth), self.newcomers, self.seed)
+        missing = draw_newcomers(np.asarray(federation.truth), self.newcomers, self.seed)
         return federation.only(np.setdiff1d(np.arange(federation.m), missing)), federation.only(missing)
 
     def result(self) -> Result:
@@ -223,17 +210,3 @@ class _TrainingScores(Callback):
         everyone = np.arange(self._federation.m)
         losses, scores = run.model.losses_and_metric(self._rows, everyone, run.in_use().models)
         row["train_loss"], row["train"] = float(np.mean(losses)), float(np.mean(scores))
-
-
-def true_groups(truth: Ints | None) -> Ints:
-    """Return the true groups, which all data of the paper have."""
-    if truth is None:
-        raise AssertionError("the paper's groups are known")
-    return truth
-
-
-def evaluated(result: Result) -> pd.DataFrame:
-    """Return the rows of the history in which test rows were scored."""
-    history = result.history
-    seen: pd.DataFrame = history[history["test"].notna()] if "test" in history else history.iloc[:0]
-    return seen
