@@ -144,7 +144,9 @@ class GridSearch(Method[SearchState], WorksAtHome):
 
     def update(self, state: SearchState, devices: Ints, values: list[Floats]) -> Residuals | None:
         state.age += 1
-        state.row = {"candidate": state.place, **state.grid[state.place], "watched": np.nan}
+        # A column of the history has numbers: yes and no are 1 and 0.
+        tried = {name: int(it) if isinstance(it, bool) else it for name, it in state.grid[state.place].items()}
+        state.row = {"candidate": state.place, **tried, "watched": np.nan}
         if state.stage == JUDGING:
             self._judged(state, devices, values)
             return None
