@@ -107,7 +107,7 @@ def test_the_wheel_works_in_an_empty_environment(place, call, fresh, wheel):
     for words in ("fedfuse run synthetic:5,5", "fedfuse run visits.csv --device site --target stay --out first"):
         done = works(words)
         assert done.returncode == 0, done.stderr
-        assert re.search(r"^10 \w+ in 2 groups", done.stdout, re.M), done.stdout
+        assert re.search(r"^10 \w+ form 2 groups", done.stdout, re.M), done.stdout
         assert "fedfuse predict first" in done.stdout or words.endswith("5,5")
     done = works(ESTIMATORS)
     assert done.returncode == 0, done.stderr

@@ -111,13 +111,19 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         self.groups_ = distinct.to_numpy()
         scaler = StandardScaler().fit(X, sample_weight=weights)
         counts = np.bincount(codes)
+        ends = np.cumsum(counts)
+        # Every fifth row of a device is held back, for what has to be chosen; there is no test part.
+        cuts = np.stack([ends - counts, ends - counts // 5, ends, ends], axis=1)
         seed = self._seed()  # once: a RandomState gives another one each time
         order = np.argsort(codes, kind="stable")[shuffled_rows(counts, seed)]
+        names = [str(g) for g in self.groups_]
+        if len(set(names)) < len(names):  # 1 and "1" both occur
+            names = [repr(g) for g in self.groups_]
         federation = Federation(
-            names=_names(self.groups_),
+            names=tuple(names),
             X=scaler.transform(X[order]),
             y=y[order],
-            cuts=_cuts(counts),
+            cuts=cuts,
             goal=goal,
             classes=tuple(classes),
             features=default_features(X.shape[1]) if self.encoder_ is None else self.encoder_.features,
@@ -130,7 +136,9 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         self.verdict_ = self.result_.verdict or self.result_.default_verdict
         own = self.result_.in_use if self.verdict_ in ("personal", "alone") else ()
         models = [*self.result_.cluster_models, _fallback(self.result_, federation), *own]
-        return _unscaled(np.stack([self.result_.model.coefficients(w) for w in models]), scaler)
+        tables = np.stack([self.result_.model.coefficients(w) for w in models])
+        coef = tables[..., :-1] / scaler.scale_
+        return np.concatenate([coef, tables[..., -1:] - coef @ scaler.mean_[:, None]], axis=-1)
 
     def _seed(self) -> int:
         """Return a seed: the number given, or one drawn as scikit-learn draws, from a RandomState or NumPy's own."""
@@ -220,12 +228,6 @@ def _fallback(result: Result, federation: Federation) -> Floats:
     return np.asarray(models[of_devices.mean(axis=1).argmin()])
 
 
-def _cuts(counts: Ints) -> Ints:
-    """Hold every fifth row of a device back, for what has to be chosen; there is no test part."""
-    ends = np.cumsum(counts)
-    return np.stack([ends - counts, ends - counts // 5, ends, ends], axis=1)
-
-
 class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[misc]
     """Softmax regression per group of devices, the groups found by the default method.
 
@@ -256,19 +258,15 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
 
     Attributes
     ----------
-    groups_ : ndarray of shape (n_devices,)
-        The distinct devices, sorted.
-    labels_ : ndarray of shape (n_devices,)
-        The group that each device was put in.
+    groups_, labels_ : ndarrays of shape (n_devices,)
+        The distinct devices, sorted, and the group of each.
     n_clusters_ : int
         Number of groups of devices.
     classes_ : ndarray of shape (n_classes,)
         The classes, the same for all devices, whichever a device has seen.
-    coef_ : ndarray of shape (n_clusters, n_outputs, n_features)
-        Each group's coefficients in the units of X; ``coef_[c]`` is laid out as `LogisticRegression.coef_`:
-        one output per class, or for two classes one in all, which speaks for ``classes_[1]``.
-    intercept_ : ndarray of shape (n_clusters, n_outputs)
-        Each group's intercepts.
+    coef_, intercept_ : ndarrays of shape (n_clusters, n_outputs, n_features) and (n_clusters, n_outputs)
+        Each group's model in the units of X; ``coef_[c]`` is laid out as `LogisticRegression.coef_`: one output per
+        class, or for two classes one in all, which speaks for ``classes_[1]``.
     verdict_ : str
         What predicts rows best that are left out in turn, and is used for devices that `fit` has seen: models of
         ``"groups"``, one for all (``"pooled"``), devices' own, drawn towards the others (``"personal"``), or of their
@@ -280,10 +278,8 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
         whichever has the lower mean loss over devices.
     encoder_ : Encoder or None
         What was learned of a DataFrame's columns; ``encoder_.features`` names the columns of ``coef_``.
-    n_features_in_ : int
-        Number of columns of X, the device's included.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
-        Names of the columns of X, if it had any.
+    n_features_in_, feature_names_in_
+        Number of columns of X, the device's included, and their names, if they have any.
     n_iter_ : int
         Number of rounds.
     result_ : Result
@@ -303,18 +299,10 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
     """
 
     def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> GroupedClassifier:
-        """Find the groups and their models.
+        """Find the groups and their models from all rows of all devices.
 
-        Parameters
-        ----------
-        X : array-like of shape (n_rows, n_features)
-            All rows of all devices.
-        y : array-like of shape (n_rows,)
-            Classes.
-        groups : array-like of shape (n_rows,), optional
-            The device of each row, as any hashable values; an error without it, unless ``device`` names a column.
-        sample_weight : array-like of shape (n_rows,), optional
-            What each row counts for; only ratios matter.
+        ``groups`` has the device of each row, as any hashable values; it is needed unless ``device`` names a column.
+        ``sample_weight`` says what each row counts for; only ratios matter.
         """
         X, y, groups = self._training_rows(X, y, groups)
         weights = None if sample_weight is None else relative_weights(sample_weight, len(X))
@@ -332,7 +320,7 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
     def decision_function(self, X: Any, groups: Any = None) -> Floats:
         """Return log odds: one number per row for two classes (of ``classes_[1]``), else one per class.
 
-        ``groups`` is the device of each row; it may be left out when there is only one group.
+        ``groups`` has the device of each row; it may be left out when there is only one group.
         """
         outputs = self._outputs(X, groups)
         return outputs[:, 0] if len(self.classes_) == 2 else outputs
@@ -359,23 +347,13 @@ class GroupedRegressor(RegressorMixin, _GroupedEstimator):  # type: ignore[misc]
     """Linear regression per group of devices, the groups found by the default method.
 
     Devices whose models agree are joined to a group, which has one model. Features and target are standardised inside.
-    Devices, data frames and unseen devices are as in `GroupedClassifier`.
-
-    Parameters
-    ----------
-    method, device, rounds, tol, participation, random_state
-        See `GroupedClassifier`.
+    Parameters, devices, data frames and unseen devices are as in `GroupedClassifier`.
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_clusters, n_features)
-        Each group's coefficients, in the units of X and y.
-    intercept_ : ndarray of shape (n_clusters,)
-        Each group's intercept.
-    fallback_coef_, fallback_intercept_, encoder_
-        See `GroupedClassifier`.
-    groups_, labels_, n_clusters_, n_features_in_, feature_names_in_, n_iter_, result_
-        See `GroupedClassifier`; the models of ``result_`` are those of standardised features and target.
+    coef_, intercept_ : ndarrays of shape (n_clusters, n_features) and (n_clusters,)
+        Each group's model, in the units of X and y. The other attributes are as in `GroupedClassifier`; the models of
+        ``result_`` are those of standardised features and target.
 
     Examples
     --------
@@ -402,10 +380,7 @@ class GroupedRegressor(RegressorMixin, _GroupedEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any, groups: Any = None) -> Floats:
-        """Return each row's value by its group's model.
-
-        ``groups`` is the device of each row; it may be left out when there is only one group.
-        """
+        """Return each row's value by its group's model; see `GroupedClassifier.decision_function` for ``groups``."""
         return self._outputs(X, groups)[:, 0]
 
     def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
@@ -467,18 +442,9 @@ class FPFCClassifier(_FPFCEstimator, GroupedClassifier):
 
 
 class FPFCRegressor(_FPFCEstimator, GroupedRegressor):
-    """`GroupedRegressor` with FPFC.
+    """`GroupedRegressor` with FPFC; its parameters are those of `FPFCClassifier`.
 
-    Parameters
-    ----------
-    lam
-        Strength of the fusion penalty: how different two devices' models may be, in standard deviations of the
-        target per standard deviation of the features, and still become one. 0 leaves every device with its own model;
-        ``"warmup"`` and ``"separate"`` choose it on validation rows.
-    refit, rho, a, xi, nu
-        See `FPFCClassifier`.
-    device, rounds, tol, participation, class_weight, random_state
-        See `GroupedRegressor`.
+    ``lam`` is in standard deviations of the target per standard deviation of the features.
     """
 
 
@@ -494,29 +460,12 @@ def _distinct(groups: Any, n: int) -> tuple[pd.Index[Any], Ints]:
         raise FedfuseError(f"X has {n} rows but groups has {len(codes)} values; they must match")
     if (codes < 0).any():
         raise FedfuseError(f"row {codes.argmin()} (from 0) has no device: every row must belong to one")
-    distinct = pd.Index(_sorted(found), tupleize_cols=False)
-    return distinct, distinct.get_indexer(found)[codes].astype(np.int64)
-
-
-def _sorted(values: Iterable[Any]) -> list[Any]:
-    distinct = list(values)
     try:
-        return sorted(distinct)
+        ordered = sorted(found)
     except TypeError:  # of different kinds: kind by kind
-        return sorted(distinct, key=lambda v: (type(v).__name__, str(v)))
-
-
-def _names(groups: npt.NDArray[Any]) -> tuple[str, ...]:
-    """Return the devices' names: the groups as text, written out where 1 and "1" both occur."""
-    names = [str(g) for g in groups]
-    return tuple(names if len(set(names)) == len(names) else [repr(g) for g in groups])
-
-
-def _unscaled(tables: Floats, scaler: StandardScaler) -> Floats:
-    """Turn coefficients of standardised features into those of the features as they are."""
-    coef = tables[..., :-1] / scaler.scale_
-    intercept = tables[..., -1] - coef @ scaler.mean_
-    return np.concatenate([coef, intercept[..., None]], axis=-1)
+        ordered = sorted(found, key=lambda v: (type(v).__name__, str(v)))
+    distinct = pd.Index(ordered, tupleize_cols=False)
+    return distinct, distinct.get_indexer(found)[codes].astype(np.int64)
 
 
 def _some(values: Iterable[Any], most: int = 6) -> str:

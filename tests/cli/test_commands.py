@@ -48,7 +48,7 @@ def score_of(out, words):
 def test_a_regression_table(fedfuse, tables):
     status, out, err = fedfuse("run", "stay.csv", *TABLE, "stay", "--lam", "0.3", "--out", "run")
     assert (status, err) == (0, "")
-    assert out.startswith("10 sites in 2 groups\nOne model per group predicts ")
+    assert out.startswith("10 sites form 2 groups, each with its own model.\nOne model per group predicts ")
     assert "\nconverged after " in out
     lines = [line.split() for line in out.splitlines()]
     assert ["1", "6"] in [words[:2] for words in lines]
@@ -143,7 +143,9 @@ def test_a_run_on_synthetic_data(fedfuse):
     words = ["--rounds", "2", "--method", "fpfc-l1", "--no-baselines"]
     status, out, _ = fedfuse("run", "synthetic:S4", *words, "--lam", "0.6", "--set", "refit=no")
     assert status == 0
-    assert out.startswith("50 devices in 1 group (agreement with the truth: ARI 1.000)\n")
+    assert out.startswith(
+        "All 50 devices form one group and share a model. Agreement with the true groups: ARI 1.000.\n"
+    )
     assert "\nstopped after 2 rounds" in out
     assert "not converged" in out
     assert "predict" not in out
@@ -157,7 +159,7 @@ def test_a_table_without_a_lambda(fedfuse, tables):
     for target in ("stay", "outcome"):
         status, out, err = fedfuse("run", f"{target}.csv", *TABLE, target, "--out", target)
         assert (status, err) == (0, "")
-        assert out.startswith("10 sites in 2 groups\nOne model per group predicts ")
+        assert out.startswith("10 sites form 2 groups, each with its own model.\nOne model per group predicts ")
         summary = json.loads(Path(target, "summary.json").read_text())
         assert summary["labels"] == [0] * 6 + [1] * 4
         assert (summary["method"], summary["lam"]) == ("fusion-tree", None)
@@ -199,7 +201,7 @@ def test_housing_and_body_fat(fedfuse):
 def test_many_groups_are_cut_short(fedfuse, tables):
     status, out, _ = fedfuse("run", "stay.csv", *TABLE, "stay", "--lam", "0", "--rounds", "3", "--no-baselines")
     assert status == 0
-    assert "10 sites in 10 groups" in out
+    assert "No two of the 10 sites share a model." in out
     frame = pd.concat([tables.assign(site=tables["site"] + 10 * k) for k in range(2)])
     frame.drop(columns="outcome").to_csv("more.csv", index=False)
     out = fedfuse("run", "more.csv", *TABLE, "stay", "--lam", "0", "--rounds", "3", "--no-baselines")[1]
@@ -530,7 +532,7 @@ def test_resumed_equals_uninterrupted(stopped, fedfuse, here, monkeypatch):
     monkeypatch.chdir(here / "elsewhere")
     status, out, _ = fedfuse("resume", here / "cut")
     assert status == 0
-    assert "10 sites in 2 groups" in out
+    assert "10 sites form 2 groups" in out
     for name in ("models.npz", "labels.csv", "coefficients.csv"):
         assert (here / "cut" / name).read_bytes() == (here / "whole" / name).read_bytes()
     again = json.loads(fedfuse("resume", here / "cut", "--json")[1])
@@ -606,16 +608,16 @@ def test_predictions_are_the_results_own(trained, fedfuse, tables):
         assert got == value if isinstance(value, str) else got == pytest.approx(value, rel=1e-9)
 
 
-def test_unknown_devices_are_named_not_guessed(trained, fedfuse, tables):
+def test_unknown_devices_are_named_and_predicted_by_one_model_for_all(trained, fedfuse, tables):
     new = tables.iloc[:6].copy()
     new["site"] = ["3", "x9", "x10", "x9", None, "0"]
     new.to_csv("new.csv", index=False)
     status, out, err = fedfuse("predict", "run", "new.csv")
     assert status == 0
-    assert err == "4 of 6 rows left empty, no model is known for: (none), x10, x9\n"
+    assert err == "4 of 6 rows of unknown devices predicted by one model for all: (none), x10, x9\n"
     Path("answer.csv").write_text(out)
     answer = pd.read_csv("answer.csv")
-    assert answer["prediction"].isna().tolist() == [False, True, True, True, True, False]
+    assert answer["prediction"].notna().all()
     assert answer["cluster"].isna().tolist() == [False, True, True, True, True, False]
 
 

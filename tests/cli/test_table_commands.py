@@ -42,7 +42,7 @@ def test_files_of_other_countries_and_programs(fedfuse, kind):
     path = write(frame, kind)
     status, out, err = fedfuse("run", path, *WORDS)
     assert status == 0
-    assert "in 2 groups" in out.splitlines()[0]
+    assert "form 2 groups" in out.splitlines()[0]
     assert err == ("note: t.csv is not UTF-8 text: read as cp1252 (Western European)\n" if kind == "latin" else "")
     assert labels().groupby(labels()).size().tolist() == [3, 3]
     status, out, _ = fedfuse("predict", "run", path, "--out", "p.csv")
@@ -82,9 +82,7 @@ def test_sites_with_one_row_join_afterwards(fedfuse, refused):
     assert "join afterwards (--min-rows 3)" in refused("run", "t.csv", *WORDS)
     status, out, err = fedfuse("run", "t.csv", *WORDS, "--min-rows", "5")
     assert status == 0
-    assert err.startswith(
-        "note: 2 of 8 devices have fewer than 5 rows and take no part in the search for groups (Weg 1"
-    )
+    assert err.startswith("note: devices with fewer than 5 rows take no part in the search for groups: 2 of 8 (Weg 1")
     group = labels()["Süd 0"]
     assert f"2 straßes with few rows joined after the groups were found: 2 in group {group}" in " ".join(out.split())
     status, out, err = fedfuse("predict", "run", "t.csv", "--out", "p.csv")

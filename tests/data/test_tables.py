@@ -253,7 +253,7 @@ def test_small_devices_are_left_out_and_named(caplog):
     frame = frame_with()
     frame.loc[:1, "site"] = "tiny"
     assert build(frame, min_rows=3).names == ("a", "b")
-    assert "1 of 3 devices have fewer than 3 rows and take no part in the search for groups (tiny)" in caplog.text
+    assert "devices with fewer than 3 rows take no part in the search for groups: 1 of 3 (tiny)" in caplog.text
     with pytest.raises(FedfuseError, match=r"'tiny' \(2\).*join afterwards \(min_rows=3\)"):
         build(frame)
 

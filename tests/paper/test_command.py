@@ -53,7 +53,7 @@ def test_to_choose_among_more_models_takes_longer(tmp_path):
         (["all", "table1"], "all stands alone, got all table1"),
         (["list", "table1"], "list stands alone"),
         (["table1", "--quick", "--middle"], "--quick and --middle are two sizes"),
-        (["table1", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["table1", "--jobs", "0"], "Invalid value for '--jobs': 0 is not in the range x>=1"),
         ([], "Missing argument"),
     ],
 )

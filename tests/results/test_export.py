@@ -47,10 +47,10 @@ def test_header_by_hand():
 
 
 def test_linear_models_need_no_extra(tmp_path, monkeypatch):
-    for name in ("torch", "safetensors"):
-        monkeypatch.setitem(sys.modules, name, None)
     frame = visits().drop(columns="outcome")
     result = ff.fit(ff.Federation.from_frame(frame, device="site", target="stay"), out=tmp_path / "run")
+    for name in ("torch", "safetensors"):
+        monkeypatch.setitem(sys.modules, name, None)
     paths = export(result, tmp_path / "export")
     assert [path.name for path in paths] == ["cluster-0.safetensors", "cluster-1.safetensors", "export.json"]
     described = json.loads(paths[-1].read_text())
@@ -74,11 +74,11 @@ def messy():
     return frame
 
 
-@pytest.mark.parametrize("target", ["stay", "outcome"])
-def test_the_reader_of_the_docs_scores_raw_rows_as_predict_does(target, tmp_path):
+@pytest.mark.parametrize(("target", "verdict"), [("stay", "groups"), ("outcome", "groups"), ("stay", "personal")])
+def test_the_reader_of_the_docs_scores_raw_rows_as_predict_does(target, verdict, tmp_path):
     """It is run without any installed package."""
     frame = messy().drop(columns={"stay": "outcome", "outcome": "stay"}[target])
-    result = ff.fit(ff.Federation.from_frame(frame, device="site", target=target))
+    result = replace(ff.fit(ff.Federation.from_frame(frame, device="site", target=target)), verdict=verdict)
     path = export_file(result, tmp_path / "model.json")
     new, rows = tmp_path / "new.csv", frame.head(200).astype({"site": str})
     rows.loc[3, "ward"], rows.loc[7, "site"] = "on the moon", "elsewhere"
@@ -91,7 +91,7 @@ def test_the_reader_of_the_docs_scores_raw_rows_as_predict_does(target, tmp_path
     numbers = expected.select_dtypes("number").to_numpy(float)
     known = np.arange(200) != 7
     np.testing.assert_allclose(scores[known], numbers[known], rtol=1e-6)
-    everyone = result.model.outputs(result.models.mean(axis=0), result.profile.encoder.transform(rows[7:8]))
+    everyone = result.model.outputs(result.alternatives["pooled"][0], result.profile.encoder.transform(rows[7:8]))
     np.testing.assert_allclose(scores[7], everyone.ravel(), rtol=1e-5)
 
 
@@ -125,12 +125,12 @@ def test_models_have_the_numbers_of_their_groups(tmp_path):
     model = json.loads(export_file(result, tmp_path / "model.json").read_text())
     assert model["devices"] == model["groups"]
     assert len(model["models"]) == 1 + result.n_clusters
-    np.testing.assert_allclose(model["models"][0][0], result.models.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(model["models"][0][0], result.fallback, rtol=1e-5)
 
 
 def test_other_files_and_networks_are_refused(tmp_path):
     result = ff.fit(planted("regression"))
-    with pytest.raises(ff.FedfuseError, match=r"\.json or \.onnx file, got model.txt"):
+    with pytest.raises(ff.FedfuseError, match=r"\.json or \.onnx file \(tables to .xlsx\), got model.txt"):
         export_file(result, tmp_path / "model.txt")
     pytest.importorskip("torch")
     with pytest.raises(ff.FedfuseError, match="without --to writes networks"):

@@ -216,7 +216,7 @@ def test_each_row_by_its_own_device(table_run):
         assert (answer["prediction"].iloc[rows].to_numpy() == result.predict(name, X[rows])).all()
 
 
-def test_unknown_devices_are_left_empty(table_run):
+def test_unknown_devices_have_no_group_and_one_model_for_all(table_run):
     """Missing and new devices; a column of whole numbers that became floats still names the same devices."""
     frame, _, result = table_run
     odd = frame.iloc[:6].copy()
@@ -224,11 +224,18 @@ def test_unknown_devices_are_left_empty(table_run):
     answer = result.predict_frame(odd)
     assert answer["device"].tolist() == ["3", "77", "", "3", "0", "12"]
     assert answer["cluster"].isna().tolist() == [False, True, True, False, False, True]
-    assert answer["prediction"].isna().tolist() == [False, True, True, False, False, True]
+    unknown = answer["cluster"].isna().to_numpy()
+    X = result.profile.encoder.transform(odd[unknown])
+    known = result.alternatives.get("pooled", result.models)
+    by_one = result.model.outputs(known.mean(axis=0, dtype=np.float64), X)
+    if result.profile.goal == "regression":
+        np.testing.assert_allclose(answer["prediction"][unknown].astype(float), by_one)
+    else:
+        np.testing.assert_allclose(answer.loc[unknown, ["p(ill)", "p(well)"]], by_one)
+        assert (answer["prediction"][unknown] == np.array(["ill", "well"])[by_one.argmax(axis=1)]).all()
     known = result.predict_frame(odd[odd["site"].isin([3, 0])])
     pd.testing.assert_frame_equal(answer.loc[known.index], known, check_dtype=False)
     if "p(ill)" in answer:
-        assert answer["p(ill)"].isna().tolist() == answer["cluster"].isna().tolist()
         np.testing.assert_allclose(known["p(ill)"] + known["p(well)"], 1)
 
 

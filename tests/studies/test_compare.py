@@ -14,10 +14,12 @@ import pytest
 from scipy.stats import wilcoxon
 
 import fedfuse as ff
+from fedfuse.core.standard_errors import holm
 from fedfuse.errors import FedfuseError
 from fedfuse.protocol.local_work import Work
+from fedfuse.results.formatting import NOTHING
 from fedfuse.studies.compare import compare, resume_comparison, seeds_of
-from fedfuse.studies.comparison import Comparison, holm, wilcoxon_p
+from fedfuse.studies.comparison import Comparison, wilcoxon_p
 from fedfuse.studies.jobs import Watcher
 from fedfuse.training.options import build, options_by_method, parse_options
 from fedfuse.training.presets import preset
@@ -97,7 +99,7 @@ def test_methods_without_groups_have_no_number_of_them(federation):
     found = compare(federation, methods, seeds=1, rounds=3)
     assert found.table[["n_clusters", "ari"]].isna().all(axis=1).tolist() == [True, False]
     row = next(line for line in found.to_markdown().splitlines() if "fedavg" in line)
-    assert row.count("—") == 2
+    assert row.count(NOTHING) == 2
     assert found.summary()["methods"][0]["n_clusters"] is None
 
 
@@ -107,7 +109,7 @@ def test_text_and_markdown(found):
     assert text[2].startswith("fused ")
     row = found.table.loc["fused"]
     assert f"{row['test']:.4f}"[:5] in text[2]
-    assert "mean ± population sd over 2 seeds" in text[3]
+    assert "mean ± standard deviation over 2 seeds" in text[3]
     lines = found.to_markdown().splitlines()
     assert lines[1] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     assert lines[2].startswith("| apart | ")

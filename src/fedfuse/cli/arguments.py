@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from fedfuse.cli.console import notes
 from fedfuse.errors import FedfuseError
 from fedfuse.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from fedfuse.data.federation import Federation
     from fedfuse.methods.method import Method
 
 Arg, Opt = typer.Argument, typer.Option
@@ -48,14 +46,11 @@ DataDir = Annotated[Path | None, Opt(help="Directory of the data files (default:
 Seed = Annotated[int, Opt(help="Seed of every random draw.")]
 Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
 Engine = Annotated[str, Opt(help="Where devices compute: inprocess, workers (processes) or flower.")]
-Out = Annotated[
-    Path | None, Opt(parser=place, metavar="PATH", help="A new directory for the run (default: below runs/).")
-]
-StudyOut = Annotated[
-    Path | None, Opt(parser=place, metavar="PATH", help="A directory; a study that is there is continued.")
-]
+_PLACE: dict[str, Any] = {"parser": place, "metavar": "PATH"}
+Out = Annotated[Path | None, Opt(**_PLACE, help="A new directory for the run (default: below runs/).")]
+StudyOut = Annotated[Path | None, Opt(**_PLACE, help="A directory; a study that is there is continued.")]
 Set = Annotated[list[str], Opt("--set", help="key=value, e.g. steps=grow(20), mode=async, delay=uniform(0,20).")]
-Jobs = Annotated[int | None, Opt(help="Runs at a time (default: one per core).")]
+Jobs = Annotated[int | None, Opt(min=1, help="Runs at a time (default: one per core).")]
 _ROUNDS = "Maximum number of rounds of a run (default: by data set and method, 500 for a table)."
 Rounds = Annotated[int | None, Opt(help=_ROUNDS)]
 _METRIC = "What is reported: accuracy, balanced-accuracy, log-loss, auc, f1; rmse, mae, r2 (default: accuracy, rmse)."
@@ -120,14 +115,6 @@ def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
-
-
-def load_data(source: dict[str, Any]) -> Federation:
-    from fedfuse.data.catalog import load
-
-    federation = load(**source)
-    notes.show()
-    return federation
 
 
 def method_and_settings(

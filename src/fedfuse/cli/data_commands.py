@@ -14,17 +14,12 @@ from fedfuse.cli.console import Answers, console
 
 def data_list(data_dir: args.DataDir = None) -> None:
     """List the data sets with a name, and whether their files are here."""
-    from rich.table import Table
-
     from fedfuse.data.catalog import available
     from fedfuse.data.download import data_directory
+    from fedfuse.report.terminal import plain_table
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("name", "what", "here"):
-        table.add_column(heading)
-    for source in available(data_dir):
-        table.add_row(source.name, source.description, "yes" if source.present else "no")
-    Answers().print(table)
+    rows = ((source.name, source.description, "yes" if source.present else "no") for source in available(data_dir))
+    Answers().print(plain_table(["name", "what", "here"], rows, left=3))
     console.say(f"data directory: {data_directory(data_dir)}")
 
 
@@ -37,11 +32,8 @@ def data_fetch(
 
     with download_bars(console) as progress:
         done = fetch(name, data_dir, progress)
-    if not done.new and not done.present:
-        words = f"{name} needs no files"
-    else:
-        words = f"{name}: {len(done.new)} files fetched, {len(done.present)} already there, in {done.directory}"
-    Answers().say(words)
+    words = f"{name}: {len(done.new)} files fetched, {len(done.present)} already there, in {done.directory}"
+    Answers().say(words if done.new or done.present else f"{name} needs no files")
 
 
 def flower_new(directory: Annotated[Path, Arg(help="A new directory.")]) -> None:

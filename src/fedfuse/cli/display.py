@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from fedfuse.cli.console import INTERRUPTED_STATUS, Answers, console, fail, print_json
+from fedfuse.cli.console import INTERRUPTED_STATUS, Answers, console, fail, notes, print_json
 from fedfuse.errors import Terminated
 from fedfuse.results.run_directory import RunDirectory
 
@@ -25,19 +26,12 @@ Study = TypeVar("Study", "Comparison", "Tuning")
 
 
 def train_with_progress(train: Callable[[list[Callback]], Trained], directory: Path) -> Trained:
-    """Train with a progress display; when interrupted, say how to go on."""
+    """Train with a progress display."""
     from fedfuse.report.terminal import ProgressBar
 
-    bar = ProgressBar(console)
-    try:
+    bar = ProgressBar(console, notes.show)
+    with _resumable(directory, lambda path: RunDirectory(path).started), closing(bar):
         return train([bar])
-    except (KeyboardInterrupt, Terminated) as stop:
-        bar.close()
-        if not RunDirectory(directory).started:
-            raise
-        _fail_resumable(directory, stop)
-    finally:
-        bar.close()
 
 
 def train_and_show(
@@ -84,21 +78,9 @@ def compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_
     from fedfuse.report.terminal import ComparisonBars, show_comparison
     from fedfuse.studies.compare import is_comparison
 
-    bars = ComparisonBars(console)
-    try:
-        comparison = work(bars)
-    except (KeyboardInterrupt, Terminated) as stop:
-        if not is_comparison(directory):
-            raise
-        _fail_resumable(directory, stop)
-    _show_study(comparison, show_comparison, directory, as_json)
-
-
-def show_tuned(tuning: Tuning, directory: Path, as_json: bool) -> None:
-    """Show the candidates and their scores."""
-    from fedfuse.report.terminal import show_tuning
-
-    _show_study(tuning, show_tuning, directory, as_json)
+    with _resumable(directory, is_comparison):
+        comparison = work(ComparisonBars(console))
+    show_study(comparison, show_comparison, directory, as_json)
 
 
 def write_page(directory: Path, baselines: bool = True, out: Path | None = None) -> Path:
@@ -108,7 +90,8 @@ def write_page(directory: Path, baselines: bool = True, out: Path | None = None)
         return write_report(directory, out, baselines=baselines)
 
 
-def _show_study(found: Study, show: Callable[[Study, Answers], None], directory: Path, as_json: bool) -> None:
+def show_study(found: Study, show: Callable[[Study, Answers], None], directory: Path, as_json: bool) -> None:
+    """Show the outcome of many runs, and write the page."""
     if as_json:
         print_json(found.summary())
         return
@@ -118,7 +101,13 @@ def _show_study(found: Study, show: Callable[[Study, Answers], None], directory:
     answers.say(f"\nfiles: {directory}\nreport: {page}")
 
 
-def _fail_resumable(directory: Path, stop: BaseException) -> NoReturn:
-    """Say how to go on; a service that is told to stop has done so with success."""
-    status = 0 if isinstance(stop, SystemExit) else INTERRUPTED_STATUS
-    fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", status)
+@contextmanager
+def _resumable(directory: Path, begun: Callable[[Path], bool]) -> Iterator[None]:
+    """Say how to go on when interrupted; a service that is told to stop has done so with success."""
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated) as stop:
+        if not begun(directory):
+            raise
+        status = 0 if isinstance(stop, SystemExit) else INTERRUPTED_STATUS
+        fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", status)

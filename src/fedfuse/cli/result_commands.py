@@ -52,7 +52,7 @@ def predict(
     out: Annotated[Path | None, Opt(help="A .csv file for the predictions (default: standard output).")] = None,
     proba: Annotated[bool | None, Opt(help="A column of probabilities for each class (default: for classes).")] = None,
 ) -> None:
-    """Predict each row by its device's model, or its group's after it joined; unknown devices are left empty."""
+    """Predict each row by its device's model, or its group's after it joined; unknown devices by one for all."""
     from fedfuse.data.readers import read_table
     from fedfuse.results.result import Result
     from fedfuse.training.newcomers import with_noted
@@ -73,8 +73,8 @@ def predict(
         names = sorted(set(unknown))
         shown = ", ".join(name or "(none)" for name in names[:10])
         more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-        words = f"{len(unknown)} of {len(answer)} rows left empty, no model is known for: {shown}{more}"
-        console.say(words, "yellow")
+        how = "left empty" if answer["prediction"].isna().any() else "predicted by one model for all"
+        console.say(f"{len(unknown)} of {len(answer)} rows of unknown devices {how}: {shown}{more}", "yellow")
 
 
 def join(
@@ -129,6 +129,9 @@ def export(
         Answers().say(write_workbook(directory, to))
     else:
         Answers().say(export_file(with_noted(result, directory), to))
+    if to is None and result.verdict in ("personal", "alone"):
+        own = "devices' own models predict better, and are used here"
+        console.say(f"note: these are the groups' models; {own}: --to FILE.json has them", "yellow")
 
 
 def _check_csv(out: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fedfuse.cli import arguments as args
 from fedfuse.cli.arguments import Arg, Opt
 from fedfuse.cli.console import Answers
-from fedfuse.cli.display import compare_and_show, show_tuned, train_and_show, train_with_progress
+from fedfuse.cli.display import compare_and_show, show_study, train_and_show, train_with_progress
 
 if TYPE_CHECKING:
     from fedfuse.results.result import Result
@@ -43,6 +43,7 @@ def run(
     explain: Annotated[bool, Opt("--explain", help="Say what would be asked of devices, and train nothing.")] = False,
 ) -> None:
     """Train on a data set and show which devices belong together."""
+    from fedfuse.data.catalog import load
     from fedfuse.methods.registry import default_name
     from fedfuse.training.fit import fit
 
@@ -52,7 +53,7 @@ def run(
     chosen, settings = args.method_and_settings(dataset, method, words, seed, engine, model)
     directory = args.free_directory(out, dataset, f"{method}-seed{seed}")
     source = data.source_of(dataset, seed)
-    federation = args.load_data(source)
+    federation = load(**source)
     if explain:
         from fedfuse.training.explain import explain as explanation
 
@@ -85,7 +86,9 @@ def tune(
     json_: args.Json = False,
 ) -> None:
     """Choose lambda on validation rows, and train with it."""
+    from fedfuse.data.catalog import load
     from fedfuse.methods.registry import method_called
+    from fedfuse.report.terminal import show_tuning
     from fedfuse.studies.tune import check_tuning, tune
 
     candidates = None if grid is None else args.read_grid(grid)
@@ -97,14 +100,14 @@ def tune(
     check_tuning(chosen, strategy, candidates, dataset=dataset, **limits)
     directory = args.free_directory(out, dataset, f"tune-{strategy}-{method}-seed{seed}")
     source = data.source_of(dataset, seed)
-    federation = args.load_data(source)
+    federation = load(**source)
     named: dict[str, Any] = {"dataset": dataset, "source": source, **limits}
 
     def train(callbacks: list[Callback]) -> Tuning:
         how: Any = strategy
         return tune(federation, chosen, how, candidates, out=directory, callbacks=callbacks, **named, **settings)
 
-    show_tuned(train_with_progress(train, directory), directory, json_)
+    show_study(train_with_progress(train, directory), show_tuning, directory, json_)
 
 
 def resume(
@@ -114,6 +117,7 @@ def resume(
 ) -> None:
     """Continue an interrupted run or comparison; the result is the same as without the interruption."""
     from fedfuse.engines.factory import EngineSpec
+    from fedfuse.report.terminal import show_tuning
     from fedfuse.studies.compare import is_comparison, resume_comparison
     from fedfuse.studies.tune import Tuning, is_tuning
     from fedfuse.training.fit import resume as go_on
@@ -132,4 +136,4 @@ def resume(
         return
     tuning = Tuning.of(train_with_progress(train, directory))
     tuning.save(directory)
-    show_tuned(tuning, directory, json_)
+    show_study(tuning, show_tuning, directory, json_)

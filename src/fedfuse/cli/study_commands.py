@@ -69,8 +69,6 @@ def paper(
     special = [name for name in names if name in (*SPECIAL_NAMES, "all")]
     if special and len(names) > 1:
         raise FedfuseError(f"{special[0]} stands alone, got {' '.join(names)}")
-    if jobs is not None and jobs < 1:
-        raise FedfuseError(f"--jobs must be at least 1, got {jobs}")
     if names == ["list"]:
         show_list(out, place, Answers())
         return

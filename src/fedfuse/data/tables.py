@@ -158,9 +158,9 @@ def _large_devices(table: Table, parts: Ints | None, min_rows: int) -> Table:
         return table
     if not large.any():
         raise FedfuseError(f"no device has min_rows={min_rows} rows; the largest has {int(counts.max())}")
-    words = "%d of %d devices have fewer than %d rows and take no part in the search for groups (%s)"
+    words = "devices with fewer than %d rows take no part in the search for groups: %d of %d (%s)"
     small = [name for name, ok in zip(names, large, strict=True) if not ok]
-    log.warning(words, len(small), len(names), min_rows, ", ".join(small[:6]) + ", …" * (len(small) > 6))
+    log.warning(words, min_rows, len(small), len(names), ", ".join(small[:6]) + ", …" * (len(small) > 6))
     return table.at(large[owner])
 
 

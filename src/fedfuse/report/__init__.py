@@ -20,6 +20,7 @@ from fedfuse.utils.files import atomic_write, make_directory, naming_damage
 
 FILE = "report.html"
 TEMPLATES = Path(__file__).parent / "templates"
+NO_DEVICES: dict[str, Any] = {"names": [], "groups": [], "pairs": None}  # For the script of pages without devices.
 
 
 def write_report(
@@ -29,19 +30,10 @@ def write_report(
     federation: Federation | None = None,
     baselines: bool = True,
 ) -> Path:
-    """Write the page of a run or of a comparison, and return its path.
+    """Write the page of a finished run or of a comparison to ``out`` (by default ``report.html`` in its directory).
 
-    Parameters
-    ----------
-    directory
-        Of a finished run, or of a comparison.
-    out
-        A file (default: ``report.html`` in the directory).
-    federation
-        The data of a run from Python, to fit local and pooled models that were not fitted yet; data with a name are
-        found without it.
-    baselines
-        Whether to fit local and pooled models to compare with, where that was not done yet and the data are there.
+    ``baselines`` says whether to fit local and pooled models to compare with, where that was not done yet. It needs the
+    data: those of a run from Python are its ``federation``, those with a name are found without it.
     """
     place = Path(directory)
     page = Path(out) if out is not None else place / FILE
@@ -109,5 +101,7 @@ def page_of(template: str, content: dict[str, Any]) -> str:
     pages.globals |= {"tone": tone, "words": explanations}
     style = Markup(pages.get_template("style.css").render(colours=COLOURS, colours_on_dark=COLOURS_ON_DARK))
     script = Markup((TEMPLATES / "page.js").read_text(encoding="utf-8"))
-    content["data"]["colours"] = len(COLOURS)
-    return pages.get_template(template).render(content, style=style, script=script, version=__version__)
+    data = {**content["data"], "colours": len(COLOURS)}
+    return pages.get_template(template).render(
+        content | {"data": data}, style=style, script=script, version=__version__
+    )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedfuse.results.formatting import compact
 from fedfuse.utils.typing import Floats, Ints
 
 SIDE = 1000
@@ -153,20 +154,6 @@ def thinned(n: int, most: int) -> Ints:
 
 def _finite(values: npt.ArrayLike) -> list[float | None]:
     return [float(f"{v:.5g}") if np.isfinite(v) else None for v in np.asarray(values, float)]
-
-
-def compact(value: float) -> str:
-    """Write a number in few characters.
-
-    >>> [compact(v) for v in (0, 0.25, 12, 1500, 2.5e6, 11_754_835, 3e9, 1e-7)]
-    ['0', '0.25', '12', '1,500', '2.5 M', '11.8 M', '3 G', '1e-07']
-    """
-    for size, letter in ((1e9, "G"), (1e6, "M")):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {letter}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
 
 
 def _steps(low: float, high: float, most: int) -> list[float]:

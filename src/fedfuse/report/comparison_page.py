@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import linear_sum_assignment
 
+from fedfuse.report import NO_DEVICES
 from fedfuse.report import explanations as words
 from fedfuse.report.charts import Axis, Chart, thinned
 from fedfuse.report.palette import COLOURS, tone
 from fedfuse.report.run_page import settings_of, versions
-from fedfuse.results.formatting import counted
+from fedfuse.results.formatting import counted, score
 from fedfuse.studies.comparison import Comparison, cells, footnotes
 from fedfuse.utils.files import read_json
 from fedfuse.utils.typing import Ints
@@ -47,7 +48,7 @@ def comparison_page(directory: Path) -> dict[str, Any]:
         "settings": settings_of(directory / "runs" / f"{first[0]}-seed{first[1]}", found.results[first]),
         "settings_of": f"{first[0]}, seed {first[1]}",
         "versions": versions(read_json(table).get("version") if table.exists() else None),
-        "data": {"names": [], "groups": [], "pairs": None},
+        "data": NO_DEVICES,
     }
 
 
@@ -55,8 +56,8 @@ def _headline(found: Comparison) -> str:
     best = [str(method) for method in found.table.index[found.table["best"]]]
     if not best:
         return f"{counted(len(found.methods), 'method')} on {found.dataset}."
-    score = words.score(float(found.table["test"][best[0]]), found.metric)
-    value = f"mean test {words.metric_name(found.metric)} of {score}"
+    test = score(float(found.table["test"][best[0]]), found.metric)
+    value = f"mean test {words.metric_name(found.metric)} of {test}"
     if len(found.contestants) == 1:
         return f"{best[0]} has a {value}."
     return f"{best[0]} is the best of {counted(len(found.contestants), 'method')}, with a {value}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,28 +28,14 @@ SHOWN_PERCENTILE = 99.5
 
 @dataclass(frozen=True)
 class PairFrame:
-    """What the page draws of all pairs.
+    """What the page draws of all pairs."""
 
-    Attributes
-    ----------
-    frames
-        Rounds, one after the other.
-    order
-        The devices in the order of rows and columns: by group, and alike ones together.
-    cells
-        The first place in ``order`` of every row of cells.
-    heat
-        For each frame the lower triangle of cells, 0 for no distance, 255 for that of ``tops`` or more.
-    places
-        For each frame the devices (by ``order``) on a map, from -1 to 1.
-    """
-
-    frames: tuple[DistanceSnapshot, ...]
-    order: Ints
-    cells: Ints
-    heat: npt.NDArray[np.uint8]
+    frames: tuple[DistanceSnapshot, ...]  # Rounds, one after the other.
+    order: Ints  # The devices in the order of rows and columns: by group, and alike ones together.
+    cells: Ints  # The first place in ``order`` of every row of cells.
+    heat: npt.NDArray[np.uint8]  # For each frame the lower triangle of cells: 255 is ``tops`` or more.
     tops: Floats
-    places: Floats
+    places: Floats  # For each frame the devices (by ``order``) on a map, from -1 to 1.
 
     @classmethod
     def of(cls, snapshots: Sequence[DistanceSnapshot], labels: Ints) -> PairFrame:
@@ -81,9 +68,11 @@ class PairFrame:
 
 def chosen(snapshots: Sequence[DistanceSnapshot], most: int = MAX_FRAMES) -> list[DistanceSnapshot]:
     """Return at most so many snapshots: those that differ from the one before, evenly over the run, and the last."""
-    new = [s for before, s in zip([None, *snapshots], snapshots, strict=False) if not _alike(before, s)]
-    if new[-1] is not snapshots[-1]:
-        new[-1] = snapshots[-1]
+    new = [snapshots[0]]
+    for before, now in pairwise(snapshots):
+        if (before.labels != now.labels).any() or (before.levels != now.levels).any():
+            new.append(now)
+    new[-1] = snapshots[-1]
     return [new[i] for i in thinned(len(new), most)]
 
 
@@ -127,11 +116,6 @@ def numbers_by_size(labels: Ints) -> Ints:
 def text_of(array: npt.NDArray[Any]) -> str:
     """Return an array's bytes as text."""
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-
-
-def _alike(before: DistanceSnapshot | None, now: DistanceSnapshot) -> bool:
-    same = before is not None and (before.labels == now.labels).all() and (before.levels == now.levels).all()
-    return bool(same)
 
 
 def _cells(matrix: Floats, cells: Ints) -> tuple[npt.NDArray[np.uint8], float]:
@@ -182,19 +166,11 @@ def _within(places: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class DendrogramChart:
-    """A tree to draw, from the left (every device alone) to the right (all together).
+    """A tree to draw, from the left (every device alone) to the right (all together)."""
 
-    Attributes
-    ----------
-    paths
-        (colour, SVG path) for each group, and for what joins groups.
-    leaves
-        The devices from top to bottom.
-    """
-
-    paths: list[tuple[str, str]]
+    paths: list[tuple[str, str]]  # (Colour, SVG path) for each group, and for what joins groups.
     x: Axis
-    leaves: Ints
+    leaves: Ints  # The devices from top to bottom.
 
     @classmethod
     def of(cls, alone: DistanceSnapshot, groups: Ints) -> DendrogramChart | None:

@@ -13,16 +13,16 @@ import pandas as pd
 
 from fedfuse.core.metrics import METRICS
 from fedfuse.methods.registry import METHODS
-from fedfuse.report.charts import compact
-from fedfuse.results.formatting import counted, cut_short, data_size, exposed
+from fedfuse.results.formatting import NOTHING, compact, counted, cut_short, data_size, exposed, score
 from fedfuse.results.intervals import AVERAGE_INTERCEPT, feature_tests
 from fedfuse.results.profile import Profile
 from fedfuse.results.result import MIN_CONFIDENCE, Result, mean_score
 from fedfuse.utils.typing import Floats, Ints
 
-MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
 POOLED = "one model for all"
-TESTS = "p: of the surest difference between two groups, Holm-corrected; detectable: found with 80 % power"
+TESTS = "p: how likely so large a difference between two groups is by chance (Holm-corrected)"
+DETECTABLE = "detectable: a difference that 4 of 5 such tables would show"
 ONE_GROUP = "one group is one model for all, too: this one stops by validation rows, the other has a fixed ridge"
 # What columns of scores are called, by the words of a verdict.
 SHORT = {"groups": "together", "personal": "personal", "alone": "alone", "pooled": "one for all"}
@@ -100,17 +100,6 @@ def in_percent(metric: str) -> bool:
     return metric in METRICS and METRICS[metric].percent
 
 
-def score(value: float | None, metric: str) -> str:
-    """Write an accuracy in per cent, other metrics with four digits.
-
-    >>> score(0.9166, "accuracy"), score(4.0891, "rmse"), score(float("nan"), "rmse")
-    ('91.7 %', '4.089', '–')
-    """
-    if value is None or not np.isfinite(value):
-        return NOTHING
-    return f"{100 * value:.1f} %" if in_percent(metric) else f"{value:.4g}"
-
-
 def gain(ours: float, theirs: float, metric: str) -> str:
     """Write how much larger a score is than another: in points where large is good, else relative to the other.
 
@@ -139,10 +128,10 @@ def headline(result: Result) -> str:
     if not finds_groups(result):
         return f"{title(result.method['method'])} trained {devices} without looking for groups."
     if not len(result.groups):
-        return f"No groups were found: each of the {devices} seems to lie or never answered in time."
+        return f"No groups were found: each of the {devices} gave implausible replies or never answered in time."
     if m == 1:
         return f"There is only one {noun.one}."
-    own = {"personal": "a model of its own, drawn towards the others", "alone": "a model of its own rows alone"}
+    own = {"personal": "a model of its own, drawn towards the others", "alone": "a model from its own rows alone"}
     if result.verdict in own and (n == 1 or result.uncertain):
         return f"Each of the {devices} has {own[result.verdict]}."
     if n == 1:
@@ -163,8 +152,8 @@ def supporting(result: Result, baselines: Mapping[str, Floats]) -> list[str]:
     """Say which model predicts best, how sure the groups are, and what went wrong."""
     lines = [verdict(result, baselines)]
     if result.ari is not None and finds_groups(result):
-        right = "exactly the true ones" if result.ari == 1 else "not exactly the true ones"
-        lines.append(f"The groups are {right} (adjusted Rand index {result.ari:.2f}).")
+        right = "" if result.ari == 1 else "not "
+        lines.append(f"The groups are {right}exactly the true ones (adjusted Rand index {result.ari:.2f}).")
     if "gap" in result.kept:
         lines += gap_sentence(*result.kept["gap"].tolist())
     if result.certificate is not None:
@@ -197,7 +186,7 @@ def warnings(result: Result, names_width: int = 0) -> list[str]:
             f"{noun_of(result.profile).count(seldom.size)} answered too seldom for a sure group{named(seldom)}"
         )
     if result.cut_short:
-        found.append(f"{_capital(title(result.method['method']))} {cut_short(result.rounds)}: give it more rounds")
+        found.append(f"{_capital(title(result.method['method']))} {cut_short(result.rounds)}: give it more (--rounds)")
     if result.suspects.size:
         told = exposed(result)
         found.append(suspicion(result) + named(result.suspects) + (f" ({told})" if told else ""))
@@ -225,11 +214,11 @@ def verdict(result: Result, baselines: Mapping[str, Floats]) -> str:
     grouped = finds_groups(result) and 1 < result.n_clusters < len(result.labels)
     ours = "one model per group" if grouped else "the trained model"
     names = {"local": alone_name(noun), "pooled": POOLED}
-    known = {name: baselines[key][result.honest] for key, name in names.items() if key in baselines}
-    scores = {name: mean_score(values, metric) for name, values in known.items()}
+    known = {name: baselines[key] for key, name in names.items() if key in baselines}
+    scores = {name: mean_score(values[result.scored], metric) for name, values in known.items()}
     best = _best({ours: test, **scores}, metric)
     rivals = [name for name in best if name != ours]
-    who = "" if result.attack is None else f" over {counted(len(result.honest), 'honest device')}"
+    who = "" if len(result.scored) == len(result.labels) else f" over {whom(result)}"
     value = f"{'' if METRICS[metric].pooled else 'mean '}test {metric_name(metric)}{who}"
     if not scores or not best:
         return f"{_capital(ours)} has a {value} of {score(test, metric)}."
@@ -249,13 +238,13 @@ def _decided(result: Result) -> str:
     if result.n_clusters == 1:
         scores.pop(names["groups"], None)
     test = f"{'' if METRICS[metric].pooled else 'mean '}test {metric_name(metric)}"
-    best = f"{_capital(names[used])} predicts left-out rows best, and is used"
+    best = f"{_capital(names[used])}{',' if used == 'personal' else ''} predicts left-out rows best, and is used"
     return f"{best}: {test} {score(result.score('test'), metric)}, against {_listed(scores, metric)}."
 
 
 def kinds_of_models(noun: Noun) -> dict[str, str]:
     """Return what the models that are compared are called, by the words of a verdict."""
-    own = f"each {noun.one}'s own model, drawn towards the others,"
+    own = f"each {noun.one}'s own model, drawn towards the others"
     return {"groups": "one model per group", "personal": own, "alone": alone_name(noun), "pooled": POOLED}
 
 
@@ -266,6 +255,19 @@ def compared_scores(result: Result, baselines: Mapping[str, Floats]) -> dict[str
         return {kind: result.compared[kind] for kind in order if kind in result.compared}
     ours = {"groups": result.sums.get("test", result.scores["test"])}
     return ours | {kind: baselines[key] for key, kind in (("local", "alone"), ("pooled", "pooled")) if key in baselines}
+
+
+def whom(result: Result) -> str:
+    """Return the devices that mean scores are over, in words."""
+    noun, n = noun_of(result.profile), len(result.scored)
+    if n == len(result.labels):
+        return noun.many
+    return f"the {n:,} {f'{noun.many} with plausible replies' if result.attack is None else 'honest devices'}"
+
+
+def used(result: Result, scores: Mapping[str, Floats]) -> str:
+    """Return the kind of model that predicts, among those with scores."""
+    return result.verdict if result.verdict and result.verdict in scores else "groups"
 
 
 def alone_name(noun: Noun) -> str:
@@ -289,7 +291,7 @@ def _best(scores: Mapping[str, float], metric: str) -> list[str]:
 
 
 def _listed(scores: Mapping[str, float], metric: str) -> str:
-    told = [f"{score(value, metric)} with {name.rstrip(',')}" for name, value in scores.items()]
+    told = [f"{score(value, metric)} with {name}" for name, value in scores.items()]
     return " and ".join([", ".join(told[:-1]), told[-1]] if len(told) > 1 else told)
 
 
@@ -306,11 +308,10 @@ def doubt(result: Result) -> str:
 
 
 def suspicion(result: Result) -> str:
-    """Say how many devices seem to lie, and whether they are in a group."""
-    n = result.suspects.size
-    alone = np.isin(result.suspects, result.apart).all()
-    seem, stand = ("seems to lie", " and stands alone") if n == 1 else ("seem to lie", " and stand alone")
-    return f"{noun_of(result.profile).count(n)} {seem}{stand if alone else ''}"
+    """Say how many devices gave implausible replies, and whether they are in a group."""
+    n, alone = result.suspects.size, np.isin(result.suspects, result.apart).all()
+    stand = (" and stands alone" if n == 1 else " and stand alone") if alone else ""
+    return f"{noun_of(result.profile).count(n)} gave implausible replies{stand}"
 
 
 def silence(result: Result) -> str:
@@ -353,30 +354,14 @@ def tuning_table(table: pd.DataFrame, metric: str) -> tuple[list[str], list[list
 
 @dataclass(frozen=True)
 class ContrastTable:
-    """What tells the groups apart: a row for each feature, the largest difference first.
+    """What tells the groups apart: a row for each feature, the largest difference first."""
 
-    Attributes
-    ----------
-    what
-        What the numbers are.
-    groups
-        The numbers of the groups in the columns; empty where one number tells how much all groups differ.
-    names
-        Features, and the intercept.
-    values
-        In the units of the table.
-    scaled
-        Per standard deviation of the feature, so that rows can be compared; the intercept less its mean.
-    tests
-        Where the run has intervals: the p-value that no groups differ, and the difference that could have been seen.
-    """
-
-    what: str
-    groups: list[int]
-    names: list[str]
-    values: Floats
-    scaled: Floats
-    tests: list[tuple[str, str]]
+    what: str  # What the numbers are.
+    groups: list[int]  # The numbers of the groups in the columns; empty where one number is for all groups.
+    names: list[str]  # Features, and the intercept.
+    values: Floats  # In the units of the table.
+    scaled: Floats  # Per standard deviation of the feature, so that rows can be compared; the intercept less its mean.
+    tests: list[tuple[str, ...]]  # Where there are intervals: p-value and, but for many classes, what could be seen.
 
     @classmethod
     def of(cls, result: Result, max_rows: int, max_groups: int) -> ContrastTable | None:
@@ -386,12 +371,17 @@ class ContrastTable:
             return None
         contrast = result.contrasts()[:max_rows]
         names = [AVERAGE_INTERCEPT if name == "intercept" else str(name) for name in contrast.index]
-        tests = [] if result.intervals is None else _tests(result.intervals, list(contrast.index))
+        tests: list[tuple[str, ...]] = []
+        if result.intervals is not None:
+            found = feature_tests(result.intervals).reindex(contrast.index)[["p_holm", "detectable"]]
+            tests = [(p_value(p), f"{size:.2g}" if np.isfinite(size) else NOTHING) for p, size in found.to_numpy()]
+        if all(p == NOTHING for p, _ in tests):
+            tests = []
         classes = [str(c) for c in result.profile.classes]
         if len(classes) > 2:
             what = "root mean square difference between groups, per standard deviation of the feature"
             values = contrast.to_numpy()[:, None]
-            return cls(what, [], names, values, values, [(p, NOTHING) for p, _ in tests])
+            return cls(what, [], names, values, values, [each[:1] for each in tests])
         what = f"log-odds of {classes[1]} against {classes[0]}" if classes else encoder.target
         shown = result.groups[:max_groups]
         rows = [[*result.profile.features, "intercept"].index(name) for name in contrast.index]
@@ -409,12 +399,6 @@ def _effects(coefficients: Floats) -> Floats:
     """Return groups x coefficients: of the value, or for two classes of the log-odds of the second."""
     first, last = coefficients[:, 0], coefficients[:, -1]
     return np.array(first if coefficients.shape[1] == 1 else last - first, dtype=float)
-
-
-def _tests(intervals: pd.DataFrame, names: list[str]) -> list[tuple[str, str]]:
-    table = feature_tests(intervals).reindex(names)
-    pairs = zip(table["p_holm"], table["detectable"], strict=True)
-    return [(p_value(p), f"{size:.2g}" if np.isfinite(size) else NOTHING) for p, size in pairs]
 
 
 def p_value(p: float) -> str:
@@ -435,13 +419,11 @@ def some_names(names: Sequence[str], room: int) -> str:
     ('north, south, east', 'north, … (2 more)')
     """
     whole = ", ".join(names)
-    if len(whole) <= room:
-        return whole
-    for shown in range(len(names) - 1, 0, -1):
-        text = f"{', '.join(names[:shown])}, … ({len(names) - shown} more)"
-        if len(text) <= room:
+    for shown in range(len(names), 0, -1):
+        rest = f", … ({len(names) - shown} more)" if shown < len(names) else ""
+        if len(text := ", ".join(names[:shown]) + rest) <= room:
             return text
-    return whole[: room - 1] + "…"
+    return whole[: room - 1] + "…" if names else ""
 
 
 def device_names(result: Result, devices: Ints) -> list[str]:

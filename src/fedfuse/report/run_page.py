@@ -16,7 +16,7 @@ from fedfuse.report import explanations as words
 from fedfuse.report.charts import Axis, Chart, thinned
 from fedfuse.report.distance_charts import DendrogramChart, PairFrame, most_apart, snapshot_of
 from fedfuse.report.palette import tone
-from fedfuse.results.formatting import exposed, refusals
+from fedfuse.results.formatting import NOTHING, exposed, refusals, score
 from fedfuse.results.result import Result, mean_score
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.results.snapshots import SnapshotFile
@@ -30,7 +30,7 @@ MAX_CARDS, MAX_FEATURES, MAX_COLUMNS = 24, 12, 6
 MAX_LEAVES, MAX_KEYS = 40, 12
 MAX_POINTS = 600
 # Entries of a run's configuration that are no settings, and those that say nothing where nobody is made to lie.
-HIDDEN_SETTINGS, ATTACK_SETTINGS = {"version", "fingerprint"}, {"attack", "liars", "lies", "scope"}
+HIDDEN_SETTINGS, ATTACK_SETTINGS = {"version", "fingerprint", "tensors"}, {"attack", "liars", "lies", "scope"}
 
 
 def run_page(directory: Path, baselines: Baselines | None = None, note: str = "") -> dict[str, Any]:
@@ -38,18 +38,20 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
     result = Result.load(directory)
     known = baselines.scores if baselines else {}
     noun, scores = words.noun_of(result.profile), device_scores(result, known)
+    compared = words.compared_scores(result, known)
     frames = SnapshotFile(directory).load() or [snapshot_of(result)]
     pairs = PairFrame.of(frames, result.labels)
     tree = DendrogramChart.of(baselines.alone if baselines else most_apart(frames), result.group_numbers)
-    title = words.title(result.method["method"])
+    dataset, title = Path(result.dataset).name, words.title(result.method["method"])
     return {
-        "title": f"{result.dataset}: {title}",
-        "overline": f"{result.dataset} · {title} · seed {result.seed}",
+        "title": f"{dataset}: {title}",
+        "overline": f"{dataset} · {title} · seed {result.seed}",
         "supporting": words.supporting(result, known),
         "noun": noun,
         "grouped": words.finds_groups(result),
         "metric": result.profile.metric,
-        **_groups(result, words.compared_scores(result, known)),
+        **_groups(result, compared),
+        "used": words.used(result, compared),
         "missing": note,
         "devices": device_chart(result, scores),
         "order": device_order(result).tolist(),
@@ -59,7 +61,7 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         "leaves": words.device_names(result, tree.leaves) if tree and len(tree.leaves) <= MAX_LEAVES else [],
         "tree_of": f"the models that each {noun.one} fits alone" if baselines else "models before they were merged",
         "contrasts": words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS),
-        "intervals": None if result.intervals is None else _intervals(result.intervals.query("against == 0")),
+        "intervals": None if result.intervals is None else _intervals(result.intervals),
         "tuning": _tuning(directory, metric_for(result.profile.goal).name),
         "curves": training_charts(result.history, result.profile.metric),
         "communication": cost_chart(result.history),
@@ -86,11 +88,10 @@ def device_scores(result: Result, known: Mapping[str, Floats]) -> dict[str, Floa
 
 def _stages_at(result: Result, rounds: Sequence[int]) -> list[str]:
     """Return what the method did in each of these rounds, in words."""
-    stages, last = result.history.get("stage"), len(result.history)
-    known = {0: "the start"} if last else {}
-    if stages is not None:
-        known |= {k: s for k, s in enumerate(stages[: last - 1], 1) if isinstance(s, str)}
-    return [known.get(k, "" if 0 < k < last else "the end") for k in rounds]
+    last = len(result.history)
+    stages = result.history.get("stage", pd.Series([""] * last)).fillna("").tolist()
+    names = [*(["the start"] if last else []), *stages[: last - 1], "the end"]
+    return [names[min(k, last)] for k in rounds]
 
 
 def _groups(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def _groups(result: Result, scores: Mapping[str, Floats]) -> dict[str, Any]:
         # The pieces of one bar, the largest first; devices in no group are the last piece.
         "strip": [*enumerate(sizes[1:], 1), *([(0, sizes[0])] if sizes[0] else [])],
         "full_bar": 1.0 if METRICS[result.profile.metric].greater_is_better else largest or 1.0,
-        "total": _group(result, scores, 0, result.honest),
+        "total": _group(result, scores, 0, result.scored),
         "others": len(shown[MAX_CARDS:]),
         "others_size": sum(sizes[MAX_CARDS + 1 :]),
         "apart": _members(result, result.apart),
@@ -122,7 +123,9 @@ def _group(result: Result, scores: Mapping[str, Floats], number: int, inside: In
 
 
 def _members(result: Result, inside: Ints) -> list[dict[str, str]]:
-    notes = dict.fromkeys(result.unsure.tolist(), "unsure") | dict.fromkeys(result.suspects.tolist(), "suspect")
+    notes = dict.fromkeys(result.suspects.tolist(), "implausible")
+    if 2 * len(result.unsure) < len(result.labels):  # Else the mark would tell no device from the others.
+        notes = dict.fromkeys(result.unsure.tolist(), "unsure") | notes
     return [{"name": result.profile.names[i], "note": notes.get(i, "")} for i in inside.tolist()]
 
 
@@ -136,8 +139,7 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
     """Return the chart of every device's score, with its group's model, alone, and with one model for all."""
     noun, metric, order = words.noun_of(result.profile), words.metric_name(result.profile.metric), device_order(result)
     group = "its group's model" if words.finds_groups(result) else "its model"
-    names = {"groups": group, "alone": words.alone_name(noun), "pooled": words.POOLED}
-    names["personal"] = "its own model, drawn towards the others"
+    names = {**words.kinds_of_models(noun), "groups": group}
     shown = {names[key]: values[order] for key, values in scores.items()}
     x, numbers, ours = np.arange(len(order)), result.group_numbers[order], result.scores["test"][order]
     y = Axis.around(
@@ -161,16 +163,13 @@ def _device_columns(result: Result, scores: Mapping[str, Floats]) -> dict[str, l
     """Return columns of the table of all devices: for each device what is written, and what it is sorted by."""
     table, metric = result.devices(), result.profile.metric
     values = {"test" if kind == "groups" else words.SHORT[kind]: known for kind, known in scores.items()}
-    columns = {name: [(words.score(v, metric), _sortable(v)) for v in known] for name, known in values.items()}
+    written = {name: [score(v, metric) for v in known] for name, known in values.items()}
     for name, head, form in (("confidence", "confidence", ".2f"), ("truth", "true group", ".0f")):
         if name in table:
-            known = table[name].to_numpy(float)
-            columns[head] = [(f"{v:{form}}" if np.isfinite(v) else words.NOTHING, _sortable(v)) for v in known]
-    return columns
-
-
-def _sortable(value: float) -> str:
-    return f"{value:.6g}" if np.isfinite(value) else ""
+            values[head] = table[name].to_numpy(float)
+            written[head] = [f"{v:{form}}" if np.isfinite(v) else NOTHING for v in values[head]]
+    sortable = {name: [f"{v:.6g}" if np.isfinite(v) else "" for v in known] for name, known in values.items()}
+    return {name: list(zip(cells, sortable[name], strict=True)) for name, cells in written.items()}
 
 
 def _tuning(directory: Path, metric: str) -> dict[str, Any] | None:
@@ -183,8 +182,8 @@ def _tuning(directory: Path, metric: str) -> dict[str, Any] | None:
 
 
 def _intervals(table: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return the rows of the larger groups by output and feature."""
-    shown = table[table["group"] <= MAX_COLUMNS].groupby(["output", "feature"], sort=False)
+    """Return the coefficients of the larger groups by output and feature."""
+    shown = table.query("against == 0 and group <= @MAX_COLUMNS").groupby(["output", "feature"], sort=False)
     return {names: rows.to_dict("records") for names, rows in shown}
 
 

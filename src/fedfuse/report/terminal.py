@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedfuse.core.metrics import METRICS, metric_for
 from fedfuse.report import explanations as words
-from fedfuse.results.formatting import counted, data_size, duration, refusals
+from fedfuse.results.formatting import NOTHING, counted, data_size, duration, refusals, score
 from fedfuse.results.result import Result, mean_score
 from fedfuse.studies.comparison import Comparison, cells, footnotes
 from fedfuse.studies.jobs import DONE, FAILED, Job, Watcher
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 MAX_GROUPS, MAX_FEATURES, MAX_COLUMNS = 12, 6, 6
 NAMES_WIDTH = 60
-# A terminal of so many columns has room for the spread of everything.
-WIDE_COLUMNS = 110
 # Models that moved by a larger share of their length in the last round may still change the groups.
 MAX_MOVED_RATIO = 1e-3
 REPORT_SECONDS = 60.0  # Between two lines where there is no terminal to draw a bar on.
@@ -43,9 +41,13 @@ def _bars(console: Console, *columns: bars.ProgressColumn, transient: bool = Tru
 
 
 class ProgressBar(Callback):
-    """One line: stage, lambda, groups so far, a score on held-out rows, what was sent, how much still moves."""
+    """One line: stage, lambda, groups so far, a score on held-out rows, what was sent, how much still moves.
 
-    def __init__(self, console: Console) -> None:
+    ``begun`` is called before the first round, when all input has been checked.
+    """
+
+    def __init__(self, console: Console, begun: Callable[[], None] = lambda: None) -> None:
+        self._begun = begun
         columns = (bars.SpinnerColumn(), bars.TextColumn("round"), bars.BarColumn(20), bars.MofNCompleteColumn())
         note = bars.TextColumn("{task.fields[note]}")
         self._progress = _bars(console, *columns, bars.TimeRemainingColumn(), note)
@@ -53,6 +55,7 @@ class ProgressBar(Callback):
         self._known: Row = {}
 
     def on_start(self, run: Run) -> None:
+        self._begun()
         self._progress.update(self._task, total=run.settings.rounds, completed=run.k)
         self._progress.start()
 
@@ -95,13 +98,8 @@ class ComparisonBars(Watcher):
     """
 
     def __init__(self, console: Console, effort: Callable[[Any], float] = lambda job: 1.0) -> None:
-        columns = (
-            bars.SpinnerColumn(),
-            bars.TextColumn("runs"),
-            bars.BarColumn(20),
-            bars.TextColumn("{task.description}"),
-        )
-        self._progress = _bars(console, *columns, bars.TimeElapsedColumn())
+        columns = (bars.SpinnerColumn(), bars.TextColumn("runs"), bars.BarColumn(20))
+        self._progress = _bars(console, *columns, bars.TextColumn("{task.description}"), bars.TimeElapsedColumn())
         self._console, self._effort, self._bar = console, effort, self._progress.add_task("")
         self._efforts: list[float] = []
         self._began = self._said = 0.0
@@ -137,11 +135,11 @@ class ComparisonBars(Watcher):
 
 def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print one row per method, the best score in bold, and what a reader must know of the table."""
-    heads, *rows = cells(comparison, spreads=console.width >= WIDE_COLUMNS)
+    heads, *rows = cells(comparison)
     table = plain_table(heads, left=1)
     for row, best, runs in zip(rows, comparison.table["best"], comparison.table["runs"], strict=True):
-        name, score, *others = map(escape, row)
-        table.add_row(name, f"[bold]{score}[/bold]" if best else score, *others, style="" if runs else "dim")
+        name, test, *others = map(escape, row)
+        table.add_row(name, f"[bold]{test}[/bold]" if best else test, *others, style="" if runs else "dim")
     console.print(table)
     console.print()
     for note in footnotes(comparison):
@@ -150,31 +148,28 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
 
 def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> None:
     """Print the outcome: groups, scores against local and pooled models, what tells the groups apart."""
-    noun, others = words.noun_of(result.profile), f", {len(result.apart):,} in none" if result.apart.size else ""
-    ari = "" if result.ari is None else f" (agreement with the truth: ARI {result.ari:.3f})"
-    inside = noun.count(len(result.labels) - len(result.apart))
-    _say(console, f"[bold]{escape(inside)} in {counted(len(result.groups), 'group')}{others}[/bold]{ari}")
+    noun = words.noun_of(result.profile)
+    ari = "" if result.ari is None else f" Agreement with the true groups: ARI {result.ari:.3f}."
+    _say(console, f"[bold]{escape(words.headline(result))}[/bold]{ari}")
     _say(console, f"{escape(words.verdict(result, baselines))}\n")
     console.print(_group_table(result, noun, console.width))
-    console.print()
-    console.print(_score_table(result, noun, baselines))
+    scores = words.compared_scores(result, baselines)
+    if len(scores) > 1:
+        console.print()
+        console.print(_score_table(result, noun, scores))
     if result.n_clusters == 1 and "pooled" in baselines and words.finds_groups(result) and not result.compared:
         _say(console, f"({words.ONE_GROUP})")
     if not result.model.convex:
         _say(console, "(local and pooled models to compare with are fitted for linear and softmax models only)")
     _show_contrasts(result, console)
-    _say(console, f"\n{_effort(result)}")
+    how = "converged after" if result.converged else "stopped after"
+    sent = f"{result.cost_floats:,} numbers sent ({data_size(result.cost_floats)})"
+    lam = f", lambda {result.lam:.3g}" if result.lam is not None else ""
+    _say(console, f"\n{how} {counted(result.rounds, 'round')}, {sent}, {result.seconds:.1f} s{lam}")
     if result.certificate is not None:
         _say(console, escape(result.certificate.sentence(result.lam)))
     for warning in _warnings(result):
         _say(console, f"\n[yellow]{escape(warning)}[/yellow]")
-
-
-def _effort(result: Result) -> str:
-    how = "converged after" if result.converged else "stopped after"
-    sent = f"{result.cost_floats:,} numbers sent ({data_size(result.cost_floats)})"
-    lam = f", lambda {result.lam:.3g}" if result.lam is not None else ""
-    return f"{how} {counted(result.rounds, 'round')}, {sent}, {result.seconds:.1f} s{lam}"
 
 
 def show_tuning(tuning: Tuning, console: Console) -> None:
@@ -190,28 +185,26 @@ def show_tuning(tuning: Tuning, console: Console) -> None:
 
 def show_newcomers(joined: Newcomers, console: Console) -> None:
     """Print the group and the score of newcomers."""
-    rows, alone = [], []
+    rows, alone, metric = [], [], joined.run.profile.metric
     for i, name in enumerate(joined.names):
         group, sure = joined.run.cluster_numbers.get(joined.clusters[i]), joined.confidence[i]
         if group is None:
             alone.append(name)
-        shown = group or ("none" if joined.grouped else "-")
-        sureness = "-" if sure is None else f"{sure:.2f}"
-        rows.append([escape(name), f"{joined.counts[i]:,}", shown, sureness, _number(joined.scores[i])])
+        shown = group or ("none" if joined.grouped else NOTHING)
+        sureness = NOTHING if sure is None else f"{sure:.2f}"
+        rows.append([escape(name), f"{joined.counts[i]:,}", shown, sureness, score(joined.scores[i], metric)])
     console.print(plain_table(["newcomer", "rows", "group", "confidence", "test"], rows))
     if joined.grouped and alone:
         who = escape(words.some_names(alone, NAMES_WIDTH))
         _say(console, f"\n[yellow]no group of the run suits {who}: a model of their own predicts better[/yellow]")
     sent = f"{joined.cost_floats:,} numbers sent ({data_size(joined.cost_floats)})"
-    metric = words.metric_name(joined.run.profile.metric)
-    exchanges = f"at most {max(joined.iterations)} exchanges each"
-    _say(console, f"\nmean test {metric} of newcomers {_number(joined.score())}; {sent}, {exchanges}")
+    mean = f"mean test {words.metric_name(metric)} of newcomers {score(joined.score(), metric)}"
+    _say(console, f"\n{mean}; {sent}, at most {max(joined.iterations)} exchanges each")
 
 
 def show_small(joined: Newcomers, console: Console) -> None:
     """Print how many devices with few rows joined which group."""
-    numbers = joined.run.cluster_numbers
-    groups = Counter(numbers.get(group, 0) for group in joined.clusters)
+    groups = Counter(joined.run.cluster_numbers.get(group, 0) for group in joined.clusters)
     told = ", ".join(f"{n:,} in {f'group {g}' if g else 'no group'}" for g, n in sorted(groups.items()))
     who = words.noun_of(joined.run.profile).count(len(joined.names))
     _say(console, f"\n{who} with few rows joined after the groups were found: {told} (newcomers.json)")
@@ -219,10 +212,6 @@ def show_small(joined: Newcomers, console: Console) -> None:
 
 def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if np.isfinite(value) else "-"
 
 
 def _warnings(result: Result) -> list[str]:
@@ -263,25 +252,25 @@ def _group_table(result: Result, noun: words.Noun, width: int) -> Table:
     for name, inside in parts:
         if not inside.size:
             continue
-        test = "-" if name == "none" else _number(result.score("test", inside))
+        test = NOTHING if name == "none" else score(result.score("test", inside), result.profile.metric)
         members = escape(words.some_names(words.device_names(result, inside), room))
         table.add_row(name, f"{inside.size:,}", f"{result.profile.counts[inside].sum():,}", test, members)
     if len(result.groups) > MAX_GROUPS:
-        table.add_row("…", "", "", "", f"{len(result.groups) - MAX_GROUPS} more groups, in labels.csv")
+        table.add_row("…", "", "", "", f"{counted(len(result.groups) - MAX_GROUPS, 'more group')}, in labels.csv")
     return table
 
 
-def _score_table(result: Result, noun: words.Noun, baselines: Mapping[str, Floats]) -> Table:
+def _score_table(result: Result, noun: words.Noun, scores: Mapping[str, Floats]) -> Table:
     name, metric = result.profile.metric, METRICS[result.profile.metric]
     what = f"test {metric.label}{'' if metric.greater_is_better else ' (less is better)'}"
-    whom = noun.many if result.attack is None else f"the {len(result.honest):,} honest devices"
     names, rows = words.kinds_of_models(noun), []
-    for kind, scores in words.compared_scores(result, baselines).items():
-        mean = _number(mean_score(scores[result.honest], name))
-        used = result.verdict if result.verdict in ("personal", "alone") else "groups"
+    for kind, values in scores.items():
+        mean = score(mean_score(values[result.scored], name), name)
         name_shown = names["pooled" if result.compared and kind == "groups" and result.n_clusters == 1 else kind]
-        rows.append([name_shown.rstrip(","), f"[bold]{mean}[/bold]" if kind == used else mean])
-    return plain_table([f"{what}, {'all rows of' if metric.pooled else 'mean over'} {whom}", ""], rows, left=1)
+        rows.append([name_shown, f"[bold]{mean}[/bold]" if kind == words.used(result, scores) else mean])
+    return plain_table(
+        [f"{what}, {'all rows of' if metric.pooled else 'mean over'} {words.whom(result)}", ""], rows, left=1
+    )
 
 
 def _show_contrasts(result: Result, console: Console) -> None:
@@ -290,7 +279,7 @@ def _show_contrasts(result: Result, console: Console) -> None:
     if contrasts is None:
         return
     heads = [f"group {number}" for number in contrasts.groups] or ["contrast"]
-    tested = ["p", "detectable"] if contrasts.tests else []
+    tested = ["p", "detectable"][: len(contrasts.tests[0])] if contrasts.tests else []
     columns = zip_longest(contrasts.names, contrasts.values, contrasts.tests, fillvalue=())
     rows = ([escape(str(name)), *(f"{value:.3g}" for value in values), *tests] for name, values, tests in columns)
     table = plain_table(["feature", *heads, *tested], rows, left=1)
@@ -298,4 +287,4 @@ def _show_contrasts(result: Result, console: Console) -> None:
     _say(console, f"\nwhat tells the groups apart ({escape(contrasts.what)}):")
     console.print(table)
     if tested:
-        _say(console, f"({words.TESTS}; intervals.csv has the rest)")
+        _say(console, f"({'; '.join([words.TESTS, words.DETECTABLE][: len(tested)])}; intervals.csv has the rest)")

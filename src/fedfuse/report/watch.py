@@ -20,8 +20,8 @@ from rich.live import Live
 from rich.text import Text
 
 from fedfuse.errors import FedfuseError
+from fedfuse.report import NO_DEVICES, page_of, render
 from fedfuse.report import explanations as words
-from fedfuse.report import page_of, render
 from fedfuse.report.run_page import cost_chart, training_charts
 from fedfuse.results.run_directory import ROUNDS, RunDirectory, read_history
 from fedfuse.studies.compare import Request, is_comparison
@@ -36,15 +36,12 @@ CURVES = ["round", "validation", "test", "n_clusters", "moved", "cost_floats"]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one run is: ``"waiting"``, ``"running"`` or ``"finished"``, and what is known of it, name by name.
-
-    ``silent`` are the seconds since something was written.
-    """
+    """How far one run is."""
 
     name: str
-    state: str
-    facts: dict[str, str] = field(default_factory=dict)
-    silent: float = 0.0
+    state: str  # waiting, running or finished
+    facts: dict[str, str] = field(default_factory=dict)  # What is known of it, name by name.
+    silent: float = 0.0  # Seconds since something was written.
 
     @classmethod
     def of(cls, directory: Path, name: str = "") -> Progress:
@@ -146,8 +143,5 @@ def live_page(directory: Path) -> str:
         history = pd.DataFrame(rows).reindex(columns=CURVES).astype(float)
         charts = [*training_charts(history, "score"), cost_chart(history)] if rows else []
         content = {"title": directory.name, "overline": str(directory), "runs": runs, "silence": MAX_SILENCE_SECONDS}
-        content |= {
-            "charts": [replace(chart, readout={}) for chart in charts if chart],
-            "data": {"names": [], "groups": [], "pairs": None},
-        }
+        content |= {"charts": [replace(chart, readout={}) for chart in charts if chart], "data": NO_DEVICES}
         return page_of("live.html.j2", content)

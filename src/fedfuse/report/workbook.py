@@ -41,9 +41,15 @@ def tables(directory: Path) -> dict[str, pd.DataFrame]:
     means = devices.groupby("group")[["test", *scores]].mean()
     sizes = devices.groupby("group").agg(devices=("device", "size"), rows=("rows", "sum"))
     files = {name: directory / f"{name}.csv" for name in ("contrasts", "coefficients", "intervals", "history")}
-    return {
+    found = {
         "findings": pd.DataFrame({"findings": [headline(result), *supporting(result, known)]}),
         "groups": sizes.join(means).reset_index(),
         "devices": devices,
         **{name: read_csv(file) for name, file in files.items() if file.exists()},
     }
+    for table in found.values():
+        if "cluster" in table:  # One number for a group: that of the report.
+            numbers = table.pop("cluster").map(result.cluster_numbers)
+            if "group" not in table:
+                table.insert(0, "group", numbers)
+    return found

@@ -47,12 +47,12 @@ def export(result: Result, directory: str | PathLike[str]) -> list[Path]:
 def export_file(result: Result, path: str | PathLike[str]) -> Path:
     """Write the models of linear or softmax regression as one ``.json`` or ``.onnx`` file that scores rows.
 
-    Number 0 of its models is for devices that the run does not know: the mean of all devices' models. The others are
-    those of the groups by their numbers, then those of devices with a model of their own.
+    Number 0 of its models is for devices that the run does not know (`Result.fallback`). The others are those that
+    `Result.predict` uses: of the groups by their numbers, or of devices with a model of their own.
     """
     file = Path(path)
     if file.suffix not in (".json", ".onnx"):
-        raise FedfuseError(f"models are written to a .json or .onnx file, got {file.name}")
+        raise FedfuseError(f"models are written to a .json or .onnx file (tables to .xlsx), got {file.name}")
     if not result.model.convex:
         raise FedfuseError("one file is for linear and softmax regression; fedfuse export without --to writes networks")
     models, of_device = _numbered_models(result)
@@ -66,12 +66,12 @@ def export_file(result: Result, path: str | PathLike[str]) -> Path:
 
 def _numbered_models(result: Result) -> tuple[Floats, dict[str, int]]:
     """Return coefficients (models x outputs x (features + 1)), the fallback's first, and each device's number."""
-    groups, numbers = result.group_numbers, dict[bytes, int]()
-    models, of_device = [result.models.mean(axis=0, dtype=np.float64)], {}
+    groups, numbers, own = result.group_numbers, dict[bytes, int](), result.in_use
+    models, of_device = [result.fallback], {}
     for i in np.lexsort((groups, groups == 0)).tolist():
-        number = of_device[result.profile.names[i]] = numbers.setdefault(result.models[i].tobytes(), len(models))
+        number = of_device[result.profile.names[i]] = numbers.setdefault(own[i].tobytes(), len(models))
         if number == len(models):
-            models.append(result.models[i].astype(np.float64))
+            models.append(own[i].astype(np.float64))
     return np.stack([result.model.coefficients(w) for w in models]), of_device
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedfuse.core.metrics import METRICS
 from fedfuse.results.result import Result
 
 BYTES_PER_NUMBER = 4
+NOTHING = "\N{EN DASH}"  # Where a number is not known.
 # From the ledger's words to a reader's.
 REFUSED = {
     "late": "came after its round was over",
@@ -21,6 +23,40 @@ def counted(n: int, word: str) -> str:
     ('1 group', '1,200 devices')
     """
     return f"{n:,} {word}{'' if n == 1 else 's'}"
+
+
+def compact(value: float) -> str:
+    """Write a number in few characters.
+
+    >>> [compact(v) for v in (0, 0.25, 12, 1500, 2.5e6, 11_754_835, 3e9, 1e-7)]
+    ['0', '0.25', '12', '1,500', '2.5 M', '11.8 M', '3 G', '1e-07']
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M")):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {letter}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def decimals(value: float) -> int:
+    """Return how many decimals give four significant digits.
+
+    >>> [decimals(v) for v in (0.01234, 4.089, 51234.5)]
+    [5, 3, 0]
+    """
+    size = np.floor(np.log10(abs(value))) if value and np.isfinite(value) else 0
+    return int(np.clip(3 - size, 0, 9))
+
+
+def score(value: float | None, metric: str) -> str:
+    """Write an accuracy in per cent, other metrics with four digits.
+
+    >>> score(0.9166, "accuracy"), score(0.753, "rmse"), score(51234.5, "rmse"), score(float("nan"), "rmse")
+    ('91.7 %', '0.7530', '51,234', '–')
+    """
+    if value is None or not np.isfinite(value):
+        return NOTHING
+    percent = metric in METRICS and METRICS[metric].percent
+    return f"{100 * value:.1f} %" if percent else f"{value:,.{decimals(value)}f}"
 
 
 def data_size(numbers: float) -> str:
@@ -49,7 +85,7 @@ def duration(seconds: float) -> str:
 
 def cut_short(rounds: int) -> str:
     """Say that rounds ran out before groups were found."""
-    return f"stopped at --rounds {rounds:,} before its groups were found"
+    return f"stopped after {rounds:,} rounds, before its groups were found"
 
 
 def exposed(result: Result) -> str:

@@ -39,25 +39,21 @@ class Result:
 
     Attributes
     ----------
-    labels
-        The group of every device, numbered by first appearance, in the order of ``profile.names``.
-    models
-        The parameters of every device (m x d); devices of one group share theirs.
-    scores
-        Every device's accuracy, RMSE or other metric on the parts ``"validation"`` and ``"test"``.
-    sums
-        Where the metric is taken over all rows together (`core.metrics`): every device's sums on these parts.
-    history
-        One row per round.
-    cost_floats
-        Floats sent in both directions.
+    labels, models
+        The group of every device, numbered by first appearance, in the order of ``profile.names``; and its parameters
+        (m x d), which devices of one group share.
+    scores, sums
+        Every device's accuracy, RMSE or other metric on the parts ``"validation"`` and ``"test"``; and its sums, where
+        the metric is taken over all rows together (`core.metrics`).
+    history, cost_floats
+        One row per round; floats sent in both directions.
     refused
         Uploads that were not used, by reason.
     orders
         Counts of orders: ``sent = used + refused + unanswered``. ``uncalled`` are replies that answer no open order
         (second answers, answers to old rounds); `refused` includes them.
     trouble
-        Counts of other faults on the way to devices and back, where the engine counts them.
+        Counts of other faults on the way to devices and back.
     privacy
         Where devices add noise to uploads: the largest ``"epsilon"`` spent, its ``"delta"``, the ``"clip"``, the
         standard deviation of the ``"noise"`` and the number of ``"uploads"``.
@@ -65,33 +61,25 @@ class Result:
         Rounds in all, and ``name``, ``rounds`` and ``floats`` of each stage.
     lam
         The strength of the penalty that was used; None for methods without one.
-    stability
-        Probability that the grouping is right, where the method can tell.
-    confidence
-        Probability for every device that no other group's model fits it better, where the method can tell.
-    certificate
-        The lambdas for which the grouping is a stationary point of FPFC's objective, where they were asked for
-        (`certify`; ``fedfuse run`` asks with a lambda and a convex model).
-    intervals
-        Standard errors, confidence intervals and p-values of coefficients and of differences between groups, where they
-        were asked for (`infer`; ``fedfuse run`` asks with a convex model).
-    alternatives
+    stability, confidence
+        Probability that the grouping is right, and for every device that no other group's model fits it better, where
+        the method can tell.
+    certificate, intervals
+        What `certify` and `infer` return, where they were asked for; ``fedfuse run`` asks with a convex model.
+    alternatives, compared
         Where the method gives devices models of their own as well: those drawn to a centre (``"personal"``), of a
-        device's own rows (``"alone"``), and of all rows together (``"pooled"``), each m x d.
-    compared
-        Every device's test score with its group's model (``"groups"``) and with each of the `alternatives`.
+        device's own rows (``"alone"``), and of all rows together (``"pooled"``), each m x d. And every device's test
+        score with these, and with its group's model (``"groups"``).
     verdict
         What predicts best, by rows that choose (`grouping.personal`): ``"groups"``, ``"personal"``, ``"alone"`` or
         ``"pooled"``. `predict` uses it.
-    kept
-        What else the method needs to admit newcomers.
-    chosen
-        Settings that were left open and were chosen on validation rows.
+    kept, chosen
+        What else the method needs to admit newcomers; settings that were left open and were chosen on validation rows.
     attack
         Where devices were made to lie: how (``"attack"``, ``"lies"``) and ``"who"``, by position.
     suspects
-        Positions of the devices that seem to lie: they contradict themselves, often sent what had to be refused (late
-        is not a lie), or stay far from every group and never converge.
+        Positions of the devices whose replies are implausible: they contradict themselves, often sent what had to be
+        refused, or stay far from every group and never converge.
     unheard
         Positions of the devices that never answered in time: their model and group are those they started with.
     left_out
@@ -189,6 +177,12 @@ class Result:
         """The devices that were not made to lie."""
         return np.setdiff1d(np.arange(len(self.labels)), self.attack["who"] if self.attack else [])
 
+    @property
+    def scored(self) -> Ints:
+        """The devices that count in mean scores: those not made to lie; where nobody was, all but suspects."""
+        believed = np.setdiff1d(np.arange(len(self.scores["test"])), self.suspects)
+        return self.honest if self.attack or not believed.size else believed
+
     @cached_property
     def clusters(self) -> list[list[str]]:
         """The names of the devices in each group."""
@@ -198,9 +192,9 @@ class Result:
     @property
     def cluster_models(self) -> Floats:
         """The parameters of each group (n_clusters x d); where devices have their own, the mean."""
-        _, first = np.unique(self.labels, return_index=True)
-        if (self.models == self.models[first][self.labels]).all():
-            return self.models[first]
+        shared = self.models[np.unique(self.labels, return_index=True)[1]]
+        if (self.models == shared[self.labels]).all():
+            return shared
         return group_means(self.models, self.labels, self.profile.counts)
 
     def score(self, part: str = "test", devices: Ints | None = None) -> float:
@@ -211,7 +205,8 @@ class Result:
         """
         if part not in self.scores:
             raise FedfuseError(f"no scores for {part!r}; known: {', '.join(self.scores)}")
-        return self._mean_score(self.sums.get(part, self.scores[part]), devices)
+        known = self.sums.get(part, self.scores[part])
+        return mean_score(known[self.scored if devices is None else devices], self.profile.metric)
 
     @property
     def default_verdict(self) -> str:
@@ -222,19 +217,18 @@ class Result:
 
     def comparison(self) -> dict[str, float | None]:
         """Return the test score by groups, personal models, alone and with one model for all; None where unknown."""
-        known = {name: self._mean_score(scores) for name, scores in self.compared.items()}
+        known = {name: mean_score(scores[self.scored], self.profile.metric) for name, scores in self.compared.items()}
         known = known or {self.default_verdict: self.score("test")}
         return {name: known.get(name) for name in VERDICTS}
-
-    def _mean_score(self, known: Floats, devices: Ints | None = None) -> float:
-        if devices is None:
-            believed = np.setdiff1d(np.arange(len(known)), self.suspects)
-            devices = self.honest if self.attack or not believed.size else believed
-        return mean_score(known[devices], self.profile.metric)
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""
         return position_of(device, self._positions)
+
+    @property
+    def fallback(self) -> Floats:
+        """The parameters for unknown devices: one model for all, or else the mean of all models."""
+        return np.asarray(self.alternatives.get("pooled", self.models).mean(axis=0, dtype=np.float64))
 
     def outputs(self, device: str | int, X: npt.ArrayLike) -> Floats:
         """Return values, or class probabilities (n x classes), for rows by a device's model."""
@@ -262,7 +256,8 @@ class Result:
         """Return a prediction for every row of a table with the device column of the training table.
 
         The answer has columns ``device``, ``cluster``, ``group`` and ``prediction``, and for classes one column of
-        probabilities each. Rows of unknown devices are left empty.
+        probabilities each. Rows of unknown devices have no group, and are predicted by the `fallback`,
+        those of networks left empty.
         """
         encoder = self.profile.encoder
         if encoder is None:
@@ -272,6 +267,8 @@ class Result:
         for name, rows in pd.Series(devices).groupby(devices).indices.items():
             if name in self._positions:
                 outputs[rows] = self.outputs(name, X[rows]).reshape(len(rows), -1)
+            elif self.model.convex:  # The mean of networks is none.
+                outputs[rows] = self.model.outputs(self.fallback, X[rows]).reshape(len(rows), -1)
         group = dict(zip(self.profile.names, self.labels.tolist(), strict=True))
         clusters = pd.array([group.get(name) for name in devices], dtype="Int64")
         answer: pd.DataFrame = pd.DataFrame({"device": devices, "cluster": clusters}, index=frame.index)
@@ -279,7 +276,7 @@ class Result:
         if self.profile.goal == "regression":
             answer["prediction"] = outputs[:, 0]
             return answer
-        best = np.where(clusters.isna(), len(self.profile.classes), outputs.argmax(axis=1))
+        best = np.where(np.isnan(outputs).any(axis=1), len(self.profile.classes), outputs.argmax(axis=1))
         answer["prediction"] = np.array([*self.profile.classes, None], dtype=object)[best]
         for c, name in enumerate(self._output_names):
             answer[f"p({name})"] = outputs[:, c]
@@ -288,8 +285,8 @@ class Result:
     def certify(self, federation: Federation) -> Certificate:
         """Return the lambdas for which the grouping is a stationary point of FPFC's objective, whatever found it.
 
-        Computed from the rows of the federation that the run was trained on (`training.evaluation.certify`); nothing is
-        sent. ``dataclasses.replace(result, certificate=…)`` keeps it in the summary and the report.
+        Computed from the rows of the federation that the run was trained on; nothing is sent.
+        ``dataclasses.replace(result, certificate=…)`` keeps it in the summary and the report.
         """
         self._check_names(federation)
         certificate: Certificate = load("fedfuse.training.evaluation:certify")(self, federation)
@@ -316,14 +313,10 @@ class Result:
         """Return a copy of the torch module with the weights of a device, or of a group, ready for use."""
         if (device is None) == (cluster is None):
             raise FedfuseError("module takes a device or cluster=number")
-        i = int(self._members(cluster)[0]) if device is None else self.index(device)
-        return self.model.module_with(self.models[i])
-
-    def _members(self, cluster: int | None) -> Ints:
-        inside = np.flatnonzero(self.labels == cluster)
-        if not inside.size:
+        if cluster is not None and cluster not in self.labels:
             raise FedfuseError(f"there is no group {cluster}; groups are 0 … {self.n_clusters - 1}")
-        return inside
+        i = int((self.labels == cluster).argmax()) if device is None else self.index(device)
+        return self.model.module_with(self.models[i])
 
     def admit(self, X: Any, y: Any = None, *, test: float = 0.2, validation: float = 0.2) -> Newcomers:
         """Admit newcomers: each gets a group and a model by the method's own rule, and nobody is retrained.
@@ -348,18 +341,14 @@ class Result:
         against the first class, whose own are 0.
         """
         encoder = self.profile.encoder
-        rows = {}
-        for c, w in enumerate(self.cluster_models):
-            coefficients = self.model.coefficients(w.astype(np.float64))
-            if encoder is not None:
-                coefficients = encoder.unscale(coefficients)
-            if len(coefficients) > 1:
-                coefficients = coefficients - coefficients[0]
-            for output, row in zip(self._output_names, coefficients, strict=True):
-                rows[(c, output)] = row
+        models = [self.model.coefficients(w.astype(np.float64)) for w in self.cluster_models]
+        if encoder is not None:
+            models = [encoder.unscale(coefficients) for coefficients in models]
+        if self.profile.classes:
+            models = [coefficients - coefficients[0] for coefficients in models]
+        index = pd.MultiIndex.from_product([range(len(models)), self._output_names], names=["cluster", "output"])
         columns = [*self.profile.features, "intercept"]
-        index = pd.MultiIndex.from_tuples(rows, names=["cluster", "output"])
-        table: pd.DataFrame = pd.DataFrame(list(rows.values()), index=index, columns=columns)
+        table: pd.DataFrame = pd.DataFrame(np.concatenate(models), index=index, columns=columns)
         return table
 
     def contrasts(self) -> pd.Series[float]:
@@ -489,10 +478,10 @@ class Result:
         more = ", …" if self.n_clusters > 8 else ""
         ari = "" if self.ari is None else f", ARI {self.ari:.3f}"
         groups = f"{self.n_clusters} group{'s' if self.n_clusters > 1 else ''} of {sizes}{more} devices"
-        return (
-            f"Result({self.dataset}, {self.method['method']}: {groups}, test {self.profile.metric} "
-            f"{self.score('test'):.4f}{ari}, {self.rounds} rounds, {self.cost_floats:,} floats sent)"
-        )
+        score = self.score("test")
+        test = "" if np.isnan(score) else f", test {self.profile.metric} {score:.4f}"
+        sent = f"{self.rounds} rounds, {self.cost_floats:,} numbers sent"
+        return f"Result({self.dataset}, {self.method['method']}: {groups}{test}{ari}, {sent})"
 
     @cached_property
     def _positions(self) -> dict[str, int]:

@@ -146,13 +146,11 @@ class RunDirectory:
             return None
         try:
             arrays = read_arrays(self._checkpoint)
+            return json.loads(arrays.pop(_META).tobytes()), arrays
         except FedfuseError as problem:
             raise FedfuseError(f"{problem}; remove it to begin the run anew") from None
-        try:
-            meta = json.loads(arrays.pop(_META).tobytes())
         except (KeyError, ValueError):
             raise FedfuseError(f"{self._checkpoint} is not a checkpoint of fedfuse") from None
-        return meta, arrays
 
     def tidy(self) -> None:
         """Remove what a finished run needs no more, and what a killed process left half-written."""

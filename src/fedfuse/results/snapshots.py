@@ -36,24 +36,15 @@ Bytes = npt.NDArray[np.uint8]
 class DistanceSnapshot:
     """Distances of all pairs of the sampled devices after a round.
 
-    Attributes
-    ----------
-    round
-        Rounds done.
-    levels
-        For each pair (in the order of scipy's condensed matrices) the root of its distance, in steps of 1/255 of the
-        root of the largest: lying devices may be far out, and the others must still be told apart.
-    largest
-        The largest distance.
-    labels, devices
-        The group of every sampled device after that round, and which devices these are.
+    ``levels`` has for each pair (in the order of scipy's condensed matrices) the root of its distance, in steps of
+    1/255 of the root of the largest: lying devices may be far out, and the others must still be told apart.
     """
 
     round: int
     levels: Bytes
     largest: float
-    labels: Ints
-    devices: Ints
+    labels: Ints  # The group of every sampled device after that round.
+    devices: Ints  # Which devices these are.
 
     @classmethod
     def of(cls, k: int, models: Floats, labels: Ints) -> DistanceSnapshot:

@@ -170,7 +170,8 @@ def _run(
     with ExitStack() as stack:
         home, advice = directory, ""
         if directory is not None:
-            request.save(directory)
+            make_directory(directory)
+            write_json(directory / FILE, request.to_json())
             stack.enter_context(directory_lock(directory))
             advice = f"go on with: fedfuse resume {shlex.quote(str(directory))}"
         elif processes > 1:  # Workers hand over their results in directories.
@@ -209,9 +210,6 @@ def _withdraw(directory: Path | None) -> None:
         directory.rmdir()
 
 
-# -- what a comparison is asked for: ``compare.json`` holds it
-
-
 @dataclass(frozen=True)
 class Entry:
     """A method of a comparison, and the settings of its runs (all but the seed)."""
@@ -223,14 +221,10 @@ class Entry:
         if callable(Settings.named(**self.settings).participation):
             raise FedfuseError("a comparison needs a participation share: a function cannot be saved")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry as JSON-ready data."""
-        return {"method": self.method.to_config(), "settings": self.settings}
-
 
 @dataclass(frozen=True)
 class Request:
-    """Methods x seeds on one data set."""
+    """What a comparison is asked for, as ``compare.json`` has it: methods x seeds on one data set."""
 
     dataset: str  # its name in tables
     source: dict[str, Any] | None  # what `data.load` needs besides the seed; None: a federation built in Python
@@ -268,13 +262,8 @@ class Request:
     def to_json(self) -> dict[str, Any]:
         """Return the request as JSON-ready data."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        methods = {label: entry.to_json() for label, entry in self.methods.items()}
+        methods = {k: {"method": e.method.to_config(), "settings": e.settings} for k, e in self.methods.items()}
         return {"version": __version__, **plain, "methods": methods, "seeds": list(self.seeds)}
-
-    def save(self, directory: Path) -> None:
-        """Write ``compare.json``."""
-        make_directory(directory)
-        write_json(directory / FILE, self.to_json())
 
     @classmethod
     def load(cls, directory: Path) -> Request:
@@ -295,11 +284,7 @@ def entries_of(
     settings: Mapping[str, Any] | None = None,
     over: str | None = None,
 ) -> dict[str, Entry]:
-    """Return the methods that are asked for, by name or as they are, with the settings of their runs.
-
-    ``settings`` go to all; ``words`` are those of ``--set``, go to methods given by name, and take precedence. Methods
-    that have the setting of ``over`` are there once for each of its values.
-    """
+    """Return the methods of a comparison by their names in the table; see `compare`."""
     chosen = _by_label(methods)
     names = [label for label, method in chosen.items() if method is None]
     if (words or over) and not names:

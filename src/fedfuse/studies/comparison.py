@@ -15,9 +15,10 @@ import pandas as pd
 
 from fedfuse._version import __version__
 from fedfuse.core.metrics import METRICS
+from fedfuse.core.standard_errors import holm
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
-from fedfuse.results.formatting import cut_short, data_size
+from fedfuse.results.formatting import NOTHING, compact, cut_short, data_size, decimals
 from fedfuse.results.result import Result
 from fedfuse.studies.jobs import finished_run
 from fedfuse.utils.files import atomic_write, without_nan, write_csv, write_json
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 Run: TypeAlias = tuple[str, int]  # method and seed
 NUMBERS = ("test", "n_clusters", "ari", "cost_floats", "rounds", "seconds")
 SIGNIFICANCE_LEVEL = 0.05
-NOTHING = "—"
 NOT_DIFFERENT = "≈"
 
 
@@ -40,14 +40,10 @@ class Comparison:
 
     Attributes
     ----------
-    dataset, methods, seeds
-        What was compared.
     grouping
         The methods that form groups; number of groups and ARI are not shown for the others.
-    results
-        The result of every run that succeeded, by (method, seed).
-    errors
-        The message of every run that failed, by (method, seed).
+    results, errors
+        The result of every run that succeeded, and the message of every run that failed, by (method, seed).
     same_devices
         Whether the devices are the same for all seeds, as those of a table are; if not, a seed draws new ones.
     oracles
@@ -72,18 +68,11 @@ class Comparison:
             (label, seed), message = next(iter(errors.items()))
             raise FedfuseError(f"all {len(errors)} runs failed; {label}, seed {seed}: {message}")
         methods = {label: entry.method for label, entry in request.methods.items()}
-        grouping = (label for label, method in methods.items() if method.finds_groups)
-        return cls(
-            request.dataset,
-            tuple(methods),
-            request.seeds,
-            frozenset(grouping),
-            results,
-            errors,
-            # A named data set is drawn or cut anew by each seed; of a table, only the split changes.
-            same_devices=request.source is None or request.source["device"] is not None,
-            oracles=frozenset(label for label, method in methods.items() if isinstance(method, Oracle)),
-        )
+        grouping = frozenset(label for label, method in methods.items() if method.finds_groups)
+        oracles = frozenset(label for label, method in methods.items() if isinstance(method, Oracle))
+        # A named data set is drawn or cut anew by each seed; of a table, only the split changes.
+        same = request.source is None or request.source["device"] is not None
+        return cls(request.dataset, tuple(methods), request.seeds, grouping, results, errors, same, oracles)
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> Comparison:
@@ -183,7 +172,7 @@ class Comparison:
         write_json(path / "table.json", self.summary())
 
     def __repr__(self) -> str:
-        rows = cells(self, spreads=False)
+        rows = cells(self)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
         return "\n".join([*lines, *footnotes(self)])
@@ -231,9 +220,6 @@ def mean_and_sd(runs: pd.DataFrame, by: list[str], names: tuple[str, ...]) -> pd
     return table
 
 
-# -- significance
-
-
 def wilcoxon_p(differences: Floats) -> float:
     """Return the two-sided p-value of Wilcoxon's signed ranks; 1 where nothing differs, nan without pairs.
 
@@ -246,20 +232,6 @@ def wilcoxon_p(differences: Floats) -> float:
     if not steps.size:
         return float("nan")
     return float(wilcoxon(steps).pvalue) if steps.any() else 1.0
-
-
-def holm(p: Floats) -> Floats:
-    """Return p-values corrected for the number of tests, by Holm's step-down rule; nan is no test.
-
-    >>> holm(np.array([0.01, 0.04, np.nan, 0.03])).tolist()
-    [0.03, 0.06, nan, 0.06]
-    """
-    tests = np.flatnonzero(np.isfinite(p))
-    order = tests[np.argsort(p[tests], kind="stable")]
-    corrected = np.full(len(p), np.nan)
-    factors = np.arange(len(order), 0, -1)
-    corrected[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * factors))
-    return corrected
 
 
 def _too_few_pairs(table: pd.DataFrame) -> bool:
@@ -277,32 +249,31 @@ def _not_different(table: pd.DataFrame) -> pd.Series[bool]:
 # -- the table as text: terminal, Markdown, report and `repr` show the same cells
 
 
-def cells(found: Comparison, *, spreads: bool = True) -> list[list[str]]:
-    """Return headings and body of the table; ``spreads`` are those of cost, rounds and time."""
+def cells(found: Comparison) -> list[list[str]]:
+    """Return headings and body of the table."""
     test = METRICS[found.metric].label + " %" * METRICS[found.metric].percent
     heads = ["method", test, "groups", "ARI", "numbers sent", "rounds", "seconds"]
     rows = zip(found.table.iterrows(), _not_different(found.table), strict=True)
-    table = [heads, *(_row(found, str(method), row, marked, spreads) for (method, row), marked in rows)]
+    table = [heads, *(_row(found, str(method), row, marked) for (method, row), marked in rows)]
     if found.table["ari"].notna().any():
         return table
     return [[*row[:3], *row[4:]] for row in table]  # The true groups are not known.
 
 
-def _row(found: Comparison, method: str, row: pd.Series[float], marked: bool, spreads: bool) -> list[str]:
+def _row(found: Comparison, method: str, row: pd.Series[float], marked: bool) -> list[str]:
     if not row["runs"]:
         return [method, "failed", *[NOTHING] * 5]
-    many = len(found.seeds) > 1
-    scale, places = (100.0, 2) if METRICS[found.metric].percent else (1.0, _places(row["test"]))
+    many, groups_differ = len(found.seeds) > 1, bool(row["n_clusters_sd"])
+    scale, places = (100.0, 2) if METRICS[found.metric].percent else (1.0, decimals(row["test"]))
     score = _spread(scale * row["test"], scale * row["test_sd"], places, many)
-    cost = floats(row["cost_floats"], row["cost_floats_sd"] if spreads and many else None)
     return [
         method,
         f"{NOT_DIFFERENT} {score}" if marked else score,  # In front of it, so that the numbers are aligned.
-        _spread(row["n_clusters"], row["n_clusters_sd"], 2 if row["n_clusters_sd"] else 0, bool(row["n_clusters_sd"])),
+        _spread(row["n_clusters"], row["n_clusters_sd"], 2 if groups_differ else 0, groups_differ),
         _spread(row["ari"], row["ari_sd"], 2, many),
-        f"{cost} ({data_size(row['cost_floats'])})",
-        _spread(row["rounds"], row["rounds_sd"], 0, spreads and many),
-        _spread(row["seconds"], row["seconds_sd"], 1, spreads and many),
+        f"{compact(row['cost_floats'])} ({data_size(row['cost_floats'])})",
+        f"{row['rounds']:,.0f}",
+        f"{row['seconds']:,.1f}",
     ]
 
 
@@ -310,7 +281,7 @@ def footnotes(found: Comparison) -> list[str]:
     """Return what a reader must know: what the means are over, what the mark means, which runs failed."""
     n, seeds = len(found.seeds), f"seed {found.seeds[0]}"
     if n > 1:
-        seeds = f"mean ± population sd over {n} seeds"
+        seeds = f"mean ± standard deviation over {n} seeds"
     notes = [f"{found.dataset}, {seeds}"]
     if found.table["p"].notna().any():
         notes.append(_verdict(found))
@@ -341,21 +312,11 @@ def _verdict(found: Comparison) -> str:
     return f"{NOT_DIFFERENT} not significantly different from the best ({best}), {how}"
 
 
-def _places(value: float) -> int:
-    """Return how many decimals give four significant digits.
-
-    >>> [_places(v) for v in (0.01234, 4.089, 51234.5)]
-    [5, 3, 0]
-    """
-    size = np.floor(np.log10(abs(value))) if value and np.isfinite(value) else 0
-    return int(np.clip(3 - size, 0, 9))
-
-
 def _spread(mean: float, sd: float, places: int, many: bool) -> str:
     """Write a mean, and where there are many runs their standard deviation.
 
     >>> _spread(11.0, 8.6409, 2, True), _spread(4.0, 0.0, 0, False), _spread(np.nan, np.nan, 2, True)
-    ('11.00 ± 8.64', '4', '—')
+    ('11.00 ± 8.64', '4', '–')
     """
     if not np.isfinite(mean):
         return NOTHING

@@ -134,18 +134,10 @@ class _Progress(Callback):
 def run_jobs(
     jobs: Sequence[Job], processes: int, watcher: Watcher, federation: Federation | None = None, advice: str = ""
 ) -> list[JobOutcome]:
-    """Run jobs; return a result or an error message for each.
+    """Run jobs, so many processes at a time; return a result or an error message for each.
 
-    Parameters
-    ----------
-    processes
-        Jobs at a time. With more than one, each job must have a directory: results are read from there.
-    watcher
-        Sees the progress.
-    federation
-        The data, where jobs cannot load them.
-    advice
-        How to continue, for the error that is raised if a worker is killed; finished runs stay in their directories.
+    With more than one process, each job must have a directory: results are read from there. ``federation`` is for jobs
+    that cannot load their data. ``advice`` ends the error that is raised if a worker is killed.
     """
     processes = min(processes, len(jobs))
     try:
@@ -211,8 +203,6 @@ def _wait(futures: list[Future[JobReport]], board: Any, watcher: Watcher) -> Non
             future.result()  # Raises at once if the pool is broken.
 
 
-# -- in a worker
-
 _board: Any  # The board of this worker.
 _logged = BufferingHandler(1_000_000)  # What the library logs: only the parent may write to the terminal.
 
@@ -246,9 +236,6 @@ def _work(number: int, job: Job) -> JobReport:
     warnings = [record.getMessage() for record in _logged.buffer]
     _logged.flush()
     return outcome if isinstance(outcome, str) else None, warnings
-
-
-# -- around workers
 
 
 @contextmanager

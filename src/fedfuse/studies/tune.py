@@ -36,12 +36,10 @@ class Tuning:
 
     Attributes
     ----------
-    strategy
-        ``"warmup"`` or ``"separate"``.
+    strategy, lam
+        ``"warmup"`` or ``"separate"``, and the lambda that was chosen.
     table
         One row per candidate: ``lam, rounds, seconds, cost_floats, validation, n_clusters, chosen``.
-    lam
-        The lambda chosen.
     result
         The result of training with it. Its cost and time are those of tuning and training together.
     curve
@@ -113,8 +111,6 @@ def tune(
 
     Parameters
     ----------
-    federation
-        The devices and their rows; all need validation rows.
     method
         `FPFC` or `FPFCL1` with everything but lambda; whether the groups are refitted at the end is its ``refit``.
         Other methods choose settings that are left open by themselves.
@@ -129,7 +125,7 @@ def tune(
         models with ``warmup``, but for the last ``cap`` of it.
     cap
         Maximum of rounds of one lambda with ``warmup``, default: a quarter of ``rounds``.
-    model, out, dataset, **settings
+    federation, model, out, dataset, **settings
         As for `fit`.
 
     Examples
@@ -192,6 +188,5 @@ def _candidates(history: pd.DataFrame, chosen: float) -> pd.DataFrame:
         validation=("watched", "last"),
         n_clusters=("groups", "last"),
     ).astype({"cost_floats": "int64", "n_clusters": "Int64"})
-    table["chosen"] = table.index == chosen
-    whole: pd.DataFrame = table.reset_index()
+    whole: pd.DataFrame = table.assign(chosen=table.index == chosen).reset_index()
     return whole
