@@ -311,6 +311,6 @@ TEXT = (
     Claim("Appendix E.2, S1", "the score rises with lambda, is best at about 0.6, and falls", ("lambda",), _peak,
           "before models have converged, fewer groups cost more than they gain", S1),
     Claim("Appendix E.2, S1", "uneven epochs do not matter, unless they are few", ("epochs",), partial(_flat, 5, 20),
-          "", S1),
+          "fewer steps get less far in as many rounds", S1),
     Claim("Appendix E.2, S1", "xi does not matter if it is small", ("xi",), partial(_flat, 0, 1e-3), "", S1),
 )  # fmt: skip
