@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedfuse.bench import SECTIONS, BenchSizes, Curve, Figure, chosen, local_training, run_all, startup, table
+from fedfuse.bench import (
+    SECTIONS,
+    BenchSizes,
+    Curve,
+    Figure,
+    chosen,
+    local_training,
+    rounds_to_groups,
+    run_all,
+    startup,
+    table,
+)
 from fedfuse.bench.local_training import TextbookRun, begun
 from fedfuse.data.synthetic import synthetic
 from fedfuse.errors import FedfuseError
@@ -34,6 +45,7 @@ def measured(tmp_path_factory):
         patch.setattr(local_training, "TURNS", 1)
         patch.setattr(local_training, "REPEATS", 1)
         patch.setattr(local_training, "synthetic", lambda name, seed: synthetic("3,3,3,3", seed=seed))
+        patch.setattr(rounds_to_groups, "synthetic", lambda name, seed: synthetic("6,6,6,6", seed=seed))
         figures = run_all(directory / "bench.json", TINY, console=console, only=only)
     return directory, figures, console.file.getvalue()
 
