@@ -71,6 +71,7 @@ def formed_figures(sizes: BenchSizes) -> Iterator[Figure]:
     state, dense = FusionState(start, PENALTY, warm=True), FusionState(alike, PENALTY, warm=True)
     form(state, start, sizes.share)
     form(dense, alike, sizes.share, rounds=0)
+    ari = adjusted_rand(np.arange(sizes.large) % 4, state.labels(NU))
     ours, theirs = cycle(some_rounds(state.omega, sizes.share)), cycle(some_rounds(dense.omega, sizes.share))
     fast, slow = race(
         lambda: state.update(*next(ours)),
@@ -78,7 +79,6 @@ def formed_figures(sizes: BenchSizes) -> Iterator[Figure]:
         seconds=5 * sizes.seconds,  # long, so that both find an undisturbed moment
         burst=8,
     )
-    ari = adjusted_rand(np.arange(sizes.large) % 4, state.labels(NU))
     what, against = (
         f"m = {sizes.large}, d = {sizes.d}, 4 groups formed, ARI {ari:.3f}",
         "one group: a vector for all pairs",

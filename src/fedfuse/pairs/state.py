@@ -331,10 +331,16 @@ class FusionState:
         return joined(self.m, *map(np.concatenate, zip(*ends, strict=True)))
 
     def distances(self, rows: Ints | slice = slice(None)) -> Floats:
-        """Return ||omega_i - omega_j|| for these devices and all (m x m)."""
-        # the shortest, not the mean, which a single lying device can move as far as it likes
+        """Return ||omega_i - omega_j|| for these devices and all (m x m), by matrix products in double precision."""
+        # The product formula loses digits where rows share a large part, so that the shortest row is taken from all: a
+        # single lying device could move their mean as far as it likes.
         origin = int(row_squares(self.omega).argmin()) if self.m else 0
-        squares = _square_distances(self.omega, origin, rows)
+        squares: Floats = np.zeros((len(self.omega[rows]), self.m))
+        for first in range(0, self.d, DISTANCE_COLUMNS):  # copies in double precision are large
+            panel = self.omega[:, first : first + DISTANCE_COLUMNS].astype(np.float64)
+            panel -= panel[origin].copy()
+            lengths = np.square(panel).sum(axis=1)
+            squares += lengths[rows, None] + lengths[None, :] - 2 * panel[rows] @ panel.T
         squares[np.arange(len(squares)), np.arange(self.m)[rows]] = 0.0
         return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
@@ -519,20 +525,6 @@ def _kind(graph: str | None = None, actors: int | None = None) -> type[FusionSta
     """Return the class for these settings."""
     edges = graph is not None or actors is not None
     return cast("type[FusionState]", load("fedfuse.pairs.edge_state:EdgeState")) if edges else FusionState
-
-
-def _square_distances(omega: Floats, origin: int, rows: Ints | slice) -> Floats:
-    """Return ||omega_i - omega_j||^2 of these rows and all, by matrix products in double precision.
-
-    The product formula loses digits where rows share a large part, so row ``origin`` is taken from all first.
-    """
-    apart: Floats = np.zeros((len(omega[rows]), len(omega)))
-    for first in range(0, omega.shape[1], DISTANCE_COLUMNS):  # copies in double precision are large
-        panel = omega[:, first : first + DISTANCE_COLUMNS].astype(np.float64)
-        panel -= panel[origin].copy()
-        squares = np.square(panel).sum(axis=1)
-        apart += squares[rows, None] + squares[None, :] - 2 * panel[rows] @ panel.T
-    return apart
 
 
 def check_devices(devices: Ints, m: int, *, once: bool = False) -> None:
