@@ -16,7 +16,7 @@ from fedfuse.core.partitions import canonical, group_means
 from fedfuse.core.penalties import PENALTIES
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.pairs.collapsing_path import CollapsingPath
-from fedfuse.pairs.neighbour_graph import Edges, check_graph, neighbour_edges
+from fedfuse.pairs.neighbour_graph import LEAF_POINTS, Edges, check_graph, neighbour_edges
 from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.utils.typing import Floats, Ints
 
@@ -136,6 +136,6 @@ def _distinct(X: Floats) -> tuple[Floats, Ints, Floats]:
     numbers = np.sort(np.einsum("ij,j->i", X, np.random.default_rng(0).random(X.shape[1])))
     if (numbers[1:] == numbers[:-1]).any():
         x, places, sizes = np.unique(X, axis=0, return_inverse=True, return_counts=True)
-    order = cKDTree(x, balanced_tree=False).indices
+    order = cKDTree(x, LEAF_POINTS, balanced_tree=False).indices
     # Far from the origin, and from the median if single points lie far out, single precision would not do.
     return x[order] - np.median(X, axis=0), np.argsort(order)[places.ravel()], sizes[order].astype(np.float64)
