@@ -193,6 +193,7 @@ def test_so_does_the_network():
 
 
 def test_a_result_takes_images_and_remembers_their_shape(tmp_path):
+    pytest.importorskip("torch")
     fed = digits(devices=4)
     result = ff.fit(fed, ff.FPFC(lam=0.1, work=ff.Work(lr=0.5), refit=True), rounds=2, out=tmp_path / "run")
     X = fed.rows("test").of(0)[0]
