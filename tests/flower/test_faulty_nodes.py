@@ -94,10 +94,6 @@ class Story:
         wait_for(lambda: len(self.lines(event, **facts)) > more_than, seconds, f"{event} {facts}")
         return self.lines(event, **facts)[more_than]
 
-    def wait_for_all(self, replies, seconds=400):
-        """Wait for a new round with so many replies."""
-        self.wait("round", seconds, len(self.lines("round", replies=replies)), replies=replies)
-
 
 @pytest.fixture
 def keys():
@@ -160,21 +156,27 @@ def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
     story, table = Story(out), tmp_path / "{}.csv"
     config = f"lam='0.5' set='solver=exact refit=no tol=0 deadline=60' num-server-rounds=24 out='{out}' num-devices=7"
 
-    def start(cluster, k, **how):
+    def start(cluster, k):
         record = f' record="{tmp_path / "hello"}"' if k in (0, 7) else ""
         device = 0 if k == 7 else k  # What it says is not even read: it says again what 0 has said.
-        cluster.start_node(k, f'device="{device}" data="{str(table).format(device)}"{record}', **how)
+        words = f'device="{device}" data="{str(table).format(device)}"{record}'
+        cluster.start_node(k, words, link=link.port if k == 5 else None)
 
-    def back(cluster, k):
-        """Start a node again, as systemd would, until Flower has noticed that the old one is dead."""
-
-        def answers():
+    def restart_ended(cluster):
+        """Start nodes again, as systemd would: Flower ends those of dead twins, and where a TLS handshake is cut."""
+        for k in range(6):
             if cluster.processes[f"node{k}"].poll() is not None:
                 start(cluster, k)
-            return len(story.lines("answered", device=str(k))) > heard
 
-        heard = len(story.lines("answered", device=str(k)))
-        wait_for(answers, 400, f"an answer of node {k}")
+    def wait_restarting(cluster, event, seconds=400, **facts):
+        """Wait for a new event, while nodes that have ended are started again."""
+
+        def happened():
+            restart_ended(cluster)
+            return len(story.lines(event, **facts)) > before
+
+        before = len(story.lines(event, **facts))
+        wait_for(happened, seconds, f"{event} {facts}")
 
     def end_of(cluster, run):
         wait_for(lambda: cluster.status(run).startswith("finished"), 200, "the SuperLink to know of it")
@@ -184,7 +186,7 @@ def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
         for k in range(7):
             write_table(tmp_path / f"{k}.csv", int(k >= 3), columns=3 if k == 6 else 2, seed=k)
             cluster.key(f"node{k}", device=str(k))
-            start(cluster, k, link=link.port if k == 5 else None)
+            start(cluster, k)
         wait_for(lambda: cluster.online() == 7, 300, "seven SuperNodes")
         run = cluster.run(app, config)
         story.wait("round")
@@ -204,8 +206,8 @@ def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
         write_table(tmp_path / "3.csv", 1, seed=3)
         wait_for(lambda: time.monotonic() > stopped + NODE_STOP_SECONDS, 2 * NODE_STOP_SECONDS, "a minute")
         cluster.signal_node(2, signal.SIGCONT)
-        back(cluster, 1)
-        story.wait_for_all(6)
+        wait_restarting(cluster, "answered", device="1")
+        wait_restarting(cluster, "round", replies=6)
 
         # The server's disk is full: one line, and the same run again when there is room.
         filler = small_disk / "filler"
@@ -217,7 +219,7 @@ def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
         said = cluster.flwr("log", run, LINK, "--show")
         filler.unlink()
         run = cluster.run(app, config)
-        story.wait_for_all(6)
+        wait_restarting(cluster, "round", replies=6)
 
         # The server's app is told to stop, and another node is killed.
         cluster.signal_node(4, signal.SIGKILL)
@@ -227,8 +229,8 @@ def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
         wait_for(lambda: len(story.lines("stopped")) > ended, 200, "the end of the server's app")
         end_of(cluster, run)
         run = cluster.run(app, config)
-        back(cluster, 4)
-        story.wait_for_all(6)
+        wait_restarting(cluster, "answered", device="4")
+        wait_restarting(cluster, "round", replies=6)
 
         # The SuperLink is lost, and comes back.
         cluster.stop("link", signal.SIGKILL)
@@ -236,7 +238,9 @@ def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
             os.kill(process, signal.SIGKILL)
         cluster.start_link()
         wait_for(lambda: cluster.online() >= 6, 300, "six SuperNodes again")
-        summary = cluster.finish(cluster.run(app, config), out, 600)
+        run = cluster.run(app, config)
+        wait_restarting(cluster, "round", replies=6)
+        summary = cluster.finish(run, out, 600)
         link.close()
     print_table(story)
     assert summary["labels"] == GROUPS
