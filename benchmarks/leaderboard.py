@@ -180,7 +180,7 @@ def stored(out: Path) -> pd.DataFrame:
             found, clock = Comparison.load(directory), directory / "processor.json"
             spent = json.loads(clock.read_text()) if clock.exists() else {}  # not there where `compare` was run
             profile = next(iter(found.results.values())).profile
-            for row in found.runs.to_dict("records"):
+            for row in found.runs[found.runs["method"].isin(CASES[name].methods)].to_dict("records"):
                 key = (row["method"], row["seed"])
                 d = found.results[key].models.shape[1] if key in found.results else np.nan
                 better = METRICS[found.metric].greater_is_better
@@ -211,7 +211,10 @@ class Ranking:
         runs = runs.assign(loss=np.maximum(loss, np.where(runs["better"], MIN_ERROR, 0)))
         losses = runs.pivot_table(index="method", columns=["data", "seed"], values="loss", sort=False)
         ranks = losses.rank(axis=0).T.groupby("data", sort=False).mean().T
-        ranks = ranks.loc[ranks.mean(axis=1).sort_values().index]
+        order = pd.DataFrame({"gaps": ranks.isna().any(axis=1), "mean": ranks.mean(axis=1)}).sort_values(
+            ["gaps", "mean"]
+        )
+        ranks = ranks.loc[order.index]  # those without a score on every data set last
         whole = ranks.dropna()
         again = whole.apply(rankdata, axis=0)
         k, n = whole.shape
@@ -330,11 +333,12 @@ python benchmarks/leaderboard.py page
 
 On a data set all methods have the same rounds (LOCAL, which trains everybody, as many device-rounds as the others), and
 a search for settings that are left open takes its share of them. Rounds are few: what takes gradient steps still gains
-with more. All runs took {minutes} minutes of one core; the first command may be stopped, and goes on where it was.
+with more. The runs that were timed took {minutes} minutes of one core; the first command may be stopped, and goes on where it was.
 
 ![Mean ranks of the methods]({picture})
 
-Rank 1 is the best test score on a data set; ties share, seeds are averaged. That all methods are alike: p = {friedman}
+Rank 1 is the best test score on a data set; ties share, seeds are averaged; methods without a score on every data set
+come last. That all methods are alike: p = {friedman}
 (Friedman). Mean ranks that differ by {critical} or more differ at {level} (Nemenyi). The column p compares with
 `{best}`: Wilcoxon's signed ranks of log error (RMSE; share of wrong labels), with Holm's correction.{few}
 

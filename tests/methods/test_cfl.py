@@ -239,3 +239,11 @@ def test_a_group_that_rests_before_it_may_be_cut_is_cut_all_the_same(seed, setti
     result = ff.fit(federation, ff.CFL(work=ff.Work(solver="exact"), **settings), rounds=600, seed=seed)
     assert result.ari == 1
     assert result.converged
+
+
+def test_a_search_is_read_again(tmp_path):
+    """Its history has numbers alone, also for what is yes or no."""
+    result = ff.fit(planted(), ff.CFL(work=ff.Work(solver="exact")), rounds=90, out=tmp_path / "run")
+    again = ff.Result.load(tmp_path / "run")
+    assert again.chosen == result.chosen
+    assert again.chosen["relative"] is True

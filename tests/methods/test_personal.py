@@ -334,6 +334,12 @@ def test_a_search_of_ditto_asks_devices_to_score_their_own_models():
     assert search.cost_floats == openings * m * d + (tried + trained) * m * 2 * d + judged * m
 
 
+def test_a_search_for_lam_is_none_for_groups():
+    result = ff.fit(planted(), Ditto(work=WORKS["exact"]), rounds=12, tol=0)
+    assert result.method["lam"] == "auto"
+    assert not result.cut_short
+
+
 PERSONAL = [Ditto(lam=0.5), FedPer(), FedRep(), PFedMe(lam=1.0), L2GD(lam=0.3), FedAvgFT(), FedEM(n_models=2)]
 
 

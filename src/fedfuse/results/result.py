@@ -163,7 +163,8 @@ class Result:
     @property
     def cut_short(self) -> bool:
         """Whether rounds were over before groups were found without a lambda."""
-        without_lambda = self.method["method"] == "fusion-tree" or self.method.get("lam") == "auto"
+        name = self.method["method"]
+        without_lambda = name == "fusion-tree" or (name == "fpfc" and self.method["lam"] == "auto")
         return without_lambda and not self.converged
 
     @property
