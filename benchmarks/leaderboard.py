@@ -333,7 +333,8 @@ python benchmarks/leaderboard.py page
 
 On a data set all methods have the same rounds (LOCAL, which trains everybody, as many device-rounds as the others), and
 a search for settings that are left open takes its share of them. Rounds are few: what takes gradient steps still gains
-with more. The runs that were timed took {minutes} minutes of one core; the first command may be stopped, and goes on where it was.
+with more. The runs that were timed took {minutes} minutes of one core; the first command may be stopped, and goes on
+where it was.
 
 ![Mean ranks of the methods]({picture})
 
