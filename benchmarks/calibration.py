@@ -8,8 +8,8 @@ grouping is right if its ARI is above 0.95, exact if it is 1, and sure if `Resul
 right if it is in the group that most members of its group come from; of these the federations count in which as many
 groups were found as there are.
 The goal is that at least 95 % of the sure groupings are right, and at least 80 % of the exact ones sure.
-Constants of `grouping.selection` were chosen on seeds 1000 to 1199 and 3000 to 3299, and 2000 to 2599 of --hard; 5000 to
-tables'.
+Constants of `grouping.selection` were chosen on seeds 1000 to 1199 and 3000 to 3299, and 2000 to 2599 of --hard; 5000
+to 5199 are the table's.
 Command: python benchmarks/calibration.py [--seeds 5000-5199] [--json FILE] [--jobs 2] [--plot docs/calibration.png]
 Federations that are in FILE are not run again: delete it when the method has changed. --hard draws those of the table
 of regrets, where coefficients may differ by 0.15 only, and groups may be single devices. How long: 1 minute.
