@@ -17,9 +17,8 @@ import fedfuse as ff
 from fedfuse.core.standard_errors import holm
 from fedfuse.errors import FedfuseError
 from fedfuse.protocol.local_work import Work
-from fedfuse.results.formatting import NOTHING
 from fedfuse.studies.compare import compare, resume_comparison, seeds_of
-from fedfuse.studies.comparison import Comparison, wilcoxon_p
+from fedfuse.studies.comparison import NOTHING, Comparison, wilcoxon_p
 from fedfuse.studies.jobs import Watcher
 from fedfuse.training.options import build, options_by_method, parse_options
 from fedfuse.training.presets import preset

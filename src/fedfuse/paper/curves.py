@@ -18,8 +18,8 @@ from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.solution_path import figure_1
 from fedfuse.paper.trials import Trial
 from fedfuse.protocol.local_work import Schedule
-from fedfuse.results.formatting import NOTHING
 from fedfuse.results.snapshots import DistanceSnapshot
+from fedfuse.studies.comparison import NOTHING
 
 MIN_SNAPSHOT_ROUNDS = 50  # Shorter runs are shown at their start and end only.
 

@@ -15,8 +15,7 @@ from fedfuse import Result
 from fedfuse.paper.setup import PRINTED, PaperSetup
 from fedfuse.paper.trials import Trial
 from fedfuse.protocol.local_work import value
-from fedfuse.results.formatting import NOTHING
-from fedfuse.studies.comparison import floats
+from fedfuse.studies.comparison import NOTHING, floats
 
 # Columns of a data set begin with this where the printed numbers of several stand in one table.
 PREFIXES = {"synthetic:S1": "syn_", "housing-bodyfat": "hbf_", "mnist": "mnist_", "fashion-mnist": "fmnist_"}

@@ -17,8 +17,7 @@ from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Findings, both, count, score_heading
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trials import Trial
-from fedfuse.results.formatting import NOTHING
-from fedfuse.studies.comparison import floats, mean_and_sd
+from fedfuse.studies.comparison import NOTHING, floats, mean_and_sd
 
 MEASURES = ("test", "num", "ari", "cost", "rounds", "seconds")
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)

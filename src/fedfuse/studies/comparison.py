@@ -18,7 +18,7 @@ from fedfuse.core.metrics import METRICS
 from fedfuse.core.standard_errors import holm
 from fedfuse.errors import FedfuseError
 from fedfuse.grouping.refit import Oracle
-from fedfuse.results.formatting import NOTHING, compact, cut_short, data_size, decimals
+from fedfuse.results.formatting import compact, cut_short, data_size, decimals
 from fedfuse.results.result import Result
 from fedfuse.studies.jobs import finished_run
 from fedfuse.utils.files import atomic_write, without_nan, write_csv, write_json
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Run: TypeAlias = tuple[str, int]  # method and seed
 NUMBERS = ("test", "n_clusters", "ari", "cost_floats", "rounds", "seconds")
 SIGNIFICANCE_LEVEL = 0.05
+NOTHING = "—"
 NOT_DIFFERENT = "≈"
 
 
@@ -316,7 +317,7 @@ def _spread(mean: float, sd: float, places: int, many: bool) -> str:
     """Write a mean, and where there are many runs their standard deviation.
 
     >>> _spread(11.0, 8.6409, 2, True), _spread(4.0, 0.0, 0, False), _spread(np.nan, np.nan, 2, True)
-    ('11.00 ± 8.64', '4', '–')
+    ('11.00 ± 8.64', '4', '—')
     """
     if not np.isfinite(mean):
         return NOTHING
