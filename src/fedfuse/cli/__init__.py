@@ -64,7 +64,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", INTERRUPTED_STATUS)
     except Terminated as stop:
-        fail("terminated", int(str(stop)))
+        fail("terminated", int(stop.args[0]))
     except BrokenPipeError:  # the reader of our output has gone; nothing is wrong here
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except MemoryError as error:
