@@ -207,6 +207,7 @@ def test_networks_and_other_federations_are_refused():
     result = ff.fit(federation, ff.FPFC(lam=0.1), rounds=2)
     with pytest.raises(FedfuseError, match="other names"):
         result.certify(planted(m=4))
+    pytest.importorskip("torch")
     network = ff.fit(federation, ff.FPFC(lam=0.1, work=ff.Work(batch=10)), "mlp", rounds=1)
     with pytest.raises(FedfuseError, match="convex"):
         network.certify(federation)

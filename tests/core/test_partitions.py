@@ -66,7 +66,7 @@ def test_adjusted_rand_by_its_conventions(truth, labels, expected):
 
 @given(st.integers(1, 60), st.integers(0, 80), st.integers(0, 999))
 def test_joined_devices_are_the_components_of_a_graph(m, edges, seed):
-    i, j = np.random.default_rng(seed).integers(0, m, (2, edges))
+    i, j = np.random.default_rng(seed).integers(0, m, (2, edges), dtype=np.int32)  # older SciPy versions take no others
     graph = scipy.sparse.csr_array((np.ones(edges), (i, j)), shape=(m, m))
     theirs = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
     np.testing.assert_array_equal(joined(m, i, j), canonical(theirs))

@@ -38,7 +38,7 @@ class Edges(NamedTuple):
 
     def components(self, m: int) -> Ints:
         """Return the number of each end's connected component."""
-        links = scipy.sparse.coo_array((np.ones(self.lo.size, np.int8), self), (m, m))
+        links = self._matrix(np.ones(self.lo.size, np.int8), m)
         return np.asarray(scipy.sparse.csgraph.connected_components(links, directed=False)[1], np.int64)
 
     def spanning(self, lengths: Floats, m: int) -> Ints:
@@ -46,8 +46,12 @@ class Edges(NamedTuple):
         # By rank: SciPy takes a length of zero for no edge.
         rank = np.empty(lengths.size)
         rank[np.argsort(lengths, kind="stable")] = np.arange(1, lengths.size + 1)
-        tree = scipy.sparse.csgraph.minimum_spanning_tree(scipy.sparse.csr_array((rank, self), (m, m)))
+        tree = scipy.sparse.csgraph.minimum_spanning_tree(self._matrix(rank, m))
         return np.argsort(rank, kind="stable")[np.sort(tree.data).astype(np.int64) - 1]
+
+    def _matrix(self, weights: np.ndarray, m: int) -> scipy.sparse.coo_array:
+        # Graph routines of older SciPy versions take 32-bit indices only.
+        return scipy.sparse.coo_array((weights, (self.lo.astype(np.int32), self.hi.astype(np.int32))), (m, m))
 
 
 def check_graph(graph: str | None) -> int | None:

@@ -235,7 +235,7 @@ class FusionState:
     def _update_with_numpy(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
         check_devices(active, self.m, once=True)
         before = self.omega.copy()
-        self.omega[active] = new
+        self.omega[active] = new.copy()  # NumPy 1.26 garbles rows that are a view of omega
         try:
             primal, dual, left = numpy_state.update_pairs(
                 self._all, self.omega, before, active, self._shrink, self._reach, self._pool
