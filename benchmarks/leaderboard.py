@@ -238,7 +238,7 @@ def draw(ranking: Ranking, path: Path) -> None:
     for place, method in enumerate(ranks.index):
         family = family_of(method)
         each = ranks.loc[method].dropna()
-        ax.plot(each, np.full(len(each), place), "|", color=COLOURS[family], alpha=0.35, ms=7)
+        ax.plot(each, np.full(len(each), place), "|", color=COLOURS[family], alpha=0.6, ms=7)
         ax.plot(mean[method], place, MARKERS[family], color=COLOURS[family], ms=6)
     for family, colour in COLOURS.items():
         ax.plot([], [], MARKERS[family], color=colour, label=family)
@@ -246,7 +246,7 @@ def draw(ranking: Ranking, path: Path) -> None:
     ax.set(xlabel=f"rank: mean (marks), each data set (strokes); grey: critical difference, {ranking.critical:.1f}")
     ax.grid(axis="x", alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(loc="lower left", title="models")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLOURS), frameon=False)  # hides no mark
     plt.savefig(path, metadata={"Date": None})
     plt.close()
 

@@ -79,6 +79,7 @@ def test_a_classification_table(fedfuse, tables):
 
 def test_a_network_on_a_table(fedfuse, tables):
     """Its work has defaults, too."""
+    pytest.importorskip("torch")
     words = ("--model", "mlp", "--rounds", "12", "--json")
     status, out, err = fedfuse("run", "outcome.csv", *TABLE, "outcome", *words)
     assert (status, err) == (0, "")
@@ -274,6 +275,7 @@ def test_help_names_all_methods(fedfuse, monkeypatch):
 
 
 def test_a_network_says_why_there_is_nothing_beside_its_score(fedfuse):
+    pytest.importorskip("torch")
     out = fedfuse("run", "digits", "--rounds", "1", "--no-report")[1]
     assert "are fitted for linear and softmax models only" in out
     assert "every device alone" not in out

@@ -48,6 +48,7 @@ def test_a_comparison(fedfuse, small):
 
 def test_a_search_that_was_cut_short_is_told(fedfuse, here):
     """Its score is no more than a beginning; a network has other stages, and says the same."""
+    pytest.importorskip("torch")
     words = ["compare", "digits", "--methods", "fusion-tree,local", "--seeds", "1", "--jobs", "1"]
     out = fedfuse(*words, "--rounds", "5", "--out", "c")[1]
     said = "stopped after 5 rounds, before its groups were found"
