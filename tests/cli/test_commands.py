@@ -23,7 +23,7 @@ from fedfuse.report.terminal import ProgressBar
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import RunDirectory
 from fedfuse.training.options import build_method, keys, parse_options
-from fedfuse.training.presets import preset
+from fedfuse.training.presets import TABLE_STEPS, preset
 from fedfuse.utils.files import read_arrays, write_arrays
 
 CONTRACT = {
@@ -671,7 +671,7 @@ def test_presets_are_the_papers(dataset, work, settings):
 def test_defaults_of_a_method():
     """LOCAL has as many steps on each device as 30 % of 2000 rounds; Per-FedAvg never solves exactly."""
     assert preset("synthetic:S2", "local").settings == {"participation": 0.3, "rounds": 600}
-    assert preset("some.csv", "per-fedavg").work == Work()
+    assert preset("some.csv", "per-fedavg").work == TABLE_STEPS
     assert preset("some.csv", "fedavg").work == Work(solver="exact")
 
 
@@ -681,6 +681,7 @@ OTHERS = {
     "n_models": ("ifca", "3", 3), "average": ("ifca", "gradient", "gradient"), "temperature": ("ifca", "0.5", 0.5),
     "restarts": ("ifca", "10", 10), "first_draw": ("ifca", "2", 2), "weights": ("lg-fedavg", "equal", "equal"),
     "eps1": ("cfl", "0.2", 0.2), "eps2": ("cfl", "auto", "auto"), "linkage": ("cfl", "single", "single"),
+    "relative": ("cfl", "no", False),
     "threshold": ("pacfl", "4.5", 4.5), "p": ("pacfl", "3", 3), "angle": ("pacfl", "principal", "principal"),
     "evaluate": ("pacfl", "cluster", "cluster"), "adapt_lr": ("per-fedavg", "0.05", 0.05),
     "variant": ("per-fedavg", "hessian-free", "hessian-free"),

@@ -78,7 +78,7 @@ def _read(path: Path) -> pd.DataFrame:
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         reason = reason.removeprefix("Error tokenizing data. C error: ")
         raise FedfuseError(f"cannot read {str(path)!r}: {reason}") from None
-    frame.columns = pd.Index([str(name).strip() for name in frame.columns])
+    frame.columns = pd.Index([str(name).strip() or str(name) for name in frame.columns])
     for name in frame.columns[[pd.api.types.is_string_dtype(dtype) for dtype in frame.dtypes]]:
         frame[name] = frame[name].str.strip()  # " a" is no other device than "a".
     return plain_table(frame, digits=True)
