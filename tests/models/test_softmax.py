@@ -251,3 +251,11 @@ def test_curvature_is_that_of_the_hessian(model):
     H = np.array([(a - b) / 2e-5 for a, b in ends])
     np.testing.assert_allclose(model.hessian_numbers(w, X), [*np.diag(H), np.trace(H @ H)], rtol=1e-5, atol=1e-9)
     assert not model.hessian_numbers(w, X[:0]).any()
+
+
+def test_curvature_of_certain_models_is_not_negative():
+    """Where all probabilities are nearly 0 or 1, rounding would make honest devices liars."""
+    rng, model = np.random.default_rng(0), SoftmaxRegression().sized(3, 2)
+    for _ in range(200):
+        X, w = rng.normal(size=(8, 3)), rng.choice([1, 10, 30, 60]) * rng.normal(size=model.d)
+        assert (model.hessian_numbers(w, X) >= 0).all()

@@ -175,7 +175,9 @@ class Model(ABC, Generic[Data]):
             P = self.outputs(np.asarray(w, np.float64), X)
             products, cross = P @ P.T, P @ np.square(P).T
             S, pairs = P * (1 - P), products - cross - cross.T + np.square(products)
-        return np.append(self.flat(S.T @ np.square(Z) / n), (pairs * np.square(Z @ Z.T)).sum() / n**2)
+        # Where all probabilities are nearly 0 or 1, rounding may leave a negative sum.
+        trace = max(float((pairs * np.square(Z @ Z.T)).sum()), 0.0)
+        return np.append(self.flat(S.T @ np.square(Z) / n), trace / n**2)
 
     def to_config(self) -> dict[str, Any]:
         """Return the model as JSON-ready data (see `models.from_config`)."""
