@@ -160,7 +160,9 @@ def test_a_table_without_a_lambda(fedfuse, tables):
     for target in ("stay", "outcome"):
         status, out, err = fedfuse("run", f"{target}.csv", *TABLE, target, "--out", target)
         assert (status, err) == (0, "")
-        assert out.startswith("10 sites form 2 groups, each with its own model.\nOne model per group predicts ")
+        assert out.startswith(
+            "10 sites form 2 groups, each with its own model.\nOne model per group is used, as nothing "
+        )
         summary = json.loads(Path(target, "summary.json").read_text())
         assert summary["labels"] == [0] * 6 + [1] * 4
         assert (summary["method"], summary["lam"]) == ("fusion-tree", None)

@@ -240,3 +240,14 @@ def test_a_large_model_is_drawn_as_far_as_it_says():
         ridge = 2.0 ** np.rint(-np.log2(variance * len(y)))
         slope = model.gradients(model.load(scaled, np.float64), np.array([3]), w[None])[0] + ridge * (w - centre)
         assert np.abs(slope).max() < 1e-6
+
+
+def test_of_many_devices_a_sample_judges(monkeypatch):
+    """What is asked in all does not grow; every device has a model of its own all the same."""
+    monkeypatch.setattr(personal, "MAX_JUDGES", 20)
+    result = ff.fit(continuous(m=60))
+    sent = {stage["name"]: stage["floats"] for stage in result.stages}
+    few = {stage["name"]: stage["floats"] for stage in ff.fit(continuous(m=20)).stages}
+    assert sent["judge personal"] <= few["judge personal"] * 1.5
+    assert result.verdict == "personal"
+    assert (result.in_use != result.models).any(axis=1).all()

@@ -200,13 +200,6 @@ def test_a_device_with_many_rows_may_move_further():
     np.testing.assert_array_equal(state.shared, np.average(models[:, :3], axis=0, weights=state.weights))
 
 
-def test_a_state_without_the_longest_moves_is_read():
-    """Those of older versions have none."""
-    state = with_shared_part(4, np.random.default_rng(0))
-    arrays = {name: array for name, array in state.pack().items() if name != "furthest"}
-    assert not state.filled(arrays).furthest.any()
-
-
 @pytest.mark.parametrize("goal", ["regression", "classification"])
 def test_a_huge_lambda_is_consensus(goal):
     """All devices hold one vector, and it minimises the sum of their losses."""
@@ -350,7 +343,8 @@ def test_personal_models_follow_the_groups():
     for method in (ff.FusionTree(), ff.FPFC(lam="auto")):
         names = [stage.name for stage in stages_of(method, ff.LinearRegression().sized(3, 0), 500)]
         assert names == [method.name, "personal"]
-        assert len(stages_of(method, ff.SoftmaxRegression().sized(60, 10), 500)) == 1
+        large = stages_of(method, ff.SoftmaxRegression().sized(60, 10), 500)
+        assert [stage.method.name for stage in large[1:]] == ["personal-large"]
         assert [s.name for s in stages_of(method, MLP(hidden=(3,)).sized(3, 2), 500)] == [method.name, "personal"]
 
 

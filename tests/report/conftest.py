@@ -34,7 +34,7 @@ def table_run(runs):
     frame["site"] = [HOSTILE[s] if s < len(HOSTILE) else f"site {s}" for s in frame["site"]]
     frame = frame.rename(columns={"age": "age <b>x</b>", "ward": "\"'&ward"}).drop(columns="outcome")
     federation = ff.Federation.from_frame(frame, device="site", target="stay")
-    result = ff.fit(federation, out=runs / "table", dataset="<i>stay</i>.csv", evaluate_every=3)
+    result = ff.fit(federation, out=runs / "table", dataset="<i>stay<img>.csv", evaluate_every=3)
     write_report(runs / "table", federation=federation)
     return runs / "table", result
 

@@ -174,7 +174,7 @@ def test_devices_are_found_and_sorted(large_run, opened):
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1200, "light")])
 def test_names_are_never_code(table_run, opened, width, scheme):
     browser = opened(table_run[0] / FILE, width, scheme)
-    assert browser.title.startswith("<i>stay</i>.csv")
+    assert browser.title.startswith("<i>stay<img>.csv")
     assert browser.find_elements("css selector", "main img, main script, main b b, main h1 i, th b") == []
     assert "{{ 7 * 7 }}" in browser.find_element("id", "groups").text
     hover(browser, "#heat", -100, 100)

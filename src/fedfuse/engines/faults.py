@@ -46,7 +46,7 @@ class Trouble:
         Trouble(lost=0.3, late=0.0, twice=0.0, stale=0.0, nan=0.05)
         """
         try:
-            pairs = [word.split(":") for word in text.replace(" ", "").split(",") if text]
+            pairs = [word.split(":") for word in text.replace(" ", "").split(",")]
             return cls(**{name: float(share) for name, share in pairs})
         except FedfuseError:
             raise

@@ -43,8 +43,11 @@ from fedfuse.protocol.tasks import (
     SendPosterior,
     Task,
 )
+from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Bools, Floats, Ints
 
+# Devices that judge, and that the prior is learned of; of more, a sample.
+MAX_JUDGES = 500
 # Beyond this many parameters a device's Hessian matrix is too dear.
 MAX_PARAMETERS = 256
 # Ridges on a device's own rows that are tried, for each row and in columns that it standardises for itself.
@@ -104,6 +107,15 @@ class VerdictState(StepState):
         if model.convex:
             models = np.stack([model.unscaled(w, *_inverse(self.shift, self.scale)) for w in models])
         return models
+
+    @property
+    def judges(self) -> Bools:
+        """Which devices judge: those that are trusted, but not more than are needed."""
+        who, judges = self.trusted, np.zeros(self.info.m, np.bool_)
+        if len(who) > MAX_JUDGES:
+            who = generator(self.info.seed, "judges").choice(who, MAX_JUDGES, replace=False)
+        judges[who] = True
+        return judges
 
     @property
     def unvalidated(self) -> Floats:
@@ -218,11 +230,22 @@ def _inverse(shift: Floats, scale: Floats) -> tuple[Floats, Floats]:
     return -shift / scale, 1 / scale
 
 
-class JudgeGroups(Step[PersonalState]):
+V = TypeVar("V", bound=VerdictState)
+
+
+class JudgeStep(Step[V]):
+    """Judges alone are asked."""
+
+    size_is_known = False
+
+    def skip(self, state: V) -> Bools:
+        return ~state.judges
+
+
+class JudgeGroups(JudgeStep[PersonalState]):
     """Devices judge their group's model, models drawn to it, and models of their own rows alone."""
 
     name = "judge groups"
-    size_is_known = False
 
     def ask(self, state: PersonalState, devices: Ints) -> list[Task]:
         return state.judged(devices, to_group=FIRST_VARIANCES, alone=ALONE_STRENGTHS)
@@ -248,10 +271,11 @@ class JudgeGroups(Step[PersonalState]):
         return LearnPrior.name
 
 
-class LearnPrior(Step[PersonalState]):
+class LearnPrior(JudgeStep[PersonalState]):
     """Devices send models that their rows draw from a common centre; the server learns how much they differ."""
 
     name = "learn prior"
+    size_is_known = True
 
     def ask(self, state: PersonalState, devices: Ints) -> list[Task]:
         centre = state.centre.astype(state.info.dtype)
@@ -279,11 +303,10 @@ class LearnPrior(Step[PersonalState]):
         return JudgePersonal.name if still or state.rounds == MAX_PRIOR_ROUNDS else self.name
 
 
-class JudgePersonal(Step[PersonalState]):
+class JudgePersonal(JudgeStep[PersonalState]):
     """Devices judge models drawn to the common centre and to their groups."""
 
     name = "judge personal"
-    size_is_known = False
 
     def ask(self, state: PersonalState, devices: Ints) -> list[Task]:
         return state.judged(devices, to_group=GROUP_FACTORS, to_common=COMMON_FACTORS)
@@ -297,11 +320,10 @@ class JudgePersonal(Step[PersonalState]):
         return JudgeBlends.name
 
 
-class JudgeBlends(Step[PersonalState]):
+class JudgeBlends(JudgeStep[PersonalState]):
     """Devices judge averages of models drawn to their groups, to the common centre, and of their own rows alone."""
 
     name = "judge blends"
-    size_is_known = False
 
     def ask(self, state: PersonalState, devices: Ints) -> list[Task]:
         to_group, to_common, alone = ((float(strength),) for strength in state.strengths)
@@ -316,10 +338,11 @@ class JudgeBlends(Step[PersonalState]):
         return state.decide()
 
 
-class JudgeDrawn(Step[VerdictState]):
+class JudgeDrawn(JudgeStep[VerdictState]):
     """Devices judge their group's model, models drawn to it, and large models of their own rows alone."""
 
     name = "judge own models"
+    size_is_known = True
 
     def ask(self, state: VerdictState, devices: Ints) -> list[Task]:
         models, asked = state.unvalidated.astype(state.info.dtype), state.tried
@@ -327,7 +350,8 @@ class JudgeDrawn(Step[VerdictState]):
 
     def skip(self, state: VerdictState) -> Bools:
         convex = state.info.model.convex
-        return np.asarray(state.info.counts["validation" if convex else "train+validation"] == 0)
+        rows = state.info.counts["validation" if convex else "train+validation"]
+        return np.asarray(~state.judges | (rows == 0))
 
     def possible(self, state: VerdictState, device: int, answer: Floats) -> bool:
         return bool((answer >= 0).all())
@@ -346,9 +370,6 @@ class JudgeDrawn(Step[VerdictState]):
             risks[single, 0] = risks[single, lone]
         state.losses[who] = risks[:, [0, drawn, lone]]
         return state.decide()
-
-
-V = TypeVar("V", bound=VerdictState)
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,7 @@ def _decided(result: Result) -> str:
     if result.n_clusters == 1:
         scores.pop(names["groups"], None)
     test = f"{'' if METRICS[metric].pooled else 'mean '}test {metric_name(metric)}"
-    why = "is used, as none predicts left-out rows better beyond chance"
+    why = "is used, as nothing else predicts left-out rows better beyond chance"
     if used in ("personal", "alone"):
         why = "predicts left-out rows best, and is used"
     best = f"{_capital(names[used])}{',' if used == 'personal' else ''} {why}"

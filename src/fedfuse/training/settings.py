@@ -134,7 +134,8 @@ class Settings:
             raise FedfuseError(f"{given[0]} is for rounds of several devices: it has no meaning with mode=async")
         for seconds in (self.delay, self.compute):
             Distribution.of(seconds or 0.0)
-        Trouble.read(self.lossy or "")
+        if self.lossy is not None:
+            Trouble.read(self.lossy)
 
     def around(self, engine: Engine) -> Engine:
         """Return the engine with the latency and the faults of these settings."""

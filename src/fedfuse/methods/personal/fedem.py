@@ -58,7 +58,7 @@ class FedEM(Method[MixtureState], Searchable, AdmitsNewcomers):
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> MixtureState:
         start, count = "normal" if self.start == "auto" and info.model.convex else self.start, int(self.setting)
         components = np.stack([info.initial(start, number) for number in range(count)]).astype(info.dtype)
-        return MixtureState(info, components, np.full((info.m, count), 1 / count))
+        return MixtureState(info, components, np.full((info.m, count), 1 / count, info.dtype))
 
     def tasks(self, state: MixtureState, devices: Ints, k: int) -> list[Task]:
         work = self.work.at(k)
@@ -82,7 +82,7 @@ class FedEM(Method[MixtureState], Searchable, AdmitsNewcomers):
     def admit(self, known: RunSummary, info: FederationInfo, device: int) -> AdmissionDialogue:
         """Find one's weights of the components, which stay as they are."""
         components = known.kept["all"]
-        pi = np.full(len(components), 1 / len(components))
+        pi = np.full(len(components), 1 / len(components), info.dtype)
         for _ in range(ADMISSION_ROUNDS):
             answer = yield MixtureTrain(replace(self.work.at(0), steps=1), components, pi, self.rows)
             pi = answer[-len(components) :]
