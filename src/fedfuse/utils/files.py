@@ -139,7 +139,9 @@ def read_csv(path: Path, text: Sequence[str] = ()) -> Any:
             if len(file.readline(MAX_HEADER_BYTES)) == MAX_HEADER_BYTES:
                 raise ValueError("its first line is too long")
             file.seek(0)
-            return pd.read_csv(file, dtype=dict.fromkeys(text, "str"), na_values=[""], keep_default_na=not text)
+            words = dict.fromkeys(text, "str")
+            exact = "round_trip"  # otherwise pandas 2 may change a last digit
+            return pd.read_csv(file, dtype=words, na_values=[""], keep_default_na=not text, float_precision=exact)
 
     return _read(path, read)
 
