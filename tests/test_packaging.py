@@ -55,6 +55,7 @@ def call(place):
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "FEDFUSE_DATA", "PYTEST_CURRENT_TEST")
     environment = {name: text for name, text in os.environ.items() if name not in hidden}
     environment |= {"FLWR_HOME": str(place / "flwr"), "FLWR_TELEMETRY_ENABLED": "0"}
+    environment["RAY_ADDRESS"] = "local"  # Ray would wait minutes for a cluster that somebody has killed here
 
     def run(venv, *words):
         program = [str(venv / "bin" / words[0]), *map(str, words[1:])]

@@ -187,4 +187,4 @@ def start(ray: Any, **options: Any) -> None:
         except Exception as failed:  # noqa: PERF203 - Ray's error has no class of its own
             ray.shutdown()
             problem = failed
-    raise FedfuseError(f"Ray does not start: {problem}")
+    raise FedfuseError(f"Ray does not start: {problem} (`ray stop` forgets a cluster that was killed)")
