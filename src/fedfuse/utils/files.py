@@ -140,8 +140,10 @@ def read_csv(path: Path, text: Sequence[str] = ()) -> Any:
                 raise ValueError("its first line is too long")
             file.seek(0)
             words = dict.fromkeys(text, "str")
-            exact = "round_trip"  # otherwise pandas 2 may change a last digit
-            return pd.read_csv(file, dtype=words, na_values=[""], keep_default_na=not text, float_precision=exact)
+            # exact: otherwise pandas 2 may change a last digit
+            return pd.read_csv(
+                file, dtype=words, na_values=[""], keep_default_na=not text, float_precision="round_trip"
+            )
 
     return _read(path, read)
 
