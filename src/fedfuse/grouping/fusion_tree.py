@@ -363,7 +363,9 @@ class CheckGradients(Step[FusionTreeState]):
         cosines = answers[:, 0]
         if state.simulable is None:
             state.curvature = answers[:, 1:]
-        groups = selection.structured_groups(cosines, state.labels) if state.simulable is None else []
+        many = state.info.m > MAX_TREE_DEVICES
+        least = selection.STRUCTURE_ZSCORE_OF_MANY if many else selection.STRUCTURE_ZSCORE
+        groups = selection.structured_groups(cosines, state.labels, least) if state.simulable is None else []
         if not groups or state.splits >= MAX_SPLITS or self._split_before(state):
             return begin_final_fit(state)
         state.splits, state.checks = state.splits + 1, 0

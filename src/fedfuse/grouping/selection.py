@@ -23,13 +23,14 @@ from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 # Other groups' models that a device tries; where there are very many devices, fewer.
-MAX_NEIGHBOURS, MAX_NEIGHBOURS_OF_MANY = 5, 3
+MAX_NEIGHBOURS, MAX_NEIGHBOURS_OF_MANY = 5, 2
 # Standard errors by which another group's model must be better for a device to move (5 %).
 MOVE_ZSCORE = 1.645
 # Standard errors from which on two groups differ beyond doubt.
 CERTAIN_ZSCORE = 3.0
-# Standard errors by which gradients must agree for a group to have structure left in it (1 %).
-STRUCTURE_ZSCORE = 2.33
+# Standard errors by which gradients must agree for a group to have structure left in it (1 %); of very many devices
+# there are many groups to look at (0.1 %).
+STRUCTURE_ZSCORE, STRUCTURE_ZSCORE_OF_MANY = 2.33, 3.1
 # Devices that are compared with each other pair by pair; of more, a sample.
 MAX_COMPARED = 5000
 # Confidence in the group of a device that has not answered.
@@ -177,9 +178,9 @@ class GroupCheck:
         return np.asarray(scipy.special.expit(LIKELIHOOD_POWER * better.min(axis=1)))
 
 
-def structured_groups(cosines: Floats, labels: Ints) -> list[int]:
-    """Return the groups in which devices' gradients still agree, by the cosines of two halves of each."""
-    return [c for c in range(int(labels.max()) + 1) if z_score(cosines[labels == c]) > STRUCTURE_ZSCORE]
+def structured_groups(cosines: Floats, labels: Ints, least: float) -> list[int]:
+    """Return the groups in which devices' gradients agree by this z-score, by the cosines of two halves of each."""
+    return [c for c in range(int(labels.max()) + 1) if z_score(cosines[labels == c]) > least]
 
 
 def split_in_two(labels: Ints, groups: Iterable[int], estimates: Floats) -> Ints:
