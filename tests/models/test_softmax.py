@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import approx_fprime
+from scipy.optimize import approx_fprime, minimize
 
 from fedfuse.data.federation import Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models import LinearRegression, SoftmaxRegression
+from fedfuse.models import LinearRegression, SoftmaxRegression, softmax
 from fedfuse.protocol.local_work import Work
 from fedfuse.utils import threads as _threads
 from support import plain_models as plain
@@ -106,6 +106,27 @@ def test_exact_in_float32_comes_close_to_float64():
     a = model.train(data, devices, w, anchor, 0.1, WORKS["exact"])
     b = model.train(single, devices, w, anchor, 0.1, WORKS["exact"])
     np.testing.assert_allclose(a, b, atol=1e-3)
+
+
+def test_exact_stops_where_rounding_hides_every_gain(monkeypatch):
+    """Columns of unlike scales: steps that change nothing were tried and taken thousands of times."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(20, 8)) * np.logspace(-1, 1.5, 8) + 3
+    rows = Rows(X, rng.integers(0, 2, 20), np.array([0]), np.array([20]))
+    model, tried = SoftmaxRegression().sized(8, 2), []
+    value_and_gradient = softmax._Newton._value_and_gradient
+
+    def counting(newton, W):
+        tried.append(W)
+        return value_and_gradient(newton, W)
+
+    monkeypatch.setattr(softmax._Newton, "_value_and_gradient", counting)
+    data, w = model.load(rows, np.float32), np.zeros((1, model.d))
+    for _ in range(5):  # As in rounds that begin where the last one ended.
+        w = model.train(data, np.array([0]), w.astype(np.float32), None, 0.0, WORKS["exact"])
+    best = minimize(lambda v: plain.softmax_loss(2)(v, *rows.of(0)), np.zeros(model.d), tol=1e-10).fun
+    assert model.losses(data, np.array([0]), w)[0] < best + 1e-4
+    assert len(tried) < 200
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

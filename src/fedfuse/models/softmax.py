@@ -214,6 +214,8 @@ class _Newton:
             # close to the minimum the value is all noise, and the gradient tells progress
             if value <= h + 1e-4 * t * slope or (value <= h + noise and _norm(gradient) <= 0.5 * _norm(g)):
                 return new, value, gradient
+            if -t * slope < noise:  # Rounding hides what any shorter step would gain.
+                return None
             t /= 2
         return None
 
