@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from fedfuse.results.result import Result as Result
     from fedfuse.studies.compare import compare as compare
     from fedfuse.studies.comparison import Comparison as Comparison
-    from fedfuse.studies.tune import Tuning as Tuning
-    from fedfuse.studies.tune import tune as tune
     from fedfuse.training.explain import explain as explain
     from fedfuse.training.fit import fit as fit
     from fedfuse.training.fit import resume as resume
@@ -72,7 +70,6 @@ _PLACES = {
     "results.result": "Result",
     "studies.compare": "compare",
     "studies.comparison": "Comparison",
-    "studies.tune": "Tuning tune",
     "training.explain": "explain",
     "training.fit": "fit resume",
     "training.loop": "Callback",

@@ -305,10 +305,9 @@ def test_fit_says_what_it_takes(fed, arguments, settings, words):
 
 
 @pytest.mark.parametrize("given", [None, {"a": (np.ones((3, 2)), np.arange(3))}])
-@pytest.mark.parametrize("call", [ff.fit, ff.tune])
-def test_only_a_federation_is_one(given, call):
+def test_only_a_federation_is_one(given):
     with pytest.raises(ff.FedfuseError, match=r"fit needs a Federation, got .*; make one by Federation.from_arrays"):
-        call(given)
+        ff.fit(given)
 
 
 def test_a_comparison_names_the_closest_setting(fed):
@@ -327,7 +326,6 @@ def test_methods_by_name(fed):
     by_name, built = ff.fit(fed, "fusion-tree"), ff.fit(fed)
     np.testing.assert_array_equal(by_name.models, built.models)
     assert ff.fit(fed, "per-fedavg", rounds=3).method["work"]["solver"] == "gd"
-    assert ff.tune(fed, "fpfc", grid=[0, 1], rounds=20).lam in (0, 1)
 
 
 @pytest.mark.parametrize(

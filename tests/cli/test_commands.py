@@ -171,8 +171,8 @@ def test_a_table_without_a_lambda(fedfuse, tables):
 
 
 TUNINGS = {
-    "--method fedavg": "lambda can be tuned for fpfc and fpfc-l1, not for fedavg",
-    "--method cfl": "lambda can be tuned for fpfc and fpfc-l1, not for cfl",
+    "--method fedavg": "'fedavg' has no setting 'lam'",
+    "--method cfl": "'cfl' has no setting 'lam'",
     "--strategy both": "strategy must be 'warmup' or 'separate'",
 }
 

@@ -22,7 +22,7 @@ from fedfuse.report.distance_charts import (
     by_group,
     chosen,
 )
-from fedfuse.report.explanations import doubt, headline, supporting, verdict
+from fedfuse.report.explanations import doubt, headline, supporting, tried_lambdas, verdict
 from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK
 from fedfuse.report.terminal import show
 from fedfuse.results.formatting import exposed
@@ -303,14 +303,14 @@ def test_a_network_has_a_page(tmp_path):
 
 
 def test_what_was_tuned_is_shown(tmp_path):
-    federation, method = planted(), ff.FPFC(lam=0.0, refit=False, work=ff.Work(solver="exact"))
-    tuning = ff.tune(federation, method, "warmup", [0, 0.4, 20.0], rounds=60, out=tmp_path / "run")
+    federation, method = planted(), ff.FPFC(lam="warmup", grid=(0, 0.4, 20.0), work=ff.Work(solver="exact"))
+    result = ff.fit(federation, method, rounds=110, out=tmp_path / "run")
     page = write_report(tmp_path / "run", federation=federation).read_text()
     rows = re.findall(
         r"<tr( class=\"best\")?><td class=\"num\">([^<]+)</td>", page.split('id="tuning"')[1].split("</section>")[0]
     )
     assert [(bool(best), float(lam)) for best, lam in rows] == [
-        (bool(row.chosen), row.lam) for row in tuning.table.itertuples()
+        (bool(row.chosen), row.lam) for row in tried_lambdas(result).itertuples()
     ]
 
 

@@ -232,8 +232,8 @@ def test_settings_that_were_chosen_are_used():
     chosen = fit(old, method, rounds=10)
     told = fit(old, replace(method, **chosen.chosen), rounds=10)
     assert admit(chosen, new).clusters == admit(told, new).clusters
-    fused = ff.tune(old, ff.FPFC(refit=False, lam=0.0, work=ff.Work(solver="exact")), grid=[0.2, 0.4], rounds=60)
-    assert admit(fused.result, new).clusters == (0, 1)
+    fused = fit(old, ff.FPFC(lam="warmup", grid=(0.2, 0.4), work=ff.Work(solver="exact")), rounds=90)
+    assert admit(fused, new).clusters == (0, 1)
 
 
 def test_newcomers_with_other_columns():

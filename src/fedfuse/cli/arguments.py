@@ -145,18 +145,6 @@ def refuse_key(key: str, pairs: list[str], reason: str) -> None:
         raise FedfuseError(f"--set {key}: {reason}")
 
 
-def read_grid(text: str) -> list[float]:
-    """Read the lambdas of ``--grid``.
-
-    >>> read_grid("0, 0.5,1")
-    [0.0, 0.5, 1.0]
-    """
-    try:
-        return [float(word) for word in text.split(",")]
-    except ValueError:
-        raise FedfuseError(f"--grid takes increasing numbers separated by commas, got {text!r}") from None
-
-
 def read_seeds(text: str) -> list[int]:
     """Read ``--seeds``: how many, counted from 0, or which, separated by commas.
 

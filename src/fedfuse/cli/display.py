@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from fedfuse.cli.console import INTERRUPTED_STATUS, Answers, console, fail, notes, print_json
 from fedfuse.errors import Terminated
@@ -18,20 +18,7 @@ if TYPE_CHECKING:
     from fedfuse.results.result import Result
     from fedfuse.studies.comparison import Comparison
     from fedfuse.studies.jobs import Watcher
-    from fedfuse.studies.tune import Tuning
     from fedfuse.training.loop import Callback
-
-Trained = TypeVar("Trained")
-Study = TypeVar("Study", "Comparison", "Tuning")
-
-
-def train_with_progress(train: Callable[[list[Callback]], Trained], directory: Path) -> Trained:
-    """Train with a progress display."""
-    from fedfuse.report.terminal import ProgressBar
-
-    bar = ProgressBar(console, notes.show)
-    with _resumable(directory, lambda path: RunDirectory(path).started), closing(bar):
-        return train([bar])
 
 
 def train_and_show(
@@ -43,11 +30,13 @@ def train_and_show(
 ) -> None:
     """Train, show the outcome and write the page; where a federation is given, local and pooled models are fitted."""
     from fedfuse.report import fitted_baselines
-    from fedfuse.report.terminal import show, show_small
+    from fedfuse.report.terminal import ProgressBar, show, show_small
     from fedfuse.results.result import Result
     from fedfuse.training.newcomers import admit_small
 
-    result = train_with_progress(train, directory)
+    bar = ProgressBar(console, notes.show)
+    with _resumable(directory, lambda path: RunDirectory(path).started), closing(bar):
+        result = train([bar])
     joined = admit_small(result, RunDirectory(directory).config().get("source"), directory)
     baselines = federation is not None
     if as_json:
@@ -80,7 +69,12 @@ def compare_and_show(work: Callable[[Watcher], Comparison], directory: Path, as_
 
     with _resumable(directory, is_comparison):
         comparison = work(ComparisonBars(console))
-    show_study(comparison, show_comparison, directory, as_json)
+    if as_json:
+        print_json(comparison.summary())
+        return
+    answers = Answers()
+    show_comparison(comparison, answers)
+    answers.say(f"\nfiles: {directory}\nreport: {write_page(directory)}")
 
 
 def write_page(directory: Path, baselines: bool = True, out: Path | None = None) -> Path:
@@ -88,17 +82,6 @@ def write_page(directory: Path, baselines: bool = True, out: Path | None = None)
 
     with console.status("writing the report …"):
         return write_report(directory, out, baselines=baselines)
-
-
-def show_study(found: Study, show: Callable[[Study, Answers], None], directory: Path, as_json: bool) -> None:
-    """Show the outcome of many runs, and write the page."""
-    if as_json:
-        print_json(found.summary())
-        return
-    answers = Answers()
-    show(found, answers)
-    page = write_page(directory)
-    answers.say(f"\nfiles: {directory}\nreport: {page}")
 
 
 @contextmanager

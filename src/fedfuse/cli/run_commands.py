@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fedfuse.cli import arguments as args
 from fedfuse.cli.arguments import Arg, Opt
 from fedfuse.cli.console import Answers
-from fedfuse.cli.display import compare_and_show, show_study, train_and_show, train_with_progress
+from fedfuse.cli.display import compare_and_show, train_and_show
 
 if TYPE_CHECKING:
     from fedfuse.results.result import Result
-    from fedfuse.studies.tune import Tuning
     from fedfuse.training.loop import Callback
 
 # Written out: help and completion need not import the methods.
@@ -72,10 +71,8 @@ def tune(
     dataset: args.Dataset,
     *,
     strategy: Annotated[str, Opt(help="warmup or separate.")] = "warmup",
-    grid: Annotated[str | None, Opt(help="Increasing lambdas, e.g. 0,0.5,1.")] = None,
     method: Annotated[str, Opt(help="fpfc or fpfc-l1.")] = "fpfc",
-    rounds: Annotated[int | None, Opt(help="Maximum for each lambda (separate) or in all (warmup).")] = None,
-    cap: Annotated[int | None, Opt(help="Maximum for one lambda (warmup).")] = None,
+    rounds: args.Rounds = None,
     seed: args.Seed = 0,
     data: args.DataOptions,
     metric: args.Metric = None,
@@ -85,29 +82,15 @@ def tune(
     set_: args.Set = [],  # noqa: B006
     json_: args.Json = False,
 ) -> None:
-    """Choose lambda on validation rows, and train with it."""
-    from fedfuse.data.catalog import load
-    from fedfuse.methods.registry import method_called
-    from fedfuse.report.terminal import show_tuning
-    from fedfuse.studies.tune import check_tuning, tune
+    """Choose lambda on validation rows as the paper does, and train with it: run with --lam warmup or separate."""
+    from fedfuse.errors import check_choice
+    from fedfuse.grouping.lambda_path import Strategy
 
-    candidates = None if grid is None else args.read_grid(grid)
-    args.refuse_key("lam", set_, "lambda is chosen here; --grid takes the candidates")
-    lam = 0 if hasattr(method_called(method), "lam") else None
-    words = args.words_of(set_, lam=lam, rounds=rounds, metric=metric, class_weight=class_weight)
-    chosen, settings = args.method_and_settings(dataset, method, words, seed, engine)
-    limits: dict[str, Any] = {"rounds": settings.pop("rounds", None), "cap": cap}
-    check_tuning(chosen, strategy, candidates, dataset=dataset, **limits)
-    directory = args.free_directory(out, dataset, f"tune-{strategy}-{method}-seed{seed}")
-    source = data.source_of(dataset, seed)
-    federation = load(**source)
-    named: dict[str, Any] = {"dataset": dataset, "source": source, **limits}
-
-    def train(callbacks: list[Callback]) -> Tuning:
-        how: Any = strategy
-        return tune(federation, chosen, how, candidates, out=directory, callbacks=callbacks, **named, **settings)
-
-    show_study(train_with_progress(train, directory), show_tuning, directory, json_)
+    args.refuse_key("lam", set_, "lambda is chosen here; --set grid=0,0.5,1 has the candidates")
+    check_choice("strategy", strategy, Strategy)
+    how: dict[str, Any] = {"rounds": rounds, "seed": seed, "metric": metric, "class_weight": class_weight}
+    how |= {"engine": engine, "out": out, "set_": set_, "json_": json_, **vars(data)}
+    run(dataset=dataset, method=method, lam=strategy, **how)
 
 
 def resume(
@@ -117,9 +100,7 @@ def resume(
 ) -> None:
     """Continue an interrupted run or comparison; the result is the same as without the interruption."""
     from fedfuse.engines.factory import EngineSpec
-    from fedfuse.report.terminal import show_tuning
     from fedfuse.studies.compare import is_comparison, resume_comparison
-    from fedfuse.studies.tune import Tuning, is_tuning
     from fedfuse.training.fit import resume as go_on
 
     if engine is not None:
@@ -131,9 +112,4 @@ def resume(
     def train(callbacks: list[Callback]) -> Result:
         return go_on(directory, callbacks=callbacks, engine=engine)
 
-    if not is_tuning(directory):
-        train_and_show(train, directory, json_, None, None)
-        return
-    tuning = Tuning.of(train_with_progress(train, directory))
-    tuning.save(directory)
-    show_study(tuning, show_tuning, directory, json_)
+    train_and_show(train, directory, json_, None, None)

@@ -95,10 +95,8 @@ class LambdaPath(Method[LambdaPathState]):
         Increasing lambdas; none: from the distances between the models of lambda = 0.
     limit
         Maximum number of rounds of one training: of each lambda with ``separate``, of the way from the start to the
-        final models with ``warmup`` (training on may always take `cap` rounds). Each lambda has a round more, in which
-        it is judged.
-    cap
-        At most so many rounds for one lambda with ``warmup``; default: a quarter of the limit.
+        final models with ``warmup`` (training on may always take a quarter of it). Each lambda has a round more, in
+        which it is judged.
     precision
         The change in the validation metric that no longer counts.
     """
@@ -108,7 +106,6 @@ class LambdaPath(Method[LambdaPathState]):
     strategy: Strategy = "warmup"
     grid: tuple[float, ...] = ()
     limit: int = 2000
-    cap: int | None = None
     precision: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -123,9 +120,8 @@ class LambdaPath(Method[LambdaPathState]):
             raise FedfuseError(f"the grid of lambdas must increase, got {', '.join(f'{g:g}' for g in self.grid)}")
         for lam in self.grid:
             self.at(lam)
-        for name, number in (("rounds", self.limit), ("cap", self.cap)):
-            if number is not None and number < 1:
-                raise FedfuseError(f"{name} must be at least 1, got {number}")
+        if self.limit < 1:
+            raise FedfuseError(f"rounds must be at least 1, got {self.limit}")
 
     def at(self, lam: float) -> BaseFPFC:
         """Return the method that trains with this lambda."""
@@ -197,7 +193,8 @@ class LambdaPath(Method[LambdaPathState]):
 
     @property
     def _cap(self) -> int:
-        return self.cap or -(-self.limit // 4)
+        """The most rounds for one lambda with ``warmup``."""
+        return -(-self.limit // 4)
 
     def _judge(self, state: LambdaPathState, devices: Ints, scores: Floats) -> None:
         judged = np.full(state.info.m, np.nan)
@@ -293,13 +290,13 @@ class LambdaPath(Method[LambdaPathState]):
         return state.row
 
 
-def path_rounds(strategy: Strategy, n_lambdas: int, limit: int, cap: int | None = None) -> int:
+def path_rounds(strategy: Strategy, n_lambdas: int, limit: int) -> int:
     """Return how many rounds a path can take: those of each lambda, with the one in which it is judged, and the rest.
 
     >>> path_rounds("separate", 11, 200), path_rounds("warmup", 11, 200)
     (2211, 812)
     """
-    cap = cap or -(-limit // 4)
+    cap = -(-limit // 4)
     return n_lambdas * (limit + 1) if strategy == "separate" else n_lambdas * (cap + 1) + limit + cap + 1
 
 

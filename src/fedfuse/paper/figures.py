@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedfuse import Tuning
+from fedfuse import Result
 from fedfuse.core.metrics import metric_for
-from fedfuse.grouping.lambda_path import Strategy
+from fedfuse.grouping.lambda_path import FINAL_STAGE, Strategy
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED
 from fedfuse.paper.solution_path import SolutionPath
+from fedfuse.report.explanations import tried_lambdas
 from fedfuse.report.palette import COLOURS
 from fedfuse.report.plots import _plain, _pyplot, plot_distances
 from fedfuse.results.snapshots import DistanceSnapshot
@@ -162,40 +163,42 @@ def score_lines(course: pd.DataFrame, x: str, by: str, xlabel: str) -> Any:
     return axes
 
 
-def tuning(tunings: Mapping[str, Mapping[Strategy, Tuning]]) -> Any:
+def tuning(tunings: Mapping[str, Mapping[Strategy, Result]]) -> Any:
     """Draw a row per data set: validation by round and seconds per lambda, by warm-up and by separate tuning."""
     axes = _grid(4, rows=len(tunings), height=4.0)
     for row, (data, found) in zip(axes, tunings.items(), strict=True):
-        for place, tuning in enumerate(found.values()):
-            _tuning(tuning, row[2 * place], row[2 * place + 1])
+        for place, (way, result) in enumerate(found.items()):
+            _tuning(way, result, row[2 * place], row[2 * place + 1])
         row[0].set_title(f"{data}\n{row[0].get_title()}", pad=28)
     return axes
 
 
-def _tuning(tuning: Tuning, left: Any, right: Any) -> None:
+def _tuning(way: Strategy, result: Result, left: Any, right: Any) -> None:
     """Draw the validation metric by round, coloured by lambda, and beside it the time that each lambda took."""
-    table, curve, result = tuning.table, tuning.curve, tuning.result
+    table, history = tried_lambdas(result), result.history
+    assert table is not None
+    curve = history[history["watched"].notna() | history["groups"].notna()]
     colours = _pyplot().get_cmap("viridis")(np.linspace(0, 0.92, len(table)))
     of = dict(zip(table["lam"], colours, strict=True))
     for _, piece in curve.groupby((curve["stage"] != curve["stage"].shift()).cumsum()):
-        lam, onwards = piece["lam"].iloc[0], piece["stage"].iloc[0] == "training on"
-        left.plot(piece["round"], piece["validation"], color=of[lam], lw=1.8, ls="--" if onwards else "-")
+        lam, onwards = piece["lam"].iloc[0], piece["stage"].iloc[0] == FINAL_STAGE
+        left.plot(piece["round"], piece["watched"], color=of[lam], lw=1.8, ls="--" if onwards else "-")
         # The label stands where the stage begins, above the curve.
         place = {"xycoords": ("data", "axes fraction"), "rotation": 60, "fontsize": 8}
         left.annotate(f"{lam:g}", (piece["round"].iloc[0], 1.01), **place)
-    if tuning.strategy == "warmup":
+    if way == "warmup":
         for name, style in (("trying a lambda", "-"), ("training on", "--")):
             left.plot([], [], color="grey", ls=style, label=name)
         left.legend(frameon=False, loc="best")
     left.set(xlabel="round", ylabel=f"validation {metric_for(result.profile.goal).name}")
-    left.set_title(f"{tuning.strategy}: lambda {tuning.lam:g} chosen", pad=28)
+    left.set_title(f"{way}: lambda {result.lam:g} chosen", pad=28)
     bars = right.bar([f"{lam:g}" for lam in table["lam"]], table["seconds"], color=colours)
     for bar, chosen in zip(bars, table["chosen"], strict=True):
         if chosen:
             bar.set(edgecolor="black", linewidth=2)
     right.bar_label(bars, [f"{n}" for n in table["rounds"]], fontsize=8, padding=2)
     right.set(xlabel="lambda (chosen: outlined)", ylabel="seconds (above: rounds)")
-    right.set_title(f"{tuning.seconds:.0f} s of tuning")
+    right.set_title(f"{table['seconds'].sum():.0f} s of tuning")
     _plain(left), _plain(right)
 
 

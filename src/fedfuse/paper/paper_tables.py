@@ -11,12 +11,13 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import numpy as np
 import pandas as pd
 
-from fedfuse import Result, Tuning
+from fedfuse import Result
 from fedfuse.grouping.lambda_path import LambdaPath, Strategy
 from fedfuse.paper import figures
 from fedfuse.paper.experiment import Experiment, Findings, both, count, score_heading
 from fedfuse.paper.setup import DEFAULT, PAPER, PRINTED, PaperSetup
 from fedfuse.paper.trials import Trial
+from fedfuse.report.explanations import tried_lambdas
 from fedfuse.studies.comparison import NOTHING, floats, mean_and_sd
 
 MEASURES = ("test", "num", "ari", "cost", "rounds", "seconds")
@@ -156,20 +157,21 @@ class TuningTable(Experiment):
         return found
 
     def findings(self, setup: PaperSetup) -> Findings:
-        tunings: dict[str, dict[Strategy, Tuning]] = {name: {} for name in self.datasets(setup)}
+        tunings: dict[str, dict[Strategy, Result]] = {name: {} for name in self.datasets(setup)}
         for name, way, _, result in self.results(setup):
-            tunings[name][way] = Tuning.of(result)
+            tunings[name][way] = result
         printed = self.printed().set_index("data", append=True)
         lines = []
         for name, found in tunings.items():
-            for way, tuning in found.items():
-                paper = printed.loc[way, name]
+            for way, result in found.items():
+                paper, tried = printed.loc[way, name], tried_lambdas(result)
+                assert tried is not None
                 lines.append({
-                    "data": setup.words(name), "strategy": way, "lambda": f"{tuning.lam:g}",
-                    "printed": f"{paper['lambda']:g}", "seconds": f"{tuning.seconds:,.1f}",
+                    "data": setup.words(name), "strategy": way, "lambda": f"{result.lam:g}",
+                    "printed": f"{paper['lambda']:g}", "seconds": f"{tried['seconds'].sum():,.1f}",
                     "printed ": f"{paper['time']:g} {paper['unit']}",
-                    "rounds": f"{int(tuning.table['rounds'].sum()):,}",
-                    "validation": f"{tuning.result.score('validation'):.4f}",
+                    "rounds": f"{int(tried['rounds'].sum()):,}",
+                    "validation": f"{result.score('validation'):.4f}",
                 })  # fmt: skip
         table, title = pd.DataFrame(lines), "lambda chosen and time until it was"
         shown = {setup.words(name): found for name, found in tunings.items()}

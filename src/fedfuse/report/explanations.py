@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedfuse.core.metrics import METRICS
+from fedfuse.grouping.lambda_path import FINAL_STAGE
 from fedfuse.methods.registry import METHODS
 from fedfuse.results.formatting import NOTHING, compact, counted, cut_short, data_size, exposed, score
 from fedfuse.results.intervals import AVERAGE_INTERCEPT, feature_tests
@@ -28,8 +29,6 @@ ONE_GROUP = "one group is one model for all, too: this one stops by validation r
 SHORT = {"groups": "together", "personal": "personal", "alone": "alone", "pooled": "one for all"}
 # Mean scores that differ by less are called about equal: a share of the RMSE, or of all rows.
 TIE_RATIO, TIE_ACCURACY = 0.01, 0.005
-# All other columns of a tuning are settings.
-TUNING_COLUMNS = {"rounds", "seconds", "cost_floats", "n_clusters", "validation", "chosen"}
 
 TITLES = {"fpfc": "FPFC", "fpfc-l1": "FPFC-l1", "fusion-tree": "fusion tree", "local": "LOCAL", "fedavg": "FedAvg"}
 TITLES |= {"lg-fedavg": "LG-FedAvg", "per-fedavg": "Per-FedAvg", "ifca": "IFCA", "cfl": "CFL", "pacfl": "PACFL"}
@@ -341,17 +340,38 @@ def progress(row: Mapping[str, Any], metric: str) -> dict[str, str]:
     return {name: write(known[key]) for key, (name, write) in facts.items() if key in known}
 
 
-def tuning_table(table: pd.DataFrame, metric: str) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells of the candidates that a tuning has tried."""
-    settings = [name for name in table.columns if name not in TUNING_COLUMNS]
-    heads = ["lambda" if name == "lam" else name for name in settings]
-    heads += ["rounds", "seconds", "numbers sent", "groups", f"validation {metric_name(metric)}"]
+def tried_lambdas(result: Result) -> pd.DataFrame | None:
+    """Return one row per lambda that was tried on validation rows: sums over its rounds; None where none was."""
+    history = result.history
+    if result.lam is None or "watched" not in history:
+        return None
+    seen = history["watched"].notna() | history["groups"].notna()
+    spent = history[["seconds", "cost_floats"]].diff().fillna(history[["seconds", "cost_floats"]])
+    trials = history[["lam", "watched", "groups"]].join(spent)[seen & (history["stage"] != FINAL_STAGE)]
+    table: pd.DataFrame = (
+        trials.groupby("lam", sort=True)
+        .agg(
+            rounds=("watched", "size"),
+            seconds=("seconds", "sum"),
+            cost_floats=("cost_floats", "sum"),
+            validation=("watched", "last"),
+            n_clusters=("groups", "last"),
+        )
+        .astype({"cost_floats": "int64", "n_clusters": "Int64"})
+        .reset_index()
+    )
+    table["chosen"] = table["lam"] == result.lam
+    return table
+
+
+def lambda_table(table: pd.DataFrame, metric: str) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells of the lambdas that were tried."""
+    heads = ["lambda", "rounds", "seconds", "numbers sent", "groups", f"validation {metric_name(metric)}"]
     rows = []
     for row in table.to_dict("records"):
-        groups = row.get("n_clusters")
-        cells = [*(f"{row[name]:g}" for name in settings), f"{row['rounds']:,}", f"{row['seconds']:.1f}"]
-        cells += [compact(row["cost_floats"]), NOTHING if pd.isna(groups) else f"{groups:.0f}"]
-        rows.append([*cells, score(row["validation"], metric)])
+        spent = [f"{row['lam']:g}", f"{row['rounds']:,}", f"{row['seconds']:.1f}", compact(row["cost_floats"])]
+        groups = NOTHING if pd.isna(row["n_clusters"]) else f"{row['n_clusters']:.0f}"
+        rows.append([*spent, groups, score(row["validation"], metric)])
     return heads, rows
 
 

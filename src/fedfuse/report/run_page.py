@@ -22,7 +22,7 @@ from fedfuse.results.run_directory import RunDirectory
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.training.evaluation import Baselines
 from fedfuse.training.newcomers import noted
-from fedfuse.utils.files import read_csv, read_json
+from fedfuse.utils.files import read_json
 from fedfuse.utils.typing import Floats, Ints
 
 MAX_CARDS, MAX_FEATURES, MAX_COLUMNS = 24, 12, 6
@@ -62,7 +62,7 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         "tree_of": f"the models that each {noun.one} fits alone" if baselines else "models before they were merged",
         "contrasts": words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS),
         "intervals": None if result.intervals is None else _intervals(result.intervals),
-        "tuning": _tuning(directory, metric_for(result.profile.goal).name),
+        "tuning": _tuning(result),
         "curves": training_charts(result.history, result.profile.metric),
         "communication": cost_chart(result.history),
         "refusals": refusals(result),
@@ -172,12 +172,12 @@ def _device_columns(result: Result, scores: Mapping[str, Floats]) -> dict[str, l
     return {name: list(zip(cells, sortable[name], strict=True)) for name, cells in written.items()}
 
 
-def _tuning(directory: Path, metric: str) -> dict[str, Any] | None:
-    """Return the candidates of a tuning with their scores."""
-    if not (directory / "tuning.csv").exists():
+def _tuning(result: Result) -> dict[str, Any] | None:
+    """Return the lambdas that were tried with their scores."""
+    table = words.tried_lambdas(result)
+    if table is None:
         return None
-    table = read_csv(directory / "tuning.csv")
-    heads, rows = words.tuning_table(table, metric)
+    heads, rows = words.lambda_table(table, metric_for(result.profile.goal).name)
     return {"heads": heads, "rows": zip(rows, table["chosen"], strict=True)}
 
 

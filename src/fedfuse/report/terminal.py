@@ -25,7 +25,6 @@ from fedfuse.training.loop import Callback, Row, Run
 from fedfuse.utils.typing import Floats
 
 if TYPE_CHECKING:
-    from fedfuse.studies.tune import Tuning
     from fedfuse.training.newcomers import Newcomers
 
 MAX_GROUPS, MAX_FEATURES, MAX_COLUMNS = 12, 6, 6
@@ -148,6 +147,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
 
 def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> None:
     """Print the outcome: groups, scores against local and pooled models, what tells the groups apart."""
+    _show_tried(result, console)
     noun = words.noun_of(result.profile)
     ari = "" if result.ari is None else f" Agreement with the true groups: ARI {result.ari:.3f}."
     _say(console, f"[bold]{escape(words.headline(result))}[/bold]{ari}")
@@ -172,15 +172,15 @@ def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> N
         _say(console, f"\n[yellow]{escape(warning)}[/yellow]")
 
 
-def show_tuning(tuning: Tuning, console: Console) -> None:
-    """Print the score of every candidate, which one was chosen, and the outcome of training on with it."""
-    result = tuning.result
-    heads, rows = words.tuning_table(tuning.table, metric_for(result.profile.goal).name)
-    marks = ["[bold]chosen[/bold]" if chosen else "" for chosen in tuning.table["chosen"]]
+def _show_tried(result: Result, console: Console) -> None:
+    """Print the score of every lambda that was tried, and which one was chosen."""
+    table = words.tried_lambdas(result)
+    if table is None:
+        return
+    heads, rows = words.lambda_table(table, metric_for(result.profile.goal).name)
+    marks = ["[bold]chosen[/bold]" if chosen else "" for chosen in table["chosen"]]
     console.print(plain_table([*heads, ""], ([*row, mark] for row, mark in zip(rows, marks, strict=True))))
-    how = f"{tuning.strategy} tuning in {tuning.seconds:.1f} s"
-    _say(console, f"\n[bold]lambda {tuning.lam:g}[/bold] by {how}; with it:")
-    show(result, {}, console)
+    _say(console, f"\n[bold]lambda {result.lam:g}[/bold] in {table['seconds'].sum():.1f} s; with it:")
 
 
 def show_newcomers(joined: Newcomers, console: Console) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fedfuse.models import Model
 
 # Of methods and settings in version 0.1.0.
-REMOVED_FIELDS = ("collapse", "memory", "spill", "backend", "blocks", "near", "overselect", "screen")
+REMOVED_FIELDS = ("collapse", "memory", "spill", "backend", "blocks", "near", "overselect", "screen", "cap")
 CONFIG: dict[str, Kinds] = {
     "dataset": str, "source": (dict, NOTHING), "fingerprint": str, "model": (dict, str), "method": dict,
     "settings": dict, "engine": dict, "version": str,
