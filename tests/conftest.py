@@ -72,13 +72,3 @@ def tables(here):
     frame.drop(columns="stay").to_csv("outcome.csv", index=False)
     frame.drop(columns="outcome").to_csv("stay.csv", index=False)
     return frame
-
-
-@pytest.fixture(scope="module", params=["plain", "compiled"])
-def both_ways(request):
-    """Small federations are done in plain NumPy; here everything is, and then nothing."""
-    from fedfuse.pairs import state as pair_state
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair_state, "MAX_NUMPY_NUMBERS", 10**12 if request.param == "plain" else -1)
-        yield request.param

@@ -16,8 +16,8 @@ from fedfuse.core.partitions import canonical, group_means
 from fedfuse.core.penalties import PENALTIES
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.pairs.collapsing_path import CollapsingPath
+from fedfuse.pairs.layout import row_squares
 from fedfuse.pairs.neighbour_graph import LEAF_POINTS, Edges, check_graph, neighbour_edges
-from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.utils.typing import Floats, Ints
 
 FusionPenalty = Literal["l1", "scad", "mcp"]

@@ -32,8 +32,6 @@ from support.partly_fused import PartlyFused
 from support.planted import Keep, begun, gradient, planted
 from support.textbook import Textbook
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 
 def by_the_book(federation, method, d, rounds, sampler):
     """Algorithm 2: server loops over pairs, devices descend one after the other."""

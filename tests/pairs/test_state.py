@@ -13,8 +13,6 @@ from fedfuse.pairs.state import FusionState
 from fedfuse.utils import threads as _threads
 from support.textbook import Textbook
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 PENALTIES = [
     SmoothedSCAD(0.6, xi=1e-2),
     SmoothedSCAD(0.6),
@@ -470,7 +468,7 @@ def two_groups():
     return start, (lo < 6) & (hi >= 6)
 
 
-def test_far_pairs_are_looked_at_again_only_when_they_may_be_near(both_ways, monkeypatch):
+def test_far_pairs_are_looked_at_again_only_when_they_may_be_near(monkeypatch):
     """Two groups that come closer step by step: until then nothing is looked at, and then nothing is missed."""
     start, between = two_groups()
     state = FusionState(start, SmoothedSCAD(1.0), warm=True, dtype=np.float64)
@@ -491,8 +489,7 @@ def test_far_pairs_are_looked_at_again_only_when_they_may_be_near(both_ways, mon
         assert_equal_pairs(state, book)
         assert state.far[between].all() or k > 10
     assert not state.far[between].all()
-    if both_ways == "compiled":
-        assert not any(looks[:6])
+    assert not any(looks[:6])
 
 
 def test_devices_that_go_to_and_fro_for_ever_stay_where_they_are():

@@ -27,8 +27,8 @@ import numpy as np
 
 from fedfuse.core.penalties import Penalty
 from fedfuse.pairs.edge_parts import JOB_SIZE, WORK_PER_NUMBER
+from fedfuse.pairs.layout import row_squares
 from fedfuse.pairs.neighbour_graph import Edges
-from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.utils import threads
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.typing import Floats, Ints

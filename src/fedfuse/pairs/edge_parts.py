@@ -16,8 +16,8 @@ import numpy as np
 
 from fedfuse.core.penalties import Pieces
 from fedfuse.errors import FedfuseError
+from fedfuse.pairs.layout import row_squares
 from fedfuse.pairs.neighbour_graph import Edges
-from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.threads import spread
 from fedfuse.utils.typing import Floats, Ints

@@ -28,8 +28,8 @@ import numpy.typing as npt
 from fedfuse.core.penalties import Penalty
 from fedfuse.errors import FedfuseError
 from fedfuse.pairs.edge_parts import LocalParts, RayParts
+from fedfuse.pairs.layout import row_squares
 from fedfuse.pairs.neighbour_graph import Edges, check_graph, neighbour_edges
-from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.pairs.state import FusionState, check_devices
 from fedfuse.utils.typing import Bools, Floats, Ints
 

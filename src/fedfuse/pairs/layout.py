@@ -71,6 +71,11 @@ def pair_numbers(lo: Ints, hi: Ints) -> Ints:
     return hi * (hi - 1) // 2 + lo
 
 
+def row_squares(rows: Floats) -> Floats:
+    """Return the squared lengths of rows."""
+    return np.asarray(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+
+
 def devices_of(pairs: Ints) -> tuple[Ints, Ints]:
     """Return the lower and the higher device of these pairs.
 

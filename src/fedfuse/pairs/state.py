@@ -29,7 +29,6 @@ from fedfuse.core import penalties
 from fedfuse.core.partitions import joined, linkage_heights
 from fedfuse.core.penalties import Penalty
 from fedfuse.errors import FedfuseError
-from fedfuse.pairs import numpy_state
 from fedfuse.pairs.distance_bounds import DistanceBounds
 from fedfuse.pairs.layout import (
     ENTERING,
@@ -43,17 +42,15 @@ from fedfuse.pairs.layout import (
     devices_of,
     pair_count,
     pair_numbers,
+    row_squares,
 )
 from fedfuse.pairs.memory import Numbers, Pool
-from fedfuse.pairs.numpy_state import row_squares
 from fedfuse.utils import alignment
 from fedfuse.utils.jit import Kernels
 from fedfuse.utils.lazy import load
 from fedfuse.utils.threads import own, spread
 from fedfuse.utils.typing import Bools, Bytes, Floats, Ints
 
-# Up to so many numbers in all pairs, rounds are done in NumPy: they take milliseconds, and compiling takes seconds.
-MAX_NUMPY_NUMBERS = 1 << 16
 # With fewer numbers in a round's pairs, a second thread costs more than it saves.
 MIN_THREADED_NUMBERS = 3_000_000
 # Work of such a number, in the units of `spread`: memory is slower than arithmetic.
@@ -226,29 +223,6 @@ class FusionState:
 
     def _update_squares(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
         """Update; return squared lengths: of the devices' moves, of all parameters, of primal and dual residuals."""
-        return self._update_with_numpy(active, new) if self._small else self._update_compiled(active, new)
-
-    def _touched(self, active: Ints) -> int:
-        """Return how many pairs the last round has updated."""
-        return _touched_pairs(self.m, active.size)
-
-    def _update_with_numpy(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
-        check_devices(active, self.m, once=True)
-        before = self.omega.copy()
-        self.omega[active] = new.copy()  # NumPy 1.26 garbles rows that are a view of omega
-        try:
-            primal, dual, left = numpy_state.update_pairs(
-                self._all, self.omega, before, active, self._shrink, self._reach, self._pool
-            )
-        except FedfuseError:
-            self.omega[:] = before
-            raise
-        self._return_rows(left)
-        self._squares = row_squares(self.omega)
-        moved = row_squares(self.omega[active] - before[active]).sum()
-        return float(moved), float(self._squares.sum()), primal, dual
-
-    def _update_compiled(self, active: Ints, new: Floats) -> tuple[float, float, float, float]:
         if np.may_share_memory(new, self.omega):
             new = new.copy()
         # chunks by sizes alone, so that the number of threads does not change results
@@ -263,6 +237,10 @@ class FusionState:
         primal, dual = self._update_pairs(turn, touched, rest)
         return moved, size, primal, dual + scatter if rest else dual
 
+    def _touched(self, active: Ints) -> int:
+        """Return how many pairs the last round has updated."""
+        return _touched_pairs(self.m, active.size)
+
     def anchors(self, devices: npt.ArrayLike) -> Floats:
         """Return zeta_i, the vector that device i is pulled to, for each of these devices."""
         index = np.array(devices, dtype=np.int64)
@@ -272,10 +250,7 @@ class FusionState:
 
     def _anchors(self, index: Ints) -> Floats:
         zeta: Floats = np.empty((index.size, self.d), self.omega.dtype)
-        if self._small:
-            zeta[:] = self.omega[index] + self._sums[index] / self.m
-        else:
-            _pairs.anchors(self.omega, self._sums, index, zeta)
+        _pairs.anchors(self.omega, self._sums, index, zeta)
         return zeta
 
     def admit(self, omega: npt.ArrayLike) -> Ints:
@@ -408,16 +383,8 @@ class FusionState:
     # -- one compiled round
 
     @property
-    def _small(self) -> bool:
-        """Whether nothing of this state is worth compiling; by sizes alone, as results differ in their last bits."""
-        return len(self.s) * self.d <= MAX_NUMPY_NUMBERS
-
-    @property
     def _all(self) -> Pairs:
         return Pairs(self._pool.rows, self.s, self.r, self._where, self._sums)
-
-    def _shrink(self, r: Floats) -> Floats:
-        return self.penalty.shrink(np.nan_to_num(r, nan=0.0), self.rho)
 
     @property
     def _reach(self) -> float:
