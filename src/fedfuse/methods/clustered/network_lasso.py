@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.core.edge_admm import EdgeCopies
-from fedfuse.core.partitions import group_means
+from fedfuse.core.partitions import group_means, joined
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.anchored import Anchored, OwnModels
 from fedfuse.methods.method import FederationInfo, Outcome
@@ -29,6 +28,43 @@ from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.typing import Floats, Ints
+
+
+@dataclass
+class EdgeCopies:
+    """For each end of each edge: who it is, its copy z of the model, and the scaled dual u; the other ends follow."""
+
+    ends: Ints
+    z: Floats
+    u: Floats
+
+    @classmethod
+    def of(cls, x: Floats, edges: tuple[tuple[int, int], ...] = ()) -> EdgeCopies:
+        """Return the copies of these models before the first step; without edges, those of the complete graph."""
+        pairs = np.array(edges, np.int64).reshape(-1, 2).T if edges else np.array(np.triu_indices(len(x), 1))
+        ends = pairs.ravel()
+        return cls(ends, x[ends].astype(np.float64), np.zeros((len(ends), x.shape[1])))
+
+    def update(self, x: Floats, threshold: float) -> None:
+        """Draw the two copies of every edge together, by ``threshold`` = lam / rho each, at most to their middle."""
+        here = x[self.ends] + self.u
+        there = np.roll(here, len(here) // 2, axis=0)
+        apart = np.maximum(np.linalg.norm(here - there, axis=1, keepdims=True), 1e-300)
+        share = np.maximum(1 - threshold / apart, 0.5)
+        self.z = share * here + (1 - share) * there
+        self.u = here - self.z
+
+    def pull(self, m: int) -> tuple[Floats, Ints]:
+        """Return the sum of z - u over the edges of each device, and the number of these edges (m x 1)."""
+        total = np.zeros((m, self.z.shape[1]))
+        np.add.at(total, self.ends, self.z - self.u)
+        return total, np.bincount(self.ends, minlength=m)[:, None]
+
+    def labels(self, m: int) -> Ints:
+        """Return the groups of devices that edges join whose copies have met."""
+        (here, there), (a, b) = np.split(self.ends, 2), np.split(self.z, 2)
+        met = (a == b).all(axis=1)
+        return joined(m, here[met], there[met])
 
 
 @dataclass

@@ -22,17 +22,21 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
-from fedfuse.core.edge_admm import convex_clustering
 from fedfuse.core.partitions import canonical, group_means
+from fedfuse.core.penalties import L1
 from fedfuse.methods.method import FederationInfo, Method, Outcome
 from fedfuse.methods.mixins import GathersReplies
 from fedfuse.methods.parameters import Auto, Searchable, number
+from fedfuse.pairs.collapsing_path import CollapsingPath
+from fedfuse.pairs.neighbour_graph import neighbour_edges
 from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 KMEANS_STARTS = 10
+# Of convex clustering: by how much optimality may be violated, relative to the spread of the points, and iterations.
+TOLERANCE, MAX_ITERATIONS = 1e-6, 20_000
 
 
 @dataclass
@@ -116,7 +120,22 @@ class ODCLCC(OneShot):
 
     def group(self, models: Floats, seed: int) -> Ints:
         widest = float(np.linalg.norm(models - models.mean(axis=0), axis=1).max())
-        return convex_clustering(models, self.setting * widest / len(models))[1]
+        return convex_clusters(models, self.setting * widest / len(models))
+
+
+def convex_clusters(points: Floats, lam: float) -> Ints:
+    """Return the groups of equal x where 1/2 sum_i ||x_i - a_i||^2 + lam sum_{i<j} ||x_i - x_j|| is least.
+
+    >>> convex_clusters(np.array([[0.0], [0.2], [5.0]]), 0.2).tolist()
+    [0, 0, 1]
+    """
+    m = len(points)
+    if not lam or m < 2:
+        return np.unique(points, axis=0, return_inverse=True)[1].ravel()
+    edges = neighbour_edges(points, m)
+    x, weights = points - points.mean(axis=0), np.ones(edges.lo.size)
+    path = CollapsingPath(x, np.ones(m), edges, weights, L1(1.0), np.arange(m)).run(lam)
+    return path.solve(len(path.found.lambdas) - 1, TOLERANCE, MAX_ITERATIONS)[0].labels()
 
 
 @dataclass(frozen=True)
