@@ -3,7 +3,7 @@
     python benchmarks/speed.py docs/benchmarks.md bench.json [another.json …]
 
 ``bench.json`` is what `fedfuse bench` writes (several, if parts were measured apart). The picture goes beside the page.
-Sections that `benchmarks/scale.py` has written stay as they are.
+Sections that `benchmarks/scale.py` and `benchmarks/bandwidth.py` have written stay as they are.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ on {date}, fedfuse {version}, {cores} cores of {processor}, {memory}, load {load
 | figure | what | measured | against | ratio | goal |
 | --- | --- | --- | --- | --- | --- |
 """
-# Headings of `benchmarks/scale.py`.
-KEPT = ("Many devices", "Whole runs")
+# Headings of `benchmarks/scale.py` and `benchmarks/bandwidth.py`.
+KEPT = ("Many devices", "Whole runs", "What bounds the server's step")
 GROWTH = """
 ## How cost grows
 

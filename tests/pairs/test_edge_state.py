@@ -242,6 +242,26 @@ def test_wrong_graphs_are_refused(graph):
 @pytest.mark.parametrize("how", [{}, {"participation": 0.3}, {"mode": "async"}], ids=str)
 def test_fpfc_finds_the_groups_that_all_pairs_find(how):
     fed = ff.data.synthetic("S1", seed=0)
-    found = ff.fit(fed, ff.FPFC(lam=0.6, graph="knn:10"), rounds=1000 if "mode" in how else 60, **how)
+    found, dense = (
+        ff.fit(fed, ff.FPFC(lam=0.6, graph=graph), rounds=1000 if "mode" in how else 60, **how)
+        for graph in ("knn:10", None)
+    )
     assert found.n_clusters == 4
     assert found.ari == 1
+    np.testing.assert_array_equal(found.labels, dense.labels)
+
+
+def test_a_thousand_devices_have_the_groups_of_all_pairs():
+    """From local optima, by exact local work, 30 % active; models differ by a few percent of what optima do."""
+    optima, truth, rng = grouped(1000, 10, noise=0.03), np.arange(1000) % 4, np.random.default_rng(1)
+    how = {"penalty": SmoothedSCAD(0.6), "warm": True, "dtype": np.float64}
+    dense, sparse = (FusionState(optima, graph=graph, **how) for graph in (None, "knn:10"))
+    for _ in range(60):
+        active = rng.choice(1000, 300, replace=False)
+        for state in (dense, sparse):
+            state.update(active, (optima[active] + state.anchors(active)) / 2)
+    for state in (dense, sparse):
+        np.testing.assert_array_equal(state.labels(0.05), truth)
+    means = np.stack([optima[truth == g].mean(axis=0) for g in range(4)])
+    apart, width = np.linalg.norm(dense.omega - sparse.omega, axis=1), np.linalg.norm(optima - means[truth], axis=1)
+    assert apart.mean() < 0.05 * width.mean()

@@ -442,7 +442,7 @@ def group_orders(orders: Sequence[Order]) -> list[list[Order]]:
     """Put orders together that differ only in their vectors, so that each lot is one compiled call."""
     lots: dict[Any, list[Order]] = {}
     for order in orders:
-        settings = (v.shape if isinstance(v, np.ndarray) else v for v in vars(order.task).values())
+        settings = [v.shape if isinstance(v, np.ndarray) else v for v in vars(order.task).values()]
         lots.setdefault((type(order.task), *settings), []).append(order)
     return list(lots.values())
 

@@ -17,19 +17,24 @@ from fedfuse.utils.simd import load, load_short, prefetch, short, splat, splat_s
 
 # Rows of points have a multiple of so many numbers.
 PADDED = 8
-# The model at the other end of an edge is prefetched so many edges ahead: it may be anywhere in memory.
-EDGES_AHEAD = 16
+# The model at the other end of an edge is prefetched so many edges ahead: it may be anywhere in memory. Those of points
+# are short, those of devices long.
+EDGES_AHEAD, LONG_AHEAD = 16, 2
 _INNER: dict[str, Any] = {**COMMON, "fastmath": FASTMATH, "forceinline": True}
 
 
 @njit(**_INNER)
-def _renew(row: Any, mine: Any, theirs: Any, keep: Any) -> Any:
-    """Set row to new = mine - theirs + keep row; return ||new||^2, <gap, new> and ||gap||^2, gap = new - row."""
+def _renew(row: Any, mine: Any, theirs: Any, keep: Any, ahead: Any) -> Any:
+    """Set row to new = mine - theirs + keep row; return ||new||^2, <gap, new> and ||gap||^2, gap = new - row.
+
+    Meanwhile another model is prefetched.
+    """
     new_new = gap_new = gap_gap = 0.0
     w, none, k = width(row), splat(row.dtype.type(0)), splat(keep)
     for first in range(0, row.size, SUM_BLOCK):
         last, e, a, b, c = min(first + SUM_BLOCK, row.size), first, none, none, none
         while e + w <= last:
+            prefetch(ahead, e)
             old = load(row, e)
             new = load(mine, e) - load(theirs, e) + k * old
             store(row, e, new)
@@ -58,8 +63,8 @@ def update_edges(edges: Any, omega: Any, moved: Any, pieces: Any, bounds: Any, s
         for e in range(bounds[c], bounds[c + 1]):
             if not (moved[lo[e]] or moved[hi[e]]):
                 continue
-            before = s[e]
-            products = _renew(delta[e], omega[lo[e]], omega[hi[e]], one - before)
+            before, ahead = s[e], omega[hi[min(e + LONG_AHEAD, hi.size - 1)]]
+            products = _renew(delta[e], omega[lo[e]], omega[hi[e]], one - before, ahead)
             after = s.dtype.type(shrink(np.sqrt(products[0]), pieces))
             s[e] = after
             primal += square_change(np.float64(one - after), np.float64(one - before), products)
@@ -110,10 +115,11 @@ def pulls(edges: Any, omega: Any, forward: Any, back: Any, devices: Any, bounds:
                 own[q] = 0
             # Edges from lower ends are anywhere in memory, the others follow each other.
             for k in range(starts[i], starts[i + 1]):
-                e, ahead = incoming[k], delta[incoming[min(k + 1, incoming.size - 1)]]
+                e, ahead = incoming[k], delta[incoming[min(k + LONG_AHEAD, incoming.size - 1)]]
                 _pull(delta[e], omega[i], omega[lo[e]], one - s[e] - s[e], own, ahead)
             for e in range(forward[i], forward[i + 1]):
-                _pull(delta[e], omega[i], omega[hi[e]], s[e] + s[e] - one, own, omega[hi[min(e + 1, hi.size - 1)]])
+                ahead = omega[hi[min(e + LONG_AHEAD, hi.size - 1)]]
+                _pull(delta[e], omega[i], omega[hi[e]], s[e] + s[e] - one, own, ahead)
             for q in range(own.size):
                 own[q] *= share
 

@@ -34,9 +34,13 @@ class _Message:
 
     @property
     def floats_down(self) -> int:
-        sent = vars(self).values()
-        arrays = sum(value.size for value in sent if isinstance(value, np.ndarray))
-        return arrays + sum(isinstance(n, (int, float)) for value in sent if isinstance(value, tuple) for n in value)
+        down = 0
+        for sent in vars(self).values():
+            if isinstance(sent, np.ndarray):
+                down += sent.size
+            elif isinstance(sent, tuple):
+                down += sum(isinstance(n, (int, float)) for n in sent)
+        return down
 
     def floats_up(self, d: int) -> int:
         return 0
