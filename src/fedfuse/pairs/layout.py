@@ -19,8 +19,8 @@ from fedfuse.utils.typing import Floats, Ints
 
 # Active devices near one partner that are processed together: their rows stay in the second-level cache.
 TILE_DEVICES = 128
-# Partners that are sorted together.
-RUN_PARTNERS = 256
+# Partners that are processed together, and the bytes of their parameters: they stay there too.
+RUN_PARTNERS, RUN_BYTES = 128, 1 << 19
 # Elements that are summed in the array's own type before float64 takes over.
 SUM_BLOCK = 1024
 # Values of `where` for a pair without a row: far, or far until this round. At LEAVING and below, its row is returned.
@@ -54,9 +54,8 @@ class Round(NamedTuple):
 class Scratch(NamedTuple):
     """Results and working space of each chunk."""
 
-    rows: Floats  # chunks x (active + 5) x d: active devices' sums; two partners' parameters, sums' changes; steps
+    rows: Floats  # chunks x (active + 2 run) x d: active devices' sums; partners' parameters, changes of their sums
     todo: Ints  # chunks x 3 x (tile run + 1): near pairs to update: place of active device, partner, pair
-    order: Ints  # chunks x 2 x (run + tile + 2): partners in order, and how many come before
     squares: Floats  # chunks x 2: squared primal and dual residuals
     left: Ints  # number of pairs of a chunk that leave their rows
 

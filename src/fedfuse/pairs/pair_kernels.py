@@ -18,7 +18,6 @@ from fedfuse.pairs.layout import (
     FAR,
     LEAVING,
     ROUND_DOWN,
-    RUN_PARTNERS,
     SUM_BLOCK,
     TILE_DEVICES,
 )
@@ -30,8 +29,9 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 _APART: dict[str, Any] = {**COMMON, "fastmath": FASTMATH}
 _INNER = {**_APART, "forceinline": True}
 
-# Bytes of the next pair's row that are prefetched; in longer rows the processor does so by itself.
-PREFETCH_BYTES = 8192
+# Rows that a pair's own is prefetched ahead, so that its second half is there in time too; bytes of a row that are: in
+# longer ones the processor does so by itself.
+AHEAD, PREFETCH_BYTES = 2, 8192
 
 
 @njit(**_INNER)
@@ -198,51 +198,22 @@ def find_entering(
 
 
 @njit(**_INNER)
-def _tile_size(order: Any) -> Any:
-    """How many active devices there is room for."""
-    return order.shape[1] - RUN_PARTNERS - 2
+def _list_near(near: Any, turn: Any, tile: Any, run: Any, todo: Any) -> Any:
+    """List the near pairs of these active devices with these partners, in the order of memory; return how many.
 
-
-@njit(**_INNER)
-def _sort_partners(near: Any, turn: Any, first: Any, run: Any, order: Any) -> Any:
-    """Sort these partners by the first active device of this tile that they are near to; return how many have one.
-
-    Those of one group then follow each other, and use the same few rows.
+    Rows of pairs with the same higher device follow each other: the partner's first, then each active device's.
     """
-    active, rank = turn.active, turn.rank
-    start, stop = run
-    tile = _tile_size(order)
-    last = min(first + tile, active.size)
-    # order[1] has how many come before, then everybody's first
-    for b in range(tile + 2):
-        order[1, b] = 0
-    for j in range(start, stop):
-        b, end = first, last if rank[j] < 0 else min(last, rank[j])
-        while b < end and near[j, active[b]] == 0:
-            b += 1
-        head = b - first if b < end else tile
-        order[1, tile + 2 + j - start] = head
-        order[1, head + 1] += 1
-    for b in range(tile):
-        order[1, b + 1] += order[1, b]
-    n = order[1, tile]
-    for j in range(start, stop):
-        head = order[1, tile + 2 + j - start]
-        if head < tile:
-            order[0, order[1, head]] = j
-            order[1, head] += 1
-    return n
-
-
-@njit(**_INNER)
-def _list_near(near: Any, turn: Any, first: Any, run: Any, order: Any, todo: Any) -> Any:
-    """List this tile's near pairs with these partners; return how many."""
-    active, rank = turn.active, turn.rank
-    n, last = 0, min(first + _tile_size(order), active.size)
-    for t in range(_sort_partners(near, turn, first, run, order)):
-        j = order[0, t]
-        for b in range(first, last if rank[j] < 0 else min(last, rank[j])):
+    active, rank, n = turn.active, turn.rank, 0
+    for j in range(run[0], run[1]):
+        for b in range(tile[0], tile[1]):
+            if active[b] >= j:
+                break
             if near[j, active[b]]:
+                todo[0, n], todo[1, n], todo[2, n] = b, j, _pair(active[b], j)
+                n += 1
+    for b in range(tile[0], tile[1]):
+        for j in range(run[0], min(run[1], active[b])):
+            if near[active[b], j] and rank[j] < 0:  # two active devices meet once, at the higher one's turn
                 todo[0, n], todo[1, n], todo[2, n] = b, j, _pair(active[b], j)
                 n += 1
     return n
@@ -279,22 +250,25 @@ def _new_numbers(pairs: Any, pieces: Any, sign: Any, both: Any, p: Any, products
 
 
 @njit(**_APART)
-def _sum_moves(todo: Any, t: Any, n: Any, crowd: Any, moved: Any, steps: Any) -> Any:
-    """Add up the moves of the devices that are near the partner of entry t; return the span of its entries.
-
-    ``crowd`` is the span of the inactive partner before it: where that is near the same devices, the sum is the same.
-    """
-    last = t
-    while last < n and todo[1, last] == todo[1, t]:
-        last += 1
-    alike = last - t == crowd[1] - crowd[0]
-    for k in range(last - t):
-        alike = alike and todo[0, t + k] == todo[0, crowd[0] + k]
-    if not alike:
-        _clear(steps)
-        for k in range(t, last):
-            _add(moved[todo[0, k]], steps)
-    return t, last
+def _meet(near: Any, omega: Any, turn: Any, tile: Any, run: Any, partners: Any, changes: Any) -> None:
+    """Copy the parameters of inactive partners; their sums change by the moves of the devices they are near to."""
+    active, last = turn.active, -1
+    for j in range(run[0], run[1]):
+        if turn.rank[j] >= 0:
+            continue
+        _copy(omega[j], partners[j - run[0]])
+        alike = last >= 0
+        for b in range(tile[0], tile[1]):
+            alike = alike and near[j, active[b]] == near[last, active[b]]
+        change = changes[j - run[0]]
+        if alike:  # as of most partners in one group
+            _copy(changes[last - run[0]], change)
+        else:
+            _clear(change)
+            for b in range(tile[0], tile[1]):
+                if near[j, active[b]]:
+                    _add(turn.moved[b], change)
+        last = j
 
 
 @kernel(fastmath=FASTMATH)
@@ -308,38 +282,35 @@ def update_pairs(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest
     of active devices are built anew (all their pairs pass by): every chunk collects its part, and `gather_sums`
     adds the parts in a fixed order, so that the result does not depend on how many threads there are.
 
-    While the processor waits for a pair's norm, it goes through the next pair's row. It is one function because
-    compilers compile a function again for each caller.
+    Rows are visited in the order of memory, for a tile of active devices and a run of partners at a time. While the
+    processor waits for a pair's norm, it goes through the next pair's row. It is one function because compilers compile
+    a function again for each caller.
     """
     active, rank, delta, one = turn.active, turn.rank, pairs.delta, pairs.delta.dtype.type(1)
     where = pairs.where
     rows, todo, bounds = scratch.rows[c], scratch.todo[c], turn.bounds
-    partners, changes, steps = rows[active.size :], rows[active.size + 2 :], rows[active.size + 4]
+    width = (rows.shape[0] - active.size) // 2  # of a run
+    partners, changes, size = rows[active.size :], rows[active.size + width :], (todo.shape[1] - 1) // width
     for b in range(active.size):
         _clear(rows[b])
     primal, dual, left = 0.0, 0.0, 0
-    runs = (bounds[c + 1] - bounds[c] + RUN_PARTNERS - 1) // RUN_PARTNERS
-    tile = _tile_size(scratch.order[c])
-    for part in range((active.size + tile - 1) // tile * runs):
-        start = bounds[c] + part % runs * RUN_PARTNERS
-        run = start, min(start + RUN_PARTNERS, bounds[c + 1])
-        n = _list_near(near, turn, part // runs * tile, run, scratch.order[c], todo)
-        seat, products, crowd = 0, (0.0, 0.0, 0.0), (0, 0)
+    runs = (bounds[c + 1] - bounds[c] + width - 1) // width
+    for part in range((active.size + size - 1) // size * runs):
+        start, first = bounds[c] + part % runs * width, part // runs * size
+        run, tile = (start, min(start + width, bounds[c + 1])), (first, min(first + size, active.size))
+        n = _list_near(near, turn, tile, run, todo)
+        _meet(near, omega, turn, tile, run, partners, changes)
+        products = 0.0, 0.0, 0.0
         for t in range(n + 1):
-            known, chair = products, seat
+            known = products
             if t < n:
                 b, j, p = todo[0, t], todo[1, t], todo[2, t]
-                if rank[j] < 0 and (t == 0 or todo[1, t - 1] != j):
-                    seat = 1 - seat
-                    _copy(omega[j], partners[seat])
-                    crowd = _sum_moves(todo, t, n, crowd, turn.moved, steps)
-                    _copy(steps, changes[seat])
-                theirs = partners[seat] if rank[j] < 0 else turn.now[rank[j]]
-                products = _pair_products(pairs, turn, b, j, p, theirs, todo[2, t + 1] if t + 1 < n else p)
+                theirs = partners[j - start] if rank[j] < 0 else turn.now[rank[j]]
+                products = _pair_products(pairs, turn, b, j, p, theirs, todo[2, min(t + AHEAD, n - 1)])
             if t > 0:
                 b, j, p = todo[0, t - 1], todo[1, t - 1], todo[2, t - 1]
                 other, row, mine = rank[j], delta[where[p]], turn.now[b]
-                ahead = delta[where[todo[2, min(t + 1, n - 1)]]]
+                ahead = delta[where[todo[2, min(t + AHEAD, n - 1)]]]
                 weights, x, y, far = _new_numbers(pairs, pieces, one if active[b] < j else -one, other >= 0, p, known)
                 primal, dual = primal + x, dual + y
                 if rest:
@@ -347,10 +318,12 @@ def update_pairs(pairs: Any, near: Any, omega: Any, turn: Any, pieces: Any, rest
                 if far:
                     where[p] = LEAVING - where[p]
                     left += 1
-                theirs, change = (partners[chair], changes[chair]) if other < 0 else (turn.now[other], rows[other])
+                place = j - start
+                theirs, change = (partners[place], changes[place]) if other < 0 else (turn.now[other], rows[other])
                 _write_row(row, mine, theirs, rows[b], change, weights, ahead)
-                if other < 0 and (t == n or todo[1, t] != j):
-                    _add(change, pairs.sums[j])
+        for j in range(run[0], run[1]):
+            if rank[j] < 0:
+                _add(changes[j - start], pairs.sums[j])
     scratch.squares[c, 0] = primal
     scratch.squares[c, 1] = dual
     scratch.left[c] = left

@@ -34,6 +34,7 @@ from fedfuse.pairs.layout import (
     ENTERING,
     FAR,
     LEAVING,
+    RUN_BYTES,
     RUN_PARTNERS,
     TILE_DEVICES,
     Pairs,
@@ -517,9 +518,10 @@ def _round_arrays(k: int, d: int, dtype: np.dtype[Any]) -> tuple[Any, ...]:
 
 def _scratch(k: int, chunks: int, tile: int, d: int, dtype: np.dtype[Any]) -> Scratch:
     """Return space for the chunks of such a round."""
-    todo, order = np.empty((chunks, 3, tile * RUN_PARTNERS + 1), np.int64), (chunks, 2, RUN_PARTNERS + tile + 2)
+    run = max(min(RUN_PARTNERS, RUN_BYTES // (d * dtype.itemsize)), 1)
     results = np.empty((chunks, 2)), np.empty(chunks, np.int64)
-    return Scratch(alignment.rows((chunks, k + 5), d, dtype), todo, np.empty(order, np.int64), *results)
+    rows, todo = alignment.rows((chunks, k + 2 * run), d, dtype), np.empty((chunks, 3, tile * run + 1), np.int64)
+    return Scratch(rows, todo, *results)
 
 
 def _touched_pairs(m: int, k: int) -> int:
