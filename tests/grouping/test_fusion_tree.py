@@ -13,7 +13,7 @@ from fedfuse.grouping.refit import Oracle, RescaleColumns
 from fedfuse.protocol.tasks import EvaluateModels, Rescale
 from grouping.test_refit import Silent
 from support.interruption import resumed_at
-from support.planted import begun, many_sites, permuted, planted
+from support.planted import begun, many_sites, more_columns_than_rows, permuted, planted
 
 GOALS = ["regression", "classification"]
 
@@ -47,6 +47,14 @@ def test_noise_that_differs_between_many_sites_makes_no_groups(m):
     result = ff.fit(many_sites(m, 3, noise_ratios=(1.0, 2.0, 4.0)))
     assert result.n_clusters == 3
     assert result.ari > 0.99
+
+
+def test_groups_are_told_by_direction_where_columns_far_outnumber_rows(monkeypatch):
+    """Lengths of models that are fitted to few rows are noise: by distance the same groups fall apart."""
+    federation, method = more_columns_than_rows(seed=0), ff.FusionTree(personal=False)
+    assert ff.fit(federation, method).ari == 1
+    monkeypatch.setattr(fusion_tree, "MIN_COLUMNS_PER_ROW", np.inf)
+    assert ff.fit(federation, method).ari < 0.6
 
 
 def in_other_units(federation, columns, target):

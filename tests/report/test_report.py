@@ -7,6 +7,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -24,8 +25,9 @@ from fedfuse.report.distance_charts import (
 )
 from fedfuse.report.explanations import doubt, headline, supporting, tried_lambdas, verdict
 from fedfuse.report.palette import COLOURS, COLOURS_ON_DARK
+from fedfuse.report.run_page import to_the_end
 from fedfuse.report.terminal import show
-from fedfuse.results.formatting import exposed
+from fedfuse.results.formatting import NOTHING, exposed
 from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.training.evaluation import Baselines
@@ -521,3 +523,27 @@ def test_one_group_says_why_it_is_not_quite_one_model_for_all(tmp_path, capsys):
     assert "the other has a fixed ridge" in write_report(tmp_path / "run", federation=federation).read_text()
     show(result, Baselines.load(tmp_path / "run").scores, Console())
     assert "the other has a fixed ridge" in capsys.readouterr().out
+
+
+def test_curves_end_at_the_scores_of_the_result():
+    """Every tenth round is evaluated, the last one rarely among them."""
+    result = ff.fit(planted("classification", m=4, n=30), "fedavg", rounds=15)
+    ended = to_the_end(result)
+    assert np.isnan(result.history["test"].iloc[-1])
+    assert ended["test"].iloc[-1] == result.score("test")
+    assert ended["n_clusters"].iloc[-1] == result.n_clusters
+    pd.testing.assert_frame_equal(ended[:-1], result.history[:-1])
+
+
+@pytest.mark.parametrize("personal", [True, False])
+def test_without_test_rows_no_score_is_shown(personal, tmp_path):
+    result = ff.fit(planted(m=6, n=40, test=0), ff.FusionTree(personal=personal), out=tmp_path / "run")
+    said = supporting(result, {})
+    assert "No rows were left out for a test." in said[0]
+    assert NOTHING not in said[0]
+    page = write_report(tmp_path / "run").read_text()
+    assert "test RMSE" not in page
+    assert "In brackets" not in page
+    console = Console(record=True, width=100)
+    show(result, {}, console)
+    assert "mean over" not in console.export_text()

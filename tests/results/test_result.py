@@ -317,3 +317,11 @@ def test_a_run_with_foreign_files(result, tmp_path, file, content):
 def test_the_mean_skips_devices_without_rows():
     assert mean_score(np.array([1.0, np.nan, 3.0])) == 2.0
     assert np.isnan(mean_score(np.full(3, np.nan)))
+
+
+@pytest.mark.parametrize(("method", "used"), [("ditto", "personal"), ("fedavg", "pooled"), ("local", "alone")])
+def test_the_verdict_of_methods_that_compare_nothing_says_what_predict_uses(method, used):
+    result = ff.fit(planted(m=4, n=30), method, rounds=3)
+    assert result.n_clusters == (4 if method == "local" else 1)
+    assert result.summary()["verdict"] == used
+    assert result.comparison()[used] == result.score("test")

@@ -49,6 +49,18 @@ def many_sites(m, groups, noise_ratios=(1.0,), rows=30, p=5, seed=0):
     return Federation.from_arrays(data, goal="regression", truth=truth, seed=seed)
 
 
+def more_columns_than_rows(seed, m=12, rows=40, columns=500, factors=8):
+    """Sites of a linear regression on a few factors of many columns; site i belongs to group ``i % 2``."""
+    rng = np.random.default_rng(seed)
+    loadings, models = rng.normal(size=(factors, columns)), rng.normal(size=(2, factors))
+    data, truth = [], np.arange(m) % 2
+    for g in truth:
+        Z = rng.normal(size=(rows, factors))
+        X = Z @ loadings + 0.3 * rng.normal(size=(rows, columns))
+        data.append((X, Z @ models[g] + 0.5 * rng.normal(size=rows)))
+    return Federation.from_arrays(data, goal="regression", truth=truth, seed=seed)
+
+
 def written_out(*devices, goal="regression"):
     """A federation of rows that a test writes out: for every device the (X, y) of train, and of test or the same."""
     X, y, cuts = [], [], []

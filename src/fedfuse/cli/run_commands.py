@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _METHOD = """fusion-tree, fpfc, fpfc-l1, local, fedavg, fedasync, lg-fedavg, per-fedavg, ifca, cfl, pacfl, fedprox,
 scaffold, fedavg-ft, ditto, fedper, fedrep, pfedme, l2gd, fedamp, mocha, fedem, hypcluster, odcl-cc, odcl-km, fl-hc,
 stocfl, network-lasso, oracle (default: fusion-tree; with --lam, fpfc)."""
-_LAM = "Strength of FPFC's penalty, or warmup or separate: chosen as in the paper."
+_LAM = "Strength of FPFC's penalty, or how it is chosen: auto (along a path), or warmup or separate, as in the paper."
 
 
 @args.with_data_options

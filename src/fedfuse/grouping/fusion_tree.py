@@ -60,6 +60,8 @@ COMMON_RIDGE = 1
 MAX_TREE_DEVICES = 1000
 # Rows for each parameter that a group's model needs for devices' scores at it to speak against a difference.
 MIN_ROWS_PER_PARAMETER = 5
+# Columns for each training row from which on models are linked by direction alone.
+MIN_COLUMNS_PER_ROW = 2
 # How often groups are checked and refitted before the next split.
 MAX_CHECKS = 3
 # How often groups with structure left in them are split.
@@ -101,6 +103,16 @@ class FusionTreeState(RefitState):
         if len(who) <= MAX_TREE_DEVICES:
             return who
         return np.sort(generator(self.info.seed, "tree", self.ridge).choice(who, MAX_TREE_DEVICES, replace=False))
+
+    def linked_models(self, who: Ints) -> Floats:
+        """Return what the tree is built of: devices' models, or their directions where columns far outnumber rows.
+
+        The length of a model that is fitted to few rows is mostly noise, and a short model is near to all others.
+        """
+        models = self.models[who]
+        if self.info.model.n_features < MIN_COLUMNS_PER_ROW * np.median(self.info.counts["train"][who]):
+            return models
+        return np.asarray(models / np.maximum(np.linalg.norm(models, axis=1, keepdims=True), 1e-300))
 
     def propose(self, labels: Ints) -> None:
         """Add a grouping to those that are compared."""
@@ -262,7 +274,7 @@ class FitRidge(Step[FusionTreeState]):
         who = state.sampled()
         if not who.size:
             return state.group_by_estimates(np.arange(state.info.m))
-        state.tree = Tree.of(state.models[who], who)
+        state.tree = Tree.of(state.linked_models(who), who)
         return CutTree.name
 
 
@@ -326,11 +338,8 @@ class CheckGroups(EvaluationStep[FusionTreeState]):
         return GroupCheck(state.tree, state.models[: len(state.tree.leaves)], most)
 
     def take(self, state: FusionTreeState) -> str:
-        counts, certain, check = (
-            state.info.counts,
-            state.certain_splits(state.labels, state.trusted),
-            self._check(state),
-        )
+        counts, certain = state.info.counts, state.certain_splits(state.labels, state.trusted)
+        check = self._check(state)
         new, excess = check.regroup(state.labels, state.answers, counts["validation"], state.suspects, certain)
         gradients, units = state.residual_gradients("train"), state.loss_units()
         confidence = check.confidence(state.labels, excess, gradients, counts, units)

@@ -22,6 +22,7 @@ from fedfuse.utils.typing import Floats, Ints
 
 MINUS = "\N{MINUS SIGN}"
 POOLED = "one model for all"
+UNTESTED = "No rows were left out for a test."
 TESTS = "p: how likely so large a difference between two groups is by chance (Holm-corrected)"
 DETECTABLE = "detectable: a difference that 4 of 5 such tables would show"
 ONE_GROUP = "one group is one model for all, too: this one stops by validation rows, the other has a fixed ridge"
@@ -209,6 +210,8 @@ def verdict(result: Result, baselines: Mapping[str, Floats]) -> str:
     """
     if result.compared:
         return _decided(result)
+    if not tested(result):
+        return UNTESTED
     metric, noun, test = result.profile.metric, noun_of(result.profile), result.score("test")
     grouped = finds_groups(result) and 1 < result.n_clusters < len(result.labels)
     ours = "one model per group" if grouped else "the trained model"
@@ -241,6 +244,8 @@ def _decided(result: Result) -> str:
     if used in ("personal", "alone"):
         why = "predicts left-out rows best, and is used"
     best = f"{_capital(names[used])}{',' if used == 'personal' else ''} {why}"
+    if not tested(result):
+        return f"{best}. {UNTESTED}"
     return f"{best}: {test} {score(result.score('test'), metric)}, against {_listed(scores, metric)}."
 
 
@@ -252,11 +257,18 @@ def kinds_of_models(noun: Noun) -> dict[str, str]:
 
 def compared_scores(result: Result, baselines: Mapping[str, Floats]) -> dict[str, Floats]:
     """Return devices' test scores, or sums, with each kind of model: those that the run compared, or baselines."""
+    if not tested(result):
+        return {}
     if result.compared:
         order = ("groups", "personal", "alone", *(["pooled"] if result.n_clusters > 1 else []))
         return {kind: result.compared[kind] for kind in order if kind in result.compared}
     ours = {"groups": result.sums.get("test", result.scores["test"])}
     return ours | {kind: baselines[key] for key, kind in (("local", "alone"), ("pooled", "pooled")) if key in baselines}
+
+
+def tested(result: Result) -> bool:
+    """Whether there were test rows."""
+    return bool(np.isfinite(result.score("test")))
 
 
 def whom(result: Result) -> str:

@@ -18,7 +18,7 @@ from fedfuse.errors import FedfuseError
 from fedfuse.report.charts import Chart
 from fedfuse.report.distance_charts import average_linkage, by_group, numbers_by_size
 from fedfuse.report.palette import COLOURS, GREY
-from fedfuse.report.run_page import cost_chart, device_chart, device_scores, training_charts
+from fedfuse.report.run_page import cost_chart, device_chart, device_scores, to_the_end, training_charts
 from fedfuse.results.result import Result
 from fedfuse.results.snapshots import DistanceSnapshot
 from fedfuse.utils.typing import Floats, Ints
@@ -69,7 +69,7 @@ def plot_chart(chart: Chart, ax: Any = None) -> Any:
 
 def plot_history(result: Result, axes: Any = None) -> Any:
     """Draw the report's charts of training, one below the other: scores, groups, models' moves, and numbers sent."""
-    found = [*training_charts(result.history, result.profile.metric), cost_chart(result.history)]
+    found = [*training_charts(to_the_end(result), result.profile.metric), cost_chart(result.history)]
     charts = [chart for chart in found if chart]
     if not charts:
         raise FedfuseError("a curve needs two rounds, and the run has one: use more rounds")

@@ -53,7 +53,7 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         **_groups(result, compared),
         "used": words.used(result, compared),
         "missing": note,
-        "devices": device_chart(result, scores),
+        "devices": device_chart(result, scores) if scores else None,
         "order": device_order(result).tolist(),
         "columns": _device_columns(result, scores),
         "pairs": pairs,
@@ -63,7 +63,7 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         "contrasts": words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS),
         "intervals": None if result.intervals is None else _intervals(result.intervals),
         "tuning": _tuning(result),
-        "curves": training_charts(result.history, result.profile.metric),
+        "curves": training_charts(to_the_end(result), result.profile.metric),
         "communication": cost_chart(result.history),
         "refusals": refusals(result),
         "doubts": _doubts(result),
@@ -143,7 +143,7 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
     shown = {names[key]: values[order] for key, values in scores.items()}
     x, numbers, ours = np.arange(len(order)), result.group_numbers[order], result.scores["test"][order]
     y = Axis.around(
-        np.concatenate([*shown.values()]), percent=words.in_percent(result.profile.metric), words=f"test {metric}"
+        np.concatenate([[], *shown.values()]), percent=words.in_percent(result.profile.metric), words=f"test {metric}"
     )
     text = f"Test {metric} of every {noun.one}: {', '.join(shown)}. The table has the numbers."
     chart = Chart(text, Axis(-0.7, len(x) - 0.3, words=f"{noun.many} by group"), y, height=340)
@@ -185,6 +185,14 @@ def _intervals(table: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, Any]
     """Return the coefficients of the larger groups by output and feature."""
     shown = table.query("against == 0 and group <= @MAX_COLUMNS").groupby(["output", "feature"], sort=False)
     return {names: rows.to_dict("records") for names, rows in shown}
+
+
+def to_the_end(result: Result) -> pd.DataFrame:
+    """Return the history with what the run ended with in its last row: rounds are not all evaluated."""
+    history, ends = result.history.copy(), {part: result.score(part) for part in result.scores}
+    ends = {name: value for name, value in {**ends, "n_clusters": result.n_clusters}.items() if name in history}
+    history.loc[history.index[-1:], list(ends)] = list(ends.values())
+    return history
 
 
 def training_charts(history: pd.DataFrame, metric: str) -> list[Chart]:

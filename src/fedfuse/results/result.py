@@ -214,7 +214,9 @@ class Result:
         """What devices predict with where nothing else was tried."""
         if self.method["method"] == "local":
             return "alone"
-        return "groups" if self.n_clusters > 1 else "pooled"
+        if self.n_clusters > 1:
+            return "groups"
+        return "pooled" if (self.models == self.models[0]).all() else "personal"
 
     def comparison(self) -> dict[str, float | None]:
         """Return the test score by groups, personal models, alone and with one model for all; None where unknown."""
