@@ -12,7 +12,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from scipy.cluster.hierarchy import dendrogram, fcluster, linkage
+from scipy.cluster.hierarchy import dendrogram, fcluster, linkage, set_link_color_palette
 
 import fedfuse as ff
 from fedfuse.core.dendrogram import WORSE_ZSCORE
@@ -20,7 +20,7 @@ from fedfuse.core.partitions import linkage_heights
 from fedfuse.paper import figures
 from fedfuse.paper.solution_path import figure_1
 from fedfuse.report import plots, write_report
-from fedfuse.report.palette import COLOURS
+from fedfuse.report.palette import COLOURS, GREY
 from fedfuse.results.snapshots import SnapshotFile
 from fedfuse.training.evaluation import Baselines, local_models
 
@@ -98,7 +98,10 @@ def pairs(directory: Path) -> None:
     _save(figure, directory / "pairs.svg")
     figure, ax = plt.subplots(figsize=(7, 4.5), layout="constrained")
     alone = Baselines.of(federation, ff.fit(federation).model).alone
-    dendrogram(linkage(alone.pairs, "average"), ax=ax, orientation="right", labels=federation.names)
+    set_link_color_palette(list(COLOURS))
+    heights = linkage(alone.pairs, "average")
+    dendrogram(heights, ax=ax, orientation="right", labels=federation.names, above_threshold_color=GREY)
+    ax.spines[["top", "right", "left"]].set_visible(False)
     ax.set_xlabel("distance at which groups merge")
     _save(figure, directory / "tree.svg")
 

@@ -51,7 +51,7 @@ def test_a_search_that_was_cut_short_is_told(fedfuse, here):
     pytest.importorskip("torch")
     words = ["compare", "digits", "--methods", "fusion-tree,local", "--seeds", "1", "--jobs", "1"]
     out = fedfuse(*words, "--rounds", "5", "--out", "c")[1]
-    said = "stopped after 5 rounds, before its groups were found"
+    said = "stopped after 5 rounds, before it had finished"
     assert f"fusion-tree {said}" in out
     assert "local stopped" not in out
     assert said in Path("c/report.html").read_text()

@@ -291,7 +291,7 @@ def test_the_certificate_of_the_grouping_is_shown_where_there_is_one():
 def test_a_search_that_was_cut_short_says_so(rounds):
     federation = planted("classification")
     result = ff.fit(federation, ff.FusionTree(), rounds=rounds)
-    told = "Fusion tree stopped after 5 rounds, before its groups were found: give it more (--rounds)."
+    told = "Fusion tree stopped after 5 rounds, before it had finished: give it more (--rounds)."
     said = told in supporting(result, {})
     assert result.cut_short == said == (rounds == 5)
 

@@ -41,7 +41,7 @@ How to read it:
 - **fusion-tree** is fedfuse's default method, which is not in the paper. **oracle** is told the groups, and shows what
   can be had.
 - **Clusters** are the groups that a method finds. **ARI** is their agreement with the true ones: 1 is the truth.
-- Scores are means over devices on test rows, which choose nothing. ± is the population standard deviation over seeds.
+- Scores are means over devices on test rows, used for nothing else. ± is the population standard deviation over seeds.
 - A row of a method **holds** if its score is within two printed deviations of the printed one, and clusters and ARI are
   the same wherever the printed ones have no spread.
 

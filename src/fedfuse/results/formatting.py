@@ -85,7 +85,7 @@ def duration(seconds: float) -> str:
 
 def cut_short(rounds: int) -> str:
     """Say that rounds ran out before groups were found."""
-    return f"stopped after {rounds:,} rounds, before its groups were found"
+    return f"stopped after {rounds:,} rounds, before it had finished"
 
 
 def exposed(result: Result) -> str:

@@ -290,8 +290,8 @@ def footnotes(found: Comparison) -> list[str]:
         notes.append(f"{', '.join(sorted(found.oracles))}: given the true groups, as an upper bound")
     for method, row in found.table.iterrows():
         if short := [r.rounds for (name, _), r in found.results.items() if name == method and r.cut_short]:
-            runs = "" if n == 1 else f" in {len(short)} of {n} runs"
-            notes.append(f"{method} {cut_short(max(short))}{runs}: its score is not what it can do")
+            runs = "" if n == 1 else f", in {len(short)} of {n} runs"
+            notes.append(f"{method} {cut_short(max(short))}{runs}: more rounds may improve its score")
         if row["runs"] < n:
             notes.append(f"{method}: {n - row['runs']} of {n} runs failed: {row['error']}")
     return notes
