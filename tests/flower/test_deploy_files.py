@@ -1,5 +1,6 @@
 """The examples in deploy/ are what systemd and compose take, and say what the documentation says."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -106,7 +107,9 @@ def test_containers_get_the_files_that_they_name_and_no_others(compose):
     """So that no node can read another's key or rows."""
     for service in compose["services"].values():
         files = mounted(service)
-        assert set(files) == set(re.findall(r"/(?:certificates/|data/|policies/|gate)[a-z.]+", service["command"]))
+        assert set(files) == set(
+            re.findall(r"/(?:certificates/|data/|policies/|gate|supernode)[a-z.]+", service["command"])
+        )
         assert all(outside == f".{inside}" for inside, outside in files.items())
 
 
@@ -163,8 +166,22 @@ def test_the_example_of_a_policy_is_one():
 
 def test_nodes_say_who_they_are(compose):
     for name, service in compose["services"].items():
-        if "flower-supernode" in service["command"]:
+        if "/supernode.py" in service["command"]:
             assert f'device="{name}"' in service["command"]
+
+
+def test_a_node_that_has_given_up_ends(tmp_path):
+    """Flower's program returns, though other threads of it go on."""
+    place = tmp_path / "flwr" / "supernode"
+    place.mkdir(parents=True)
+    for package in (place.parent, place):
+        (package / "__init__.py").touch()
+    stuck = (
+        "from threading import Event, Thread\n\n\ndef flower_supernode():\n    Thread(target=Event().wait).start()\n"
+    )
+    (place / "cli.py").write_text(stuck)
+    words, env = [sys.executable, str(DEPLOY / "supernode.py")], os.environ | {"PYTHONPATH": str(tmp_path)}
+    assert subprocess.run(words, env=env, check=False, timeout=60).returncode == 1
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +197,7 @@ def options():
 @pytest.mark.parametrize("file", ["deploy/compose.yaml", "docs/flower.md", *(f"deploy/{u.name}" for u in UNITS)])
 def test_options_exist(file, options):
     text = (DEPLOY.parent / file).read_text().replace("\\\n", " ")
-    lines = [line for line in text.split("\n") if re.match(r"\s*(ExecStart|flower-|--[a-z-]+ /)", line)]
+    lines = [line for line in text.split("\n") if re.match(r"\s*(ExecStart|flower-|python /|--[a-z-]+ /)", line)]
     used = set(re.findall(r"--[a-z-]+", " ".join(lines)))
     assert used
     assert used <= options

@@ -19,6 +19,7 @@ from typing import Any
 
 BIN = Path(sys.executable).parent
 LINK = "here"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 EVALUATION_ROUND = 30  # seconds between two looks at whether a run has failed
 
 
@@ -104,7 +105,8 @@ class Cluster:
             how += ["--auth-supernode-private-key", str(self.folder / (key or f"node{k}"))]
         place = ["--host", "127.0.0.1", "--port", str(self.ports[k])]
         there = ["--superlink", f"127.0.0.1:{link or self.port}"]
-        self._start(f"node{k}", "flower-supernode", *how, *there, *place, "--node-config", config)
+        words = [*how, *there, *place, "--node-config", config]
+        self._start(f"node{k}", sys.executable, str(DEPLOY / "supernode.py"), *words)
 
     def signal_node(self, k: int, how: int) -> None:
         """Send a signal to a node and all that it has started, as where its whole machine fails."""
