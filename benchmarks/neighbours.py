@@ -1,7 +1,7 @@
 """FPFC on a graph of ten neighbours beside all pairs: are the groups the same, and how much do models differ?
 
-S1 from a common start (lambda 0.6, 200 rounds, 30 of 100 devices, no refit), and 1,000 devices in four groups from local
-optima (ten parameters, quadratic losses, exact local work, 60 rounds of 300 devices).
+S1 from a common start (lambda 0.6, 200 rounds, 30 of 100 devices, no refit), and 1,000 devices in four groups from
+local optima (ten parameters, quadratic losses, exact local work, 60 rounds of 300 devices).
 Command: python benchmarks/neighbours.py (1 min)
 """
 
@@ -14,7 +14,8 @@ from fedfuse.bench.server_step import APART, PENALTY, draws, grouped
 from fedfuse.utils.typing import Floats, Ints
 
 GRAPHS = (None, "knn:10")
-HEAD = "| | same labels | groups | mean difference of models | accuracy: all pairs, graph |\n| --- | --- | --- | --- | --- |"
+HEAD = "| | same labels | groups | mean difference of models | accuracy: all pairs, graph |"
+HEAD += "\n| --- | --- | --- | --- | --- |"
 
 
 def s1_row(seed: int) -> str:

@@ -37,6 +37,8 @@ from fedfuse.utils.typing import Bools, Floats, Ints
 KMEANS_STARTS = 10
 # Of convex clustering: by how much optimality may be violated, relative to the spread of the points, and iterations.
 TOLERANCE, MAX_ITERATIONS = 1e-6, 20_000
+# What a device takes to come near its own optimum in one exchange; a pass has many steps.
+LOCAL_STEPS, LOCAL_PASSES = 1000, 100
 
 
 @dataclass
@@ -56,10 +58,10 @@ class OneShot(Method[OneShotState], Searchable, GathersReplies):
     Parameters
     ----------
     local_steps
-        Gradient steps (with mini-batches: passes) of a device, where it has no exact solver.
+        Gradient steps of a device, where it has no exact solver: 1,000 by default; with mini-batches 100 passes.
     """
 
-    local_steps: int = number(1000, least=1)
+    local_steps: int | None = number(None, least=1, whole=True)
 
     @abstractmethod
     def group(self, models: Floats, seed: int) -> Ints:
@@ -80,7 +82,8 @@ class OneShot(Method[OneShotState], Searchable, GathersReplies):
 
     def tasks(self, state: OneShotState, devices: Ints, k: int) -> list[Task]:
         work = self.work.at(0)
-        whole = work if work.solver == "exact" else replace(work, steps=self.local_steps)
+        steps = self.local_steps or (LOCAL_STEPS if work.batch is None else LOCAL_PASSES)
+        whole = work if work.solver == "exact" else replace(work, steps=steps)
         return [Train(whole, rows=self.rows)] * len(devices)
 
     def update(self, state: OneShotState, devices: Ints, values: list[Floats]) -> Residuals | None:
