@@ -14,8 +14,8 @@ from fedfuse.bench.server_step import APART, PENALTY, draws, grouped
 from fedfuse.utils.typing import Floats, Ints
 
 GRAPHS = (None, "knn:10")
-HEAD = "| | same labels | groups | mean difference of models | accuracy: all pairs, graph |"
-HEAD += "\n| --- | --- | --- | --- | --- |"
+HEAD = """| | same labels | groups | mean difference of models | accuracy: all pairs, graph |
+| --- | --- | --- | --- | --- |"""
 
 
 def s1_row(seed: int) -> str:

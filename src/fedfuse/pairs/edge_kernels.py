@@ -115,11 +115,10 @@ def pulls(edges: Any, omega: Any, forward: Any, back: Any, devices: Any, bounds:
                 own[q] = 0
             # Edges from lower ends are anywhere in memory, the others follow each other.
             for k in range(starts[i], starts[i + 1]):
-                e, ahead = incoming[k], delta[incoming[min(k + LONG_AHEAD, incoming.size - 1)]]
+                e, ahead = incoming[k], delta[incoming[min(k + 1, incoming.size - 1)]]
                 _pull(delta[e], omega[i], omega[lo[e]], one - s[e] - s[e], own, ahead)
             for e in range(forward[i], forward[i + 1]):
-                ahead = omega[hi[min(e + LONG_AHEAD, hi.size - 1)]]
-                _pull(delta[e], omega[i], omega[hi[e]], s[e] + s[e] - one, own, ahead)
+                _pull(delta[e], omega[i], omega[hi[e]], s[e] + s[e] - one, own, omega[hi[min(e + 1, hi.size - 1)]])
             for q in range(own.size):
                 own[q] *= share
 
