@@ -224,7 +224,7 @@ def _unknown(word: str, method: str | None = None) -> str:
     if word in OPTIONS:
         return f"{word!r} is not a key of --set: it is an option of its own, --{word}"
     if method and word in known:
-        others = " and ".join(name for name in METHODS if word in setting_names(name))
+        others = ", ".join(name for name in METHODS if word in setting_names(name))
         own = ", ".join(sorted(setting_names(method)))
         return f"method {method!r} has no setting {word!r}; it belongs to {others}. Settings of {method!r}: {own}"
     return f"there is no setting {word!r}; {guess(word, known)}known: {', '.join(known)}"
