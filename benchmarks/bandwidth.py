@@ -37,7 +37,7 @@ CHUNKS = 8
 HEAD = """## What bounds the server's step
 
 m = {m:,}, d = {d}, {k} active, all pairs near, by `python benchmarks/bandwidth.py`: GB/s, and as a share of the triad.
-The passes go over the rows of the same pairs.
+The passes go over the rows of the same pairs. In processor time, at a load of {load:.0f} on {cores} cores.
 
 | | {threads} |
 | --- | {lines} |
