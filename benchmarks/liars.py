@@ -3,10 +3,10 @@
 What: eight devices in one group or two, linear and softmax regression, in process and on Flower's engine (its messages
 and the node registry, without its network). Device 0 multiplies its summaries, gradients or moments by 1,000, claims
 10^12 rows (on Flower), sends a false score, has coefficients that are off by three standard errors, or has these and
-claims all the rows that the others make credible (on Flower). A row is the worst of four federations: the error on test
-rows (RMSE, or mean log-loss) of the seven honest devices over theirs in a run without the liar, how often the liar is
-named, and how many others are. ``--honest 200`` fits random federations without a liar (those of `regrets.py`), and
-counts the devices that are named.
+overstates its rows two-fold, five-fold or up to about 20 times the median (on Flower). A row is the worst of four
+federations: the error on test rows (RMSE, or mean log-loss) of the seven honest devices over theirs in a run without
+the liar, how often the liar is named, and how many others are. ``--honest 200`` fits random federations without a liar
+(those of `regrets.py`), and counts the devices that are named.
 Command: python benchmarks/liars.py [--seeds 2] | --honest 200 [--jobs 2]
 How long: a few minutes on idle cores, each. Measured: docs/features.md.
 """
@@ -48,7 +48,12 @@ METHODS = {
 SCORE = "score of 1e30"
 LIES: dict[str, Change] = {"summary x 1,000": times(1000.0), SCORE: false_score(1e30)}
 ROWS = {"10^12 rows": [10**12, 10**12, 10]}
-DRIFTS = {"drift": None, "drift, 1,000 rows": [1000, 100, 100]}
+DRIFTS = {
+    "drift": None,
+    "drift, 80 rows": [80, 20, 20],
+    "drift, 200 rows": [200, 50, 50],
+    "drift, 1,000 rows": [1000, 100, 100],
+}
 DRIFT_STANDARD_ERRORS = 3.0
 
 

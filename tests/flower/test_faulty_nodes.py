@@ -90,7 +90,7 @@ class Story:
         all_ = [json.loads(line) for line in text.splitlines()]
         return [line for line in all_ if line["event"] == event and facts.items() <= line.items()]
 
-    def wait(self, event, seconds=300, more_than=0, **facts):
+    def wait(self, event, seconds=900, more_than=0, **facts):
         wait_for(lambda: len(self.lines(event, **facts)) > more_than, seconds, f"{event} {facts}")
         return self.lines(event, **facts)[more_than]
 
@@ -168,7 +168,7 @@ def test_ten_faults_in_one_run(tmp_path, keys, small_disk):
             if cluster.processes[f"node{k}"].poll() is not None:
                 start(cluster, k)
 
-    def wait_restarting(cluster, event, seconds=400, **facts):
+    def wait_restarting(cluster, event, seconds=900, **facts):
         """Wait for a new event, while nodes that have ended are started again."""
 
         def happened():

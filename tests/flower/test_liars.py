@@ -78,16 +78,51 @@ def test_a_liar_harms_nobody_and_is_named(lie, method, groups, tmp_path):
         assert summary["suspects"] == (["0"] if "0" in result.profile.names else [])
 
 
-@pytest.mark.parametrize("method", ["tree, moments", "tree, models", "fpfc and refit, models"])
-def test_a_drift_of_three_standard_errors_has_little_influence(method, tmp_path):
-    federation = planted(m=8, groups=1, noise=0.3, seed=2)
+def drifting(federation):
+    """Coefficients of the first device that are off by three standard errors each."""
     n = int(federation.rows("train+validation").counts[0])
     drift = 3 * 0.3 / np.sqrt(n)
     own = slice(federation.cuts[0, 0], federation.cuts[0, 3])
     y = federation.y.copy()
     y[own] += drift * (federation.X[own].sum(axis=1) + 1)
-    _, ratio = compared(replace(federation, y=y), tmp_path, METHODS[method], None)
+    return replace(federation, y=y)
+
+
+@pytest.mark.parametrize("method", ["tree, moments", "tree, models", "fpfc and refit, models"])
+def test_a_drift_of_three_standard_errors_has_little_influence(method, tmp_path):
+    federation = drifting(planted(m=8, groups=1, noise=0.3, seed=2))
+    _, ratio = compared(federation, tmp_path, METHODS[method], None)
     assert ratio <= 1.05
+
+
+@pytest.mark.parametrize("rows", [[120, 30, 12], [1000, 100, 100]])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("share", ["models", "moments"])
+def test_a_drift_with_overstated_rows_has_little_influence(share, groups, rows, tmp_path):
+    """The others object: their losses rise when the drifting device counts for all the rows that it claims."""
+    federation = drifting(planted(m=8, groups=groups, noise=0.3, seed=0, n=60))
+    config = METHODS[f"fpfc and refit, {share}"]
+    result, ratio = compared(federation, tmp_path, config, hello_with("0", rows=rows))
+    assert ratio <= 1.05
+    if rows[0] == 1000:
+        assert result.capped["0"] < 150
+        assert Result.load(tmp_path / "with").capped == result.capped
+
+
+def test_a_device_that_has_far_more_rows_counts_in_full_if_it_suits_the_others(tmp_path):
+    rng, data = np.random.default_rng(0), {}
+    for name, n in enumerate([1000, 30, 40, 50, 60, 70]):
+        X = rng.normal(size=(n, 3))
+        data[str(name)] = X, X @ [1.0, -2.0, 3.0] + 0.5 * rng.normal(size=n)
+    federation = ff.Federation.from_arrays(data)
+    result = served(federation, tmp_path / "run", METHODS["fpfc and refit, models"])
+    X, y = (
+        np.concatenate(each)
+        for each in zip(*(federation.rows("train+validation").of(i) for i in range(6)), strict=True)
+    )
+    best = np.linalg.lstsq(np.column_stack([X, np.ones(len(X))]), y, rcond=None)[0]
+    assert result.capped == {}
+    np.testing.assert_allclose(result.models, np.tile(best, (6, 1)), atol=1e-3)
 
 
 def test_a_false_loss_does_not_stop_the_training_of_its_group():

@@ -1,6 +1,8 @@
 """The two apps together, in this process: devices say what they have, the server trains and goes on after its end."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +22,12 @@ from support.local_grid import LocalGrid
 from support.planted import planted
 
 CONFIG = {"lam": "0.5", "set": "solver=exact refit=no", "num-server-rounds": 8, "seed": 0}
+
+SECOND = """
+import sys
+from fedfuse.flower.server import serve
+serve(None, {"out": sys.argv[1]})
+"""
 
 
 def split(federation):
@@ -162,3 +170,22 @@ def test_devices_with_weights_of_rows(tmp_path):
     np.testing.assert_allclose(there.models, here.models, rtol=1e-6)
     assert there.score("test") == pytest.approx(here.score("test"), rel=1e-6)
     assert "weights" in impossible(facts_of(federation.only([0])) | {"weights": [1.0, -2.0, 1.0]})
+
+
+def test_a_second_run_in_the_same_directory_is_refused_and_leaves_no_trace(tmp_path):
+    federation, out = planted(m=4), tmp_path / "run"
+    seen = []
+
+    class Second(ff.Callback):
+        def on_round(self, run, row):
+            if not seen:
+                before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+                words = [sys.executable, "-c", SECOND, str(out)]
+                seen.append(subprocess.run(words, capture_output=True, text=True, check=False).stderr.splitlines()[-1])
+                assert before == {path: path.read_bytes() for path in before}
+
+    serve(LocalGrid(split(federation), 4), CONFIG | {"out": str(out)}, callbacks=(Second(),))
+    assert "another process is at work in" in seen[0]
+    events = [json.loads(line)["event"] for line in (out / "audit.jsonl").read_text().splitlines()]
+    assert "stopped" not in events
+    assert events[-1] == "end"

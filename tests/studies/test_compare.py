@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +23,6 @@ from fedfuse.studies.comparison import NOTHING, Comparison, wilcoxon_p
 from fedfuse.studies.jobs import Watcher
 from fedfuse.training.options import build, options_by_method, parse_options
 from fedfuse.training.presets import preset
-from fedfuse.utils.files import directory_lock
 from support.planted import planted, visits
 
 EXACT = Work(solver="exact")
@@ -345,9 +345,12 @@ def test_damaged_files(federation, tmp_path):
 
 
 def test_one_comparison_at_a_time(federation, tmp_path):
-    pytest.importorskip("fcntl")
-    with directory_lock(tmp_path), pytest.raises(FedfuseError, match="another process is at work"):
+    fcntl = pytest.importorskip("fcntl")
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)  # As another process does.
+    with pytest.raises(FedfuseError, match="another process is at work"):
         compare(federation, PAIR, seeds=1, out=tmp_path, **SHORT)
+    os.close(handle)
     compare(federation, PAIR, seeds=1, out=tmp_path, **SHORT)
 
 

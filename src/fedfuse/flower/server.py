@@ -29,7 +29,7 @@ from fedfuse.training.fit import fit, resume
 from fedfuse.training.loop import Callback, Run
 from fedfuse.training.settings import Settings
 from fedfuse.utils.audit_log import AuditLog, record
-from fedfuse.utils.files import make_directory, read_json, write_json
+from fedfuse.utils.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 DEVICES = "devices.json"  # in a run's directory: what the devices declare about themselves
@@ -76,9 +76,9 @@ def serve(
     longest = settings.deadline if settings.deadline is not None and settings.late == "refuse" else np.inf
     nodes = NodeRegistry(grid, str(config.get("identities", "auto")))  # type: ignore[arg-type]
     out = Path(str(config.get("out") or f"runs/flower-{time.strftime('%Y%m%d-%H%M%S')}"))
-    monitor, resumed = Monitor(nodes), RunDirectory(out).started
-    make_directory(out)
-    with AuditLog(out / AUDIT) as audit, monitor.serving(str(config.get("metrics", ""))):
+    monitor, directory, address = Monitor(nodes), RunDirectory(out), str(config.get("metrics", ""))
+    with directory.lock(), AuditLog(out / AUDIT) as audit, monitor.serving(address):
+        resumed = directory.started
         if resumed:
             federation = gather_again(nodes, out)
         else:
@@ -174,11 +174,12 @@ class ReportCallback(Callback):
         self._nodes = nodes
 
     def on_start(self, run: Run) -> None:
-        record("start", round=run.k, method=run.method.name, devices=list(run.federation.names), capped=run.capped)
+        record("start", round=run.k, method=run.method.name, devices=list(run.federation.names), capped=run.capped())
 
     def on_end(self, run: Run, result: Result) -> None:
         result.left_out.update(self._nodes.left_out)
-        record("end", rounds=run.k, numbers=run.ledger.floats, left_out=result.left_out)
+        told = {"left_out": result.left_out, "capped": result.capped}
+        record("end", rounds=run.k, numbers=run.ledger.floats, **told)
 
     def on_round(self, run: Run, row: dict[str, Any]) -> None:
         record("round", **{name: row[name] for name in ("round", "stage", "active", "replies", "seconds")})

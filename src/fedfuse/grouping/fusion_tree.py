@@ -156,14 +156,13 @@ class FusionTreeState(RefitState):
         """Return the chance that groups of these devices hide no difference, by their last gradients."""
         if not who.size:
             return 1.0
-        counts, model = self.info.counts["train+validation"], self.info.model
+        counts = self.info.counts["train+validation"]
         rows = (counts / self.loss_units())[who, None]
         scores, curvature = rows * self.residual_gradients("train+validation")[who], self.curvature[who]
         labels, squares = self.labels[who], rows[:, 0] ** 2 * curvature[:, -1]
         found = selection.Curvature(scores, rows * curvature[:, :-1], squares, labels)
-        free = model.d * (model.n_classes - 1) / model.n_classes if model.n_classes else model.d
         models = self.models[: self.n_trusted_groups]
-        noisy = np.bincount(labels, counts[who], len(models)) < MIN_ROWS_PER_PARAMETER * free
+        noisy = np.bincount(labels, counts[who], len(models)) < MIN_ROWS_PER_PARAMETER * self.info.free
         return selection.chance_of_no_difference(found, models, noisy)
 
     def residual_gradients(self, part: Part) -> Floats:

@@ -41,7 +41,7 @@ class PooledReplies(NamedTuple):
 
 
 def pool(
-    values: Floats, labels: Ints, n_groups: int, d: int, rows: Ints, validation_rows: Ints, robust: Robust
+    values: Floats, labels: Ints, n_groups: int, d: int, rows: Floats, validation_rows: Floats, robust: Robust
 ) -> PooledReplies:
     """Pool what devices have answered: gradients of length d, the loss, and where asked the validation loss.
 
@@ -117,6 +117,14 @@ class PooledFit:
         self._set_out()
         self.optimiser.S[there], self.optimiser.Y[there] = old.S[there], old.Y[there]
         self.optimiser.pairs[there] = old.pairs[there]
+
+    def restart(self, group: int, models: Floats) -> None:
+        """Train one group again from its model; others go on."""
+        new = LBFGS.start(models)
+        for f in fields(new):
+            getattr(self.optimiser, f.name)[group] = getattr(new, f.name)[group]
+        self.losses[group], self.evaluations[group], self.steps[group] = UNKNOWN_LOSS, 0, 0
+        self.training = self.training | (np.arange(len(models)) == group)
 
     def regroup(self, old: Ints, new: Ints, n_groups: int) -> None:
         """Renumber groups before a new start or `resume`; ``old`` and ``new`` are labels of the devices that stay."""

@@ -17,6 +17,7 @@ devices would reply in all steps but the last (`simulated_replies`).
 
 One device that lies could spoil the model of its whole group. So replies that no honest device can send
 (`protocol.reply_checks`) are not used: such a device is alone from then on, and its group begins again without it.
+Row counts that devices elsewhere claim count in full only if the others' losses do not object: see `RefitState.rows`.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ MIN_JUDGES = 3
 # A member harms its group if the others' loss rises by more than this ratio (5 % in RMSE), and by more than noise
 # does at this rate.
 MAX_HARM_RATIO, FALSE_ALARM_RATE = 0.1, 1e-4
+# A claimed number of rows counts up to this ratio to the median of the group, and in full if the others' losses rise no
+# more than by noise, which exceeds the limit at this rate. Honest devices of any sizes stay far below.
+MAX_CLAIM_RATIO, OBJECTION_RATE = 1.5, 0.5
 # Log-losses below this are small, however many times as large as others they are.
 MIN_CLASS_LOSS = 0.1
 
@@ -74,6 +78,8 @@ class RefitState(StepState):
     fit: PooledFit = field(init=False)
     reference: Floats = field(init=False)  # loss of every device where it was least for most of its group,
     least: Floats = field(init=False)  # and the median of these, by group
+    believed: Bools = field(init=False)  # whose row counts hold, though the others of the group have far fewer
+    opening: Floats = field(init=False)  # loss of every device before its group was fitted by these counts
 
     def __post_init__(self, previous: Outcome | None) -> None:
         super().__post_init__(previous)
@@ -82,6 +88,7 @@ class RefitState(StepState):
         size = SendSufficientStatistics(columns).floats_up(d) if sends_statistics(self.info) else 0
         self.statistics = np.full((m, size), np.nan)
         self.last_gradients = np.full((m, 2 * d + 1), np.nan)
+        self.believed, self.opening = np.full(m, not self.info.claimed), np.full(m, np.nan)
         self.fit = PooledFit(self.models, np.zeros(len(self.models), np.bool_))
         self.set_out()
 
@@ -103,8 +110,14 @@ class RefitState(StepState):
         return np.stack(unscaled)[self.labels]
 
     def scales(self) -> dict[str, Floats]:
-        """Return the scales of columns, for what comes after the groups."""
-        return {"shift": self.shift, "scale": self.scale}
+        """Return the scales of columns, for what comes after the groups, and whose rows count for fewer."""
+        return {"shift": self.shift, "scale": self.scale, **self.counted()}
+
+    def counted(self) -> dict[str, Floats]:
+        """Return for how many rows devices count in the end, where others have objected to what they claim."""
+        doubted = self.fit.converged[self.labels] & ~self.believed & (self.validated_models is not None)
+        shares = np.where(doubted, self.credible(), 1.0)
+        return {"counted": shares * self.info.counts["train+validation"]} if doubted.any() else {}
 
     def models_without(self) -> dict[str, Floats]:
         """Return for every device its group's model without it, on the scales of columns, where statistics tell it."""
@@ -139,22 +152,54 @@ class RefitState(StepState):
             return monotone(w, g, at, gradient)
         return supported(w, g, f, at, gradient, loss)
 
-    def expel_harmful(self, ended: Bools, rows: Ints) -> None:
+    def rows(self, part: Part) -> Floats:
+        """Return the rows for which devices count in their groups: claimed ones about as many as others have."""
+        rows: Floats = self.info.counts[part]
+        return rows if self.believed.all() else np.where(self.believed, rows, rows * self.credible())
+
+    def credible(self) -> Floats:
+        """Return the share of every device's rows that its group's median makes credible."""
+        rows = self.info.counts["train+validation"]
+        usual = group_medians(rows.astype(np.float64), self.labels, len(self.models))[self.labels]
+        return np.minimum(1.0, MAX_CLAIM_RATIO * usual / np.maximum(rows, 1))
+
+    def doubt(self, group: int, losses: Floats, rows: Floats) -> bool:
+        """Train a group again by credible row counts alone, where the others' losses object to claimed ones.
+
+        These have risen since training began, at a model by credible counts; a likelihood ratio says if by noise.
+        """
+        if not self.info.claimed:
+            return False
+        inside = (self.labels == group) & np.isfinite(losses - self.opening)
+        judges = inside & (self.credible() == 1)
+        if self.validated_models is None or not self.believed[inside].any() or judges.sum() in (0, inside.sum()):
+            return False
+        rise, before = (float(rows[judges] @ each[judges]) for each in (losses - self.opening, self.opening))
+        unit = max(before / rows[judges].sum(), 1e-300) if self.info.model.goal == "regression" else 0.5
+        if rise <= unit * scipy.special.chdtri(self.info.free, OBJECTION_RATE):
+            return False
+        self.believed[self.labels == group] = False
+        self.fit.restart(group, self.validated_models)
+        self.reference[self.labels == group], self.least[group] = np.nan, np.inf
+        return True
+
+    def expel_harmful(self, ended: Bools, part: Part) -> None:
         """Suspect who harms its group, where training has just ended: by its loss, or because most others lose by it.
 
         Where most members were better off on the way, somebody has drawn the model away from them: whose gradient is
         the longest, as it stands against all others'. By noise alone, the likelihood ratio of both models is below a
         quantile of chi-squared.
         """
-        d, regression = self.info.d, self.info.model.goal == "regression"
+        d, regression, rows = self.info.d, self.info.model.goal == "regression", self.rows(part)
         losses, known = np.full(self.info.m, np.nan), np.array(list(self.answers), np.int64)
         losses[known] = [answer[d] for answer in self.answers.values()]
         middle = group_medians(losses[known], self.labels[known], len(self.least))
         best = known[(middle < self.least)[self.labels[known]]]
+        self.opening = np.where(np.isnan(self.opening), losses, self.opening)
         self.reference[best], self.least = losses[best], np.minimum(self.least, middle)
         for c in np.flatnonzero(ended):
             inside = np.flatnonzero((self.labels == c) & np.isfinite(losses - self.reference))
-            if len(inside) < MIN_JUDGES:
+            if self.doubt(int(c), losses, rows) or len(inside) < MIN_JUDGES:
                 continue
             now, unit = losses[inside], self.reference[inside]
             first = int(np.argmax([rows[i] * np.linalg.norm(self.answers[int(i)][:d]) for i in inside]))
@@ -187,6 +232,7 @@ Transition = Callable[[Any], str]
 def begin_fit(state: RefitState, start: Floats) -> str:
     """Train all groups with trusted members from here."""
     state.fit = PooledFit(start, np.arange(len(start)) < state.n_trusted_groups)
+    state.believed[:] = not state.info.claimed
     state.set_out()
     return Fit.name
 
@@ -200,6 +246,8 @@ def begin_final_fit(state: RefitState) -> str:
     """Let validation rows join."""
     alone = np.bincount(state.labels) == 1
     state.validated_models = state.models.copy()
+    state.believed |= state.fit.converged[state.labels]  # They begin at models by credible counts.
+    state.opening[:] = np.nan
     state.fit.resume(state.models, ~alone)
     state.last_gradients[:] = np.nan  # Other rows have another loss.
     state.set_out()
@@ -312,13 +360,13 @@ class _GradientStep(Step[RefitState]):
     def _pooled(self, state: RefitState) -> PooledReplies:
         d, who = state.info.d, np.array(list(state.answers), np.int64)
         values = np.reshape([state.answers[i] for i in state.answers], (-1, d + len(self.also)))
-        rows, validation = (state.info.counts[part][who] for part in (self.rows, "validation"))
+        rows, validation = (state.rows(part)[who] for part in (self.rows, "validation"))
         return pool(values, state.labels[who], len(state.fit.start), d, rows, validation, self.robust)
 
     def _harmed(self, state: RefitState, before: Bools) -> bool:
         """Whether groups that were in training before have to begin again without some member."""
         if self.robust != "none":
-            state.expel_harmful(before & ~state.fit.training, state.info.counts[self.rows])
+            state.expel_harmful(before & ~state.fit.training, self.rows)
         return state.part_with_suspects()
 
 
@@ -336,7 +384,7 @@ class Fit(_GradientStep):
             return begin_fit(state, state.fit.start)
         fit, trial, replies = state.fit, state.fit.optimiser.trial.copy(), self._pooled(state)
         before = fit.training
-        validation_rows = np.bincount(state.labels, state.info.counts["validation"], len(trial))
+        validation_rows = np.bincount(state.labels, state.rows("validation"), len(trial))
         good = fit.watch(replies, fit.margin(replies.loss, validation_rows, state.info.model.goal))
         state.models[good] = trial[good]
         if self._harmed(state, before):
@@ -422,6 +470,9 @@ class Refit(StepMethod[RefitState]):
 
     def steps(self) -> dict[str, Step[Any]]:
         return by_name(*refit_steps(self.robust))
+
+    def outcome(self, state: RefitState) -> Outcome:
+        return super().outcome(state)._replace(kept=state.counted())
 
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> RefitState:
         return RefitState(info, found_labels(previous), previous)

@@ -47,10 +47,17 @@ class FederationInfo:
     truth: Ints | None = None  # for the oracle alone
     seed: int = 0  # for draws of the server's own
     share: Share = "moments"
+    claimed: bool = False  # whether row counts are what devices say of rows that nobody here has seen
 
     @property
     def d(self) -> int:
         return self.model.d
+
+    @property
+    def free(self) -> float:
+        """Parameters that are free: of the scores of classes, one can be zero."""
+        classes = self.model.n_classes
+        return self.d * (classes - 1) / classes if classes else self.d
 
 
 class Outcome(NamedTuple):

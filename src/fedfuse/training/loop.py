@@ -11,10 +11,11 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -354,14 +355,14 @@ class Run:
             suspects=np.array(sorted(suspects), np.int64),
             unheard=np.setdiff1d(self.transport.unheard, found.suspects).astype(np.int64),
             left_out={self.federation.names[i]: why for i, why in sorted(suspects.items())},
-            capped=self.capped,
+            capped=self.capped(found.kept),
         )
 
-    @property
-    def capped(self) -> dict[str, int]:
+    def capped(self, kept: Mapping[str, Any] = MappingProxyType({})) -> dict[str, int]:
         """Row counts of devices that claim more than others make credible, as they are used."""
+        used = kept.get("counted", self.info.counts["train+validation"])
         claimed = self.federation.totals("train") + self.federation.totals("validation")
-        rows = zip(self.federation.names, claimed, self.info.counts["train+validation"], strict=True)
+        rows = zip(self.federation.names, claimed, used, strict=True)
         return {name: int(counted) for name, said, counted in rows if counted < said}
 
     def _confidence(self, found: Outcome) -> Floats | None:
@@ -499,4 +500,5 @@ def info_of(
         share = "models" if tells_rows(federation) else share
         counts = {part: np.minimum(n, upper_fence(n[n > 0])).astype(n.dtype) for part, n in counts.items()}
     counts["train+validation"] = counts["train"] + counts["validation"]
-    return FederationInfo(federation.m, model, counts, initial, np.dtype(dtype), federation.truth, seed, share)
+    known = federation.m, model, counts, initial, np.dtype(dtype), federation.truth, seed, share
+    return FederationInfo(*known, claimed=not federation.here)

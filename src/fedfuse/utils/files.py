@@ -14,6 +14,7 @@ import stat
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any, TypeAlias, get_args, get_origin
 
@@ -77,12 +78,22 @@ def _writing(path: Path) -> Iterator[None]:
         raise FedfuseError(f"cannot write to {path}: {problem.strerror or problem}") from None
 
 
+_held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
+
+
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """Keep other processes out of a directory; the system releases the lock even if this process is killed."""
+    """Keep other processes out of a directory; the system releases the lock even if this process is killed.
+
+    Who holds it may take it again.
+    """
+    held, here = _held.get(), directory.resolve()
     try:
         import fcntl
     except ImportError:  # Windows has no such locks.
+        yield
+        return
+    if here in held:
         yield
         return
     handle = os.open(directory, os.O_RDONLY)
@@ -93,8 +104,10 @@ def directory_lock(directory: Path) -> Iterator[None]:
             raise FedfuseError(f"another process is at work in {directory}: wait for its end, or end it") from None
         except OSError:  # Some file systems have no locks.
             log.debug("no lock on %s", directory)
+        _held.set(held | {here})
         yield
     finally:
+        _held.set(held)
         os.close(handle)
 
 
