@@ -161,7 +161,7 @@ class RefitState(StepState):
         """Return the share of every device's rows that its group's median makes credible."""
         rows = self.info.counts["train+validation"]
         usual = group_medians(rows.astype(np.float64), self.labels, len(self.models))[self.labels]
-        return np.minimum(1.0, MAX_CLAIM_RATIO * usual / np.maximum(rows, 1))
+        return np.asarray(np.minimum(1.0, MAX_CLAIM_RATIO * usual / np.maximum(rows, 1)))
 
     def doubt(self, group: int, losses: Floats, rows: Floats) -> bool:
         """Train a group again by credible row counts alone, where the others' losses object to claimed ones.
