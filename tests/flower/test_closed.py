@@ -69,11 +69,11 @@ class Closed(Cluster):
 
     def start_link(self) -> None:
         self._start("link", *unit("fedfuse-superlink.service", self.places))
-        wait_for(self._healthy, 60, "the SuperLink")
+        wait_for(self._healthy, 300, "the SuperLink")
         program, *words = unit("fedfuse-gate.service", self.places)
         assert program == "python"
         self._start("gate", sys.executable, *words)
-        wait_for(lambda: self.reach(self.gate, "/"), 30, "the gate")
+        wait_for(lambda: self.reach(self.gate, "/"), 200, "the gate")
 
     def start_device(self, k: int) -> None:
         """A node as its unit starts it, with a port of its own for what it runs."""
@@ -163,7 +163,7 @@ def test_a_stranger_can_run_nothing_and_nodes_with_keys_can(tmp_path):
         # Who has an account on the SuperLink's host starts a run, and the nodes do what they allow.
         config = f"lam='0.5' set='solver=exact refit=no tol=0' num-server-rounds=4 num-devices=6 out='{out}'"
         run = cluster.run(app, config)
-        wait_for(lambda: "round" in told(out), 300, "the first round")
+        wait_for(lambda: "round" in told(out), 900, "the first round")
         for process in cluster.children("flwr-serverapp"):
             os.kill(process, signal.SIGTERM)
         wait_for(lambda: not cluster.children("flwr-serverapp"), 300, "the end of the server's app")

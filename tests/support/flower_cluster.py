@@ -97,7 +97,7 @@ class Cluster:
             how += ["--enable-supernode-auth", "--database", str(self.folder / "state.db")]
         how += ["--simulation"] if self.simulation else []
         self._start("link", "flower-superlink", *how, "--host", "127.0.0.1", "--port", str(self.port))
-        wait_for(self._healthy, 60, "the SuperLink")
+        wait_for(self._healthy, 300, "the SuperLink")
 
     def start_node(self, k: int, config: str, key: str | None = None, link: int | None = None) -> None:
         how = ["--root-certificates", str(self.folder / "ca.crt")] if self.tls else ["--insecure"]
