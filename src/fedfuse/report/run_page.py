@@ -189,8 +189,9 @@ def _intervals(table: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, Any]
 
 def to_the_end(result: Result) -> pd.DataFrame:
     """Return the history with what the run ended with in its last row: rounds are not all evaluated."""
-    history, ends = result.history.copy(), {part: result.score(part) for part in result.scores}
-    ends = {name: value for name, value in {**ends, "n_clusters": result.n_clusters}.items() if name in history}
+    history: pd.DataFrame = result.history.copy()
+    ends = {**{part: result.score(part) for part in result.scores}, "n_clusters": result.n_clusters}
+    ends = {name: value for name, value in ends.items() if name in history}
     history.loc[history.index[-1:], list(ends)] = list(ends.values())
     return history
 
