@@ -330,13 +330,26 @@ class InProcess(Engine):
         posterior = np.exp(scores - scores.max(axis=0))
         posterior = posterior / posterior.sum(axis=0) * (own / own.mean())
         models, (steps, lr) = task.components.astype(self._dtype), plain(task.work)
-        batch = min(task.work.batch or len(y), len(y))
+        if task.work.batch is None:
+            models = np.stack([self._component(w, X, y, q, task.work) for w, q in zip(models, posterior, strict=True)])
+            return np.concatenate([models.ravel(), posterior.mean(axis=1)])
+        batch = min(task.work.batch, len(y))
         for _ in range(steps if task.work.unit == "batches" else steps * -(-len(y) // max(batch, 1))):
             chosen = slice(None) if batch == len(y) else rng.permutation(len(y))[:batch]
             for c, weights in enumerate(posterior[:, chosen]):
                 slope = self._model.weighted_gradient(models[c], X[chosen], y[chosen], weights)
                 models[c] -= lr * (slope + task.work.decay * models[c])
         return np.concatenate([models.ravel(), posterior.mean(axis=1)])
+
+    def _component(self, w: Floats, X: Floats, y: Any, weights: Floats, work: Work) -> Floats:
+        """Take full-batch steps on the mean over rows of their losses times these weights."""
+        share = float(weights.mean())
+        if not share:
+            return w
+        rows = Rows(X, y, np.array([0]), np.array([len(y)]), weights)  # Losses of these are divided by their sum.
+        scaled = replace(work, lr=plain(work)[1] * share, decay=work.decay / share)
+        data = self._model.load(rows, self._dtype)
+        return np.asarray(self._model.train(data, np.array([0]), w[None], None, 0.0, scaled)[0])
 
     def _train_by_gradients(self, orders: list[Order], devices: Ints, start: Floats, part: slice) -> Floats:
         """Train with a slope added to every gradient, or one part of the model after the other."""

@@ -357,7 +357,9 @@ class FusionState:
         near, delta, s, r, sums, omega = (arrays[name] for name in ("near", "delta", "s", "r", "sums", "omega"))
         (m, d), pairs = omega.shape, pair_count(len(omega))
         shapes = [delta.shape, s.shape, r.shape, sums.shape]
-        if shapes != [(near.size, d), (pairs,), (pairs,), (m, d)] or (near >= pairs).any():
+        like = {delta.dtype, s.dtype, r.dtype, omega.dtype} in ({np.dtype(np.float32)}, {np.dtype(np.float64)})
+        like = like and sums.dtype.kind == "f" and near.dtype.kind in "iu"
+        if shapes != [(near.size, d), (pairs,), (pairs,), (m, d)] or not like or (near >= pairs).any():
             raise FedfuseError("the arrays of this fusion state do not fit each other")
         state = object.__new__(cls)
         state.omega, state.s, state.r, state._rho = omega.copy(), s.copy(), r.copy(), float(arrays["rho"][0])

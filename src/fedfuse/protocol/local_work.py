@@ -13,12 +13,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from numbers import Integral
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.utils.random import generator
+
+MAX_STEPS = 2**31 - 1  # Of a device in one round.
 
 
 class _Written:
@@ -160,14 +163,15 @@ class Work:
 
     def __post_init__(self) -> None:
         steps, lr = value(self.steps, 0), value(self.lr, 0)
-        if not 1 <= steps < np.inf or (steps is self.steps and steps != int(steps)):
-            raise FedfuseError(f"steps must be a whole number of at least 1, got {self.steps}")
+        if not 1 <= steps <= MAX_STEPS or (steps is self.steps and steps != int(steps)):
+            limits = f"of at least 1 (and at most {MAX_STEPS:,})"
+            raise FedfuseError(f"steps must be a whole number {limits}, got {self.steps}")
         if not 0 < lr < np.inf:
             raise FedfuseError(f"lr must be a positive number, got {self.lr}")
         if isinstance(self.lr, Uneven):
             raise FedfuseError(f"lr cannot be drawn for each device, got {self.lr}; steps can")
-        if self.batch is not None and self.batch < 1:
-            raise FedfuseError(f"batch must be at least 1, got {self.batch}")
+        if self.batch is not None and not (self.batch >= 1 and isinstance(self.batch, Integral)):
+            raise FedfuseError(f"batch must be a whole number of at least 1, got {self.batch}")
         check_choice("solver", self.solver, Solver)
         if not 0 <= self.momentum < 1:
             raise FedfuseError(f"momentum must be at least 0 and below 1, got {self.momentum}")

@@ -95,7 +95,7 @@ def _restore(run: Run, meta: dict[str, Any], arrays: Arrays) -> bool:
     if run.rule.current(run.state).models.shape != (run.info.m, run.info.d):
         raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
     counts = [sent[name] for name in ("turns", "last", "asked", "heard")]
-    if any(count.shape != (run.info.m,) or count.dtype.kind not in "bi" for count in counts):
+    if any(count.shape != (run.info.m,) or count.dtype.kind != "i" for count in counts):
         raise FedfuseError("the checkpoint is damaged: what it says of orders is not of these devices")
     _remind(run, arrays.get("own"))
     _restore_transport(run, sent, scratch)
