@@ -163,7 +163,9 @@ def _with_rows(item: Item, setup: PaperSetup, words: str) -> str:
         both = pd.concat([theirs, ours]).drop_duplicates(first, keep="last")
         places = both[first].map({name: place for place, name in enumerate(order)}).fillna(len(order))
         words = words.replace(markdown(theirs), markdown(both.iloc[places.argsort(kind="stable")]))
-    return words
+        # Notes compare rows: beside new ones they may no longer hold.
+        words = re.sub(rf"^- {re.escape(title)}: .*\n", "", words, flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", words)
 
 
 def _with_reasons(item: Item, words: str) -> str:
