@@ -75,8 +75,8 @@ class Case:
 
     @property
     def methods(self) -> list[str]:
-        """All methods that the data are for: models of one layer have no base to share, as FedPer and FedRep do."""
-        left_out = {"oracle" if self.make else "", *(() if self.network else ("fedper", "fedrep"))}
+        """All methods that the data are for: FedPer and FedRep share a base of layers, MOCHA is for convex models."""
+        left_out = {"oracle" if self.make else "", *(("mocha",) if self.network else ("fedper", "fedrep"))}
         return [name for name in methods_of("all") if name not in left_out]
 
 
@@ -355,7 +355,8 @@ seconds of all runs, where they were taken. Test rows are used for scoring only.
 
 `continuous-…` have no groups: the coefficients of devices vary around a centre. Real tables are described
 [here](real-tables.md). MNIST, Fashion-MNIST and digits have four groups of devices with swapped labels. FedPer and
-FedRep share the layers below the last, so they run on networks alone: linear and softmax regression have none.
+FedRep share the layers below the last, so they run on networks alone: linear and softmax regression have none. MOCHA is
+for these two.
 
 {notes}
 
