@@ -164,8 +164,8 @@ class Work:
     def __post_init__(self) -> None:
         steps, lr = value(self.steps, 0), value(self.lr, 0)
         if not 1 <= steps <= MAX_STEPS or (steps is self.steps and steps != int(steps)):
-            limits = f"of at least 1 (and at most {MAX_STEPS:,})"
-            raise FedfuseError(f"steps must be a whole number {limits}, got {self.steps}")
+            limit = f"at most {MAX_STEPS:,}" if steps > MAX_STEPS else "at least 1"
+            raise FedfuseError(f"steps must be a whole number of {limit}, got {self.steps}")
         if not 0 < lr < np.inf:
             raise FedfuseError(f"lr must be a positive number, got {self.lr}")
         if isinstance(self.lr, Uneven):
