@@ -314,7 +314,7 @@ def page(out: Path, into: Path) -> str:
         critical=f"{ranking.critical:.1f}", picture=picture.name, best=ranking.ranks.index[0],
         minutes=f"{runs['cpu'].sum() / 60:.0f}", ranks=markdown(heads, rows),
         data=markdown(("data", "what", "devices", "seeds", "rounds", "score"), about),
-        notes="\n".join(notes) or "- None.",
+        notes="".join(f"{note}\n" for note in notes) + "\n" * bool(notes),
         scores=matrix(runs, order, "test", score),
         ari=matrix(runs, order, "ari", lambda cell: f"{cell['ari'].mean():.2f}"),
         sent=matrix(runs, order, "worth", lambda cell: f"{cell['worth'].mean():.0f}"),
@@ -356,11 +356,10 @@ seconds of all runs, where they were taken. Test rows are used for scoring only.
 `continuous-…` have no groups: the coefficients of devices vary around a centre. Real tables are described
 [here](real-tables.md). MNIST, Fashion-MNIST and digits have four groups of devices with swapped labels. FedPer and
 FedRep share the layers below the last, so they run on networks alone: linear and softmax regression have none. MOCHA is
-for these two.
+for these two. Each case is a comparison like any other: `fedfuse compare synthetic:S1 --methods all --seeds 3 --rounds 200
+--set local.rounds=60` prints the column S1.
 
-{notes}
-
-## Scores
+{notes}## Scores
 
 Accuracy in %, or RMSE; mean and population standard deviation where there are several seeds. `oracle` is told the true
 groups and has no rank.
