@@ -356,8 +356,8 @@ seconds of all runs, where they were taken. Test rows are used for scoring only.
 `continuous-…` have no groups: the coefficients of devices vary around a centre. Real tables are described
 [here](real-tables.md). MNIST, Fashion-MNIST and digits have four groups of devices with swapped labels. FedPer and
 FedRep share the layers below the last, so they run on networks alone: linear and softmax regression have none. MOCHA is
-for these two. Each case is a comparison like any other: `fedfuse compare synthetic:S1 --methods all --seeds 3 --rounds 200
---set local.rounds=60` prints the column S1.
+for these two. Each case is a comparison like any other. The column S1 is that of
+`fedfuse compare synthetic:S1 --methods all --seeds 3 --rounds 200 --set local.rounds=60`.
 
 {notes}## Scores
 
