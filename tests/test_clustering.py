@@ -4,8 +4,9 @@ import warnings
 import numpy as np
 import pytest
 import scipy
-from sklearn.datasets import make_blobs, make_moons
+from sklearn.datasets import load_wine, make_blobs, make_moons
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedfuse as ff
@@ -138,8 +139,19 @@ def test_a_path_that_ends_early_has_the_same_groups(monkeypatch):
     np.testing.assert_array_equal(short.labels_, whole.labels_)
 
 
-def test_one_cloud_is_one_group():
-    assert not ff.FusionClustering().fit_predict(np.random.default_rng(0).normal(size=(500, 4))).any()
+@pytest.mark.parametrize(("n", "d"), [(500, 3), (1000, 2), (1000, 8), (100, 3)])
+@pytest.mark.parametrize("draw", ["normal", "uniform"])
+def test_one_cloud_is_one_group(n, d, draw):
+    """Groups by chance merge from lambda to lambda, even where as many others form: none of them lives long."""
+    x = getattr(np.random.default_rng(0), draw)(size=(n, d))
+    assert ff.FusionClustering().fit(x).labels_.max() == 0
+
+
+def test_wines():
+    """Three groups that overlap, in 13 columns."""
+    x, y = load_wine(return_X_y=True)
+    labels = ff.FusionClustering().fit_predict(StandardScaler().fit_transform(x))
+    assert adjusted_rand(labels, y) > 0.8
 
 
 def test_a_path_has_partitions_inside_each_other_in_the_order_of_the_points():

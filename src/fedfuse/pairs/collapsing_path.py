@@ -31,7 +31,7 @@ from fedfuse.pairs.layout import row_squares
 from fedfuse.pairs.neighbour_graph import Edges
 from fedfuse.utils import threads
 from fedfuse.utils.jit import Kernels
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Bools, Floats, Ints
 
 # From one lambda to the next, and how many at most.
 LAMBDA_RATIO, MAX_LAMBDAS = 1.6, 100
@@ -157,17 +157,16 @@ class PartitionPath:
     places: Ints  # the number of each of the caller's points in the computation
     lambdas: list[float] = field(default_factory=list)
     n_clusters: list[int] = field(default_factory=list)
-    counted: list[int] = field(default_factory=list)  # groups that count,
-    grouped: list[float] = field(default_factory=list)  # and the shares of the points in them
+    counts: list[Bools] = field(default_factory=list, repr=False)  # whether each group counts,
+    grouped: list[float] = field(default_factory=list)  # and the share of the points in those that do
     maps: list[Ints] = field(default_factory=list, repr=False)  # from the groups of one step to those of the next
 
     def add(self, lam: float, sizes: Floats, group: Ints) -> None:
         """Add a lambda, and the groups that those of the step before have become."""
         self.lambdas.append(lam)
         self.n_clusters.append(len(sizes))
-        counted = sizes[sizes >= max(MIN_GROUP_POINTS, MIN_GROUP_SHARE * sizes.sum())]
-        self.counted.append(counted.size)
-        self.grouped.append(float(counted.sum() / sizes.sum()))
+        self.counts.append(sizes >= max(MIN_GROUP_POINTS, MIN_GROUP_SHARE * sizes.sum()))
+        self.grouped.append(float(sizes[self.counts[-1]].sum() / sizes.sum()))
         self.maps.append(group)
 
     def labels(self, step: int) -> Ints:
@@ -183,13 +182,18 @@ class PartitionPath:
 
     def _lives(self) -> list[tuple[float, int, int]]:
         """Return for partitions how long they live, their first step, and the step after their last."""
-        changes = np.flatnonzero(np.diff(self.counted)) + 1
-        bounds, lambdas = [0, *changes.tolist(), len(self.counted)], [*self.lambdas, self.lambdas[-1]]
+        changes = [step for step in range(1, len(self.counts)) if self._changed(step)]
+        bounds, lambdas = [0, *changes, len(self.counts)], [*self.lambdas, self.lambdas[-1]]
         return [
             (min(lambdas[end] / lambdas[start], MAX_LIFE_RATIO), start, end)
             for start, end in pairwise(bounds)
-            if self.counted[start] > 1 and self.grouped[end - 1] >= MIN_GROUPED_SHARE
+            if self.counts[start].sum() > 1 and self.grouped[end - 1] >= MIN_GROUPED_SHARE
         ]
+
+    def _changed(self, step: int) -> bool:
+        """Whether groups that count have merged since the step before, or new ones have formed."""
+        before, now = self.counts[step - 1], self.counts[step]
+        return bool((np.bincount(self.maps[step][before], minlength=now.size) != now).any())
 
     @property
     def settled(self) -> bool:
@@ -199,8 +203,8 @@ class PartitionPath:
     def longest_lived(self) -> int:
         """Return a step of the partition that lives longest, counted as a ratio of lambdas; the finest of equals.
 
-        A partition is the same as long as it has as many groups that count, and most points must be in these. All
-        points are one group if no other partition lives long enough.
+        A partition is the same as long as the groups that count neither merge nor become more, and most points must be
+        in these. All points are one group if no other partition lives long enough.
         """
         lives = [(MIN_LIFE_RATIO, len(self.lambdas) - 1, len(self.lambdas)), *self._lives()]
         _, start, end = max(lives, key=lambda life: life[0])
