@@ -7,7 +7,7 @@ vector of that size to an app that sends it back and does nothing else; with --d
 a run, against `cost_floats` x 4, without the envelopes of Flower and HTTP.
 How long: not measured on idle cores; many minutes beside other jobs. Command:
     python benchmarks/flower.py [--rounds 20] [--deployment | --only]
-Measured: docs/flower.md, "What it costs".
+Measured: docs/flower.md, "Transport cost".
 """
 
 from __future__ import annotations

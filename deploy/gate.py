@@ -1,11 +1,11 @@
-"""Gate of a federation: passes on what SuperNodes say to the SuperLink, and nothing else (docs/flower.md).
+"""Gate of a federation: forwards requests of SuperNodes to the SuperLink, and nothing else (docs/flower.md).
 
     python gate.py --listen 0.0.0.0:8443 --certificate server.pem --key server.key --ca ca.crt
 
-Flower's SuperLink has all its interfaces on one port. What nodes say (/v1/fleet/) is signed with their keys; what
-starts runs (/v1/control/), and so executes code on every node, needs no credential. Hence the SuperLink listens on the
-loopback address, where accounts of its host may start runs, and this gate is all that the network can reach.
-Needs nothing that Flower has not installed.
+Flower's SuperLink has all its interfaces on one port. Requests of nodes (/v1/fleet/) are signed with their keys, but
+requests that start runs (/v1/control/), and so execute code on every node, need no credential. So the SuperLink listens
+on the loopback address, where accounts on its host may start runs, and the network can reach only this gate.
+It needs only packages that Flower installs.
 """
 
 from __future__ import annotations

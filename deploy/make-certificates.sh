@@ -1,8 +1,8 @@
 #!/bin/sh
 # Certificates and keys of a federation: make-certificates.sh DIRECTORY LINK-NAME DEVICE...
-# Makes an authority (ca.crt, ca.key: keep it offline), the certificate of the SuperLink and its gate (server.pem,
-# server.key) for LINK-NAME and this host, and a key for each device. Every file is readable by its owner alone but for
-# certificates and public keys.
+# Makes a certificate authority (ca.crt, and ca.key: keep that offline), a certificate for the SuperLink and its gate
+# (server.pem, server.key) valid for LINK-NAME and this host, and a key for each device. Only the owner can read the
+# files, except for certificates and public keys.
 set -eu
 umask 077
 directory=$1 link=$2

@@ -1,9 +1,9 @@
-"""SuperNode that ends where it cannot go on, so that systemd starts it again (docs/flower.md).
+"""SuperNode that exits when its connection is lost for good, so that systemd restarts it (docs/flower.md).
 
     python supernode.py --superlink link.example.org:8443 …
 
-Takes the options of `flower-supernode`. Where a TLS handshake is cut, as by a network that fails, that program gives up
-its connection for good, but does not end: its other threads keep the process alive.
+Takes the options of `flower-supernode`. When a TLS handshake is cut, for example by a network failure, that program
+gives up its connection for good but does not exit: its other threads keep the process alive.
 """
 
 from __future__ import annotations
