@@ -111,6 +111,7 @@ def run_row(what: str, m: int) -> dict[str, Any]:
     from fedfuse.core.partitions import adjusted_rand
 
     if what == "clustering":
+        from fedfuse.bench.neighbours import blobs
         from fedfuse.clustering import FusionClustering
 
         FusionClustering().fit(blobs(300)[0])  # compiles
@@ -131,13 +132,6 @@ def run_row(what: str, m: int) -> dict[str, Any]:
         "what": what, "m": m, "ari": adjusted_rand(truth, labels), "groups": int(labels.max()) + 1, "wall": wall,
         "processor": processor, "peak_bytes": peak_bytes(), "sent": sent,
     }  # fmt: skip
-
-
-def blobs(m: int, groups: int = 20, dimensions: int = 7) -> Any:
-    """Return points in clouds of equal width, and their groups."""
-    rng = np.random.default_rng(0)
-    truth = rng.integers(0, groups, m)
-    return rng.uniform(-10, 10, (groups, dimensions))[truth] + rng.normal(size=(m, dimensions)), truth
 
 
 def softmax_federation(m: int, seed: int = 0) -> Any:

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from rich.console import Console
 from fedfuse.bench import (
     SECTIONS,
     BenchSizes,
+    Curve,
     Figure,
     chosen,
     local_training,
@@ -27,7 +29,10 @@ from fedfuse.bench.local_training import TextbookRun, begun
 from fedfuse.data.synthetic import synthetic
 from fedfuse.errors import FedfuseError
 
-TINY = BenchSizes(m=8, d=5, large=40, triad=10_000, sgemm=32, seconds=0.0, rounds=10, images=20)
+TINY = BenchSizes(
+    m=8, d=5, large=40, triad=10_000, sgemm=32, seconds=0.0, rounds=10, over_m=(6, 8, 10), over_d=(3, 4, 5),
+    over_rows=(5, 6, 7), over_points=(100, 200, 300), linked=200, budget=60.0, images=20,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +63,11 @@ def test_every_figure_is_a_ratio_and_is_written_down(measured):
         assert figure["met"] is None
         for number in ("value", "reference", "ratio"):
             assert math.isfinite(figure[number])
-            assert figure[number] > 0 or not figure["unit"]
+            assert figure[number] > 0 or figure["unit"] in ("", "modules")
     assert all(f.name in shown for f in figures)
+    assert [curve["over"] for curve in content["growth"]] == [
+        "points", "devices", "devices", "parameters", "rows of a device",
+    ]  # fmt: skip
 
 
 def test_the_page_has_all_figures(measured, tmp_path):
@@ -72,6 +80,7 @@ def test_the_page_has_all_figures(measured, tmp_path):
     text = (tmp_path / "page.md").read_text()
     assert all(f"| {figure.name} |" in text for figure in figures)
     assert "old" not in text
+    assert (tmp_path / "page-growth.png").stat().st_size > 1000
 
 
 def test_parts_are_chosen_by_name():
@@ -80,22 +89,15 @@ def test_parts_are_chosen_by_name():
         chosen("server,disk")
 
 
-def imports(*words, cwd):
-    """The modules that a Python process imports, as ``-X importtime`` lists them."""
-    line = [sys.executable, "-X", "importtime", *words]
-    lines = subprocess.run(line, check=True, capture_output=True, text=True, cwd=cwd).stderr.splitlines()
-    return [line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")][1:]
-
-
 def test_a_run_of_a_table_imports_nothing_heavy(tmp_path):
     """By ``python -X importtime``, which lists all modules. Only pairwise fusion, with a lambda, is compiled."""
     startup.write_tables(tmp_path)
     runs = [startup.run_line(words, tmp_path / name) for name, words in startup.RUNS.items() if "visits.csv" in words]
     for words in (("-c", "import fedfuse"), *runs):
-        modules = imports(*words, cwd=tmp_path)
+        modules = startup.imports(*words, cwd=tmp_path)
         assert "fedfuse" in modules
         compiled = set() if "--lam" in words else {"numba", "sklearn"}
-        assert not {name.split(".")[0] for name in modules} & {"torch", "ray", "flwr", *compiled}
+        assert not {name.split(".")[0] for name in modules} & {*startup.HEAVY_MODULES, *compiled}
 
 
 def test_rounds_of_the_yardstick_are_those_of_fedfuse():
@@ -108,6 +110,13 @@ def test_rounds_of_the_yardstick_are_those_of_fedfuse():
     weights = [run.model.coefficients(w) for w in run.state.pairs.omega]
     np.testing.assert_allclose(weights, book.book.W, atol=1e-4)
     assert np.abs(book.book.W).max() > 0.1
+
+
+def test_a_curve_ends_where_its_time_does(monkeypatch):
+    monkeypatch.setattr("fedfuse.bench.measurement.time.perf_counter", cycle([0.0, 0.0, 2.0, 2.0, 9.0]).__next__)
+    curve = Curve.measured("a", "b", (10, 20, 40), float, budget=20.0)
+    assert curve.sizes == (10, 20)  # 9 s so far, and 7 s for 20 are at least 14 s for 40
+    assert curve.seconds == (10.0, 20.0)
 
 
 def test_goals_are_judged_in_the_right_sense():

@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from fedfuse.bench import local_training, rounds_to_groups, server_step, startup
-from fedfuse.bench.measurement import FULL, QUICK, BenchSizes, Figure, cells, describe_machine, versions
+from fedfuse.bench import local_training, neighbours, rounds_to_groups, server_step, startup
+from fedfuse.bench.measurement import FULL, QUICK, BenchSizes, Curve, Figure, cells, describe_machine, versions
 from fedfuse.errors import FedfuseError, guess
 
-__all__ = ["FULL", "QUICK", "SECTIONS", "BenchSizes", "Figure", "chosen", "run_all"]
+__all__ = ["FULL", "QUICK", "SECTIONS", "BenchSizes", "Curve", "Figure", "chosen", "run_all"]
 
-SECTIONS: dict[str, Callable[[BenchSizes], Iterable[Figure]]] = {
+SECTIONS: dict[str, Callable[[BenchSizes], Iterable[Figure | Curve]]] = {
     "server": server_step.figures,
     "formed": server_step.formed_figures,
+    "graph": lambda sizes: chain(neighbours.figures(sizes), neighbours.growth_curves(sizes)),
     "local": local_training.figures,
     "run": local_training.whole_run_figures,
     "cnn": local_training.network_figures,
     "groups": rounds_to_groups.figures,
     "startup": startup.figures,
+    "growth": lambda sizes: chain(server_step.growth_curves(sizes), local_training.growth_curves(sizes)),
 }
 
 
@@ -51,10 +54,12 @@ def run_all(
     if not out.absolute().parent.is_dir() or out.is_dir():
         raise FedfuseError(f"cannot write figures to {out}: give a file in a directory that exists")
     judged, info = sizes == FULL, describe_machine()
-    figures: list[Figure] = []
+    seen: list[Figure | Curve] = []
     for name in only:
         with console.status(f"measuring {name} …"):
-            figures += SECTIONS[name](sizes)
+            seen += SECTIONS[name](sizes)
+    figures = [item for item in seen if isinstance(item, Figure)]
+    curves = [item for item in seen if isinstance(item, Curve)]
     content: dict[str, Any] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "quick": not judged,
@@ -62,8 +67,12 @@ def run_all(
         "machine": info,
         "versions": versions(),
         "figures": [figure.to_dict(judged=judged) for figure in figures],
+        "growth": [curve.to_dict() for curve in curves],
     }
     console.print(table(content["figures"]))
+    for curve in curves:
+        words = f"{curve.what}, over {curve.over}: {curve.points}; grows with exponent {curve.exponent:.2f}"
+        console.print(words, highlight=False, soft_wrap=True)
     out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     console.print(f"figures: {out}", highlight=False)
     return figures

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse import FPFC, Federation, FedfuseError, Settings, SoftmaxRegression, Work, fit
-from fedfuse.bench.measurement import BenchSizes, Figure, once, race
+from fedfuse.bench.measurement import BenchSizes, Curve, Figure, once, race
 from fedfuse.core.partitions import components
-from fedfuse.data.federation import Part
+from fedfuse.data.federation import Part, Rows
 from fedfuse.data.synthetic import synthetic
 from fedfuse.engines.base import Engine
 from fedfuse.engines.in_process import InProcess
@@ -33,6 +33,7 @@ METHOD = FPFC(lam=0.6, work=WORK, refit=False)
 SETTINGS = Settings(rounds=10**9, participation=0.3, tol=0.0, evaluate_every=10**9)
 # Of the whole run: rounds between evaluations, threshold of groups, turns, and repetitions of which the best counts.
 EVALUATE_EVERY, NU, TURNS, REPEATS = 10, 0.5, 4, 3
+GROWTH_DEVICES, GROWTH_FEATURES, GROWTH_CLASSES = 10, 60, 10
 NETWORK_DEVICES, BATCH, NETWORK_LR = 4, 100, 0.01
 
 
@@ -127,6 +128,23 @@ def whole_run_figures(sizes: BenchSizes) -> Iterator[Figure]:
         rounds = TURNS * EVALUATE_EVERY
         against = f"textbook loops, NumPy gradients, {precision}: {rounds} rounds, times {sizes.rounds / rounds:.3g}"
         yield Figure("whole run", what, against, fast, ten * sizes.rounds / EVALUATE_EVERY, "s", goal)
+
+
+def growth_curves(sizes: BenchSizes) -> Iterator[Curve]:
+    """Measure growth of local steps with the rows of a device."""
+    model, everyone = SoftmaxRegression().sized(GROWTH_FEATURES, GROWTH_CLASSES), np.arange(GROWTH_DEVICES)
+    w, rng = np.zeros((GROWTH_DEVICES, model.d), np.float32), np.random.default_rng(0)
+
+    def steps(n: int) -> float:
+        X = rng.normal(size=(GROWTH_DEVICES * n, GROWTH_FEATURES)).astype(np.float32)
+        rows = Rows(X, rng.integers(0, GROWTH_CLASSES, len(X)), n * everyone, n * everyone + n)
+        data = model.load(rows, np.float32)
+        run = partial(model.train, data, everyone, w, w, 1.0, WORK)
+        return race(run, seconds=sizes.seconds / 4, burst=8)[0]
+
+    size = f"{GROWTH_DEVICES} devices, {GROWTH_FEATURES} features, {GROWTH_CLASSES} classes"
+    what = f"{STEPS} softmax steps of {size}"
+    yield Curve.measured(what, "rows of a device", sizes.over_rows, steps)
 
 
 def network_figures(sizes: BenchSizes) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""What benchmarks measure and how: sizes, figures, clocks, and the machine's own limits."""
+"""What benchmarks measure and how: sizes, figures, growth curves, clocks, and the machine's own limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,8 @@ from fedfuse.utils.threads import allowed, spread
 
 MIN_TURN_SECONDS = 0.05
 TRIAD_PASSES = 4  # In one call, so that starting threads does not count.
+# Times as long as the last size, per ratio of sizes, that the next point of a curve may take.
+MAX_GROWTH = 1.5
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,21 @@ class BenchSizes:
     sgemm: int = 1536  # side of the square matrices whose product tells the rate of arithmetic
     seconds: float = 2.0  # about how long each contestant runs
     rounds: int = 200  # of the whole run
+    over_m: tuple[int, ...] = (50, 100, 200, 400, 800)  # growth: devices
+    over_d: tuple[int, ...] = (100, 300, 1000, 3000, 10_000)  # growth: parameters
+    over_rows: tuple[int, ...] = (30, 100, 300, 1000, 3000)  # growth: rows of a device
+    over_points: tuple[int, ...] = (100, 1000, 10_000, 100_000, 1_000_000)  # growth: points and devices of a graph
+    linked: int = 10_000  # points that SciPy's linkage joins
+    budget: float = 60.0  # seconds for a curve of a graph
     images: int = 500  # rows of each device that trains the paper's network for an epoch
 
 
 FULL = BenchSizes()
-QUICK = BenchSizes(m=40, d=210, large=200, triad=8_000_000, sgemm=512, seconds=0.3, rounds=20, images=100)
+QUICK = BenchSizes(
+    m=40, d=210, large=200, triad=8_000_000, sgemm=512, seconds=0.3, rounds=20, over_m=(20, 40, 80),
+    over_d=(50, 100, 200), over_rows=(20, 40, 80), over_points=(100, 1000, 10_000), linked=1000, budget=10.0,
+    images=100,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,49 @@ def cells(figure: dict[str, Any]) -> tuple[str, str, str, str]:
     value, reference = (readable(figure[name], figure["unit"]) for name in ("value", "reference"))
     goal = "" if figure["goal"] is None else f"{figure['sense']} {figure['goal']:g}"
     return value, reference, f"{figure['ratio']:.3g}", goal
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds of ``what`` for some values of ``over``."""
+
+    what: str
+    over: str
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def measured(
+        cls, what: str, over: str, sizes: Sequence[int], case: Callable[[int], float], budget: float = np.inf
+    ) -> Curve:
+        """Measure what ``case`` takes for each size, as far as ``budget`` seconds last."""
+        seconds: list[float] = []
+        began = time.perf_counter()
+        for n, following in zip(sizes, (*sizes[1:], sizes[-1]), strict=True):
+            turn = time.perf_counter()
+            seconds.append(case(n))
+            now = time.perf_counter()
+            if now - began + MAX_GROWTH * following / n * (now - turn) > budget:
+                break
+        return cls(what, over, tuple(sizes[: len(seconds)]), tuple(seconds))
+
+    @property
+    def exponent(self) -> float:
+        """The growth exponent: the slope of the last three points on logarithmic axes.
+
+        >>> round(Curve("steps", "devices", (10, 20, 40), (3, 12, 48)).exponent, 3)
+        2.0
+        """
+        return float(np.polyfit(np.log(self.sizes[-3:]), np.log(self.seconds[-3:]), 1)[0])
+
+    @property
+    def points(self) -> str:
+        """Sizes and seconds in words."""
+        return ", ".join(f"{n:,}: {readable(took, 's')}" for n, took in zip(self.sizes, self.seconds, strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the curve for a JSON file."""
+        return {**asdict(self), "exponent": self.exponent}
 
 
 def readable(value: float, unit: str) -> str:

@@ -1,4 +1,4 @@
-"""The server's step: against the textbook, the memory's bandwidth and a dense state; and its size."""
+"""The server's step: against the textbook, the memory's bandwidth and a dense state; its size and its growth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfuse import FusionState, SmoothedSCAD
 from fedfuse.bench.local_training import textbook
-from fedfuse.bench.measurement import BenchSizes, Figure, Triad, race
+from fedfuse.bench.measurement import BenchSizes, Curve, Figure, Triad, race
 from fedfuse.core.partitions import adjusted_rand
 from fedfuse.utils.typing import Floats, Ints
 
@@ -91,6 +91,22 @@ def form(state: FusionState, optima: Floats, share: float, rounds: int = FORMING
     """Let devices with quadratic losses go to the mean of optimum and anchor: all once, then those of some rounds."""
     for active in (np.arange(len(optima)), *draws(len(optima), share, rounds)):
         state.update(active, (optima[active] + state.anchors(active)) / 2)
+
+
+def growth_curves(sizes: BenchSizes) -> Iterator[Curve]:
+    """Measure growth with devices and with parameters."""
+
+    def step(m: int, d: int) -> float:
+        start = grouped(m, d, APART)
+        state, rounds = FusionState(start, PENALTY, warm=True), cycle(some_rounds(start, sizes.share))
+        return race(lambda: state.update(*next(rounds)), seconds=sizes.seconds / 4, burst=8)[0]
+
+    what = f"4 groups, {sizes.share:.0%} active"
+    for over, kept, values, case in (
+        ("devices", f"d = {sizes.d}", sizes.over_m, lambda m: step(m, sizes.d)),
+        ("parameters", f"m = {sizes.m}", sizes.over_d, lambda d: step(sizes.m, d)),
+    ):
+        yield Curve.measured(f"server step, {kept}, {what}", over, values, case)
 
 
 def grouped(m: int, d: int, distance: float, width: float = 0.5) -> Floats:

@@ -1,4 +1,4 @@
-"""Start-up of processes: import, command and short runs, the first ever and later ones."""
+"""Start-up of processes: import, command and short runs, the first ever and later ones; the modules they import."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from fedfuse.bench.measurement import BenchSizes, Figure, once, race
 
+HEAVY_MODULES = ("torch", "ray", "flwr")  # A table needs none of them.
 BASE = "import numpy, numba, pandas"
 MAX_FIRST_SECONDS, MAX_LATER_SECONDS = 15, 2
 LAM = ("--lam", "0.5", "--rounds", "20")
@@ -38,6 +39,15 @@ def figures(sizes: BenchSizes) -> Iterator[Figure]:
         write_tables(directory)
         for name, words in RUNS.items():
             yield from _first_and_later(directory, name, words)
+        name, words = next(iter(RUNS.items()))
+        heavy = " or ".join(HEAVY_MODULES)
+        for what, line in (("import fedfuse", lines["import"]), (name, run_line(words, directory / "last"))):
+            modules = imports(*line, cwd=directory)
+            found = sum(module.split(".")[0] in HEAVY_MODULES for module in modules)
+            against = "all that it imports (python -X importtime)"
+            yield Figure(
+                "imports", f"modules of {heavy} in {what}", against, found, len(modules), "modules", 0, "at most"
+            )
 
 
 def _first_and_later(directory: Path, name: str, words: tuple[str, ...]) -> Iterator[Figure]:
@@ -53,6 +63,12 @@ def _first_and_later(directory: Path, name: str, words: tuple[str, ...]) -> Iter
     ):
         took = min(once(run) for _ in range(times))
         yield Figure(call, f"{what}, {state}", "goal", took, most, "s", 1, "at most")
+
+
+def imports(*words: str, cwd: Path | None = None) -> list[str]:
+    """Return the modules that a Python process imports, as ``-X importtime`` lists them."""
+    lines = _python("-X", "importtime", *words, cwd=cwd).splitlines()
+    return [line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")][1:]
 
 
 def write_tables(directory: Path) -> None:
@@ -71,9 +87,14 @@ def run_line(words: tuple[str, ...], out: Path) -> tuple[str, ...]:
     return ("-m", "fedfuse", "run", *words, "--out", str(out), "--json")
 
 
-def _python(*arguments: str, cache: Path | None = None, cwd: Path | None = None) -> None:
+def _python(*arguments: str, cache: Path | None = None, cwd: Path | None = None) -> str:
+    """Run Python; return what it writes to its standard error."""
     # Bytecode is kept, as it is wherever fedfuse is installed by pip.
     environment = {key: text for key, text in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     if cache is not None:
         environment["NUMBA_CACHE_DIR"] = str(cache)
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env=environment, cwd=cwd)
+    done = subprocess.run(
+        [sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=environment, cwd=cwd,
+    )  # fmt: skip
+    return done.stderr
