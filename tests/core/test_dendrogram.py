@@ -38,7 +38,7 @@ def judged(tree, means, variance=1.0, n=10):
     for leaf, chain in enumerate(tree.ancestors()):
         k = 1 + len(chain)
         answer = np.concatenate([means[leaf][:k], (variance * np.eye(k))[np.triu_indices(k)]])
-        found.append(PairedLosses.read(leaf, n, answer))
+        found.append(PairedLosses(leaf, n, answer))
     return found
 
 
@@ -134,10 +134,10 @@ def test_one_leaf_is_a_tree():
 
 def test_judgement_reads_means_then_the_upper_triangle():
     C = np.array([[4.0, 1.0, 2.0], [1.0, 5.0, 3.0], [2.0, 3.0, 6.0]])
-    judgement = PairedLosses.read(0, 10, np.array([0.1, 0.2, 0.4, 4, 1, 2, 5, 3, 6]))
+    judgement = PairedLosses(0, 10, np.array([0.1, 0.2, 0.4, 4, 1, 2, 5, 3, 6]))
     np.testing.assert_array_equal(judgement.covariance, C)
     rise, variance = judgement.difference(2, 0)
     assert rise == pytest.approx(10 * 0.3)
     assert variance == pytest.approx(100 * (6 + 4 - 2 * 2))
-    judgement.stand(np.array([7, 9]))
+    judgement.nodes = [0, 7, 9]
     assert judgement.rise(9, 0) == judgement.difference(2, 0)

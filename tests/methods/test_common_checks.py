@@ -65,7 +65,6 @@ VARIANTS = {
     "ditto": partial(methods.Ditto, lam=0.5),
     "ditto-searched": methods.Ditto,
     "fedper": methods.FedPer,
-    "fedper-all": partial(methods.FedPer, shared="all"),
     "fedrep": methods.FedRep,
     "pfedme": partial(methods.PFedMe, lam=1.0, local_rounds=3),
     "pfedme-searched": partial(methods.PFedMe, local_rounds=3),
@@ -95,7 +94,7 @@ DRAWS_DEVICES = ("hypcluster",)
 SEARCHED = ("ifca-searched", "ifca-restarts", "cfl-searched", "pacfl-searched", "fedprox-searched", "ditto-searched")
 SEARCHED += ("pfedme-searched", "odcl-cc-searched", "stocfl-searched")
 # As others in all but one step.
-KINDRED = ("lg-fedavg-local", "per-fedavg-hf", "ifca-gradient", "ifca-soft", "pacfl-cluster", "fedper-all")
+KINDRED = ("lg-fedavg-local", "per-fedavg-hf", "ifca-gradient", "ifca-soft", "pacfl-cluster")
 KINDRED += ("fedamp-heuristic",)
 COMMON = [name for name in VARIANTS if name not in SEARCHED + KINDRED]
 COMBINATIONS = [(goal, work) for work in WORKS for goal in GOALS]

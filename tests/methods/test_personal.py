@@ -58,10 +58,16 @@ def test_ditto_with_a_very_large_term_is_fedavg(seed):
     np.testing.assert_allclose(ditto.models, one.models, atol=1e-6)
 
 
+class SharesAll(FedPer):
+    """FedPer without heads."""
+
+    into = "all"
+
+
 @pytest.mark.parametrize(("work", "seed"), [("gd", 0), ("sgd", 1), ("gd", 2)])
 def test_fedper_with_everything_shared_is_fedavg(work, seed):
     federation, model = planted("classification", seed=seed), ff.MLP(hidden=(4,))
-    methods = (ff.FedAvg(work=WORKS[work]), FedPer(shared="all", work=WORKS[work]))
+    methods = (ff.FedAvg(work=WORKS[work]), SharesAll(work=WORKS[work]))
     one, per = (ff.fit(federation, m, model=model, participation=0.5, **OPTIONS) for m in methods)
     np.testing.assert_allclose(per.models, one.models, atol=1e-12)
 

@@ -65,17 +65,6 @@ class Textbook:
             zeta += self.omega[j] + self.theta[i, j] - self.v[i, j] / self.rho
         return zeta / len(self.omega)
 
-    def admit(self, omega, warm):
-        m, d = self.omega.shape
-        theta, v = np.zeros((m + 1, m + 1, d)), np.zeros((m + 1, m + 1, d))
-        theta[:m, :m], v[:m, :m] = self.theta, self.v
-        self.omega = np.vstack([self.omega, omega])
-        if warm:
-            for j in range(m):
-                theta[m, j] = self.omega[m] - self.omega[j]
-                theta[j, m] = -theta[m, j]
-        self.theta, self.v = theta, v
-
 
 class EdgeTextbook(Textbook):
     """The same for some pairs alone: an anchor is a mean over a device and its neighbours."""

@@ -56,11 +56,6 @@ class Certificate:
     high: float
     residual: float = 0.0
 
-    @property
-    def empty(self) -> bool:
-        """Whether no lambda is sure to be one of them."""
-        return self.low > self.high
-
     def contains(self, lam: float) -> bool:
         """Whether this lambda is one of them."""
         return self.low <= lam <= self.high
@@ -71,7 +66,7 @@ class Certificate:
         >>> Certificate(0.4, 2.5).sentence(0.6)
         "The grouping is a stationary point of FPFC's objective for lambda from 0.4 to 2.5; 0.6 was used."
         """
-        if self.empty:
+        if self.low > self.high:
             return (
                 "No lambda is sure to make the grouping a stationary point of FPFC's objective: its groups hold "
                 f"together from {self.low:.3g} on, and leave each other alone up to {self.high:.3g} only."

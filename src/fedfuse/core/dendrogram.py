@@ -78,7 +78,7 @@ class Tree:
     def cut_by_answers(self, answers: Mapping[int, Floats], rows: Ints, certain: Bools | None = None) -> Ints:
         """Return a label for each device by what leaves answered for their own and all merged models above."""
         labels, place = np.zeros(len(rows), np.int64), {int(i): leaf for leaf, i in enumerate(self.leaves)}
-        losses = [PairedLosses.read(place[i], rows[i], answer) for i, answer in answers.items()]
+        losses = [PairedLosses(place[i], rows[i], answer) for i, answer in answers.items()]
         labels[self.leaves] = self.cut(losses, certain)
         return labels
 
@@ -94,7 +94,7 @@ class Tree:
         """
         chains, losses = self.ancestors(), np.zeros(2 * self.n - 1)
         for judgement in judgements:
-            judgement.stand(chains[judgement.leaf])
+            judgement.nodes = [judgement.leaf, *chains[judgement.leaf].tolist()]
             losses[judgement.nodes] += judgement.n * judgement.means[: len(judgement.nodes)]
         best = self._least_loss(losses)
         held = self._held(np.zeros_like(best) if certain is None else certain & best)
@@ -170,20 +170,11 @@ class Tree:
 class PairedLosses:
     """What one device says of the models of its leaf and of all nodes above it, on ``n`` validation rows."""
 
-    def __init__(self, leaf: int, n: int, means: Floats, covariance: Floats) -> None:
-        self.leaf, self.n = leaf, n
-        self.means, self.covariance = means, covariance
-        self.nodes = [leaf]
-
-    @classmethod
-    def read(cls, leaf: int, n: int, answer: Floats) -> PairedLosses:
+    def __init__(self, leaf: int, n: int, answer: Floats) -> None:
         """Take apart the answer to `protocol.tasks.EvaluateModels`."""
-        means, covariance = unpack_moments(answer[None])
-        return cls(leaf, n, means[0], covariance[0])
-
-    def stand(self, chain: Ints) -> None:
-        """Say which nodes the first models are of: the leaf, then those above it."""
-        self.nodes = [self.leaf, *chain.tolist()]
+        self.leaf, self.n = leaf, n
+        (self.means,), (self.covariance,) = unpack_moments(answer[None])
+        self.nodes = [leaf]  # that the first models are of: the leaf, then those above it
 
     def rise(self, node: int, other: int) -> tuple[float, float]:
         """Return how much the total loss rises from one node's model to another's, and its variance."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -83,10 +83,6 @@ class Penalty(ABC):
         k = np.searchsorted(ends, r, side="left")
         # The first piece of every penalty is constant, so that r = 0 never divides.
         return np.asarray(c0[k] + c1[k] / np.where(c1[k] == 0, 1.0, r))
-
-    def to_config(self) -> dict[str, Any]:
-        """Return what `from_config` needs to build this penalty again."""
-        return {"penalty": self.name, **self.__dict__}
 
 
 @dataclass(frozen=True)
@@ -208,15 +204,6 @@ class MCP(_Concave):
 
 
 PENALTIES: dict[str, type[Penalty]] = {kind.name: kind for kind in (SmoothedSCAD, SCAD, L1, MCP, SquaredL2)}
-
-
-def from_config(config: dict[str, Any]) -> Penalty:
-    """Build the penalty that `Penalty.to_config` described."""
-    settings = dict(config)
-    name = settings.pop("penalty")
-    if name not in PENALTIES:
-        raise FedfuseError(f"unknown penalty {name!r}; known: {', '.join(PENALTIES)}")
-    return PENALTIES[name](**settings)
 
 
 def _check_number(name: str, number: float) -> None:

@@ -107,16 +107,16 @@ class InProcess(Engine):
                 self._own[devices] += _stacked(orders, "update")
             case tasks.PeekModel():
                 values = list(self._own[devices])
-            case tasks.Train():
-                values = self._train(orders, devices)
-            case tasks.MetaTrain():
-                values = self._meta_train(orders, devices)
-            case tasks.TrainPair():
-                values = self._train_pair(orders, devices)
-            case tasks.EnvelopeTrain():
-                values = self._train_envelope(orders, devices)
+            case tasks.Train() as first:
+                values = self._train(first, orders, devices)
+            case tasks.MetaTrain() as first:
+                values = self._meta_train(first, orders, devices)
+            case tasks.TrainPair() as first:
+                values = self._train_pair(first, orders, devices)
+            case tasks.EnvelopeTrain() as first:
+                values = self._train_envelope(first, orders, devices)
             case tasks.MixtureTrain():
-                values = [self._train_mixture(order, i) for order, i in zip(orders, devices, strict=True)]
+                values = [self._train_mixture(t, o, i) for t, o, i in zip(asked, orders, devices, strict=True)]
             case tasks.Choose():
                 values = self._choose(orders, devices)
             case tasks.Subspace():
@@ -202,9 +202,8 @@ class InProcess(Engine):
         first, given = asked[0], [t.model for t in asked if t.model is not None]
         models = np.stack(given) if given else self._own[devices]
         if first.metric is None:
-            return list(
-                np.nan_to_num(self._model.metric(self.load(first.rows, raw=first.raw), devices, models))[:, None]
-            )
+            scores = self._model.metric(self.load(first.rows, raw=first.raw), devices, models)
+            return list(np.nan_to_num(scores)[:, None])
         rows = self._federation.rows(first.rows) if first.raw else self._rows(first.rows)
         return list(np.nan_to_num(self._model.metric_sums(METRICS[first.metric], rows, devices, models)))
 
@@ -221,10 +220,8 @@ class InProcess(Engine):
 
     def _evaluate(self, task: tasks.EvaluateModels, device: int) -> Floats:
         models = np.vstack([self._own[device], task.models]) if task.own else task.models
-        X, y = self._rows(task.rows).of(device)
-        losses = self._model.row_losses(models, X, y)
-        n, own = losses.shape[1], self._rows(task.rows).weights_of(device)
-        own = np.ones(n) if own is None else own
+        X, y, own = self._rows(task.rows).weighted(device)
+        losses, n = self._model.row_losses(models, X, y), len(y)
         if not own.any():
             return np.zeros(task.floats_up(self._model.d))
         weights = own / own.sum()
@@ -246,9 +243,7 @@ class InProcess(Engine):
                 answers[i] = answer
         return answers
 
-    def _train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
-        first = orders[0].task
-        assert isinstance(first, tasks.Train)
+    def _train(self, first: tasks.Train, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         start: Floats = self._own[devices]
         part = tasks.part_of(first.into, self._model.d, self._model.fused)
         if first.start is not None:  # the part that was sent, in its place
@@ -258,7 +253,7 @@ class InProcess(Engine):
         if anchor is None and first.rho:
             anchor = start.copy() if first.near else np.zeros_like(start[:, self._model.fused])
         if first.slope is not None or first.rest_steps:
-            new = self._train_by_gradients(orders, devices, start, part)
+            new = self._train_by_gradients(first, orders, devices, start, part)
         else:
             rngs = self._training_generators(orders, first.work)
             new = self._model.train(self.load(first.rows), devices, start, anchor, first.rho, first.work, rngs)
@@ -293,9 +288,7 @@ class InProcess(Engine):
     def _generators(self, orders: list[Order]) -> list[np.random.Generator]:
         return [generator(self._seed, *(("batches", o.round) if o.round >= 0 else ("look",)), o.device) for o in orders]
 
-    def _train_pair(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
-        first = orders[0].task
-        assert isinstance(first, tasks.TrainPair)
+    def _train_pair(self, first: tasks.TrainPair, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         data, start = self.load(first.rows), _stacked(orders, "start").astype(self._dtype)
         second = self._own[devices] if first.second is None else _stacked(orders, "second").astype(self._dtype)
         # Both see the same batches: each is what it would be without the other.
@@ -307,9 +300,7 @@ class InProcess(Engine):
         self._keep(devices, personal)
         return list(new)
 
-    def _train_envelope(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
-        first = orders[0].task
-        assert isinstance(first, tasks.EnvelopeTrain)
+    def _train_envelope(self, first: tasks.EnvelopeTrain, orders: list[Order], devices: Ints) -> Sequence[Floats]:
         data, rngs = self.load(first.rows), self._training_generators(orders, first.work)
         w = theta = _stacked(orders, "start").astype(self._dtype)
         for _ in range(first.local_rounds):
@@ -317,11 +308,8 @@ class InProcess(Engine):
             w = (w - first.rate * (w - theta)).astype(self._dtype)
         return list(w)
 
-    def _train_mixture(self, order: Order, device: int) -> Floats:
-        task = order.task
-        assert isinstance(task, tasks.MixtureTrain)
-        (X, y), own = self._rows(task.rows).of(device), self._rows(task.rows).weights_of(device)
-        own = np.ones(len(y)) if own is None else own
+    def _train_mixture(self, task: tasks.MixtureTrain, order: Order, device: int) -> Floats:
+        X, y, own = self._rows(task.rows).weighted(device)
         if not own.any():
             return np.concatenate([task.components.ravel(), task.shares])
         rng = self._generators([order])[0]
@@ -351,10 +339,11 @@ class InProcess(Engine):
         data = self._model.load(rows, self._dtype)
         return np.asarray(self._model.train(data, np.array([0]), w[None], None, 0.0, scaled)[0])
 
-    def _train_by_gradients(self, orders: list[Order], devices: Ints, start: Floats, part: slice) -> Floats:
+    def _train_by_gradients(
+        self, first: tasks.Train, orders: list[Order], devices: Ints, start: Floats, part: slice
+    ) -> Floats:
         """Train with a slope added to every gradient, or one part of the model after the other."""
-        first, rngs = orders[0].task, self._generators(orders)
-        assert isinstance(first, tasks.Train)
+        rngs = self._generators(orders)
         added = 0 if first.slope is None else _stacked(orders, "slope").astype(self._dtype)
         mask = np.ones(self._model.d, self._dtype)
         work, w = first.work, start
@@ -369,12 +358,19 @@ class InProcess(Engine):
             mask = 1 - mask
         return self._descend(w, devices, first.rows, work, rngs, slope)
 
-    def _meta_train(self, orders: list[Order], devices: Ints) -> Sequence[Floats]:
-        first, start = orders[0].task, _stacked(orders, "start").astype(self._dtype)
-        assert isinstance(first, tasks.MetaTrain)
+    def _meta_train(self, first: tasks.MetaTrain, orders: list[Order], devices: Ints) -> Sequence[Floats]:
+        start = _stacked(orders, "start").astype(self._dtype)
 
         def slope(w: Floats, which: Ints, rngs: list[np.random.Generator]) -> Floats:
-            return self._meta_gradient(w, devices[which], first, rngs)
+            """Return the gradient of the loss after one step; each of its own is on another batch."""
+            batches = (self._batch(devices[which], first, rngs) for _ in range(3))
+            adapted = w - first.inner * self._model.gradients(*next(batches), w)
+            g = self._model.gradients(*next(batches), adapted)
+            if first.hessian:  # both ends of the difference are on the same batch
+                data, who = next(batches)
+                ends = [self._model.gradients(data, who, w + sign * DIFFERENCE_STEP * g) for sign in (1, -1)]
+                g = g - first.inner * (ends[0] - ends[1]) / (2 * DIFFERENCE_STEP)
+            return np.asarray(g)
 
         w = self._descend(start, devices, first.rows, first.work, self._generators(orders), slope)
         return list(self._protected(orders, start, w))
@@ -394,19 +390,6 @@ class InProcess(Engine):
             speed[still] = work.momentum * speed[still] + g + work.decay * w[still]
             w[still] -= plain(work)[1] * speed[still]
         return w
-
-    def _meta_gradient(
-        self, w: Floats, devices: Ints, task: tasks.MetaTrain, rngs: list[np.random.Generator]
-    ) -> Floats:
-        """Return the gradient of the loss after one step; each of its own is on another batch."""
-        batches = (self._batch(devices, task, rngs) for _ in range(3))
-        adapted = w - task.inner * self._model.gradients(*next(batches), w)
-        g = self._model.gradients(*next(batches), adapted)
-        if task.hessian:  # both ends of the difference are on the same batch
-            data, who = next(batches)
-            ends = [self._model.gradients(data, who, w + sign * DIFFERENCE_STEP * g) for sign in (1, -1)]
-            g = g - task.inner * (ends[0] - ends[1]) / (2 * DIFFERENCE_STEP)
-        return np.asarray(g)
 
     def _batch(
         self, devices: Ints, task: tasks.MetaTrain | tasks.Train, rngs: list[np.random.Generator]

@@ -24,18 +24,9 @@ from flwr.clientapp import ClientApp
 from fedfuse.data.federation import PARTS, Federation, default_features
 from fedfuse.engines.in_process import InProcess
 from fedfuse.errors import FedfuseError
+from fedfuse.flower import messages
 from fedfuse.flower.device_state import DeviceState, changes_state
-from fedfuse.flower.messages import (
-    CHANGED,
-    LOST,
-    DeviceReply,
-    Envelope,
-    read_arrays,
-    read_order,
-    write_arrays,
-    write_hello,
-    write_reply,
-)
+from fedfuse.flower.messages import DeviceReply, Envelope
 from fedfuse.flower.policy import OrderLog, Policy
 from fedfuse.models.model import Model
 from fedfuse.protocol.privacy import Noise
@@ -73,7 +64,7 @@ def client_app(load: Load, model: Build | None = None) -> ClientApp:
             facts |= {"policy": json.dumps(policy.shown())} if (policy := _policy(context)) else {}
         except FedfuseError as problem:  # The server names it, and goes on with the others.
             facts = {"problem": str(problem)}
-        return write_hello(message, {"device": _device_name(context), **facts})
+        return messages.write_hello(message, {"device": _device_name(context), **facts})
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -88,19 +79,19 @@ _devices: OrderedDict[Any, Device] = OrderedDict()
 
 
 def _carry_out(message: Message, context: Context, load: Load, build: Build | None) -> Message:
-    envelope = read_order(message)
+    envelope = messages.read_order(message)
     state, dtype = _current_state(envelope, context), envelope.setup["dtype"]
     rows = _rows_of(context, load)
-    reason = LOST if state is None else _refusal(envelope, context, rows)
+    reason = messages.LOST if state is None else _refusal(envelope, context, rows)
     if state is None or reason:
-        return write_reply(message, envelope.order, DeviceReply(np.empty(0), refused=reason or ""), dtype)
+        return messages.write_reply(message, envelope.order, DeviceReply(np.empty(0), refused=reason or ""), dtype)
     key = (context.run_id, context.node_id, envelope.order.device, str(envelope.setup))
     device = _cached(_devices, key, lambda: _build_device(rows, build, envelope))
     reply, state = device.answer(envelope, state)
-    written = write_reply(message, envelope.order, reply, dtype)
+    written = messages.write_reply(message, envelope.order, reply, dtype)
     _note(context, envelope.order, "answered", numbers=reply.values.size, noise=_multiplier(envelope))
     # Last: Flower keeps changes of the context even if the app fails after them.
-    context.state[_STATE] = write_arrays(state.arrays())
+    context.state[_STATE] = messages.write_arrays(state.arrays())
     context.state[f"{_STATE}.version"] = ConfigRecord({"version": reply.version})
     return written
 
@@ -114,7 +105,7 @@ def _policy(context: Context) -> Policy | None:
 def _refusal(envelope: Envelope, context: Context, rows: Federation) -> str | None:
     """Return why this node refuses an order, which is noted if its policy does; None if it does not."""
     if envelope.digest and envelope.digest != keyed_digest(rows, node_key(context.node_config)):
-        return CHANGED
+        return messages.CHANGED
     private = "partition-id" not in context.node_config
     if private and isinstance(envelope.order.task, SendSufficientStatistics) and tells_rows(rows):
         return "it does not sum up so few rows: their means and covariances would tell them"
@@ -206,7 +197,7 @@ def _current_state(envelope: Envelope, context: Context) -> DeviceState | None:
     kept = context.state
     if _STATE not in kept or kept[f"{_STATE}.version"]["version"] != envelope.version:
         return None
-    return DeviceState(**read_arrays(kept[_STATE]))
+    return DeviceState(**messages.read_arrays(kept[_STATE]))
 
 
 def _cached(store: OrderedDict[Any, Cached], key: Any, make: Callable[[], Cached]) -> Cached:

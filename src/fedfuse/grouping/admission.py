@@ -34,7 +34,7 @@ MIN_OUTSIDER_CHANCE = 0.995
 def admit_by_losses(known: RunSummary, info: FederationInfo, work: Work, rows: Part, device: int) -> AdmissionDialogue:
     """Find the group of a newcomer by how well the groups' models predict its rows."""
     models = known.group_models.astype(info.dtype)
-    losses = PairedLosses.read(device, 1, (yield EvaluateModels(models, rows)))
+    losses = PairedLosses(device, 1, (yield EvaluateModels(models, rows)))
     best = int(losses.means.argmin())
     confidence = 1.0
     if len(models) > 1:
@@ -64,7 +64,7 @@ def _compare(
 ) -> Generator[Task, Floats, OwnModelGain]:
     """Train alone on some rows, and compare with a group's model on others."""
     own = yield _train_alone(info, work, rows)
-    losses = PairedLosses.read(0, 1, (yield EvaluateModels(model[None], others, own=True)))
+    losses = PairedLosses(0, 1, (yield EvaluateModels(model[None], others, own=True)))
     return OwnModelGain(own, *losses.difference(1, 0))
 
 

@@ -28,26 +28,13 @@ import numpy as np
 from fedfuse.core.dendrogram import Tree
 from fedfuse.core.partitions import adjusted_rand, canonical, linkage_heights, widest_gap
 from fedfuse.errors import FedfuseError
-from fedfuse.grouping.fusion_tree import (
-    COMMON_RIDGE,
-    RIDGES,
-    CheckGradients,
-    CheckGroups,
-    CompareCandidates,
-    CutTree,
-    FitHalf,
-    FitRidge,
-    FusionTreeState,
-    after_fit,
-    group_by_evidence,
-    require_validation,
-)
+from fedfuse.grouping import fusion_tree
+from fedfuse.grouping.fusion_tree import COMMON_RIDGE, CutTree, FitHalf, FitRidge, FusionTreeState
 from fedfuse.grouping.refit import RescaleColumns, refit_steps
 from fedfuse.grouping.simulated_replies import sends_statistics
 from fedfuse.grouping.steps import Step, StepMethod, by_name
 from fedfuse.methods.fpfc import FPFC, FUSED_RATIO, FPFCState
-from fedfuse.methods.method import FederationInfo, Outcome
-from fedfuse.pairs.state import Residuals
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import EvaluateModels, Task, Train
 from fedfuse.utils.typing import Floats, Ints
@@ -211,7 +198,7 @@ class FusePairs(Step[FusionPathState]):
 
     def ask(self, state: FusionPathState, devices: Ints) -> list[Task]:
         # f_i has a ridge: ridge/2 |w|^2 + rho/2 |w - zeta|^2 is (rho + ridge)/2 |w - rho zeta / (rho + ridge)|^2.
-        pairs, rho, ridge = state.path.fusion.pairs, self.inner.rho, RIDGES[COMMON_RIDGE]
+        pairs, rho, ridge = state.path.fusion.pairs, self.inner.rho, fusion_tree.RIDGES[COMMON_RIDGE]
         pairs.penalty = at_lambda(self.inner, state.path.lam).penalty
         anchors = (pairs.anchors(devices) * (rho / (rho + ridge))).astype(state.info.dtype)
         return [Train(Work(solver="exact"), anchor=anchor, rho=rho + ridge, rows="train") for anchor in anchors]
@@ -229,7 +216,7 @@ def end_path(state: FusionPathState) -> str:
     """Propose the groupings read off the path and cut its tree, or take the most probable cut."""
     who, path = state.trusted, state.path
     if state.simulable is not None:
-        return group_by_evidence(state, state.simulable, path.lengths)
+        return fusion_tree.group_by_evidence(state, state.simulable, path.lengths)
     for labels in path.best_readings():
         state.propose(labels)
     state.tree = Tree.linked(path.lengths[np.ix_(who, who)], who)
@@ -270,9 +257,9 @@ class FusionPath(StepMethod[FusionPathState]):
     inner: FPFC = field(default_factory=FPFC)
 
     def steps(self) -> dict[str, Step[Any]]:
-        refit = refit_steps(self.robust, begin_fits, after_fit)
-        proposing = (FitHalf(), FitOwn(self.inner), FusePairs(self.inner), CutPath(), CompareCandidates())
-        checking = (CheckGroups(), CheckGradients())
+        refit = refit_steps(self.robust, begin_fits, fusion_tree.after_fit)
+        proposing = (FitHalf(), FitOwn(self.inner), FusePairs(self.inner), CutPath(), fusion_tree.CompareCandidates())
+        checking = (fusion_tree.CheckGroups(), fusion_tree.CheckGradients())
         return by_name(*refit[:2], RescaleForPath(begin_fits), *proposing, refit[3], *checking, *refit[4:])
 
     def current(self, state: FusionPathState) -> Outcome:
@@ -296,5 +283,5 @@ class FusionPath(StepMethod[FusionPathState]):
                 "most: give a lambda, or use the method fusion-tree"
             )
         if not sends_statistics(info):
-            require_validation(info)
+            fusion_tree.require_validation(info)
         return FusionPathState(info, np.arange(info.m), previous, inner=self.inner)

@@ -20,20 +20,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedfuse.core.dendrogram import Tree
+from fedfuse.grouping import network_tree
 from fedfuse.grouping.fusion_path import Path, at_lambda
-from fedfuse.grouping.network_tree import (
-    CheckNetworks,
-    CutNetworkTree,
-    NetworkTreeState,
-    TrainApart,
-    TrainGroups,
-    TrainTogether,
-)
+from fedfuse.grouping.network_tree import CutNetworkTree, NetworkTreeState, TrainApart
 from fedfuse.grouping.steps import Step, StepMethod, by_name
 from fedfuse.methods.fpfc import FPFC
-from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals
 from fedfuse.models.model import Start
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import Work
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.typing import Floats, Ints
@@ -98,9 +91,9 @@ class NetworkFusionPath(StepMethod[NetworkPathState]):
 
     def steps(self) -> dict[str, Step[Any]]:
         work = (self.work, self.rows, self.robust)
-        apart = TrainApart(*work, then=self._begin)
-        fusing = FuseNetworks(self.work, self.inner)
-        return by_name(TrainTogether(*work), apart, fusing, CutNetworkTree(), CheckNetworks(), TrainGroups(*work))
+        apart, fusing = TrainApart(*work, then=self._begin), FuseNetworks(self.work, self.inner)
+        checking = (CutNetworkTree(), network_tree.CheckNetworks(), network_tree.TrainGroups(*work))
+        return by_name(network_tree.TrainTogether(*work), apart, fusing, *checking)
 
     def _begin(self, state: NetworkPathState) -> str:
         state.path = Path.start(self.inner, state.info, state.own)

@@ -260,7 +260,7 @@ class CheckNetworks(CutNetworkTree):
         alone, joined, tried = np.bincount(labels)[labels] == 1, set[int](), near.shape[1]
         state.confidence = np.full(len(labels), UNKNOWN_CONFIDENCE)
         for i, answer in sorted(state.answers.items()):
-            losses = PairedLosses.read(i, int(state.info.counts["validation"][i]), answer)
+            losses = PairedLosses(i, int(state.info.counts["validation"][i]), answer)
             other, z, state.confidence[i] = best_alternative(losses, 1, tried)
             # Of two devices that are alone, one moves to the other.
             if z < (MOVE_ZSCORE if alone[i] and labels[i] not in joined else -MOVE_ZSCORE):

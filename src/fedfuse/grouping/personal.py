@@ -34,15 +34,8 @@ from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WorksAtHome
 from fedfuse.models.model import Model
 from fedfuse.models.personal_fit import as_tables
-from fedfuse.protocol.tasks import (
-    JudgeDrawnModels,
-    JudgePersonalModels,
-    PeekDrawnModels,
-    PeekPersonalModels,
-    Rescale,
-    SendPosterior,
-    Task,
-)
+from fedfuse.protocol import tasks
+from fedfuse.protocol.tasks import Task
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Bools, Floats, Ints
 
@@ -164,7 +157,7 @@ class VerdictState(StepState):
         if not self.info.model.convex:
             return []
         told = self.answers if self.step == RescaleColumns.name else range(self.info.m)
-        return [dict.fromkeys(told, Rescale(self.shift, self.scale))]
+        return [dict.fromkeys(told, tasks.Rescale(self.shift, self.scale))]
 
 
 @dataclass
@@ -197,7 +190,7 @@ class PersonalState(VerdictState):
             models, share = self.models[self.order[self.labels[i]]].astype(self.info.dtype), self.shares[[i]]
             if len(self.without) and share < 1:
                 models[0], share = self.without[i], np.zeros(1)
-            asked.append(JudgePersonalModels(models, common, self.variances, share, noise, **kinds))
+            asked.append(tasks.JudgePersonalModels(models, common, self.variances, share, noise, **kinds))
         return asked
 
     @property
@@ -209,7 +202,7 @@ class PersonalState(VerdictState):
         """Return what asks a device for the models that it uses at home."""
         centre = self.models[self.labels[device]] if self.shares[device] < 1 else self.centre
         centres = np.stack([centre, self.centre]).astype(self.info.dtype)
-        return PeekPersonalModels(centres, self.variances, np.array([self.noise]), self.strengths, self.weights)
+        return tasks.PeekPersonalModels(centres, self.variances, np.array([self.noise]), self.strengths, self.weights)
 
     def learned(self) -> dict[str, Floats]:
         """Return what a newcomer's own model needs: see `personal_model`."""
@@ -279,7 +272,7 @@ class LearnPrior(JudgeStep[PersonalState]):
 
     def ask(self, state: PersonalState, devices: Ints) -> list[Task]:
         centre = state.centre.astype(state.info.dtype)
-        return [SendPosterior(centre, state.variances, np.array([state.noise]))] * len(devices)
+        return [tasks.SendPosterior(centre, state.variances, np.array([state.noise]))] * len(devices)
 
     def possible(self, state: PersonalState, device: int, answer: Floats) -> bool:
         return bool((answer[state.info.d :] >= 0).all())
@@ -346,7 +339,7 @@ class JudgeDrawn(JudgeStep[VerdictState]):
 
     def ask(self, state: VerdictState, devices: Ints) -> list[Task]:
         models, asked = state.unvalidated.astype(state.info.dtype), state.tried
-        return [JudgeDrawnModels(models[state.labels[i]], state.shares[[i]], *asked) for i in devices]
+        return [tasks.JudgeDrawnModels(models[state.labels[i]], state.shares[[i]], *asked) for i in devices]
 
     def skip(self, state: VerdictState) -> Bools:
         convex = state.info.model.convex
@@ -431,7 +424,7 @@ class PersonalHeads(JudgesModels[VerdictState]):
         if not state.verdict:
             return []
         models, alone = state.models.astype(state.info.dtype), state.strength if state.info.model.convex else None
-        return [PeekDrawnModels(models[c], state.factor, alone) for c in state.labels]
+        return [tasks.PeekDrawnModels(models[c], state.factor, alone) for c in state.labels]
 
 
 @dataclass(frozen=True)
@@ -450,17 +443,17 @@ def personal_model(known: RunSummary, info: FederationInfo, joined: AdmissionRes
     centre, own = joined.model, verdict != "personal"
     if convex:
         shift, scale = kept["shift"], kept["scale"]
-        yield Rescale(shift, scale)
+        yield tasks.Rescale(shift, scale)
         centre = model.unscaled(centre, *_inverse(shift, scale))
     if joined.group is None:
         return joined
     if "drawn" in kept:
         variance, alone = kept["drawn"].tolist()
-        asked: Task = PeekDrawnModels(centre.astype(info.dtype), variance, alone if convex else None)
+        asked: Task = tasks.PeekDrawnModels(centre.astype(info.dtype), variance, alone if convex else None)
     else:
         noise, strengths, weights = np.split(kept["personal"], [1, 4])
         centres = np.stack([centre, kept["centre"]]).astype(info.dtype)
-        asked = PeekPersonalModels(centres, kept["variances"], noise, strengths, weights)
+        asked = tasks.PeekPersonalModels(centres, kept["variances"], noise, strengths, weights)
     seen = yield asked
     w = np.split(seen, 1 + convex)[own]
     return joined._replace(model=model.unscaled(w, shift, scale) if convex else w)

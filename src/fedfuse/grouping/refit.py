@@ -36,17 +36,9 @@ from fedfuse.grouping.pooled_fit import PooledFit, PooledReplies, pool, regroupe
 from fedfuse.grouping.simulated_replies import SimulatedReplies, n_columns, sends_statistics
 from fedfuse.grouping.steps import END, Step, StepMethod, StepState, by_name, found_labels, true_labels
 from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.protocol import tasks
 from fedfuse.protocol.reply_checks import apart, monotone, possible_moments, possible_statistics, supported
-from fedfuse.protocol.tasks import (
-    SUMMARISED,
-    FitLocally,
-    Gradient,
-    Install,
-    Rescale,
-    SendMoments,
-    SendSufficientStatistics,
-    Task,
-)
+from fedfuse.protocol.tasks import SUMMARISED, Task
 from fedfuse.utils.typing import Bools, Floats, Ints
 
 # Ridges that a device without companions chooses from.
@@ -85,7 +77,7 @@ class RefitState(StepState):
         super().__post_init__(previous)
         m, d, columns = self.info.m, self.info.d, n_columns(self.info)
         self.shift, self.scale = np.zeros(columns), np.ones(columns)
-        size = SendSufficientStatistics(columns).floats_up(d) if sends_statistics(self.info) else 0
+        size = tasks.SendSufficientStatistics(columns).floats_up(d) if sends_statistics(self.info) else 0
         self.statistics = np.full((m, size), np.nan)
         self.last_gradients = np.full((m, 2 * d + 1), np.nan)
         self.believed, self.opening = np.full(m, not self.info.claimed), np.full(m, np.nan)
@@ -139,7 +131,7 @@ class RefitState(StepState):
         if self.step in (SendStatistics.name, ColumnMoments.name):
             return []
         told = self.answers if self.step == RescaleColumns.name else range(self.info.m)
-        return [dict.fromkeys(told, Rescale(self.shift, self.scale))]
+        return [dict.fromkeys(told, tasks.Rescale(self.shift, self.scale))]
 
     def in_line(self, device: int, at: Floats, gradient: Floats, loss: float) -> bool:
         """Whether a gradient (and loss, if known) goes with the device's last one, and keep it for the next time."""
@@ -268,7 +260,7 @@ class SendStatistics(Step[RefitState]):
     robust: Robust
 
     def ask(self, state: RefitState, devices: Ints) -> list[Task]:
-        return [SendSufficientStatistics(n_columns(state.info))] * len(devices)
+        return [tasks.SendSufficientStatistics(n_columns(state.info))] * len(devices)
 
     def possible(self, state: RefitState, device: int, answer: Floats) -> bool:
         rows = [state.info.counts[part] for part in SUMMARISED]
@@ -297,7 +289,7 @@ class ColumnMoments(Step[RefitState]):
     robust: Robust
 
     def ask(self, state: RefitState, devices: Ints) -> list[Task]:
-        return [SendMoments(len(state.shift))] * len(devices)
+        return [tasks.SendMoments(len(state.shift))] * len(devices)
 
     def possible(self, state: RefitState, device: int, answer: Floats) -> bool:
         return possible_moments(answer)
@@ -330,7 +322,7 @@ class RescaleColumns(Step[RefitState]):
     then: Transition
 
     def ask(self, state: RefitState, devices: Ints) -> list[Task]:
-        return [Rescale(state.shift, state.scale)] * len(devices)
+        return [tasks.Rescale(state.shift, state.scale)] * len(devices)
 
     def take(self, state: RefitState) -> str:
         return self.then(state)
@@ -348,7 +340,7 @@ class _GradientStep(Step[RefitState]):
         return ~state.fit.training[state.labels]
 
     def ask(self, state: RefitState, devices: Ints) -> list[Task]:
-        return [Gradient(w, self.rows, also=self.also) for w in self._points(state, devices)]
+        return [tasks.Gradient(w, self.rows, also=self.also) for w in self._points(state, devices)]
 
     def possible(self, state: RefitState, device: int, answer: Floats) -> bool:
         at, d = self._points(state, np.array([device]))[0], state.info.d
@@ -399,7 +391,7 @@ class FitAlone(Step[RefitState]):
     for_all = True
 
     def ask(self, state: RefitState, devices: Ints) -> list[Task]:
-        return [FitLocally(LOCAL_RIDGES)] * len(devices)
+        return [tasks.FitLocally(LOCAL_RIDGES)] * len(devices)
 
     def skip(self, state: RefitState) -> Bools:
         return np.asarray(np.bincount(state.labels)[state.labels] > 1)
@@ -448,7 +440,7 @@ class TellModels(Step[RefitState]):
                 f"parameters reach {largest:.0e}, too large for {kind}: fit with dtype=float64 (--set dtype=float64), "
                 "or use other units"
             )
-        return [Install(w) for w in models.astype(kind)]
+        return [tasks.Install(w) for w in models.astype(kind)]
 
     def take(self, state: RefitState) -> str:
         return END

@@ -98,7 +98,7 @@ def coarsest_good(candidates: Ints, answers: Mapping[int, Floats], rows: Ints, t
 
     ``candidates`` are groupings (k x m); every device has answered for its model in each of them.
     """
-    losses = [PairedLosses.read(i, rows[i], v) for i, v in answers.items()]
+    losses = [PairedLosses(i, rows[i], v) for i, v in answers.items()]
     if not losses:
         return np.asarray(candidates[0])
     best = int(np.argmin(sum(each.n * each.means for each in losses)))
@@ -151,7 +151,7 @@ class GroupCheck:
         for i, answer in answers.items():
             c = int(labels[i])
             first = 1 + len(self.above[c])
-            losses.append(PairedLosses.read(c, int(rows[i]), answer))
+            losses.append(PairedLosses(c, int(rows[i]), answer))
             other, z, _ = best_alternative(losses[-1], first, tried)
             excess[i] = losses[-1].means[first : first + tried] - losses[-1].means[0]
             if z < -MOVE_ZSCORE:

@@ -14,17 +14,9 @@ import numpy as np
 from fedfuse.core.dendrogram import alike
 from fedfuse.data.federation import Part
 from fedfuse.methods.method import FederationInfo
+from fedfuse.protocol import tasks
 from fedfuse.protocol.sufficient_statistics import SufficientStatistics, parts
-from fedfuse.protocol.tasks import (
-    SUMMARISED,
-    FitLocally,
-    Gradient,
-    GradientCosine,
-    Rescale,
-    SendMoments,
-    SendSufficientStatistics,
-    Task,
-)
+from fedfuse.protocol.tasks import SUMMARISED, Task
 from fedfuse.utils.typing import Floats, Ints
 
 # Sufficient statistics may be as long as so many models; a fit without them takes the floats of 60 to 120.
@@ -38,7 +30,7 @@ def n_columns(info: FederationInfo) -> int:
 
 def sends_statistics(info: FederationInfo) -> bool:
     """Whether sufficient statistics of a device's rows exist, are short, and may be shared."""
-    size = SendSufficientStatistics(n_columns(info)).floats_up(info.d)
+    size = tasks.SendSufficientStatistics(n_columns(info)).floats_up(info.d)
     return info.share == "moments" and bool(info.model.quadratic) and size <= MAX_STATISTICS_MODELS * info.d
 
 
@@ -68,27 +60,27 @@ class SimulatedReplies:
             return self.part("train", devices) + self.part("validation", devices)
         return self._now[part].of(devices)
 
-    def answers(self, tasks: Sequence[Task], devices: Ints) -> list[Floats]:
+    def answers(self, asked: Sequence[Task], devices: Ints) -> list[Floats]:
         """Return what these devices would answer; all tasks are of one kind."""
-        lot: list[Any] = list(tasks)
+        lot: list[Any] = list(asked)
         match lot[0]:
-            case SendMoments(rows=rows):
+            case tasks.SendMoments(rows=rows):
                 part = self.part(rows, devices)
                 return list(np.hstack([part.mean, np.einsum("kcc->kc", part.covariance) + part.mean**2]))
-            case Rescale(shift=shift, scale=scale):
+            case tasks.Rescale(shift=shift, scale=scale):
                 self.rescale(shift, scale)
-                return [np.empty(0)] * len(tasks)
-            case Gradient(rows=rows, also=also):
+                return [np.empty(0)] * len(lot)
+            case tasks.Gradient(rows=rows, also=also):
                 at = np.stack([t.at for t in lot]).astype(np.float64)
                 losses = [self.part(part, devices).evaluate(at)[0] for part in also]
                 return list(np.column_stack([self.part(rows, devices).evaluate(at)[1], *losses]))
-            case GradientCosine():
+            case tasks.GradientCosine():
                 at, common = np.stack([t.at for t in lot]), np.stack([t.common for t in lot])
                 a, b = (self.part(part, devices).evaluate(at)[1] - common for part in SUMMARISED)
                 return list(alike(a, b)[:, None])
-            case FitLocally(ridges=ridges):
+            case tasks.FitLocally(ridges=ridges):
                 return self._alone(ridges, devices)
-        raise AssertionError(f"{type(tasks[0]).__name__} takes the devices themselves")
+        raise AssertionError(f"{type(lot[0]).__name__} takes the devices themselves")
 
     def _alone(self, ridges: tuple[float, ...], devices: Ints) -> list[Floats]:
         train, validation, both = (self.part(p, devices) for p in ("train", "validation", "train+validation"))

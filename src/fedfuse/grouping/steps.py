@@ -21,9 +21,8 @@ from fedfuse.core.robust_mean import Robust
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.grouping.admission import admit_by_losses
 from fedfuse.grouping.simulated_replies import SimulatedReplies
-from fedfuse.methods.method import FederationInfo, Method, Outcome
+from fedfuse.methods.method import FederationInfo, Method, Outcome, Residuals
 from fedfuse.methods.mixins import AdmissionDialogue, AdmitsNewcomers, GathersReplies, RunSummary
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.reply_checks import apart, possible_judgement
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Bools, Floats, Ints

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
-from fedfuse.pairs.state import Residuals
+from fedfuse.methods.method import FederationInfo, Method, Outcome, Residuals, moved
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 

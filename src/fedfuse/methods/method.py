@@ -25,7 +25,7 @@ from fedfuse.data.federation import Part
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.parameters import check_field, choice
 from fedfuse.models.model import Model, Start
-from fedfuse.pairs.state import Residuals
+from fedfuse.pairs.state import Residuals as Residuals
 from fedfuse.protocol.local_work import SCHEDULES, Work, parse
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints

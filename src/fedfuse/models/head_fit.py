@@ -55,7 +55,7 @@ class HeadRows:
 
     @property
     def variance(self) -> float:
-        """Of a column, on average."""
+        """The mean variance of columns."""
         total = max(self.weights.sum(), 1e-300)
         mean = self.weights @ self.Z / total
         return max(float((self.weights @ np.square(self.Z - mean)).mean() / total), MIN_VARIANCE)
@@ -141,8 +141,8 @@ def head_answers(model: Model[Any], rows: Rows, device: int, asked: JudgeDrawnMo
     w: Floats = np.asarray(asked.model, np.float64)
     place = model.head
     assert place is not None
-    (X, y), weights = rows.of(device), rows.weights_of(device)
-    own = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
+    X, y, weights = rows.weighted(device)
+    own = np.asarray(weights, np.float64)
     own_rows = HeadRows(np.asarray(model.features(w, X), np.float64), np.asarray(y, np.int64), own)
     if isinstance(asked, JudgeDrawnModels):
         if not own.any():

@@ -283,10 +283,9 @@ def _tables(rows: Rows, devices: Ints, model: Model[Any]) -> DeviceTables:
     n, p = max(int(rows.counts[devices].max(initial=0)), 1), model.n_features
     Z, y, there = np.zeros((len(devices), n, p + 1)), np.zeros((len(devices), n)), np.zeros((len(devices), n))
     for k, i in enumerate(devices):
-        X, target = rows.of(int(i))
-        Z[k, : len(target), :p], Z[k, : len(target), p], y[k, : len(target)] = X, 1.0, target
-        weights = rows.weights_of(int(i))
-        there[k, : len(target)] = 1.0 if weights is None else weights
+        X, target, weights = rows.weighted(int(i))
+        some = slice(len(target))
+        Z[k, some, :p], Z[k, some, p], y[k, some], there[k, some] = X, 1.0, target, weights
     return DeviceTables(Z, y, there, model.n_classes)
 
 

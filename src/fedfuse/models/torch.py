@@ -20,16 +20,8 @@ from torch.nn import functional
 
 from fedfuse.data.federation import Goal, Rows
 from fedfuse.errors import FedfuseError
-from fedfuse.models.flat_parameters import (
-    CHUNK_ROWS,
-    Layout,
-    ParameterBackend,
-    layout_of,
-    named_tensors,
-    one_thread,
-    seeded,
-    weight_of,
-)
+from fedfuse.models import flat_parameters
+from fedfuse.models.flat_parameters import CHUNK_ROWS, Layout, ParameterBackend, named_tensors, one_thread, weight_of
 from fedfuse.models.model import Model, Rngs, Shape, Start, batch_orders, one_each, plain
 from fedfuse.protocol.local_work import Work
 from fedfuse.utils.threads import spread
@@ -141,7 +133,7 @@ class TorchModel(Model[TorchData]):
     @cached_property
     def layout(self) -> Layout:
         """Names and shapes of what is in the vector."""
-        return layout_of(self.module, self.fuse)
+        return flat_parameters.layout_of(self.module, self.fuse)
 
     @property
     def d(self) -> int:
@@ -191,7 +183,7 @@ class TorchModel(Model[TorchData]):
             pull = None if anchor is None or not rho else self._on_place(anchor[k], data.dtype)
             # a child of the device's generator: the batches are the same with and without dropout
             seed = int(rng.spawn(1)[0].integers(2**63)) if rng and self._draws else None
-            with nullcontext() if seed is None else seeded(seed, self._place):
+            with nullcontext() if seed is None else flat_parameters.seeded(seed, self._place):
                 engine.descend(x, y, _batches(x, work, rng, engine.couples_rows), pull, float(rho), work)
             W[k] = engine.w.cpu().numpy()
 
@@ -210,14 +202,15 @@ class TorchModel(Model[TorchData]):
 
         def evaluate(engine: ParameterBackend, k: int) -> None:
             x, y = data.of(devices[k])
+            total = weight_of(y)
             engine.w.copy_(self._on_place(w[k], data.dtype))
             for first, out in engine.outputs(x):
-                part, total = y[first : first + len(out)], weight_of(y)
+                part = y[first : first + len(out)]
                 losses[k] += float(self._mean_loss(out, part)) * weight_of(part) / total
                 target, weights = (part, None) if part.ndim == 1 else (part[:, 0], part[:, 1])
                 score = out.argmax(1) == target if classes else (_flat(out) - target).square()
                 scores[k] += float((score if weights is None else score * weights).sum())
-            scores[k] = scores[k] / weight_of(y) if weight_of(y) else np.nan
+            scores[k] = scores[k] / total if total else np.nan
 
         self._each(data, devices, evaluate)
         return losses, scores if classes else np.sqrt(scores)
@@ -405,7 +398,7 @@ class TorchModel(Model[TorchData]):
         rows = torch.zeros(2, self.n_features, device=self._place)
         self._check_outputs(engine, rows)
         state = torch.cuda.get_rng_state if self._place.type == "cuda" else torch.get_rng_state
-        with seeded(0, self._place), torch.no_grad():
+        with flat_parameters.seeded(0, self._place), torch.no_grad():
             before = state()
             engine.mode(training=True)
             engine.scores(rows)

@@ -75,13 +75,8 @@ class EdgePart:
 
     def stretched(self, ratio: float, least: float) -> int:
         """Return how many edges are longer than ``ratio`` times their first length, and than ``least``."""
-        bounds = np.append(np.arange(0, self.s.size, JOB_SIZE), self.s.size)
-        counts, edges = np.zeros(bounds.size - 1, np.int64), (*self._ends, self.delta, self.s)
-
-        def run(jobs: Ints) -> None:
-            _kernels.count_stretched(edges, self.omega, self.built, ratio, least, bounds, counts, jobs)
-
-        spread(run, WORK_PER_NUMBER * self.omega.shape[1] * np.diff(bounds).astype(np.float64))
+        counts = np.zeros(len(self._job_bounds) - 1, np.int64)
+        self._over_edges(_kernels.count_stretched, self.built, ratio, least, self._job_bounds, counts)
         return int(counts.sum())
 
     def update(self, places: Ints, pieces: Pieces) -> Floats:
@@ -89,15 +84,19 @@ class EdgePart:
         moved = np.zeros(len(self.omega), np.bool_)
         moved[places] = True
         pieces = Pieces(*map(np.array, pieces))  # what comes from other processes cannot be written to
-        bounds = np.append(np.arange(0, self.s.size, JOB_SIZE), self.s.size)
-        squares = np.zeros((bounds.size - 1, 3))
-        edges = (*self._ends, self.delta, self.s)
-
-        def run(jobs: Ints) -> None:
-            _kernels.update_edges(edges, self.omega, moved, pieces, bounds, squares, jobs)
-
-        spread(run, WORK_PER_NUMBER * self.omega.shape[1] * np.diff(bounds).astype(np.float64))
+        squares = np.zeros((len(self._job_bounds) - 1, 3))
+        self._over_edges(_kernels.update_edges, moved, pieces, self._job_bounds, squares)
         return np.asarray(squares.sum(axis=0))
+
+    @property
+    def _job_bounds(self) -> Ints:
+        return np.append(np.arange(0, self.s.size, JOB_SIZE), self.s.size)
+
+    def _over_edges(self, kernel: Any, *given: Any) -> None:
+        """Call a kernel for the jobs that all edges are cut into."""
+        edges = (*self._ends, self.delta, self.s)
+        work = WORK_PER_NUMBER * self.omega.shape[1] * np.diff(self._job_bounds).astype(np.float64)
+        spread(lambda jobs: kernel(edges, self.omega, *given, jobs), work)
 
     def pulls(self, places: Ints, shares: Floats) -> Floats:
         """Return what these edges add to the anchors of devices, times each device's share."""

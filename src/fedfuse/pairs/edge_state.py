@@ -145,7 +145,7 @@ class EdgeState(FusionState):
         moves = [(places, new[which]) for which, places in self._places(active)]
         self._parts.each("move", moves)
         if not self._complete and (self._lacking(before) or self._stretched()):
-            self.renew()
+            self._set_edges(self._neighbours())
         turns = [(places, self._pieces) for _, places in self._places(active)]
         primal, dual, self._touched_edges = np.sum(self._parts.each("update", turns), axis=0).tolist()
         return float(moved), float(self._squares.sum()), primal, dual
@@ -180,10 +180,6 @@ class EdgeState(FusionState):
         least = MIN_STRETCHED_LENGTH * float(np.sqrt(self.omega.var(axis=0, dtype=np.float64).sum()))
         return bool(sum(self._every("stretched", MAX_STRETCH_RATIO, least)) > most)
 
-    def renew(self) -> None:
-        """Build the graph anew from the models as they are; edges that remain keep their state."""
-        self._set_edges(self._neighbours())
-
     # -- what there is to see
 
     def lengths(self) -> Floats:
@@ -209,10 +205,6 @@ class EdgeState(FusionState):
         e = np.flatnonzero((self.edges.lo == lo) & (self.edges.hi == hi))
         s, delta = (self.s[e[0]], self.delta[e[0]]) if e.size else (1, self.omega[lo] - self.omega[hi])
         return np.asarray(weight(s) * delta * (1 if i < j else -1))
-
-    def _make_room(self, n: int) -> None:
-        self.k += n * (self.k >= self.m - n - 1)  # all pairs remain all pairs
-        self.renew()
 
     # -- saved and loaded
 

@@ -31,7 +31,7 @@ class Pool:
     """
 
     def __init__(self, capacity: int, width: int, dtype: npt.DTypeLike) -> None:
-        self.capacity, self._allowed = capacity, free_memory()
+        self._allowed = free_memory()
         row = width * np.dtype(dtype).itemsize
         here = min(capacity, self._allowed // max(row, 1))
         self._space = _reserve(here * row)
@@ -85,16 +85,6 @@ class Pool:
         if last > first and hasattr(mmap, "MADV_DONTNEED"):
             self._space.madvise(mmap.MADV_DONTNEED, first, last - first)
         self.used, self._returned = live, np.empty(0, np.int32)
-
-    def grown(self, capacity: int) -> Pool:
-        """Return a pool with the same rows and room for more."""
-        if capacity <= self.capacity:
-            return self
-        pool = Pool(capacity, self.rows.shape[1], self.rows.dtype)
-        pool.take(self.used)
-        pool._returned = self._returned
-        pool.rows[: self.used] = self.rows[: self.used]
-        return pool
 
 
 def free_memory() -> int:

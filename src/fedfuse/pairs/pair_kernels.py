@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedfuse.pairs.layout import (
-    ENTERING,
-    FAR,
-    LEAVING,
-    ROUND_DOWN,
-    SUM_BLOCK,
-    TILE_DEVICES,
-)
+from fedfuse.pairs.layout import ENTERING, FAR, LEAVING, ROUND_DOWN, SUM_BLOCK, TILE_DEVICES
 from fedfuse.utils.jit import COMMON, kernel
 from fedfuse.utils.simd import line, load, prefetch, splat, store, total, width
 

@@ -19,32 +19,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
-from os import PathLike
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from fedfuse.core import penalties
 from fedfuse.core.partitions import joined, linkage_heights
 from fedfuse.core.penalties import Penalty
 from fedfuse.errors import FedfuseError
+from fedfuse.pairs import layout
 from fedfuse.pairs.distance_bounds import DistanceBounds
-from fedfuse.pairs.layout import (
-    ENTERING,
-    FAR,
-    LEAVING,
-    RUN_BYTES,
-    RUN_PARTNERS,
-    TILE_DEVICES,
-    Pairs,
-    Round,
-    Scratch,
-    devices_of,
-    pair_count,
-    pair_numbers,
-    row_squares,
-)
+from fedfuse.pairs.layout import Pairs, Round, Scratch, devices_of, pair_count, pair_numbers, row_squares
 from fedfuse.pairs.memory import Numbers, Pool
 from fedfuse.utils import alignment
 from fedfuse.utils.jit import Kernels
@@ -108,7 +93,8 @@ class FusionState:
 
     Examples
     --------
-    >>> state = FusionState(np.zeros((3, 2)), penalties.SmoothedSCAD(0.5))
+    >>> from fedfuse.core.penalties import SmoothedSCAD
+    >>> state = FusionState(np.zeros((3, 2)), SmoothedSCAD(0.5))
     >>> _ = state.update([0, 1, 2], np.array([[1.0, 0.0], [1.0, 0.1], [9.0, 9.0]]))
     >>> state.anchors([2]).round(3).tolist()
     [[9.0, 9.0]]
@@ -152,7 +138,7 @@ class FusionState:
         # long rows are whole cache lines; in short ones that would cost more memory than it is worth
         width = alignment.whole(d, self.omega.dtype) if d * itemsize >= 16 * alignment.LINE_BYTES else d
         self._pool = Pool(len(self.s), width, self.omega.dtype)
-        self._where: Numbers = np.full(len(self.s), FAR, np.int32)
+        self._where: Numbers = np.full(len(self.s), layout.FAR, np.int32)
         self._sums = np.zeros(self.omega.shape)
         self._squares = row_squares(self.omega)
         self._bounds = DistanceBounds(self.m)
@@ -227,7 +213,7 @@ class FusionState:
         if np.may_share_memory(new, self.omega):
             new = new.copy()
         # chunks by sizes alone, so that the number of threads does not change results
-        touched = _touched_pairs(self.m, active.size)
+        touched = self._touched(active)
         chunks = min(max(self.m // 25, 2), 8) if touched * self.d > MIN_THREADED_NUMBERS else 1
         rank, bounds = _cut(self.m, active, chunks)
         turn = Round(rank, bounds, *own(_round_arrays, active.size, self.d, self.omega.dtype))
@@ -239,8 +225,9 @@ class FusionState:
         return moved, size, primal, dual + scatter if rest else dual
 
     def _touched(self, active: Ints) -> int:
-        """Return how many pairs the last round has updated."""
-        return _touched_pairs(self.m, active.size)
+        """Return how many pairs a round with these devices updates."""
+        k = active.size
+        return k * (self.m - k) + k * (k - 1) // 2
 
     def anchors(self, devices: npt.ArrayLike) -> Floats:
         """Return zeta_i, the vector that device i is pulled to, for each of these devices."""
@@ -253,31 +240,6 @@ class FusionState:
         zeta: Floats = np.empty((index.size, self.d), self.omega.dtype)
         _pairs.anchors(self.omega, self._sums, index, zeta)
         return zeta
-
-    def admit(self, omega: npt.ArrayLike) -> Ints:
-        """Add newcomers (one vector, or one row each); return their numbers. No other parameters change.
-
-        A newcomer starts without a pull: theta = omega_i - omega_j.
-        """
-        new = np.atleast_2d(np.asarray(omega, dtype=self.omega.dtype))
-        if new.shape[1] != self.d:
-            raise FedfuseError(f"a newcomer needs {self.d} parameters, got {new.shape[1]}")
-        before = self.m
-        self.omega = np.concatenate([self.omega, new])
-        self._make_room(len(new))
-        return np.arange(before, self.m)
-
-    def _make_room(self, n: int) -> None:
-        """Make room for the pairs of the last n devices."""
-        pairs, new = pair_count(self.m), self.omega[self.m - n :]
-        self._pool = self._pool.grown(pairs)
-        self._sums = np.concatenate([self._sums, np.zeros(new.shape)])
-        self._squares = np.append(self._squares, row_squares(new))
-        self._bounds, self._adjacency = DistanceBounds(self.m), None
-        added = pairs - len(self.s)
-        self.s = np.append(self.s, np.ones(added, self.s.dtype))
-        self.r = np.append(self.r, np.zeros(added, self.r.dtype))
-        self._where = np.append(self._where, np.full(added, FAR, np.int32))
 
     def norms(self) -> Floats:
         """Return ||theta_ij|| for all pairs (m x m, symmetric)."""
@@ -369,25 +331,7 @@ class FusionState:
         state._sums = sums.copy()
         return state
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the state to an .npz file (no pickles)."""
-        settings = {f"penalty_{k}": np.array(v) for k, v in self.penalty.to_config().items()}
-        with open(path, "wb") as file:  # noqa: PTH123 - a path without the suffix that numpy would add
-            np.savez(file, **self.pack(), **settings)  # type: ignore[arg-type]
-
-    @classmethod
-    def load(cls, path: str | PathLike[str], **room: Any) -> FusionState:
-        """Read what `save` wrote; ``room`` are the settings of `unpack`."""
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-        settings = {k.removeprefix("penalty_"): v.item() for k, v in arrays.items() if k.startswith("penalty_")}
-        return cls.unpack(arrays, penalties.from_config(settings), **room)
-
     # -- one compiled round
-
-    @property
-    def _all(self) -> Pairs:
-        return Pairs(self._pool.rows, self.s, self.r, self._where, self._sums)
 
     @property
     def _reach(self) -> float:
@@ -396,8 +340,8 @@ class FusionState:
 
     def _tile(self, k: int) -> int:
         """Return how many of k active devices are processed together: each partner is near about `TILE_DEVICES`."""
-        tile, near = TILE_DEVICES, self._pool.live
-        while tile < k and 2 * tile * near <= TILE_DEVICES * self.s.size:
+        tile, near = layout.TILE_DEVICES, self._pool.live
+        while tile < k and 2 * tile * near <= layout.TILE_DEVICES * self.s.size:
             tile *= 2
         return tile
 
@@ -408,7 +352,8 @@ class FusionState:
             self._enter(turn, touched)
         k = turn.active.size
         scratch = own(_scratch, k, chunks, self._tile(k), self.d, self.omega.dtype)
-        state = self._all, self._adjacent, self.omega, turn, self._pieces, rest, scratch
+        pairs = Pairs(self._pool.rows, self.s, self.r, self._where, self._sums)
+        state = pairs, self._adjacent, self.omega, turn, self._pieces, rest, scratch
 
         def run(jobs: Ints) -> None:
             for c in jobs.tolist():
@@ -439,14 +384,14 @@ class FusionState:
 
         _run_chunks(find, chunks, touched * NUMBERS_PER_FAR_PAIR)
         if entering.any():
-            pairs, was = np.flatnonzero(self._where == ENTERING), self.omega.copy()
+            pairs, was = np.flatnonzero(self._where == layout.ENTERING), self.omega.copy()
             was[turn.active] = turn.before[:, : self.d]
             try:
                 rows = self._pool.take(pairs.size)
             except FedfuseError:
                 self.omega[:], self._squares = was, row_squares(was)
                 self._bounds = DistanceBounds(self.m)
-                self._where[pairs] = FAR
+                self._where[pairs] = layout.FAR
                 raise
             lo, hi = devices_of(pairs)
             self._adjacent[lo, hi] = self._adjacent[hi, lo] = 1
@@ -478,17 +423,13 @@ class FusionState:
 
     def _release_far(self) -> None:
         """Take back the rows of pairs that have become far in this round."""
-        pairs = np.flatnonzero(self._where <= LEAVING)
-        rows, (lo, hi) = LEAVING - self._where[pairs], devices_of(pairs)
-        self._where[pairs] = FAR
+        pairs = np.flatnonzero(self._where <= layout.LEAVING)
+        rows, (lo, hi) = layout.LEAVING - self._where[pairs], devices_of(pairs)
+        self._where[pairs] = layout.FAR
         self._adjacent[lo, hi] = self._adjacent[hi, lo] = 0
         self._bounds.forget(np.concatenate([lo, hi]))
-        self._return_rows(rows)
-
-    def _return_rows(self, rows: Numbers) -> None:
-        if rows.size:
-            self._pool.give_back(rows)
-            self._pool.compact(self._where)
+        self._pool.give_back(rows)
+        self._pool.compact(self._where)
 
 
 def _kind(graph: str | None = None, actors: int | None = None) -> type[FusionState]:
@@ -520,15 +461,10 @@ def _round_arrays(k: int, d: int, dtype: np.dtype[Any]) -> tuple[Any, ...]:
 
 def _scratch(k: int, chunks: int, tile: int, d: int, dtype: np.dtype[Any]) -> Scratch:
     """Return space for the chunks of such a round."""
-    run = max(min(RUN_PARTNERS, RUN_BYTES // (d * dtype.itemsize)), 1)
+    run = max(min(layout.RUN_PARTNERS, layout.RUN_BYTES // (d * dtype.itemsize)), 1)
     results = np.empty((chunks, 2)), np.empty(chunks, np.int64)
     rows, todo = alignment.rows((chunks, k + 2 * run), d, dtype), np.empty((chunks, 3, tile * run + 1), np.int64)
     return Scratch(rows, todo, *results)
-
-
-def _touched_pairs(m: int, k: int) -> int:
-    """Return the number of pairs that have at least one of k active devices."""
-    return k * (m - k) + k * (k - 1) // 2
 
 
 def _cut(m: int, devices: Ints, chunks: int) -> tuple[Ints, Ints]:

@@ -456,12 +456,7 @@ def for_device(task: Task, seed: int, k: int, device: int, most: float = np.inf)
         return task
     steps = work.steps.drawn(seed, max(k, 0), device) if isinstance(work.steps, Uneven) else value(work.steps, k)
     limited = max(1, int(min(steps, most)))
-    return task if limited == work.steps else with_work(task, replace(work, steps=limited))
-
-
-def with_work(task: Task, work: Work) -> Task:
-    """Return a task that asks for training with other work."""
-    return replace(task, work=work)  # type: ignore[arg-type]
+    return task if limited == work.steps else replace(task, work=replace(work, steps=limited))  # type: ignore[arg-type]
 
 
 def steps_of(task: Task) -> int:

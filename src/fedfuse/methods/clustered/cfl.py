@@ -25,11 +25,10 @@ import numpy as np
 import scipy
 
 from fedfuse.core.partitions import canonical
-from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
+from fedfuse.methods.method import FederationInfo, Method, Outcome, Residuals, moved
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, WeighsDevices
 from fedfuse.methods.one_model.fedavg import averaged
 from fedfuse.methods.parameters import Auto, Searchable, choice, number
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Add, Install, Task, Train
 from fedfuse.utils.typing import Bools, Floats, Ints
 

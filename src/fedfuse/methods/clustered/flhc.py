@@ -21,10 +21,9 @@ import numpy as np
 import scipy
 
 from fedfuse.core.partitions import canonical
-from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals
 from fedfuse.methods.one_model.fedavg import Averaging, GroupModels
 from fedfuse.methods.parameters import Auto, Searchable, number
-from fedfuse.pairs.state import Residuals
 from fedfuse.utils.typing import Floats, Ints
 
 

@@ -22,9 +22,8 @@ import numpy as np
 import scipy
 
 from fedfuse.methods.clustered.ifca import IFCA, IFCAState
-from fedfuse.methods.method import FederationInfo, Outcome, moved
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals, moved
 from fedfuse.methods.one_model.fedavg import averaged
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Floats, Ints

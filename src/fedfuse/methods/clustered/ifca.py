@@ -27,12 +27,11 @@ import numpy as np
 
 from fedfuse.core.partitions import canonical
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
+from fedfuse.methods.method import FederationInfo, Method, Outcome, Residuals, moved
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, WorksAtHome
 from fedfuse.methods.one_model.fedavg import averaged
 from fedfuse.methods.parameters import Auto, Searchable, choice, number
 from fedfuse.models.model import Start
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import value
 from fedfuse.protocol.tasks import Choose, Losses, Task
 from fedfuse.utils.typing import Floats, Ints

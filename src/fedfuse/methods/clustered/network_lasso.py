@@ -23,9 +23,8 @@ import numpy as np
 from fedfuse.core.partitions import group_means, joined
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.anchored import Anchored, OwnModels
-from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals
 from fedfuse.methods.parameters import Auto, Searchable, number
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.typing import Floats, Ints
 

@@ -24,12 +24,11 @@ import scipy
 
 from fedfuse.core.partitions import canonical, group_means
 from fedfuse.core.penalties import L1
-from fedfuse.methods.method import FederationInfo, Method, Outcome
+from fedfuse.methods.method import FederationInfo, Method, Outcome, Residuals
 from fedfuse.methods.mixins import GathersReplies
 from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.pairs.collapsing_path import CollapsingPath
 from fedfuse.pairs.neighbour_graph import neighbour_edges
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.random import generator
 from fedfuse.utils.typing import Bools, Floats, Ints

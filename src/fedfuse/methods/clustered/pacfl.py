@@ -22,11 +22,10 @@ import numpy as np
 import scipy
 
 from fedfuse.core.partitions import canonical
-from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
 from fedfuse.methods.one_model.fedavg import Averaging, GroupModels
 from fedfuse.methods.parameters import Auto, Searchable, choice, number
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Subspace, Task
 from fedfuse.utils.typing import Floats, Ints
 

@@ -24,11 +24,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedfuse.methods.clustered.cfl import cosines
-from fedfuse.methods.method import FederationInfo, Outcome, moved
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals, moved
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
 from fedfuse.methods.one_model.fedavg import Averaging, GroupModels, averaged
 from fedfuse.methods.parameters import Auto, Searchable, number
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Gradient, Install, Task, TrainPair
 from fedfuse.utils.typing import Bools, Floats, Ints
 

@@ -17,10 +17,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.methods.method import FederationInfo, Outcome, moved
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals, moved
 from fedfuse.methods.one_model.fedavg import FedAvg, GroupModels
 from fedfuse.methods.parameters import number
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Task
 from fedfuse.utils.typing import Floats, Ints
 

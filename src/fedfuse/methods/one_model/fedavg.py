@@ -16,9 +16,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedfuse.core.partitions import canonical
-from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
+from fedfuse.methods.method import FederationInfo, Method, Outcome, Residuals, moved
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, TakesSingleReplies
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 

@@ -20,11 +20,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedfuse.errors import FedfuseError
-from fedfuse.methods.method import FederationInfo, Outcome, moved
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals, moved
 from fedfuse.methods.mixins import WeighsDevices
 from fedfuse.methods.one_model.fedavg import GroupModels, OneModel
 from fedfuse.methods.parameters import number
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import Uneven, Work, value
 from fedfuse.protocol.tasks import Task, Train
 from fedfuse.utils.typing import Floats, Ints

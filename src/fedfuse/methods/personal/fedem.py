@@ -20,11 +20,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
+from fedfuse.methods.method import FederationInfo, Method, Outcome, Residuals, moved
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary
 from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.models.model import Model
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import MixtureTrain, Task
 from fedfuse.utils.typing import Floats, Ints
 

@@ -7,26 +7,21 @@ M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary: Federated Learning wi
     server: base <- sum_i n_i base_i / sum_i n_i over the active devices
 
 The head is the part of the model that other methods fuse, the base is the rest: LG-FedAvg the other way round. A model
-of one layer has no base: then nothing is sent, and devices train alone. With ``shared="all"`` it is FedAvg.
+of one layer has no base: then nothing is sent, and devices train alone.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.methods.method import FederationInfo, Method, Outcome, moved
+from fedfuse.methods.method import FederationInfo, Method, Outcome, Residuals, moved
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, WorksAtHome
 from fedfuse.methods.one_model.fedavg import averaged
-from fedfuse.methods.parameters import choice
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Into, PeekModel, Task, Train, part_of
 from fedfuse.utils.typing import Floats, Ints
-
-Shared = Literal["base", "all"]
 
 
 @dataclass
@@ -44,11 +39,7 @@ class SharesPart(Method[Any], WorksAtHome, AdmitsNewcomers):
 
     finds_groups: ClassVar[bool] = False
     keeps_models: ClassVar[bool] = True
-
-    @property
-    @abstractmethod
-    def into(self) -> Into:
-        """Which part is shared."""
+    into: ClassVar[Into]  # which part is shared
 
     def place(self, info: FederationInfo) -> slice:
         """Return where it is among the parameters."""
@@ -82,20 +73,10 @@ class SharesPart(Method[Any], WorksAtHome, AdmitsNewcomers):
 
 @dataclass(frozen=True)
 class FedPer(SharesPart):
-    """One base for all, a head for every device.
-
-    Parameters
-    ----------
-    shared
-        What is shared: the ``"base"``, or ``"all"``.
-    """
+    """One base for all, a head for every device."""
 
     name: ClassVar[str] = "fedper"
-    shared: Shared = choice("base", Shared)
-
-    @property
-    def into(self) -> Into:
-        return "all" if self.shared == "all" else "shared"
+    into: ClassVar[Into] = "shared"
 
     def opening(self, state: PartState) -> dict[int, Task]:
         # all of it is a draw from a seed that devices know

@@ -24,11 +24,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfuse.methods.method import FederationInfo, Outcome, moved
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals, moved
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary
 from fedfuse.methods.one_model.fedavg import GroupModels, OneModel
 from fedfuse.methods.parameters import Auto, Searchable, number
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.local_work import value
 from fedfuse.protocol.tasks import Install, Task, Train
 from fedfuse.utils.random import generator

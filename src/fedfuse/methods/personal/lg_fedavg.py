@@ -20,11 +20,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedfuse.methods.method import FederationInfo, Outcome
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, RunSummary, WeighsDevices
 from fedfuse.methods.parameters import choice
 from fedfuse.methods.personal.fedper import PartState, SharesPart
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, Into, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
@@ -50,11 +49,8 @@ class LGFedAvg(WeighsDevices, SharesPart):
     """
 
     name: ClassVar[str] = "lg-fedavg"
+    into: ClassVar[Into] = "fused"
     evaluate: Evaluate = choice("global", Evaluate)
-
-    @property
-    def into(self) -> Into:
-        return "fused"
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> LGState:
         one = super().init(info, previous)

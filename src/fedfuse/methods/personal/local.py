@@ -10,9 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedfuse.methods.method import FederationInfo, Method, Outcome
+from fedfuse.methods.method import FederationInfo, Method, Outcome, Residuals
 from fedfuse.methods.mixins import AdmissionDialogue, AdmissionResult, AdmitsNewcomers, RunSummary, WorksAtHome
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import Install, PeekModel, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 

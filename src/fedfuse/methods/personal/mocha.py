@@ -23,9 +23,8 @@ import scipy
 
 from fedfuse.errors import FedfuseError
 from fedfuse.methods.anchored import Anchored, OwnModels
-from fedfuse.methods.method import FederationInfo, Outcome, moved
+from fedfuse.methods.method import FederationInfo, Outcome, Residuals, moved
 from fedfuse.methods.parameters import Auto, Searchable, number
-from fedfuse.pairs.state import Residuals
 from fedfuse.utils.typing import Floats, Ints
 
 # Share of the identity in Sigma: Omega's eigenvalues differ by at most a factor of m over this.

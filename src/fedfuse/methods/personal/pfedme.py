@@ -16,11 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedfuse.methods.method import moved
+from fedfuse.methods.method import Residuals, moved
 from fedfuse.methods.one_model.fedavg import GroupModels
 from fedfuse.methods.parameters import Auto, Searchable, number
 from fedfuse.methods.personal.fine_tuning import AdaptsAtHome
-from fedfuse.pairs.state import Residuals
 from fedfuse.protocol.tasks import EnvelopeTrain, Task, Train
 from fedfuse.utils.typing import Floats, Ints
 
