@@ -22,18 +22,10 @@ WORSE_ZSCORE = 1.645
 
 @dataclass
 class Tree:
-    """A binary tree over ``n`` leaves; nodes n, n + 1, … are merges in the order in which they happen.
+    """A binary tree over ``n`` leaves; nodes n, n + 1, … are merges in the order in which they happen."""
 
-    Attributes
-    ----------
-    children
-        The two nodes that each merge joins ((n - 1) x 2).
-    leaves
-        The numbers of the devices or groups that the leaves stand for, in increasing order.
-    """
-
-    children: Ints
-    leaves: Ints
+    children: Ints  # the two nodes that each merge joins ((n - 1) x 2)
+    leaves: Ints  # the numbers of the devices or groups that the leaves stand for, in increasing order
 
     @classmethod
     def of(cls, points: Floats, leaves: Ints | None = None) -> Tree:

@@ -37,15 +37,11 @@ class Metric:
     greater_is_better: bool
     _terms: Callable[[Floats, npt.NDArray[Any], Floats], Terms]
     _value: Callable[[Floats], Floats]
-    _cells: Callable[[int], int] = lambda n_classes: 2
+    size: Callable[[int], int] = lambda n_classes: 2  # how many sums a device has
     _rows: Callable[[Floats], Floats] = lambda sums: np.asarray(sums.sum(axis=1))
     _signed: tuple[int, ...] = ()  # cells that may be negative
     pooled: bool = False  # whether `overall` is taken over all rows together, or is the mean over devices
     percent: bool = False  # whether it is shown in percent
-
-    def size(self, n_classes: int) -> int:
-        """Return how many sums a device has."""
-        return self._cells(n_classes)
 
     def sums(
         self, outputs: Floats, y: npt.NDArray[Any], start: Ints, stop: Ints, weights: Floats | None = None
@@ -81,10 +77,7 @@ class Metric:
         return np.asarray(negative | far | (counted > rows * (1 + ROUNDING_TOLERANCE)))
 
     def difference(self, sums_a: Floats, sums_b: Floats) -> tuple[float, float]:
-        """Return the difference of two overall values, and its standard error: the jackknife over devices.
-
-        Of a mean over devices that is the standard error of a paired t test. It is nan for a single device.
-        """
+        """Return the difference of two overall values, and its standard error by the jackknife (nan for one device)."""
         known = np.flatnonzero(sums_a.any(axis=1) & sums_b.any(axis=1))
         a, b = sums_a[known], sums_b[known]
         without = self._leave_one_out(a) - self._leave_one_out(b)

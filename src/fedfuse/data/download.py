@@ -77,10 +77,7 @@ class Fetched(NamedTuple):
 
 
 def fetch(name: str, data_dir: str | Path | None = None, progress: Progress | None = None) -> Fetched:
-    """Download the files of a named data set that are not there yet; see `data_directory` for where.
-
-    A wrong file that is there is left alone and raises a `FedfuseError`; so does a file that no mirror sends.
-    """
+    """Download the files of a named data set that are not there yet; a wrong file that is there is an error."""
     from fedfuse.data.catalog import check_name
 
     check_name(name)

@@ -238,10 +238,7 @@ Column: TypeAlias = ScaledColumn | LevelColumn
 
 
 def fit_column(table: Table, name: str, train: Ints, scale: bool = True) -> Column | None:
-    """Learn a column from the training rows; return None, and log why, if it carries no information.
-
-    Without ``scale`` numbers and dates keep their units, also those that do not vary.
-    """
+    """Learn a column from training rows, in units unless ``scale``; None, and a warning, if it tells nothing."""
     if table.missing(name)[train].all():
         log.warning("column %r is dropped: it is empty in all training rows", name)
         return None

@@ -277,7 +277,9 @@ class Federation:
         Xs, columns, form = checks.feature_arrays({name: X for name, (X, _) in pairs.items()}, features, shape)
         counts = np.array([len(X) for X in Xs], dtype=np.int64)
         ys = {name: targets.target_array(pairs[name][1], name, n) for name, n in zip(names, counts, strict=True)}
-        targets.check_same_kind(ys)
+        words = "the target of device {device!r} is {value}, that of device {first!r} is {first_value}: "
+        kinds = {name: targets.KIND_WORDS[y.dtype.kind] for name, y in ys.items()}
+        checks.check_same(kinds, words + "give all devices the same kind")
         checks.check_counts(counts, names, test, validation)
         found, y, classes = targets.encode_target(np.concatenate([*ys.values()]), goal, "the target")
         rows, cuts = shuffled_rows(counts, seed), cut_points(counts, test, validation)
@@ -293,11 +295,7 @@ class Federation:
 
     @classmethod
     def from_frame(cls, frame: pd.DataFrame, *, device: str, target: str, **options: Any) -> Federation:
-        """Build a federation from a table with a device column and a target column.
-
-        See `fedfuse.data.tables.federation_from_frame` for the other columns, and for the options: goal, test,
-        validation, seed, split_by, min_rows, weight.
-        """
+        """Build a federation from a table: see `fedfuse.data.tables.federation_from_frame` for all options."""
         build: Callable[..., Federation] = load("fedfuse.data.tables:federation_from_frame")
         return build(frame, device=device, target=target, **options)
 
@@ -407,10 +405,7 @@ def _are_counts(values: Any, least: int) -> TypeGuard[list[int]]:
 
 
 def cut_points(counts: Ints, test: float, validation: float) -> Ints:
-    """Return the cut points (m x 4) for devices with these numbers of rows.
-
-    Training and every part with a share above 0 have at least one row, where there are enough.
-    """
+    """Return cut points (m x 4) for so many rows; parts that are asked for have a row where there are enough."""
     n_test = _share(counts, test, keep=1 + (validation > 0))
     return cuts_with_test(counts - n_test, n_test, validation)
 

@@ -49,11 +49,7 @@ class Images(NamedTuple):
 def mnist(
     seed: int = 0, *, name: str = "mnist", min_rows: int = 5, data_dir: str | Path | None = None, **options: Any
 ) -> Federation:
-    """Return MNIST or Fashion-MNIST over devices in four groups, as in the paper: 60,000 training, 10,000 test images.
-
-    ``name`` is ``"mnist"`` or ``"fashion-mnist"``, and ``data_dir`` where its files are; see `data_directory`. The
-    other options are those of `image_federation`.
-    """
+    """Return MNIST or Fashion-MNIST over devices in four groups; for options see `image_federation`."""
     return image_federation(*read_images(name, data_dir), seed=seed, min_rows=min_rows, **options)
 
 
@@ -177,10 +173,7 @@ def read_images(name: str, data_dir: str | Path | None = None) -> tuple[Images, 
 
 
 def read_idx(path: str | Path, ndim: int) -> npt.NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes, gzipped or not, as a read-only array.
-
-    A file that has not ``ndim`` dimensions (1 for labels, 3 for images), or is damaged, raises a `FedfuseError`.
-    """
+    """Read an idx file of unsigned bytes with ``ndim`` dimensions, gzipped or not, as a read-only array."""
     header = np.dtype([("magic", ">u4"), ("shape", ">u4", (ndim,))])
     try:
         data = Path(path).read_bytes()

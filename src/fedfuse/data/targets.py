@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.core.metrics import Goal as Goal
-from fedfuse.data.checks import MAX_ABS_VALUE, as_numpy, check_same, is_missing
+from fedfuse.data.checks import MAX_ABS_VALUE, as_numpy, is_missing
 from fedfuse.errors import FedfuseError, check_choice
 from fedfuse.utils.typing import Floats, Ints
 
 # Whole numbers with more distinct values than this are values, not classes.
 MAX_INTEGER_CLASSES = 20
-_KIND_WORDS = {"i": "numbers", "u": "numbers", "f": "numbers", "b": "booleans", "U": "text", "O": "text"}
+KIND_WORDS = {"i": "numbers", "u": "numbers", "f": "numbers", "b": "booleans", "U": "text", "O": "text"}
 
 
 def target_array(y: Any, device: str, n: int) -> npt.NDArray[Any]:
@@ -32,19 +32,13 @@ def target_array(y: Any, device: str, n: int) -> npt.NDArray[Any]:
         )
     if len(array) != n:
         raise FedfuseError(f"device {device!r}: X has {n} rows but y has {len(array)} values; they must match")
-    if array.dtype.kind not in _KIND_WORDS:
+    if array.dtype.kind not in KIND_WORDS:
         raise FedfuseError(f"device {device!r}: y has the type {array.dtype}, but must be numbers, booleans or text")
     bad = ~np.isfinite(array) if array.dtype.kind == "f" else is_missing(array)
     if bad.any():
         i = int(np.argmax(bad))
         raise FedfuseError(f"device {device!r}: y[{i}] is {array[i]}, but every target must be known; drop such rows")
     return array
-
-
-def check_same_kind(ys: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Refuse devices whose targets are of different kinds, for instance numbers here and text there."""
-    words = "the target of device {device!r} is {value}, that of device {first!r} is {first_value}: "
-    check_same({name: _KIND_WORDS[y.dtype.kind] for name, y in ys.items()}, words + "give all devices the same kind")
 
 
 def class_weights(
@@ -83,10 +77,7 @@ def infer_goal(y: npt.NDArray[Any]) -> Goal:
 
 
 def encode_target(y: npt.NDArray[Any], goal: Goal | None, where: str) -> tuple[Goal, npt.NDArray[Any], tuple[Any, ...]]:
-    """Return the goal, the target as float64 values or int64 class numbers, and the classes.
-
-    A target that is the same in every row is refused; only a regression that was asked for may have one.
-    """
+    """Return goal, target as values or class numbers, and classes; only values asked for may be constant."""
     if goal is not None:
         check_choice("goal", goal, Goal)
     if goal != "regression" and bool(np.all(y == y[0])):

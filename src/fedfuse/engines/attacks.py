@@ -139,7 +139,10 @@ class Attacks(EngineWrapper):
         return {"attack": self.attack, "lies": self.lies, "who": self.who.tolist()}
 
     def submit(self, orders: Sequence[Order]) -> None:
-        lying = [o for o in orders if o.device in self._liars and self._lies_about(o)]
+        # Evaluation is no message of the method, and no liar would change these.
+        honest = (tasks.PeekModel, tasks.Subspace)
+        others = [o for o in orders if o.round != tasks.EVALUATION_ROUND and not isinstance(o.task, honest)]
+        lying = [o for o in others if o.device in self._liars and self.attack != "label-flip"]
         self._exchanges.append(Exchange(len(orders), len(lying), {(o.device, o.round): o.task for o in lying}, []))
         self.inner.submit(orders)
 
@@ -156,11 +159,6 @@ class Attacks(EngineWrapper):
             self._exchanges = [e for e in self._exchanges if e.asked or e.heard]
             if ready or lies or not arrived:
                 return ready + sorted(lies, key=lambda reply: reply.device)
-
-    def _lies_about(self, order: Order) -> bool:
-        """Whether this is a message of the method, and one that liars would change."""
-        untouched = order.round == tasks.EVALUATION_ROUND or isinstance(order.task, (tasks.PeekModel, tasks.Subspace))
-        return self.attack != "label-flip" and not untouched
 
     def _hold(self, reply: Reply) -> bool:
         """Keep a liar's reply back; False for all others."""

@@ -187,10 +187,7 @@ class InProcess(Engine):
         return list(np.stack([self._model.losses(self.load("validation"), devices, w) for w in models], axis=1))
 
     def _drawn(self, rows: Any, devices: Ints, centres: Floats, variance: float, start: Floats | None = None) -> Floats:
-        """Return models of devices' own rows whose parameters have this variance around a centre beforehand.
-
-        A ridge of mean losses is less the more rows a device has. To powers of two, so that many devices share a call.
-        """
+        """Return models of own rows with this variance around a centre; ridges are powers of two, to share calls."""
         ridges = np.exp2(np.rint(-np.log2(variance * np.maximum(rows.rows.totals[devices], 1))))
         models: Floats = (centres if start is None else start).astype(self._dtype)
         for ridge in np.unique(ridges):

@@ -103,17 +103,7 @@ class Arrival(NamedTuple):
 
 
 class Latency(EngineWrapper):
-    """An engine on a virtual clock.
-
-    Parameters
-    ----------
-    engine
-        Where devices really compute.
-    delay, compute
-        Distributions of the seconds on the way and at work, as text (`Distribution`) or numbers.
-    seed
-        Every draw depends on it.
-    """
+    """An engine on a virtual clock; ``delay`` and ``compute`` are distributions of seconds on the way and at work."""
 
     def __init__(
         self, engine: Engine, delay: DistributionLike = 0.0, compute: DistributionLike = 0.0, *, seed: int = 0

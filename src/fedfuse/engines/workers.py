@@ -78,17 +78,11 @@ Answers: TypeAlias = list[tuple[Reply, Floats]]
 
 
 class Workers(Engine):
-    """Devices whose orders are performed by processes beside this one.
+    """Devices whose orders are performed by processes beside this one, one for each usable core by default.
 
     Processes start with the first orders and end with `close`, or with this process. In a script, the call that leads
-    here belongs under ``if __name__ == "__main__":`` (each worker imports the script to find its classes).
-
-    Parameters
-    ----------
-    federation, model, seed, dtype, noise
-        As for `InProcess`; the model must be one that can be pickled.
-    workers
-        How many processes; one for each usable core by default.
+    here belongs under ``if __name__ == "__main__":`` (each worker imports the script to find its classes). The model
+    must be one that can be pickled.
     """
 
     def __init__(

@@ -232,7 +232,8 @@ class Device(InProcess):
             words = f"the server's model has {state.own.size} parameters, this device's {self._own[0].size}"
             raise FedfuseError(f"{words}: both sides must build the same")
         self._own[0] = state.own
-        if not state.same_scale(self._state):
+        scales = ((state.shift, self._state.shift), (state.scale, self._state.scale))
+        if not all(a is b if a is None or b is None else np.array_equal(a, b) for a, b in scales):
             self._rescale(None if state.shift is None or state.scale is None else Rescale(state.shift, state.scale))
 
     def _noise_source(self, order: Order) -> np.random.Generator:

@@ -26,11 +26,6 @@ class DeviceState:
         """Return the state as arrays under names."""
         return {name: array for name, array in vars(self).items() if array is not None}
 
-    def same_scale(self, other: DeviceState) -> bool:
-        """Whether both states have the columns on the same scale."""
-        pairs = ((self.shift, other.shift), (self.scale, other.scale))
-        return all(a is b if a is None or b is None else np.array_equal(a, b) for a, b in pairs)
-
 
 class DeviceShadow:
     """The server's copy of one device's state, from which a device that has lost it is restored.

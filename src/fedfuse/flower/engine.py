@@ -53,24 +53,11 @@ class _Pending:
 
 
 class FlowerEngine(Engine):
-    """Devices on the nodes of a Flower run.
+    """Devices on the nodes of a Flower run; ``names`` are those of the federation, in its order.
 
-    Parameters
-    ----------
-    grid
-        Flower's, as a ServerApp's main function is given it.
-    names
-        The devices, in the order of the federation; nodes declare which of them they are (`client_app`).
-    model, seed, dtype, noise
-        As for `InProcess`.
-    setup
-        JSON-ready data that is sent with every order.
-    nodes
-        The nodes, where they are known already.
-    ttl
-        Seconds after which a message expires.
-    grace
-        Seconds that orders wait for a device that is away. After that they are given up at once, until it is back.
+    Nodes declare which of them they are (`client_app`). ``setup`` is JSON-ready data that is sent with every order. A
+    message expires after ``ttl`` seconds. Orders wait for a device that is away for ``grace`` seconds; after that they
+    are given up at once, until it is back.
     """
 
     def __init__(

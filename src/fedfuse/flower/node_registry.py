@@ -38,13 +38,8 @@ _APP_ERROR = 2  # Flower's error code for an app that raised
 class NodeRegistry:
     """The nodes of a run, by device.
 
-    Parameters
-    ----------
-    grid
-        Flower's, of the run.
-    identities
-        ``"declared"``: nodes without a registered name are trusted. ``"registered"``: they are refused.
-        ``"auto"``: they are refused where other nodes have registered names.
+    With identities ``"declared"`` nodes without a registered name are trusted, with ``"registered"`` they are refused,
+    with ``"auto"`` where other nodes have registered names.
     """
 
     def __init__(self, grid: Grid, identities: Identities = "auto") -> None:
@@ -83,8 +78,11 @@ class NodeRegistry:
                 self._set(known, node)
         not_now = {node for node, since in self._refused.items() if self._last - since < RETRY_SECONDS}
         not_now |= set(self._asked.values())
-        if new := [node for node in online if node not in self._name_of and node not in not_now]:
-            self._ask(new)
+        new = [node for node in online if node not in self._name_of and node not in not_now]
+        messages = {node: hello(node, HELLO_SECONDS) for node in new}
+        if messages:
+            self._grid.push_messages(list(messages.values()))  # A list, as Flower iterates over it twice.
+        self._asked |= {m.metadata.message_id: node for node, m in messages.items() if m.metadata.message_id}
 
     @property
     def waiting(self) -> bool:
@@ -114,11 +112,6 @@ class NodeRegistry:
         if node is not None:
             self._name_of.pop(node, None)
             self._refused[node] = time.monotonic()
-
-    def _ask(self, nodes: list[int]) -> None:
-        messages = {node: hello(node, HELLO_SECONDS) for node in nodes}
-        self._grid.push_messages(list(messages.values()))  # A list, as Flower iterates over it twice.
-        self._asked |= {m.metadata.message_id: node for node, m in messages.items() if m.metadata.message_id}
 
     def _identify(self, node: int, answer: Message) -> None:
         who = self._registered.get(node, f"node {node}")

@@ -29,28 +29,15 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Policy:
-    """Limits to what a node does for a server; in the file, words are joined by hyphens.
+    """Limits to what a node does for a server; in the file, words are joined by hyphens."""
 
-    Attributes
-    ----------
-    tasks
-        Tasks that are allowed (`protocol.tasks`); None for all.
-    second_moments
-        Whether means of squares and products of columns may be sent.
-    min_rows
-        Training rows that a device must have to send anything.
-    max_epsilon, delta
-        Noise that orders must ask for: all answers of this device, of all runs, stay within this budget.
-    max_rounds
-        Orders that this device answers (a round has one or two), in all runs together.
-    """
-
-    tasks: tuple[str, ...] | None = None
-    second_moments: bool = True
-    min_rows: int = 0
+    tasks: tuple[str, ...] | None = None  # that are allowed (`protocol.tasks`); None for all
+    second_moments: bool = True  # whether means of squares and products of columns may be sent
+    min_rows: int = 0  # training rows that a device must have to send anything
+    # Noise that orders must ask for: all answers of this device, of all runs, stay within this budget.
     max_epsilon: float | None = None
     delta: float = 1e-5
-    max_rounds: int | None = None
+    max_rounds: int | None = None  # orders that this device answers (a round has one or two), in all runs together
 
     @classmethod
     def read(cls, path: Path) -> Policy:

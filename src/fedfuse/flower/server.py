@@ -122,10 +122,7 @@ def method_and_settings(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
 
 
 def gather(nodes: NodeRegistry, wanted: int, seconds: float, minimum: int = 1) -> Federation:
-    """Wait until this many devices have identified themselves (0: all that are online), and return their federation.
-
-    Devices that cannot go with the others are left out, and named, as long as the minimum is left.
-    """
+    """Wait for so many devices (0: all online), leave out who does not fit, return the others' federation."""
     log.info("waiting for devices")
 
     def heard() -> int:

@@ -50,11 +50,7 @@ def check_installed() -> None:
 
 
 class Simulation(EngineWrapper):
-    """Devices on virtual nodes of Flower's Simulation Runtime, in processes of this machine.
-
-    The runtime starts with the first orders (about ten seconds) and ends with `close`. Parameters are those of
-    `InProcess`.
-    """
+    """Devices on virtual nodes of Flower's Simulation Runtime, from the first orders until `close`."""
 
     def __init__(self, federation: Federation, model: Model[Any], **options: Any) -> None:
         check_installed()

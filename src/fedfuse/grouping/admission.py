@@ -63,7 +63,11 @@ def _compare(
     model: Floats, info: FederationInfo, work: Work, rows: Part, others: Part
 ) -> Generator[Task, Floats, OwnModelGain]:
     """Train alone on some rows, and compare with a group's model on others."""
-    own = yield _train_alone(info, work, rows)
+    if info.model.convex:
+        alone = Train(Work(solver="exact"), start=np.zeros(info.d, info.dtype), rho=OWN_MODEL_RIDGE, rows=rows)
+    else:
+        alone = Train(work, start=info.initial("auto").astype(info.dtype), rows=rows)
+    own = yield alone
     losses = PairedLosses(0, 1, (yield EvaluateModels(model[None], others, own=True)))
     return OwnModelGain(own, *losses.difference(1, 0))
 
@@ -79,9 +83,3 @@ def _chance_of_own(*parts: tuple[OwnModelGain, int]) -> float:
 def _chance(z: float, rows: int) -> float:
     """Return the chance that one model is better, by Student's t: a few rows say little, and a single one nothing."""
     return float(scipy.special.stdtr(rows - 1, z)) if rows > 1 else 0.5
-
-
-def _train_alone(info: FederationInfo, work: Work, rows: Part) -> Train:
-    if info.model.convex:
-        return Train(Work(solver="exact"), start=np.zeros(info.d, info.dtype), rho=OWN_MODEL_RIDGE, rows=rows)
-    return Train(work, start=info.initial("auto").astype(info.dtype), rows=rows)

@@ -57,24 +57,16 @@ MAX_READINGS = 3
 
 @dataclass
 class Path:
-    """Where a fusion path is, and the groups read off it.
-
-    Attributes
-    ----------
-    lambdas, readings, gaps
-        The lambda of each pass, the grouping after it, and the gap that it was read off (nan: none).
-    lengths
-        Of theta in units of the reach (m x m), summed over passes.
-    """
+    """Where a fusion path is, and the groups read off it."""
 
     fusion: FPFCState
     reach: float  # of the penalty, in units of lambda
     lam: float = 0.0
     waited: int = 0
-    lambdas: Floats = field(default_factory=lambda: np.empty(0))
-    readings: Ints = field(init=False)
-    gaps: Floats = field(default_factory=lambda: np.empty((0, 2)))
-    lengths: Floats = field(init=False)
+    lambdas: Floats = field(default_factory=lambda: np.empty(0))  # of each pass,
+    readings: Ints = field(init=False)  # the grouping after it,
+    gaps: Floats = field(default_factory=lambda: np.empty((0, 2)))  # and the gap that it was read off (nan: none)
+    lengths: Floats = field(init=False)  # of theta in units of the reach (m x m), summed over passes
 
     @classmethod
     def start(cls, inner: FPFC, info: FederationInfo, models: Floats) -> Path:
@@ -103,10 +95,7 @@ class Path:
         self._add(pairs.labels(gap.nu), gap)
 
     def raise_lambda(self, who: Ints, max_passes: int = MAX_PASSES, wait_passes: int = WAIT_PASSES) -> bool:
-        """Set the lambda of the next pass; False when all devices are within reach, or passes are over.
-
-        The last grouping is then that of all devices together.
-        """
+        """Set the lambda of the next pass; False, and all together, where all are in reach or passes are over."""
         heights = linkage_heights(self.fusion.pairs.distances()[np.ix_(who, who)])
         covered, left = np.split(heights, [np.searchsorted(heights, self.reach * self.lam, "right")])
         if len(self.lambdas) > max_passes or not left.size:
@@ -123,14 +112,10 @@ class Path:
         self.lam = max(self.lam, float(reach / self.reach))
         return True
 
-    def most_alike(self, labels: Ints) -> int:
-        """Return the last pass after which groups were most like these."""
-        alike = [adjusted_rand(labels, reading) or 0.0 for reading in self.readings]
-        return len(alike) - 1 - int(np.argmax(alike[::-1]))
-
     def complete(self, found: Outcome) -> Outcome:
-        """Add the lambda of the reading most like what was found, and where both are the same its gap."""
-        k = self.most_alike(found.labels)
+        """Add the lambda of the last reading most like what was found, and where both are the same its gap."""
+        alike = [adjusted_rand(found.labels, reading) or 0.0 for reading in self.readings]
+        k = len(alike) - 1 - int(np.argmax(alike[::-1]))
         same = (canonical(self.readings[k]) == canonical(found.labels)).all() and np.isfinite(self.gaps[k]).all()
         kept = {**found.kept, **({"gap": self.gaps[k]} if same else {})}
         return found._replace(lam=float(self.lambdas[k]), kept=kept)
@@ -154,11 +139,6 @@ class FusionPathState(FusionTreeState):
     def __post_init__(self, previous: Outcome | None, inner: FPFC) -> None:
         super().__post_init__(previous)
         self.path = Path.start(inner, self.info, self.estimates[COMMON_RIDGE])
-
-    def begin_path(self, inner: FPFC) -> str:
-        """Start from the devices' own models."""
-        self.path = Path.start(inner, self.info, self.estimates[COMMON_RIDGE])
-        return FusePairs.name if self.path.raise_lambda(self.trusted) else end_path(self)
 
     def recovery(self) -> list[dict[int, Task]]:
         return [*self.rescaled(), self.installed()]
@@ -185,7 +165,8 @@ class FitOwn(FitRidge):
 
     def take(self, state: FusionPathState) -> str:  # type: ignore[override]
         self.keep(state)
-        return state.begin_path(self.inner)
+        state.path = Path.start(self.inner, state.info, state.estimates[COMMON_RIDGE])
+        return FusePairs.name if state.path.raise_lambda(state.trusted) else end_path(state)
 
 
 @dataclass(frozen=True, repr=False)

@@ -142,10 +142,7 @@ class FusionTreeState(RefitState):
         return self.group(labels, self.models[self.labels])
 
     def stability(self) -> float:
-        """Return how probable it is that the groups are right: none hides a difference, and few devices are misplaced.
-
-        0 where nothing has been compared.
-        """
+        """Return the chance that no group hides a difference and few are misplaced; 0 if nothing was compared."""
         if self.confidence is None or not len(self.groupings):
             return 0.0
         who = self.trusted

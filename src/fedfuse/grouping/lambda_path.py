@@ -83,30 +83,16 @@ class LambdaPathState:
 
 @dataclass(frozen=True)
 class LambdaPath(Method[LambdaPathState]):
-    """Choose lambda for ``inner`` from ``grid`` by the validation metric; warm-up then trains on with it.
-
-    Parameters
-    ----------
-    inner
-        `FPFC` or `FPFCL1`; its own lambda and rows do not matter.
-    strategy
-        ``"warmup"`` or ``"separate"``.
-    grid
-        Increasing lambdas; none: from the distances between the models of lambda = 0.
-    limit
-        Maximum number of rounds of one training: of each lambda with ``separate``, of the way from the start to the
-        final models with ``warmup`` (training on may always take a quarter of it). Each lambda has a round more, in
-        which it is judged.
-    precision
-        The change in the validation metric that no longer counts.
-    """
+    """Choose lambda for ``inner`` from ``grid`` by the validation metric; warm-up then trains on with it."""
 
     name: ClassVar[str] = "tuned"
-    inner: BaseFPFC = field(default_factory=lambda: FPFC(lam=0.0))
+    inner: BaseFPFC = field(default_factory=lambda: FPFC(lam=0.0))  # its own lambda and rows do not matter
     strategy: Strategy = "warmup"
-    grid: tuple[float, ...] = ()
+    grid: tuple[float, ...] = ()  # increasing; none: from the distances between the models of lambda = 0
+    # Rounds of one training: of each lambda with ``separate``, of the way from the start to the final models with
+    # ``warmup`` (training on may always take a quarter of it). Each lambda has a round more, in which it is judged.
     limit: int = 2000
-    precision: float = 1e-4
+    precision: float = 1e-4  # the change in the validation metric that no longer counts
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -243,10 +243,7 @@ class CutNetworkTree(EvaluationStep[NetworkTreeState]):
 
 
 class CheckNetworks(CutNetworkTree):
-    """Devices evaluate their group's network and the nearest others; a device may move.
-
-    A device that is alone moves to a model that it cannot tell to be worse: the others there have more rows.
-    """
+    """Devices evaluate their network and the nearest; one moves, a lone one unless others are surely worse."""
 
     name = "check groups"
 

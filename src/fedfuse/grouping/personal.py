@@ -90,11 +90,11 @@ class VerdictState(StepState):
         self.labels = canonical(self.labels)
         columns, kept = n_columns(info), self.before.kept
         self.shift, self.scale = kept.get("shift", np.zeros(columns)), kept.get("scale", np.ones(columns))
-        self.models = self._group_models(self.before.models)
+        self.models = self.group_models(self.before.models)
         self.shares = rows / np.maximum(np.bincount(self.labels, rows)[self.labels], 1)
         self.losses = np.full((info.m, 3), np.nan)
 
-    def _group_models(self, of_devices: Floats) -> Floats:
+    def group_models(self, of_devices: Floats) -> Floats:
         """Return the models of groups, for rescaled columns."""
         models, model = group_means(of_devices, self.labels, np.ones(self.info.m)), self.info.model
         if model.convex:
@@ -109,12 +109,6 @@ class VerdictState(StepState):
             who = generator(self.info.seed, "judges").choice(who, MAX_JUDGES, replace=False)
         judges[who] = True
         return judges
-
-    @property
-    def unvalidated(self) -> Floats:
-        """The models of groups that are judged: of large models, those made without the rows that judge."""
-        validated = self.before.validated if self.info.model.convex else None
-        return self.models if validated is None else self._group_models(validated)
 
     @property
     def tried(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -338,7 +332,9 @@ class JudgeDrawn(JudgeStep[VerdictState]):
     size_is_known = True
 
     def ask(self, state: VerdictState, devices: Ints) -> list[Task]:
-        models, asked = state.unvalidated.astype(state.info.dtype), state.tried
+        # Large models are judged by rows that they have not seen.
+        validated, asked = state.before.validated if state.info.model.convex else None, state.tried
+        models = (state.models if validated is None else state.group_models(validated)).astype(state.info.dtype)
         return [tasks.JudgeDrawnModels(models[state.labels[i]], state.shares[[i]], *asked) for i in devices]
 
     def skip(self, state: VerdictState) -> Bools:

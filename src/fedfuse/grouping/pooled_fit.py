@@ -108,10 +108,7 @@ class PooledFit:
         self.evaluations, self.steps = np.zeros((2, n), np.int64)
 
     def resume(self, models: Floats, training: Bools) -> None:
-        """Train again, on more rows: groups that had converged from their models, the others from the same start.
-
-        Groups that had converged also keep the curvature that they have learned.
-        """
+        """Train on more rows: converged groups from their models and curvature, others from the same start."""
         there, old = self.converged, self.optimiser
         self.start, self.training = np.where(there[:, None], models, self.start), training
         self._set_out()

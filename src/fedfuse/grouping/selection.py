@@ -94,10 +94,7 @@ def spread_labels(labels: Ints, sample: Ints, points: Floats, everyone: Ints) ->
 
 
 def coarsest_good(candidates: Ints, answers: Mapping[int, Floats], rows: Ints, trusted: Ints) -> Ints:
-    """Return the grouping with the fewest groups that is not significantly worse than the best.
-
-    ``candidates`` are groupings (k x m); every device has answered for its model in each of them.
-    """
+    """Return the grouping (of k x m) with the fewest groups that is not significantly worse than the best."""
     losses = [PairedLosses(i, rows[i], v) for i, v in answers.items()]
     if not losses:
         return np.asarray(candidates[0])
@@ -180,7 +177,8 @@ class GroupCheck:
 
 def structured_groups(cosines: Floats, labels: Ints, least: float) -> list[int]:
     """Return the groups in which devices' gradients agree by this z-score, by the cosines of two halves of each."""
-    return [c for c in range(int(labels.max()) + 1) if z_score(cosines[labels == c]) > least]
+    sums = [(cosines[labels == c].sum(), np.square(cosines[labels == c]).sum()) for c in range(int(labels.max()) + 1)]
+    return [c for c, (total, squares) in enumerate(sums) if total / np.sqrt(max(float(squares), 1e-300)) > least]
 
 
 def split_in_two(labels: Ints, groups: Iterable[int], estimates: Floats) -> Ints:
@@ -276,11 +274,6 @@ def _log_mean(logs: Any) -> float:
 def chance_of_few_misplaced(confidence: Floats) -> float:
     """Return how probable it is that at most one device in fifty is in the wrong group (Poisson)."""
     return float(scipy.special.pdtr(np.floor(MAX_MISPLACED_SHARE * confidence.size), np.sum(1 - confidence)))
-
-
-def z_score(cosines: Floats) -> float:
-    """Return by how many standard errors the sum of the cosines exceeds zero."""
-    return float(cosines.sum() / np.sqrt(max(float(np.square(cosines).sum()), 1e-300)))
 
 
 def _usual_cosine(rows: Floats) -> float:

@@ -35,15 +35,7 @@ def sends_statistics(info: FederationInfo) -> bool:
 
 
 class SimulatedReplies:
-    """Answers tasks in the place of devices, from what they have sent for `SendSufficientStatistics`.
-
-    Parameters
-    ----------
-    sent
-        One row for each device.
-    counts
-        Rows of every device, by part.
-    """
+    """Answers tasks in the place of devices, from what was ``sent`` for `SendSufficientStatistics` (a row each)."""
 
     def __init__(self, sent: Floats, counts: Mapping[str, Ints]) -> None:
         self.uneven = np.asarray(sent[:, -1], np.float64)

@@ -236,11 +236,6 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
             raise FedfuseError(f"lambda is still to be found (lam={self.lam!r})")
         return float(self.lam)
 
-    @property
-    def room(self) -> dict[str, Any]:
-        """Where and how the server keeps its pairs."""
-        return {name: getattr(self, name) for name in ("graph", "actors")}
-
     def gap(self, pairs: FusionState) -> Gap:
         """Return where groups part: at nu, or where the lengths of theta have their widest gap."""
         if self.nu is not None:
@@ -254,11 +249,11 @@ class BaseFPFC(Method[FPFCState], TakesSingleReplies, AdmitsNewcomers):
         models = np.tile(info.initial(self.start), (info.m, 1)) if previous is None else previous.models
         weights, cut = info.counts[self.rows], info.model.fused.start
         shared = np.average(models[:, :cut], axis=0, weights=weights) if cut else models[0, :0]
-        # Models that differ are not pulled to their mean.
-        how: dict[str, Any] = {"warm": previous is not None, "dtype": info.dtype, **self.room}
-        pairs = FusionState(models[:, cut:], self.penalty, self.rho, **how)
+        room: dict[str, Any] = {"graph": self.graph, "actors": self.actors}
+        warm = previous is not None  # Models that differ are not pulled to their mean.
+        pairs = FusionState(models[:, cut:], self.penalty, self.rho, warm=warm, dtype=info.dtype, **room)
         moves, heard, furthest = np.zeros(info.m), np.zeros(info.m, np.int64), np.zeros((info.m, 2))
-        return FPFCState(info, pairs, shared.astype(info.dtype), weights, moves, heard, furthest, self.room)
+        return FPFCState(info, pairs, shared.astype(info.dtype), weights, moves, heard, furthest, room)
 
     def opening(self, state: FPFCState) -> dict[int, Task]:
         return {i: Install(w) for i, w in enumerate(state.models)}

@@ -61,40 +61,21 @@ class FederationInfo:
 
 
 class Outcome(NamedTuple):
-    """What a method has found, and what the next stage of a run begins with.
+    """What a method has found, and what the next stage of a run begins with."""
 
-    Attributes
-    ----------
-    models, labels
-        Of every device.
-    lam
-        The strength of the penalty that was used, where there was one.
-    settings
-        Settings that were left open and have been chosen.
-    kept
-        What a newcomer, or the next stage, needs besides: devices need not send it again.
-    suspects, reasons
-        Devices that seem to lie; and why, by device (as text).
-    validated
-        Models that never saw the validation rows, for their score; None: ``models``, unless trained on these rows.
-    stability, confidence
-        How sure the grouping is as a whole and for every device (0 to 1), where the method can tell.
-    alternatives, verdict
-        Other models of every device, ``"personal"`` and ``"alone"``, and what predicts best (`grouping.personal`).
-    """
-
-    models: Floats
+    models: Floats  # of every device
     labels: Ints
-    lam: float | None = None
-    settings: Mapping[str, Any] = MappingProxyType({})
-    kept: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
-    suspects: npt.ArrayLike = ()
+    lam: float | None = None  # strength of the penalty that was used, where there was one
+    settings: Mapping[str, Any] = MappingProxyType({})  # that were left open and have been chosen
+    kept: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})  # what newcomers and the next stage need besides
+    suspects: npt.ArrayLike = ()  # devices that seem to lie
+    # Models that never saw the validation rows, for their score; None: ``models``, unless trained on these rows.
     validated: Floats | None = None
-    stability: float | None = None
-    confidence: Floats | None = None
-    reasons: Mapping[str, str] = MappingProxyType({})
-    alternatives: Mapping[str, Floats] = MappingProxyType({})
-    verdict: str | None = None
+    stability: float | None = None  # how sure the grouping is (0 to 1), where the method can tell,
+    confidence: Floats | None = None  # and for every device
+    reasons: Mapping[str, str] = MappingProxyType({})  # why devices are suspects, by device (as text)
+    alternatives: Mapping[str, Floats] = MappingProxyType({})  # models "personal" and "alone" of every device
+    verdict: str | None = None  # what predicts best (`grouping.personal`)
 
     @property
     def in_use(self) -> Floats:

@@ -68,10 +68,7 @@ class TakesSingleReplies:
 
 
 class WorksAtHome:
-    """A method whose devices make something of their model before they use it; the server does not see it.
-
-    It costs nothing and changes nothing: devices are looked at for evaluation and for the result only.
-    """
+    """A method whose devices make something of their model before they use it: it is looked at, not sent or counted."""
 
     keeps_models: ClassVar[bool] = False  # whether devices hold models that the server never sees
 

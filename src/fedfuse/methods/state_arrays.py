@@ -33,7 +33,7 @@ def pack_state(state: Any) -> Arrays:
             arrays[name] = value
         elif is_dataclass(value) or hasattr(value, "pack"):
             arrays |= prefixed(f"{name}.", pack_state(value))
-        elif _holds_arrays(value):
+        elif isinstance(value, dict) and (not value or isinstance(next(iter(value.values())), np.ndarray)):
             arrays |= {f"{name}.{key}": array for key, array in value.items()}
             plain[name] = list(value)
         else:
@@ -61,7 +61,3 @@ def fill_state(fresh: Any, arrays: Arrays) -> Any:
 
 def _names(state: Any) -> list[str]:
     return [f.name for f in fields(state) if f.name not in NOT_SAVED]
-
-
-def _holds_arrays(value: Any) -> bool:
-    return isinstance(value, dict) and (not value or isinstance(next(iter(value.values())), np.ndarray))

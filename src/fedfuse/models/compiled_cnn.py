@@ -328,10 +328,7 @@ def _add_taps(gradient: Any, e: Any, k: Any, taps: Any) -> None:
 
 @njit(**_INNER)
 def _input_back(first: Any, second: Any) -> None:
-    """Write derivatives by the first maxima: of four neighbours in two channels at a time, in registers.
-
-    Beyond its frame of one, ``spread`` is zero: rows and columns of the kernel that would lead there are left out.
-    """
+    """Write derivatives by the first maxima, of four neighbours in two channels at a time; ``spread`` ends in zeros."""
     spread, weights, k = second.spread, second.weights, second.kernel
     w, kind, size = lanes(spread), spread.dtype.type, k * k
     (_, tall, broad, _), (outputs, rows, columns, _) = spread.shape, first.where.shape

@@ -100,10 +100,7 @@ class Span:
 
 
 def without_device(rows: HeadRows, W: Floats, share: float) -> Floats:
-    """Return what a group's last layer would be without the device, which has this share of the group's rows.
-
-    One Newton step for each class by itself, with the curvature of the device's own rows and of a little ridge.
-    """
+    """Return a group's last layer without a device that has this share of its rows: a Newton step per class."""
     share, total = min(share, MAX_SHARE), max(rows.weights.sum(), 1e-300)
     Z = np.column_stack([rows.Z, np.ones(len(rows.Z))])
     U = Z @ W.T

@@ -298,9 +298,9 @@ def _descend_by_moments(fit: LocalFit[LinearData], chosen: Ints, A: Floats, rho:
 
 
 def _newton_step(spectrum: Spectrum, gradient: Floats, away: Floats, rho: float) -> Floats:
-    """Return the step from w to the minimiser of ``f + rho/2 ||w - anchor||^2``; ``away`` is w - anchor.
+    """Return the step from w to the least ``f + rho/2 ||w - anchor||^2``; ``away`` is w - anchor.
 
-    Directions that the rows say nothing about lead to the anchor, or nowhere when rho = 0.
+    Directions that rows do not tell lead to the anchor, or nowhere when rho = 0.
     """
     values, vectors = spectrum
     rounding = 2 * values.max(initial=0) * gradient.size * np.finfo(np.float64).eps

@@ -219,10 +219,7 @@ def judge(tables: DeviceTables, asked: JudgePersonalModels, centres: Floats, com
 def _drawn_to_nearest(
     tables: DeviceTables, centres: Floats, suited: Ints, drawn: tuple[Floats, Floats | float] | None
 ) -> Floats:
-    """Return values or logits of rows by the centre that suits the device's other rows best, or by models drawn to it.
-
-    No row is seen by the model that it is judged by.
-    """
+    """Return values or logits of rows by the centre that suits the other rows best, or by models drawn to it."""
     found = np.zeros((*tables.there.shape, tables.outputs))
     for g in range(centres.shape[1]):
         who = (suited == g).any(axis=1)

@@ -44,10 +44,7 @@ class EdgePart:
         self.delta: Floats = np.empty((0, 0))
 
     def set_edges(self, edges: Edges, devices: Ints, omega: Floats, scale: float = 1.0) -> None:
-        """Take these edges between these devices; those that it had before keep their state.
-
-        The others start at ``scale`` times omega_i - omega_j.
-        """
+        """Take these edges; old ones keep their state, the others start at ``scale`` times omega_i - omega_j."""
         _, new, old = np.intersect1d(_codes(edges), _codes(self.edges), assume_unique=True, return_indices=True)
         s, delta = self.s[old], self.delta[old]
         self.edges, self.omega = edges, np.require(omega, requirements="W")
@@ -137,10 +134,7 @@ class LocalParts:
 
 
 class RayParts(LocalParts):
-    """Parts on actors of a Ray cluster, one each: of the cluster that is found, else of a local one.
-
-    All its machines must have fedfuse installed.
-    """
+    """Parts on actors of the Ray cluster that is found (with fedfuse on all machines), else of a local one."""
 
     def __init__(self, n: int) -> None:
         self._ray = _connected()

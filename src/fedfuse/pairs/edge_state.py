@@ -41,15 +41,7 @@ MAX_LACKING_SHARE = 0.1
 
 
 class EdgeState(FusionState):
-    """Parameters ``omega`` (m x d) and the state of the edges between neighbours; see `FusionState`.
-
-    Parameters
-    ----------
-    graph
-        ``"knn:10"``: edges from every device to the ten whose models are nearest; None: all pairs.
-    actors
-        Spread the edges over so many actors of a Ray cluster.
-    """
+    """Parameters ``omega`` (m x d) and the state of the edges between neighbours; see `FusionState`."""
 
     def __init__(
         self, omega: npt.ArrayLike, penalty: Penalty, rho: float = 1.0, *, warm: bool = False,

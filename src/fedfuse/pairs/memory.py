@@ -25,10 +25,7 @@ MAX_MEMORY_RATIO = 0.9
 
 
 class Pool:
-    """Up to ``capacity`` rows of ``width`` numbers; rows 0 … ``used`` - 1 have been handed out at some time.
-
-    More than was free when the pool was made is an error.
-    """
+    """At most ``capacity`` rows of ``width`` numbers, as memory is free; ``used`` have been handed out at some time."""
 
     def __init__(self, capacity: int, width: int, dtype: npt.DTypeLike) -> None:
         self._allowed = free_memory()
@@ -71,10 +68,7 @@ class Pool:
         self._returned = np.sort(np.concatenate([self._returned, numbers]))
 
     def compact(self, where: Numbers) -> None:
-        """Return memory to the system where much of it is idle: move rows to the front.
-
-        ``where`` has the rows of all pairs, or negative numbers, and is changed.
-        """
+        """Move rows to the front where much is idle, and return memory; changes ``where`` (negative: no row)."""
         idle, live = self._returned.size, self.live
         if idle <= self.used // 2 or idle * self.row_bytes <= MIN_RETURNED_BYTES:
             return

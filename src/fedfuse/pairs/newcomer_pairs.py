@@ -9,17 +9,7 @@ from fedfuse.utils.typing import Floats
 
 
 class NewcomerPairs:
-    """The newcomer's parameters, and its pairs with all old devices (O(m d) for each update).
-
-    Parameters
-    ----------
-    old
-        Parameters of the old devices (m x d), which do not change.
-    omega
-        The newcomer's own, trained alone.
-    penalty, rho
-        As in the run.
-    """
+    """The newcomer's parameters ``omega``, and its pairs with all ``old`` devices (O(m d) for each update)."""
 
     def __init__(self, old: Floats, omega: Floats, penalty: Penalty, rho: float) -> None:
         self._old = np.asarray(old, dtype=np.float64)

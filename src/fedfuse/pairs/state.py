@@ -252,10 +252,7 @@ class FusionState:
         return linkage_heights(self.norms())
 
     def labels(self, nu: float) -> Ints:
-        """Return the groups: devices with ||theta_ij|| <= nu are in one, and so are their other neighbours.
-
-        As `core.partitions.components` of `norms`, without a number for every pair of devices.
-        """
+        """Return the groups that pairs with ||theta_ij|| <= nu join, without a number for every pair of devices."""
         near = self.near
         ends = [devices_of(near[self.s[near].astype(np.float64) * self.r[near] <= nu])]
         # Theta of a far pair is the difference of its devices.
@@ -367,10 +364,7 @@ class FusionState:
         return primal, dual
 
     def _enter(self, turn: Round, touched: int) -> None:
-        """Give rows to far pairs that come within reach: their differences before the round.
-
-        If there is no memory for them, undo the round.
-        """
+        """Give rows to far pairs that come within reach, or undo the round if there is no memory for them."""
         bounds = self._bounds
         bounds.move(turn.active, turn.lengths)
         due = bounds.within(turn.active, self._reach)

@@ -48,10 +48,7 @@ class CommunicationLedger:
             self.blamed[str(device)] = self.blamed.get(str(device), 0) + 1
 
     def often_refused(self, m: int) -> list[int]:
-        """Return the devices whose answers were refused for what they say several times, and far more often than most.
-
-        An answer that is late, or that nobody waits for any more, says nothing of its sender.
-        """
+        """Return whose answers were refused for what they say (not late ones) several times, and far more than most."""
         counts = np.array([self.blamed.get(str(i), 0) for i in range(m)])
         return [int(i) for i in np.flatnonzero((counts >= MIN_SUSPECT_REFUSALS) & (counts > 3 * np.median(counts)))]
 

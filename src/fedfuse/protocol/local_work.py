@@ -180,10 +180,7 @@ class Work:
         check_choice("unit", self.unit, Unit)
 
     def at(self, k: int) -> Work:
-        """Return the work of round ``k``: the same with plain numbers for schedules.
-
-        What is drawn for each device stays open until its order is made (`for_device`).
-        """
+        """Return the work of round ``k``: plain numbers for schedules but those of each device (`for_device`)."""
         # a schedule that falls ends at the smallest work there is, not in an error after hours
         steps, lr = max(1, int(value(self.steps, k))), max(value(self.lr, k), sys.float_info.min)
         return replace(self, steps=self.steps if isinstance(self.steps, Uneven) else steps, lr=lr)

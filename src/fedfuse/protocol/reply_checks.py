@@ -38,10 +38,7 @@ def possible_score(score: float, goal: Goal) -> bool:
 
 
 def absurd_scores(scores: Floats, greater_is_better: bool) -> list[int]:
-    """Return the devices whose scores (nan: unknown) cannot be, or are far worse than those of others.
-
-    The best score is 1 where greater is better, and else 0.
-    """
+    """Return whose scores (nan: unknown; the best is 1, of errors 0) cannot be, or are far worse than others."""
     errors = 1 - scores if greater_is_better else scores
     known = np.isfinite(errors)
     fence = max(float(upper_fence(errors[known & (errors > 0)])[0]), float(greater_is_better))

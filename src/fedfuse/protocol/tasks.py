@@ -53,11 +53,7 @@ class _AsksForModel(_Message):
 
 @dataclass(frozen=True)
 class Install(_Message):
-    """Keep this vector as your own model (the first broadcast). Answered without floats.
-
-    The first ``known`` numbers devices can make themselves (zeros, or a draw from a seed that all know): these are not
-    sent.
-    """
+    """Keep this as your own model; its first ``known`` numbers you can make yourself. Answered without floats."""
 
     model: Floats
     known: int = 0
@@ -383,10 +379,7 @@ class JudgeDrawnModels(_Message):
 
 @dataclass(frozen=True)
 class PeekDrawnModels(_Message):
-    """Send the models that you use at home: one drawn to this model, and one of your rows alone. Not counted.
-
-    A network sends the first only.
-    """
+    """Send what you use at home: a model drawn to this, and (no network) one of your rows alone. Not counted."""
 
     model: Floats
     variance: float

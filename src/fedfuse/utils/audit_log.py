@@ -20,10 +20,7 @@ def record(event: str, **facts: Any) -> None:
 
 
 class AuditLog:
-    """A file that events are added to, while it is open as a context.
-
-    A line that cannot be written (the disk is full) is an error: nothing goes on unseen.
-    """
+    """A file that events are added to, while it is open as a context; a line that cannot be written is an error."""
 
     def __init__(self, path: Path, names: Sequence[str] = ()) -> None:
         self.path, self.names = path, names  # Names of devices, for events that know their numbers.

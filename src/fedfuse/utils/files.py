@@ -83,10 +83,7 @@ _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """Keep other processes out of a directory; the system releases the lock even if this process is killed.
-
-    Who holds it may take it again.
-    """
+    """Keep other processes out of a directory until this one ends; who holds the lock may take it again."""
     held, here = _held.get(), directory.resolve()
     try:
         import fcntl

@@ -55,10 +55,7 @@ class Kernels:
 
 
 def kernel(**options: Any) -> Callable[[Callable[..., None]], Any]:
-    """Compile a function that Python calls, as `numba.njit` does, and keep its machine code on disk.
-
-    Without a directory to write to, every process compiles for itself.
-    """
+    """Compile as `numba.njit` does, and keep the machine code on disk, if there is a directory to write to."""
     import numba
 
     config: Any = numba.config

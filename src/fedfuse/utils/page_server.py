@@ -29,14 +29,8 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "R
 class PageServer(ThreadingHTTPServer):
     """A server of pages, each made when it is asked for.
 
-    Parameters
-    ----------
-    page
-        Called with a path without its first slash; returns HTML or another text, or None for a path that is unknown.
-    port, host
-        Where to listen; 0 for a free port.
-    token
-        The first part of every address: others who may connect do not know it.
+    ``page`` is called with a path without its first slash; it returns HTML or another text, or None for a path that is
+    unknown. Port 0 is a free one. ``token`` is the first part of every address: others who may connect do not know it.
     """
 
     daemon_threads = True
