@@ -10,16 +10,8 @@ from hypothesis import strategies as st
 import fedfuse as ff
 from fedfuse.core.partitions import canonical, linkage_heights
 from fedfuse.data import load
-from fedfuse.grouping.fusion_path import (
-    COMMON_RIDGE,
-    MAX_PASSES,
-    RIDGES,
-    WAIT_PASSES,
-    WAIT_REACH_RATIO,
-    FusePairs,
-    Path,
-    at_lambda,
-)
+from fedfuse.grouping.fusion_path import MAX_PASSES, WAIT_PASSES, WAIT_REACH_RATIO, FusePairs, Path, at_lambda
+from fedfuse.grouping.fusion_tree import COMMON_RIDGE, RIDGES
 from fedfuse.grouping.network_path import MAX_NETWORK_PASSES
 from fedfuse.methods.method import FederationInfo, Outcome
 from fedfuse.models import MLP

@@ -265,10 +265,9 @@ def test_wrong_use_is_explained():
 def test_curvature_is_that_of_the_hessian(model):
     """By differences of the gradient, column by column."""
     rng, w = np.random.default_rng(0), np.random.default_rng(1).normal(size=model.d)
-    X, ones = rng.normal(size=(9, 3)), np.ones(9)
-    y = rng.integers(0, 4, 9)
-    steps = 1e-5 * np.eye(model.d)
-    ends = [[model.weighted_gradient(w + s * e, X, y, ones) for s in (1, -1)] for e in steps]
+    X, y, one = rng.normal(size=(9, 3)), rng.integers(0, 4, 9), np.array([0])
+    data, steps = model.load(Rows(X, y, one, np.array([9])), np.float64), 1e-5 * np.eye(model.d)
+    ends = [[model.gradients(data, one, (w + s * e)[None])[0] for s in (1, -1)] for e in steps]
     H = np.array([(a - b) / 2e-5 for a, b in ends])
     np.testing.assert_allclose(model.hessian_numbers(w, X), [*np.diag(H), np.trace(H @ H)], rtol=1e-5, atol=1e-9)
     assert not model.hessian_numbers(w, X[:0]).any()

@@ -27,7 +27,6 @@ inside the interval makes the grouping a local minimum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +34,6 @@ import numpy as np
 
 from fedfuse.core.partitions import group_means
 from fedfuse.utils.typing import Floats, Ints
-
-# Devices whose distances to all others are taken at once.
-DISTANCE_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -96,21 +92,11 @@ def interval(models: Floats, labels: Ints, gradients: Floats, a: float = 3.7) ->
     >>> interval(np.array([[0.0], [9.0]]), np.array([0, 0, 1]), np.array([[1.0], [-1.0], [0.0]]), a=3.0)
     Certificate(low=3.0, high=3.0, residual=0.0)
     """
+    from scipy.spatial.distance import pdist
+
     gradients, m = np.asarray(gradients, dtype=np.float64), len(labels)
     inside = [gradients[labels == group] for group in range(len(models))]
-    low = max(float(some.max()) * m / len(group) for group in inside for some in _distances(group))
-    nearest = np.inf
-    if len(models) > 1:  # The first in every row is the model itself.
-        nearest = min(float(np.partition(some, 1)[:, 1].min()) for some in _distances(models))
+    low = max(float(pdist(group).max(initial=0.0)) * m / len(group) for group in inside)
+    nearest = float(pdist(models).min(initial=np.inf))
     means = group_means(gradients, labels, np.ones(m))
     return Certificate(low, nearest / a, float(np.linalg.norm(means, axis=1).max()))
-
-
-def _distances(points: Floats) -> Iterator[Floats]:
-    """Yield the distances of points to all points, some rows at a time."""
-    centred = np.asarray(points, dtype=np.float64) - np.mean(points, axis=0, dtype=np.float64)
-    squares = np.square(centred).sum(axis=1)
-    for first in range(0, len(centred), DISTANCE_ROWS):
-        rows = slice(first, first + DISTANCE_ROWS)
-        # Rounding may leave a little less than 0 between equal points.
-        yield np.sqrt(np.maximum(squares[rows, None] + squares - 2 * centred[rows] @ centred.T, 0.0))

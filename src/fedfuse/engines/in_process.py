@@ -314,25 +314,24 @@ class InProcess(Engine):
             scores = np.log(task.shares)[:, None] - self._model.row_losses(task.components, X, y)
         posterior = np.exp(scores - scores.max(axis=0))
         posterior = posterior / posterior.sum(axis=0) * (own / own.mean())
-        models, (steps, lr) = task.components.astype(self._dtype), plain(task.work)
-        if task.work.batch is None:
-            models = np.stack([self._component(w, X, y, q, task.work) for w, q in zip(models, posterior, strict=True)])
-            return np.concatenate([models.ravel(), posterior.mean(axis=1)])
-        batch = min(task.work.batch, len(y))
-        for _ in range(steps if task.work.unit == "batches" else steps * -(-len(y) // max(batch, 1))):
-            chosen = slice(None) if batch == len(y) else rng.permutation(len(y))[:batch]
-            for c, weights in enumerate(posterior[:, chosen]):
-                slope = self._model.weighted_gradient(models[c], X[chosen], y[chosen], weights)
-                models[c] -= lr * (slope + task.work.decay * models[c])
+        models, work, turns = task.components.astype(self._dtype), task.work, [slice(None)]
+        if work.batch is not None and work.batch < len(y):
+            count = plain(work)[0] * (1 if work.unit == "batches" else -(-len(y) // work.batch))
+            turns, work = [rng.permutation(len(y))[: work.batch] for _ in range(count)], replace(work, steps=1)
+        work = replace(work, batch=None)
+        for chosen in turns:
+            pairs = zip(models, posterior, strict=True)
+            models = np.stack([self._component(w, X[chosen], y[chosen], q[chosen], work) for w, q in pairs])
         return np.concatenate([models.ravel(), posterior.mean(axis=1)])
 
     def _component(self, w: Floats, X: Floats, y: Any, weights: Floats, work: Work) -> Floats:
         """Take full-batch steps on the mean over rows of their losses times these weights."""
         share = float(weights.mean())
-        if not share:
+        rate = plain(work)[1] * share
+        if not rate:
             return w
         rows = Rows(X, y, np.array([0]), np.array([len(y)]), weights)  # Losses of these are divided by their sum.
-        scaled = replace(work, lr=plain(work)[1] * share, decay=work.decay / share)
+        scaled = replace(work, lr=rate, decay=work.decay / share)
         data = self._model.load(rows, self._dtype)
         return np.asarray(self._model.train(data, np.array([0]), w[None], None, 0.0, scaled)[0])
 

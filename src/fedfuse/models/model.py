@@ -151,16 +151,6 @@ class Model(ABC, Generic[Data]):
         weights = None if rows.weights is None else np.concatenate([rows.weights_of(i) for i in devices])
         return metric.sums(np.concatenate(outputs), y, stop - rows.counts[devices], stop, weights)
 
-    def weighted_gradient(self, w: Floats, X: Floats, y: npt.NDArray[Any], weights: Floats) -> Floats:
-        """Return the gradient of the mean over rows of their losses times these weights."""
-        outputs = self.outputs(w, X)
-        if self.goal == "regression":
-            away = 2 * (outputs - y)[:, None]
-        else:
-            away = outputs - np.eye(self.n_classes)[np.asarray(y, dtype=np.int64)]
-        sums = (weights[:, None] * away).T @ np.column_stack([X, np.ones(len(X))])
-        return self.flat(sums / max(len(X), 1))
-
     def hessian_numbers(self, w: Floats, X: Floats) -> Floats:
         """Return the diagonal of the Hessian of the mean loss of rows, and the trace of its square.
 

@@ -236,17 +236,6 @@ class TorchModel(Model[TorchData]):
         losses = [self._row_losses(self._outputs(w, X), target) for w in np.asarray(models)]
         return np.stack([row.cpu().numpy().astype(np.float64) for row in losses])
 
-    def weighted_gradient(self, w: Floats, X: Floats, y: npt.NDArray[Any], weights: Floats) -> Floats:
-        dtype = np.dtype(w.dtype)
-        target = torch.from_numpy(np.ascontiguousarray(y, np.dtype(np.int64) if self.n_classes else dtype))
-        with one_thread(), self._engine(dtype) as engine:
-            engine.w.copy_(self._on_place(w, dtype))
-            engine.g.zero_()
-            with torch.enable_grad():
-                losses = self._row_losses(engine.scores(self._on_place(X, dtype)), target.to(self._place))
-                (losses @ self._on_place(weights, dtype) / max(len(X), 1)).backward()  # type: ignore[no-untyped-call]
-            return np.asarray(engine.g.cpu().numpy().copy())
-
     @cached_property
     def head(self) -> Ints | None:
         name, layer = self._last_layer
