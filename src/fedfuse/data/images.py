@@ -41,6 +41,10 @@ class Images(NamedTuple):
         """The shape of one image, channels first."""
         return (1, *self.pixels.shape[1:])
 
+    def at(self, rows: Ints) -> Images:
+        """Return some of the images."""
+        return Images(self.pixels[rows], self.labels[rows], self.brightest)
+
 
 def mnist(
     seed: int = 0, *, name: str = "mnist", min_rows: int = 5, data_dir: str | Path | None = None, **options: Any
@@ -71,7 +75,7 @@ def digits(
     whole = Images(known.images.astype(np.uint8), known.target.astype(np.int64), 16.0)
     shares = np.tile([1 - test, test], (N_CLASSES, 1))
     sets = Partition.by_shares(whole.labels, shares, generator(seed, "digits test images"))
-    learned, tested = (Images(whole.pixels[rows], whole.labels[rows], whole.brightest) for rows in sets.rows())
+    learned, tested = (whole.at(rows) for rows in sets.rows())
     return image_federation(learned, tested, seed=seed, alpha=alpha, min_rows=min_rows, **options)
 
 

@@ -314,7 +314,8 @@ class InProcess(Engine):
             scores = np.log(task.shares)[:, None] - self._model.row_losses(task.components, X, y)
         posterior = np.exp(scores - scores.max(axis=0))
         posterior = posterior / posterior.sum(axis=0) * (own / own.mean())
-        models, work, turns = task.components.astype(self._dtype), task.work, [slice(None)]
+        models, work = task.components.astype(self._dtype), task.work
+        turns: list[Any] = [slice(None)]  # rows of each call
         if work.batch is not None and work.batch < len(y):
             count = plain(work)[0] * (1 if work.unit == "batches" else -(-len(y) // work.batch))
             turns, work = [rng.permutation(len(y))[: work.batch] for _ in range(count)], replace(work, steps=1)
