@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +47,8 @@ class EngineSpec:
         self, federation: Federation, model: Model[Any], seed: int, dtype: str, noise: Noise | None = None
     ) -> Engine:
         """Return the engine for these devices."""
+        options: dict[str, Any] = {"seed": seed, "dtype": dtype, "noise": noise}
         if self.name == "workers":
-            return Workers(federation, model, workers=self.workers, seed=seed, dtype=dtype, noise=noise)
-        kind: Callable[..., Engine] = (
-            load("fedfuse.flower.simulation:Simulation") if self.name == "flower" else InProcess
-        )
-        return kind(federation, model, seed=seed, dtype=dtype, noise=noise)
+            return Workers(federation, model, workers=self.workers, **options)
+        kind: type[Engine] = load("fedfuse.flower.simulation:Simulation") if self.name == "flower" else InProcess
+        return kind(federation, model, **options)

@@ -35,7 +35,6 @@ from fedfuse.engines.base import Engine
 from fedfuse.engines.in_process import InProcess, group_orders
 from fedfuse.errors import FedfuseError
 from fedfuse.models.model import Model
-from fedfuse.protocol.privacy import Noise
 from fedfuse.protocol.tasks import Order, Reply, Rescale
 from fedfuse.utils.threads import keep_to, usable_cores
 from fedfuse.utils.typing import Floats
@@ -82,7 +81,7 @@ class Workers(Engine):
 
     Processes start with the first orders and end with `close`, or with this process. In a script, the call that leads
     here belongs under ``if __name__ == "__main__":`` (each worker imports the script to find its classes). The model
-    must be one that can be pickled.
+    must be one that can be pickled. Options are those of `InProcess`.
     """
 
     def __init__(
@@ -91,9 +90,8 @@ class Workers(Engine):
         model: Model[Any],
         *,
         workers: int | None = None,
-        seed: int = 0,
         dtype: npt.DTypeLike = np.float32,
-        noise: Noise | None = None,
+        **options: Any,
     ) -> None:
         if os.name != "posix":
             raise FedfuseError("engine 'workers' needs Linux or macOS; use engine='inprocess'")
@@ -102,7 +100,7 @@ class Workers(Engine):
         self._rows = _CONTEXT.RawArray("b", max(federation.X.nbytes, 1))
         _mapped(self._rows, federation)[:] = federation.X
         devices = replace(federation, truth=None, encoder=None, X=federation.X[:0])
-        self._setup = _pickled(devices, model, {"seed": seed, "dtype": dtype, "noise": noise})
+        self._setup = _pickled(devices, model, {"dtype": dtype, **options})
         self._names = federation.names
         self._cost = federation.rows("all").counts
         self._own: Floats = np.zeros((federation.m, model.d), dtype)  # the devices' own last models

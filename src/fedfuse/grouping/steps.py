@@ -302,8 +302,7 @@ def by_name(*steps: Step[Any]) -> dict[str, Step[Any]]:
 
 def found_labels(previous: Outcome | None) -> Ints:
     """Return the groups that the stage before has found."""
-    if previous is None:
-        raise FedfuseError("a refit needs groups that another method has found")
+    assert previous is not None, "a refit comes after a stage that finds groups"
     return canonical(previous.labels)
 
 

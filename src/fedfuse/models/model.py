@@ -77,11 +77,7 @@ class Model(ABC, Generic[Data]):
 
     def initial(self, start: Start, rng: np.random.Generator) -> Floats:
         """Return a first parameter vector: zeros (also for auto), or one draw of N(0, 1)."""
-        if start in ("auto", "zero"):
-            return np.zeros(self.d)
-        if start == "normal":
-            return rng.normal(size=self.d)
-        raise FedfuseError(f"start must be 'auto', 'zero' or 'normal', got {start!r}")
+        return rng.normal(size=self.d) if start == "normal" else np.zeros(self.d)
 
     @abstractmethod
     def load(self, rows: Rows, dtype: npt.DTypeLike) -> Data:

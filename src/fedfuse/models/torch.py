@@ -168,11 +168,6 @@ class TorchModel(Model[TorchData]):
         if work.batch is not None or self._draws:
             rngs = one_each(rngs, devices)
         W = np.array(np.reshape(start, (-1, self.d)), data.dtype)
-        width = self.d - self.layout.s
-        if anchor is not None and np.shape(anchor) not in ((len(W), width), W.shape):
-            raise FedfuseError(
-                f"anchors must be devices x {width} (the fused parameters) or all, got {np.shape(anchor)}"
-            )
 
         def train(engine: ParameterBackend, k: int) -> None:
             rng = rngs[k] if rngs else None

@@ -27,18 +27,10 @@ _ORDERS = (1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, *(1 + k / 4 f
 
 @dataclass(frozen=True)
 class Noise:
-    """How a device protects what it sends.
+    """How a device protects what it sends."""
 
-    Parameters
-    ----------
-    clip
-        Largest Euclidean norm of a change that is sent.
-    multiplier
-        Standard deviation of the noise in every number, in units of 2 ``clip``, the largest difference of two clipped
-        changes.
-    """
-
-    clip: float
+    clip: float  # largest Euclidean norm of a change that is sent
+    # Standard deviation of the noise in every number, in units of 2 clip: clipped changes differ by no more.
     multiplier: float
 
     @property
