@@ -104,9 +104,9 @@ def test_neighbours_are_renewed_when_they_have_parted():
     state.update(np.arange(40), targets)
     lo, hi = state.edges
     assert (lo % 4 == hi % 4).mean() > 0.9
-    kept = state.delta.copy()
+    kept = state.pack()["delta"]
     state.update([0], targets[:1])
-    assert state.delta.shape == kept.shape  # they have not parted again
+    assert state.pack()["delta"].shape == kept.shape  # they have not parted again
 
 
 def test_a_state_comes_back_from_its_arrays():

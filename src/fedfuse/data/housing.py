@@ -25,12 +25,9 @@ _SOURCES = (("housing", "medv", _HOUSING, (85, 85, 84, 84, 84, 84)), ("bodyfat",
 def housing_bodyfat(directory: str | Path, seed: int = 0, test: float = 0.2, validation: float = 0.2) -> Federation:
     """Return six devices with Housing rows and two with Body-fat rows.
 
-    Housing gets a 14th feature of N(0, 1) noise, so that both have 14. Rows are shuffled once per seed and then
-    cut into devices and parts. Each data set's features are standardised with its own training rows; responses
-    stay in raw units (1000 dollars, percent). Features carry the names of both columns ("crim|density").
-
-    The directory holds ``tabular/housing.csv`` and ``tabular/bodyfat.csv``; the seed draws the order of the rows and
-    the noise; test and validation are as in `Federation.from_arrays`.
+    Housing gets a 14th feature of N(0, 1) noise, so that both have 14. Rows are shuffled and then cut into devices and
+    parts. Each data set's features are standardised with its own training rows; responses stay in raw units (1000
+    dollars, percent). Features carry the names of both columns ("crim|density").
     """
     check_splits(test, validation, seed)
     parts = [_shuffled(Path(directory), seed, *source) for source in _SOURCES]

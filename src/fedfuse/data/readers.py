@@ -34,9 +34,8 @@ _EXTRAS = {".parquet": ("pyarrow", "parquet"), ".xlsx": ("openpyxl", "excel")}
 def read_table(path: str | Path) -> pd.DataFrame:
     """Read a .csv, .tsv, .txt (also .gz), .xlsx or .parquet file; raise a `FedfuseError` that says what is wrong.
 
-    The delimiter of text (comma, semicolon, tab or bar), the encoding (UTF-8, UTF-16, Windows-1252 or latin-1) and the
-    row of column names are told from the file; numbers, dates and durations are read as people write them
-    (1.234,50, $99, 12 %, 51 kg, 31.12.2024, 12:30). Of a workbook the largest sheet is read.
+    Delimiter, encoding and the row of column names are told from the file; numbers, dates and durations are read as
+    people write them (`text_values`). Of a workbook the largest sheet is read.
     """
     path = Path(path).expanduser()
     if not is_table(path):

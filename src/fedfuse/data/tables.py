@@ -58,10 +58,9 @@ def federation_from_frame(
     test, validation, seed
         As in `Federation.from_arrays`.
     split_by
-        A column that says which rows are for the test. It has the words train, test and perhaps validation; or periods
-        (years, waves, quarters like 2024Q3, True), the last of which is the test; or, with more than 20 values, dates
-        or numbers, the last share ``test`` of which is. One period ends the training for all devices: some may
-        have no test rows. It is a feature like others where training rows differ in it.
+        A column that says which rows are for the test: the words train, test and perhaps validation; or periods (years,
+        waves, quarters like 2024Q3, True), the last of which is the test; or, with more than 20 values, dates or
+        numbers, the last share ``test`` of which is. It is a feature like others where training rows differ in it.
     min_rows
         Devices with fewer rows before the test are left out; `Result.admit` takes them in afterwards.
     weight
@@ -71,20 +70,14 @@ def federation_from_frame(
     -----
     Columns are encoded with what the training rows of all devices together say:
 
-    - numbers, also text such as $1,234.50, 12 % or 51 kg, are standardised; missing ones become the median, and if
-      training rows had any, a 0/1 column "NAME missing" says where. Whole numbers are numbers: make codes text.
-    - dates and durations, also text such as 2024-03-31, 31.12.2024 or 12:30, become a number of days, then as numbers.
-      Dates over two years or more also give the time of year (sine and cosine), times the time of day, daily dates a
-      0/1 for weekends.
+    - numbers, dates and durations (as days, with parts of the calendar), also as text, are standardised; missing ones
+      become the median, and a 0/1 column "NAME missing" says where. Whole numbers are numbers: make codes text.
     - text, categories and booleans get a 0/1 column "NAME=LEVEL" per level, or a single one if there are two.
       "missing" is a level of its own. Levels in fewer than 1 % of the training rows, or in fewer than 10
       (5 % of a small table), are pooled as "other".
     - dropped with a logged warning: columns that are empty or do not vary, text columns in which nearly every
       row has a different value (identifiers), rows without a device or target, and the rows of classes with
       fewer than 5 rows.
-
-    A table that cannot be used raises a `FedfuseError`: unknown columns, infinite numbers, text where numbers are
-    needed, fewer than two classes, devices with too few rows.
 
     Examples
     --------

@@ -109,19 +109,10 @@ class EdgeState(FusionState):
         """Shrink factors of all edges."""
         return self._state()[0]
 
-    @property
-    def delta(self) -> Floats:
-        """Vectors of all edges."""
-        return self._state()[1]
-
     def _state(self) -> tuple[Floats, Floats, Floats]:
+        """Return shrink factors, vectors and first lengths of all edges."""
         s, delta, built = (np.concatenate(parts) for parts in zip(*self._every("state"), strict=True))
         return s, delta, built
-
-    @property
-    def far(self) -> Bools:
-        """Which edges are beyond the penalty's reach."""
-        return np.asarray(self.s == 1)
 
     @property
     def nbytes(self) -> int:
@@ -195,7 +186,7 @@ class EdgeState(FusionState):
     def _oriented(self, i: int, j: int, weight: Any) -> Floats:
         lo, hi = min(i, j), max(i, j)
         e = np.flatnonzero((self.edges.lo == lo) & (self.edges.hi == hi))
-        s, delta = (self.s[e[0]], self.delta[e[0]]) if e.size else (1, self.omega[lo] - self.omega[hi])
+        s, delta = (part[e[0]] for part in self._state()[:2]) if e.size else (1, self.omega[lo] - self.omega[hi])
         return np.asarray(weight(s) * delta * (1 if i < j else -1))
 
     # -- saved and loaded
