@@ -50,5 +50,6 @@ class EngineSpec:
         options: dict[str, Any] = {"seed": seed, "dtype": dtype, "noise": noise}
         if self.name == "workers":
             return Workers(federation, model, workers=self.workers, **options)
-        kind: type[Engine] = load("fedfuse.flower.simulation:Simulation") if self.name == "flower" else InProcess
-        return kind(federation, model, **options)
+        kind = load("fedfuse.flower.simulation:Simulation") if self.name == "flower" else InProcess
+        engine: Engine = kind(federation, model, **options)
+        return engine
