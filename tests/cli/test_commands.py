@@ -349,7 +349,7 @@ SETTINGS = {
     "--lam 0.6 --set refit=maybe": "refit takes yes or no, got 'maybe'",
     "--lam 0.6 --set rho=0.3": "rho must exceed 1/(a - 1) = 0.3704 for a = 3.7",
     "--lam 0.6 --set rho=-1": "rho must be positive, got -1",
-    "--lam 0.6 --set a=2": "SCAD needs a > 2, got a = 2; 3.7 is the usual choice",
+    "--lam 0.6 --set a=2": "SCAD needs a > 2, got a = 2; 3.7 is usual",
     "--method fpfc-l1 --set a=3": "method 'fpfc-l1' has no setting 'a'; it belongs to fpfc. Settings of 'fpfc-l1': ",
     "--set start=warm": "start must be 'auto', 'zero' or 'normal', got 'warm'",
     "--set rows=test": "rows must be 'train' or 'train+validation' (test rows are never trained on)",

@@ -129,9 +129,7 @@ class _Concave(Penalty):
         _check_number("a", self.a)
         if self.a <= 2 * self.knee:
             least, usual = 2 * self.knee, type(self).a
-            raise FedfuseError(
-                f"{type(self).__name__} needs a > {least}, got a = {self.a:g}; {usual:g} is the usual choice"
-            )
+            raise FedfuseError(f"{type(self).__name__} needs a > {least}, got a = {self.a:g}; {usual:g} is usual")
 
     @property
     def reach(self) -> float:

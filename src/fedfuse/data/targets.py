@@ -27,9 +27,7 @@ def target_array(y: Any, device: str, n: int) -> npt.NDArray[Any]:
     if array.dtype.kind in "ST":
         array = array.astype(str)
     if array.ndim != 1:
-        raise FedfuseError(
-            f"device {device!r}: y has shape {array.shape}, but must hold one value per row (y.ravel()?)"
-        )
+        raise FedfuseError(f"device {device!r}: y has shape {array.shape}, but needs one value per row (y.ravel()?)")
     if len(array) != n:
         raise FedfuseError(f"device {device!r}: X has {n} rows but y has {len(array)} values; they must match")
     if array.dtype.kind not in KIND_WORDS:

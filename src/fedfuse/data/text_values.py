@@ -93,9 +93,8 @@ def _numbers(name: str, text: Text, digits: bool) -> Text | None:
     if point is None:
         # 1,234 is a thousand and more. So is 1.234 if it is money; if not, points are decimals.
         repeated = parts["number"].str.count(r"\.").max() > 1
-        point = (
-            "." if groups <= set("," + _QUOTES + _SPACES) or ("." in groups and not (repeated or money.any())) else ","
-        )
+        decimals = "." in groups and not (repeated or money.any())
+        point = "." if decimals or groups <= set("," + _QUOTES + _SPACES) else ","
     number = parts["number"].str.replace(rf"[^\d{point}eE+-]", "", regex=True).str.replace(point, ".", regex=False)
     values: Text = pd.to_numeric(number, errors="coerce")
     if values.isna().any():

@@ -66,9 +66,8 @@ class LambdaPathState:
     ended: bool = False
     watched: list[float] = field(default_factory=list)  # validation metric, round by round, with this lambda
     groups: list[int] = field(default_factory=list)  # that each lambda ended with
-    ends: Floats = field(
-        default_factory=lambda: np.empty((0, 0))
-    )  # lambdas x devices: scores of omega_i, more is better
+    # Lambdas x devices: scores of omega_i, more is better.
+    ends: Floats = field(default_factory=lambda: np.empty((0, 0)))
     judged: Floats = field(default_factory=lambda: np.empty((0, 0)))  # the same of the groups' models
     best: int = 0  # place of the lambda that is kept
     row: dict[str, Any] = field(default_factory=dict)  # what the last round was
@@ -97,9 +96,8 @@ class LambdaPath(Method[LambdaPathState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.inner, BaseFPFC):
-            raise FedfuseError(
-                f"lambda can be tuned for fpfc and fpfc-l1, not for {getattr(self.inner, 'name', self.inner)}"
-            )
+            other = getattr(self.inner, "name", self.inner)
+            raise FedfuseError(f"lambda can be tuned for fpfc and fpfc-l1, not for {other}")
         check_choice("strategy", self.strategy, Strategy)
         object.__setattr__(self, "grid", tuple(float(lam) for lam in self.grid))
         if any(b <= a for a, b in zip(self.grid, self.grid[1:], strict=False)):

@@ -64,9 +64,7 @@ def check_graph(graph: str | None) -> int | None:
         return None
     kind, _, k = str(graph).partition(":")
     if kind != "knn" or not k.isdigit() or not int(k):
-        raise FedfuseError(
-            f"graph must be 'knn:k' with k neighbours, as 'knn:10', or None for all pairs, got {graph!r}"
-        )
+        raise FedfuseError(f"graph must be 'knn:10', for ten neighbours, or None for all pairs, got {graph!r}")
     return int(k)
 
 

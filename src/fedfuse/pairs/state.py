@@ -198,7 +198,7 @@ class FusionState:
         new = np.asarray(omegas, dtype=self.omega.dtype, order="C")
         if active.ndim != 1 or new.shape != (active.size, self.d):
             raise FedfuseError(
-                f"{active.size} devices need parameters of shape ({active.size}, {self.d}), got {new.shape}"
+                f"{active.size} devices need an array of shape ({active.size}, {self.d}), got {new.shape}"
             )
         if not active.size:
             return Residuals(0.0, 0.0, 0.0)

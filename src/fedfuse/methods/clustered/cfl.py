@@ -139,9 +139,8 @@ class CFL(WeighsDevices, Method[CFLState], Searchable, AdmitsNewcomers):
         state.step = means.astype(state.info.dtype)
         old = state.models
         state.models = old + state.step
-        return (
-            moved(old, state.models) if state.age > MIN_ROUNDS_BEFORE_CUT else None
-        )  # a group at rest is yet to be cut
+        may_rest = state.age > MIN_ROUNDS_BEFORE_CUT  # before, a group at rest is yet to be cut
+        return moved(old, state.models) if may_rest else None
 
     def _apart(self, state: CFLState, group: int, devices: Ints) -> bool:
         """Whether the group has come to rest as a whole and its members have not."""
