@@ -690,7 +690,7 @@ OTHERS = {
     "alpha": ("fedasync", "0.5", 0.5), "power": ("fedasync", "1", 1.0),
     "mu": ("fedprox", "auto", "auto"), "server_lr": ("scaffold", "0.5", 0.5), "tune_steps": ("fedavg-ft", "7", 7),
     "head_steps": ("fedrep", "3", 3), "rate": ("pfedme", "0.2", 0.2),
-    "local_rounds": ("pfedme", "4", 4), "sigma": ("fedamp", "2", 2.0),
+    "local_rounds": ("pfedme", "4", 4), "beta": ("pfedme", "0.5", 0.5), "sigma": ("fedamp", "2", 2.0),
     "every": ("mocha", "5", 5), "form": ("fedamp", "heuristic", "heuristic"), "self_weight": ("fedamp", "0.3", 0.3),
     "tau": ("stocfl", "0.7", 0.7), "before": ("fl-hc", "4", 4), "local_steps": ("odcl-cc", "3", 3),
 }  # fmt: skip
