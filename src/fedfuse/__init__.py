@@ -1,82 +1,18 @@
 """fedfuse: which devices of a federation share a model, and one good model per group."""
 
-from typing import TYPE_CHECKING
+import re
 
 from fedfuse._version import __version__
 from fedfuse.utils.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from fedfuse import data as data
-    from fedfuse import engines as engines
-    from fedfuse import methods as methods
-    from fedfuse import models as models
-    from fedfuse.clustering import FusionClustering as FusionClustering
-    from fedfuse.core.penalties import L1 as L1
-    from fedfuse.core.penalties import MCP as MCP
-    from fedfuse.core.penalties import SCAD as SCAD
-    from fedfuse.core.penalties import SmoothedSCAD as SmoothedSCAD
-    from fedfuse.core.penalties import SquaredL2 as SquaredL2
-    from fedfuse.data.federation import Federation as Federation
-    from fedfuse.errors import FedfuseError as FedfuseError
-    from fedfuse.estimators import FPFCClassifier as FPFCClassifier
-    from fedfuse.estimators import FPFCRegressor as FPFCRegressor
-    from fedfuse.estimators import GroupedClassifier as GroupedClassifier
-    from fedfuse.estimators import GroupedRegressor as GroupedRegressor
-    from fedfuse.grouping.fusion_tree import FusionTree as FusionTree
-    from fedfuse.methods import CFL as CFL
-    from fedfuse.methods import FPFC as FPFC
-    from fedfuse.methods import FPFCL1 as FPFCL1
-    from fedfuse.methods import IFCA as IFCA
-    from fedfuse.methods import PACFL as PACFL
-    from fedfuse.methods import FedAsync as FedAsync
-    from fedfuse.methods import FedAvg as FedAvg
-    from fedfuse.methods import LGFedAvg as LGFedAvg
-    from fedfuse.methods import Local as Local
-    from fedfuse.methods import PerFedAvg as PerFedAvg
-    from fedfuse.models import LinearRegression as LinearRegression
-    from fedfuse.models import SoftmaxRegression as SoftmaxRegression
-    from fedfuse.models.networks import CNN as CNN
-    from fedfuse.models.networks import MLP as MLP
-    from fedfuse.models.torch import TorchModel as TorchModel
-    from fedfuse.pairs.state import FusionState as FusionState
-    from fedfuse.protocol.local_work import Decay as Decay
-    from fedfuse.protocol.local_work import Grow as Grow
-    from fedfuse.protocol.local_work import Paced as Paced
-    from fedfuse.protocol.local_work import Uneven as Uneven
-    from fedfuse.protocol.local_work import Work as Work
-    from fedfuse.results.result import Result as Result
-    from fedfuse.studies.compare import compare as compare
-    from fedfuse.studies.comparison import Comparison as Comparison
-    from fedfuse.training.explain import explain as explain
-    from fedfuse.training.fit import fit as fit
-    from fedfuse.training.fit import resume as resume
-    from fedfuse.training.loop import Callback as Callback
-    from fedfuse.training.settings import Settings as Settings
-
-# Names by their module. They are imported when first asked for: what computes, draws or reads tables takes a second and
-# more, and a device's process on Flower, which lives for one message, needs little of it.
-_PLACES = {
-    "": "data engines methods models",
-    "clustering": "FusionClustering",
-    "core.penalties": "L1 MCP SCAD SmoothedSCAD SquaredL2",
-    "data.federation": "Federation",
-    "errors": "FedfuseError",
-    "estimators": "FPFCClassifier FPFCRegressor GroupedClassifier GroupedRegressor",
-    "grouping.fusion_tree": "FusionTree",
-    "methods": "CFL FPFC FPFCL1 FedAsync FedAvg IFCA LGFedAvg Local PACFL PerFedAvg",
-    "models": "CNN LinearRegression MLP SoftmaxRegression TorchModel",
-    "pairs.state": "FusionState",
-    "protocol.local_work": "Decay Grow Paced Uneven Work",
-    "results.result": "Result",
-    "studies.compare": "compare",
-    "studies.comparison": "Comparison",
-    "training.explain": "explain",
-    "training.fit": "fit resume",
-    "training.loop": "Callback",
-    "training.settings": "Settings",
-}
-__all__ = ["__version__", *(name for place, names in _PLACES.items() if place for name in names.split())]
-__getattr__ = lazy_names(__name__, _PLACES)
+# Names are imported when first asked for: what computes, draws or reads tables takes a second and more, and a device's
+# process on Flower, which lives for one message, needs little of it. The stub beside this file has them all.
+_places = dict[str, str]()
+with open(f"{__file__}i", encoding="utf-8") as _stub:
+    for _module, _name in re.findall(r"^from fedfuse\.?(\S*) import (\w+)", _stub.read(), re.MULTILINE):
+        _places[_module] = f"{_places.get(_module, '')} {_name}"
+__all__ = ["__version__", *(name for place, names in _places.items() if place for name in names.split())]
+__getattr__ = lazy_names(__name__, _places)
 
 
 def __dir__() -> list[str]:
