@@ -12,7 +12,6 @@ import typer
 from typer.core import TyperCommand
 
 from fedfuse.errors import FedfuseError
-from fedfuse.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from fedfuse.methods.method import Method
@@ -90,12 +89,6 @@ class DataOptions:
         columns = {"device": self.device, "target": self.target, "goal": self.task}
         return {"features": self.features, **columns, "data_dir": place, **given}
 
-    def source_of(self, dataset: str, seed: int) -> dict[str, Any]:
-        """Return what finds the data now, and again when a run is resumed from another directory."""
-        from fedfuse.data.catalog import absolute
-
-        return {"dataset": absolute(dataset), "seed": seed, **self.source()}
-
 
 def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's parameter ``data`` by one option for each field of `DataOptions`."""
@@ -159,13 +152,6 @@ def read_seeds(text: str) -> list[int]:
     if "," not in text and numbers[0] < 1:
         raise FedfuseError(f"{takes}, got {text!r}")
     return numbers if "," in text else list(range(numbers[0]))
-
-
-def free_directory(out: Path | None, dataset: str, what: str) -> Path:
-    """Return the directory to write to: the one asked for, which must hold no run, or the next below runs/."""
-    directory = out or next_directory(dataset, what)
-    RunDirectory(directory).check_free()
-    return directory
 
 
 def next_directory(dataset: str, what: str) -> Path:

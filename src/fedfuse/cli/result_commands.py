@@ -91,8 +91,13 @@ def join(
     _check_csv(out)
     result = Result.load(directory)
     arrived = from_table(result, read_table(newcomers), seed=result.seed)
+    if arrived.federation is None and arrived.strangers:
+        who = ", ".join(arrived.strangers[:6])
+        raise FedfuseError(f"no row of the newcomers {who} has a target, so they cannot be admitted")
     if arrived.federation is None:
-        raise FedfuseError(_nobody(arrived))
+        raise FedfuseError(
+            f"this table has no newcomers: all {arrived.familiar} rows are of devices that the run knows"
+        )
     joined = admit(result, arrived.federation)
     note(joined, directory)
     _predict_waiting(arrived, joined, out)
@@ -137,12 +142,6 @@ def export(
 def _check_csv(out: Path | None) -> None:
     if out and out.suffix.lower() != ".csv":
         raise FedfuseError(f"predictions are written as .csv, got --out {out}")
-
-
-def _nobody(arrived: Arrivals) -> str:
-    if arrived.strangers:
-        return f"no row of the newcomers {', '.join(arrived.strangers[:6])} has a target, so they cannot be admitted"
-    return f"this table has no newcomers: all {arrived.familiar} rows are of devices that the run knows"
 
 
 def _predict_waiting(arrived: Arrivals, joined: Newcomers, out: Path | None) -> None:

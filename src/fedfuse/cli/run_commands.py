@@ -42,16 +42,19 @@ def run(
     explain: Annotated[bool, Opt("--explain", help="Say what would be asked of devices, and train nothing.")] = False,
 ) -> None:
     """Train on a data set and show which devices belong together."""
-    from fedfuse.data.catalog import load
+    from fedfuse.data.catalog import absolute, load
     from fedfuse.methods.registry import default_name
+    from fedfuse.results.run_directory import RunDirectory
     from fedfuse.training.fit import fit
 
     # Check everything first, then load, and write last.
     method = method or default_name(lam)
     words = args.words_of(set_, lam=lam, rounds=rounds, metric=metric, class_weight=class_weight)
     chosen, settings = args.method_and_settings(dataset, method, words, seed, engine, model)
-    directory = args.free_directory(out, dataset, f"{method}-seed{seed}")
-    source = data.source_of(dataset, seed)
+    directory = out or args.next_directory(dataset, f"{method}-seed{seed}")
+    RunDirectory(directory).check_free()
+    # What finds the data now, and again when the run is resumed from another directory.
+    source = {"dataset": absolute(dataset), "seed": seed, **data.source()}
     federation = load(**source)
     if explain:
         from fedfuse.training.explain import explain as explanation

@@ -125,7 +125,8 @@ class Strategies(Experiment):
         course["rounds"] = course["round"] + 1
         runs = ["name", "strategy"]
         after = course[course["rounds"] == course["name"].map(lambda name: self.budgets[name].compare_after)]
-        for column, scores in (("after", after.set_index(runs)["test"]), ("printed", self._printed_scores())):
+        printed = self.printed().set_index("strategy", append=True)["acc"] / 100
+        for column, scores in (("after", after.set_index(runs)["test"]), ("printed", printed)):
             table[column] = [scores.get(run, np.nan) for run in table[runs].itertuples(index=False, name=None)]
         found = Findings(numbers={"end.csv": table, "curves.csv": course})
         found.draw = lambda: figures.score_lines(course, "rounds", "strategy", "round")
@@ -136,10 +137,6 @@ class Strategies(Experiment):
                 frame["printed"] = [both(100 * test) for test in some["printed"]]
             found.tables[str(data)] = frame
         return found
-
-    def _printed_scores(self) -> pd.Series[float]:
-        scores: pd.Series[float] = self.printed().set_index("strategy", append=True)["acc"] / 100
-        return scores
 
 
 def _rounds(work: Work, total: int) -> int:

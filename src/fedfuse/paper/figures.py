@@ -99,7 +99,9 @@ def starts(table: pd.DataFrame) -> Any:
         for ax, data, some in _panels(row, table):
             for place, label in enumerate(methods):
                 points = scale * some.loc[some["method"] == label, what].to_numpy(float)
-                _box_of_points(ax, place, points, COLOURS[place])
+                beside = place + np.random.default_rng(place).uniform(-0.18, 0.18, len(points))
+                ax.scatter(beside, points, s=14, color=COLOURS[place], alpha=0.6, lw=0)
+                ax.boxplot([points], positions=[place], widths=0.5, showfliers=False, medianprops={"color": "black"})
             ax.set_xticks(range(len(methods)), [PRINTED[label] for label in methods])
             ax.set(ylabel=words, title=data if what == "test" else "")
     return axes
@@ -200,13 +202,6 @@ def _tuning(way: Strategy, result: Result, left: Any, right: Any) -> None:
     right.set(xlabel="lambda (chosen: outlined)", ylabel="seconds (above: rounds)")
     right.set_title(f"{table['seconds'].sum():.0f} s of tuning")
     _plain(left), _plain(right)
-
-
-def _box_of_points(ax: Any, place: float, points: Floats, shade: str) -> None:
-    """Draw points beside each other at a place of the horizontal axis, and a box around their middle half."""
-    jitter = np.random.default_rng(int(place)).uniform(-0.18, 0.18, len(points))
-    ax.scatter(place + jitter, points, s=14, color=shade, alpha=0.6, lw=0)
-    ax.boxplot([points], positions=[place], widths=0.5, showfliers=False, medianprops={"color": "black"})
 
 
 def paths(found: Sequence[SolutionPath]) -> Any:

@@ -104,7 +104,8 @@ def write_page(path: Path, out: Path, data_dir: str | None = None) -> list[str]:
     """Write the page, and pictures into a folder of its name; return the items that are neither run nor on it."""
     before, found, rank = written(path), dict[str, tuple[Size, str]](), get_args(Size).index
     for name, item in items().items():
-        setup, there = _best_size(item, out, data_dir), before.get(name)
+        setups, there = (PaperSetup(size, runner.cache(out), data_dir) for size in get_args(Size)), before.get(name)
+        setup = next((setup for setup in setups if runner.complete(item, setup)), None)  # The largest of them.
         if there is not None and (setup is None or rank(setup.size) > rank(there[0])):
             found[name] = there[0], _with_rows(item, PaperSetup(there[0], runner.cache(out), data_dir), there[1])
         elif setup is not None:
@@ -132,18 +133,13 @@ def written(path: Path) -> dict[str, tuple[Size, str]]:
     if not path.exists():
         return {}
     parts = re.split(r"^(?=## )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
-    names, found = {_heading(item): name for name, item in items().items()}, dict[str, tuple[Size, str]]()
+    names = {f"## {item.where}: {item.title}": name for name, item in items().items()}
+    found = dict[str, tuple[Size, str]]()
     for part in parts:
         heading, end = part.splitlines()[0], re.search(r"Size: (\w+)\.\s*\Z", part)
         if heading in names and end and end[1] in get_args(Size):
             found[names[heading]] = end[1], part.rstrip() + "\n"  # type: ignore[assignment]
     return found
-
-
-def _best_size(item: Item, out: Path, data_dir: str | None) -> PaperSetup | None:
-    """Return the largest size at which all runs of an item are done."""
-    setups = (PaperSetup(size, runner.cache(out), data_dir) for size in get_args(Size))
-    return next((setup for setup in setups if runner.complete(item, setup)), None)
 
 
 def _new_section(item: Item, setup: PaperSetup, path: Path) -> str:
@@ -200,7 +196,3 @@ def _anchor(heading: str) -> str:
 
 def _in_contents(item: Item, size: Size) -> str:
     return f"| [{item.where}](#{_anchor(f'{item.where}: {item.title}')}): {item.title} | {size} |"
-
-
-def _heading(item: Item) -> str:
-    return f"## {item.where}: {item.title}"
