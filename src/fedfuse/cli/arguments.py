@@ -144,13 +144,12 @@ def read_seeds(text: str) -> list[int]:
     >>> read_seeds("3"), read_seeds("0,5,7"), read_seeds("5,")
     ([0, 1, 2], [0, 5, 7], [5])
     """
-    takes = "--seeds takes how many (at least 1) or which (0,5,7; a single one: 5,)"
     try:
         numbers = [int(word) for word in text.removesuffix(",").split(",")]
     except ValueError:
-        raise FedfuseError(f"{takes}, got {text!r}") from None
-    if "," not in text and numbers[0] < 1:
-        raise FedfuseError(f"{takes}, got {text!r}")
+        numbers = []
+    if not numbers or ("," not in text and numbers[0] < 1):
+        raise FedfuseError(f"--seeds takes how many (at least 1) or which (0,5,7; a single one: 5,), got {text!r}")
     return numbers if "," in text else list(range(numbers[0]))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.results.formatting import compact
-from fedfuse.utils.typing import Floats, Ints
+from fedfuse.utils.typing import Floats
 
 SIDE = 1000
 
@@ -141,15 +141,6 @@ def line_path(x: Sequence[float], y: Sequence[float]) -> str:
     """
     points = [f"{a:g} {b:g}" for a, b in zip(x, y, strict=True)]
     return "M" + "L".join(points) if points else ""
-
-
-def thinned(n: int, most: int) -> Ints:
-    """Return at most so many positions of n, evenly from the first to the last.
-
-    >>> thinned(3, 5).tolist(), thinned(101, 3).tolist()
-    ([0, 1, 2], [0, 50, 100])
-    """
-    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.int64)) if n else np.empty(0, np.int64)
 
 
 def _finite(values: npt.ArrayLike) -> list[float | None]:

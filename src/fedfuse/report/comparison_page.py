@@ -13,10 +13,11 @@ from scipy.optimize import linear_sum_assignment
 
 from fedfuse.report import NO_DEVICES
 from fedfuse.report import explanations as words
-from fedfuse.report.charts import Axis, Chart, thinned
+from fedfuse.report.charts import Axis, Chart
 from fedfuse.report.palette import COLOURS, tone
 from fedfuse.report.run_page import settings_of, versions
 from fedfuse.results.formatting import counted, score
+from fedfuse.results.snapshots import thinned
 from fedfuse.studies.comparison import Comparison, cells, footnotes
 from fedfuse.utils.files import read_json
 from fedfuse.utils.typing import Ints

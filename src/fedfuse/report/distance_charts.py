@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.cluster.hierarchy import leaves_list, linkage
-from scipy.linalg import eigh
 from scipy.sparse.linalg import eigsh
 
-from fedfuse.report.charts import SIDE, Axis, thinned
+from fedfuse.report.charts import SIDE, Axis
 from fedfuse.report.palette import tone
 from fedfuse.results.result import Result
-from fedfuse.results.snapshots import DistanceSnapshot
+from fedfuse.results.snapshots import DistanceSnapshot, thinned
 from fedfuse.utils.typing import Floats, Ints
 
 MAX_FRAMES = 16
@@ -146,11 +145,7 @@ def plane(matrix: Floats) -> Floats:
         line = np.zeros((m, 2))
         line[:, 0] = matrix[0] - matrix[0].mean()
         return line
-    if m > 200:
-        start = np.random.default_rng(0).normal(size=m)
-        values, vectors = eigsh(inner, k=2, which="LA", v0=start, tol=1e-4)
-    else:
-        values, vectors = eigh(inner, subset_by_index=(m - 2, m - 1))
+    values, vectors = eigsh(inner, k=2, which="LA", v0=np.random.default_rng(0).normal(size=m), tol=1e-4)
     flat = vectors * np.sqrt(np.maximum(values, 0.0))
     # The sign of an eigenvector is arbitrary: the device furthest out is put on the right.
     lead = flat[np.abs(flat).argmax(axis=0), [0, 1]]

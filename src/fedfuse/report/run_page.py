@@ -13,13 +13,13 @@ import pandas as pd
 from fedfuse._version import __version__
 from fedfuse.core.metrics import METRICS, metric_for
 from fedfuse.report import explanations as words
-from fedfuse.report.charts import Axis, Chart, thinned
+from fedfuse.report.charts import Axis, Chart
 from fedfuse.report.distance_charts import DendrogramChart, PairFrame, most_apart, snapshot_of
 from fedfuse.report.palette import tone
 from fedfuse.results.formatting import NOTHING, exposed, refusals, score
 from fedfuse.results.result import Result, mean_score
 from fedfuse.results.run_directory import RunDirectory
-from fedfuse.results.snapshots import SnapshotFile
+from fedfuse.results.snapshots import SnapshotFile, thinned
 from fedfuse.training.evaluation import Baselines
 from fedfuse.training.newcomers import noted
 from fedfuse.utils.files import read_json

@@ -49,7 +49,7 @@ class DistanceSnapshot:
     @classmethod
     def of(cls, k: int, models: Floats, labels: Ints) -> DistanceSnapshot:
         """Take a snapshot of the devices' parameters (m x d) after k rounds."""
-        devices = sampled(len(models))
+        devices = thinned(len(models), MAX_DEVICES)
         pairs = distances(np.asarray(models)[devices])
         largest = float(pairs.max(initial=0.0))
         levels = np.sqrt(pairs / largest) if largest > 0 else np.zeros_like(pairs)
@@ -66,13 +66,13 @@ class DistanceSnapshot:
         return np.asarray(scipy.spatial.distance.squareform(self.pairs)) if self.levels.size else np.zeros((1, 1))
 
 
-def sampled(m: int) -> Ints:
-    """Return the devices of a snapshot.
+def thinned(n: int, most: int) -> Ints:
+    """Return at most so many positions of n, evenly from the first to the last.
 
-    >>> sampled(3).tolist(), len(sampled(4321))
-    ([0, 1, 2], 1000)
+    >>> thinned(3, 5).tolist(), thinned(101, 3).tolist()
+    ([0, 1, 2], [0, 50, 100])
     """
-    return np.unique(np.linspace(0, m - 1, min(m, MAX_DEVICES)).round().astype(np.int64))
+    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.int64))
 
 
 def distances(points: Floats) -> Floats:

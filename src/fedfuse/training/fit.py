@@ -26,7 +26,7 @@ from fedfuse.models import SHORT, Model, model_for
 from fedfuse.models import from_config as model_from_config
 from fedfuse.results.result import Result
 from fedfuse.results.run_directory import RunDirectory
-from fedfuse.training import progress
+from fedfuse.training import checkpoint, progress
 from fedfuse.training.loop import Callback, Run
 from fedfuse.training.options import Options, build
 from fedfuse.training.settings import Settings
@@ -126,7 +126,7 @@ def resume(
         if not run_directory.finished:
             run = _saved(run_directory, federation, callbacks, model, engine, workers)
             with closing(run.engine):
-                if not run.restore():
+                if not checkpoint.restore(run, run_directory):
                     run.begin()
                 return _finish(run)
         run_directory.tidy()

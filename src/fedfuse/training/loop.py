@@ -312,10 +312,6 @@ class Run:
         if self.directory and self.between_rounds:
             checkpoint.save(self, self.directory)
 
-    def restore(self) -> bool:
-        """Go back to the last checkpoint; False if there is none."""
-        return self.directory is not None and checkpoint.restore(self, self.directory)
-
     def result(self) -> Result:
         """Return what the run has found so far."""
         found = self._in_use(self.rule.outcome(self.state))
