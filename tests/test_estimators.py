@@ -551,8 +551,8 @@ def test_unseen_devices_are_predicted_by_the_fallback_and_flagged(estimator):
     assert np.isfinite(scores).all()
 
 
-@pytest.mark.parametrize(("spread", "best"), [(1.0, "mean"), (0.01, "largest")])
-def test_the_fallback_is_chosen_by_the_devices_losses(spread, best):
+@pytest.mark.parametrize("spread", [1.0, 0.01])
+def test_the_fallback_is_one_model_for_all(spread):
     """Where the odd device's slope was seen over a small range of X only, the mean slope is wrong for all."""
     rng = np.random.default_rng(3)
     site = np.repeat(["a", "b", "c", "odd"], 100)
@@ -560,10 +560,9 @@ def test_the_fallback_is_chosen_by_the_devices_losses(spread, best):
     y = np.where(site == "odd", -3 / spread, 3.0) * X + 0.1 * rng.normal(size=400)
     model = GroupedRegressor().fit(X[:, None], y, groups=site)
     assert_array_equal(model.labels_, [0, 0, 0, 1])
-    slopes = {"mean": model.coef_[model.labels_].mean(), "largest": model.coef_[0].item()}
-    losses = {name: np.square(y - slope * X).mean() for name, slope in slopes.items()}
-    assert min(losses, key=losses.get) == best
-    assert_allclose(model.fallback_coef_, [slopes[best]])
+    slopes = model.coef_[model.labels_].mean(), model.coef_[0].item(), model.fallback_coef_.item()
+    mean, largest, fallback = (np.square(y - slope * X).mean() for slope in slopes)
+    assert fallback <= 1.01 * min(mean, largest)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         self.n_iter_ = self.result_.rounds
         self.verdict_ = self.result_.verdict or self.result_.default_verdict
         own = self.result_.in_use if self.verdict_ in ("personal", "alone") else ()
-        models = [*self.result_.cluster_models, _fallback(self.result_, federation), *own]
+        models = [*self.result_.cluster_models, self.result_.fallback, *own]
         tables = np.stack([self.result_.model.coefficients(w) for w in models])
         coef = tables[..., :-1] / scaler.scale_
         return np.concatenate([coef, tables[..., -1:] - coef @ scaler.mean_[:, None]], axis=-1)
@@ -217,17 +217,6 @@ def _place(device: str | int, names: npt.NDArray[Any] | None, n: int) -> int:
     raise FedfuseError(f"{need}, got {device!r}; {guess(str(device), known)}its columns are {columns}")
 
 
-def _fallback(result: Result, federation: Federation) -> Floats:
-    """Return the devices' mean model or the largest group's, whichever has the lower mean loss over devices."""
-    largest = result.cluster_models[np.bincount(result.labels).argmax()]
-    models = np.stack([result.models.mean(axis=0), largest])
-    losses = result.model.row_losses(models, federation.X, federation.y)
-    trained = federation.weighted(result.profile.class_weights)
-    losses *= 1.0 if trained.weights is None else trained.weights
-    of_devices = np.add.reduceat(losses, federation.cuts[:, 0], axis=1) / trained.rows("train+validation").totals
-    return np.asarray(models[of_devices.mean(axis=1).argmin()])
-
-
 class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[misc]
     """Softmax regression per group of devices, the groups found by the default method.
 
@@ -274,8 +263,8 @@ class GroupedClassifier(ClassifierMixin, _GroupedEstimator):  # type: ignore[mis
     device_coef_, device_intercept_ : ndarrays of shape (n_devices, n_outputs, n_features) and (n_devices, n_outputs)
         Devices' own models, where these are used; else empty.
     fallback_coef_, fallback_intercept_ : ndarrays of shape (n_outputs, n_features) and (n_outputs,)
-        The model of devices that `fit` has not seen: the mean of the devices' models or that of the largest group,
-        whichever has the lower mean loss over devices.
+        The model of devices that `fit` has not seen: one model for all rows, where the method compares its groups with
+        that; else the mean of the devices' models.
     encoder_ : Encoder or None
         What was learned of a DataFrame's columns; ``encoder_.features`` names the columns of ``coef_``.
     n_features_in_, feature_names_in_
