@@ -78,12 +78,12 @@ def test_the_mode_has_no_gradient(classes):
 
 @pytest.mark.parametrize(("classes", "tolerance"), [(0, 1e-8), (2, 0.06), (3, 0.06)])
 def test_leaving_out_a_row_is_like_fitting_without_it(classes, tolerance):
-    """Exact for squared errors; for classes one Newton step away."""
+    """Exact for squared errors; for classes one Newton step away where that is short."""
     rng = np.random.default_rng(2)
     rows = tables(rng, counts=(9, 15), classes=classes)
     centre = rng.normal(size=(2, max(classes, 1), 4)) / 2
     variances = np.full(4, 0.5)
-    losses = rows.losses(leave_one_out(rows, posterior(rows, Prior.of(centre, variances, 0.0))))
+    losses = rows.losses(leave_one_out(rows, Prior.of(centre, variances, 0.0)))
     for k in range(2):
         for r in range(int(rows.counts[k])):
             rest = without(rows, k, r)
@@ -91,6 +91,23 @@ def test_leaving_out_a_row_is_like_fitting_without_it(classes, tolerance):
             true = rows.losses(rows.predicted(np.repeat(W, 2, axis=0)))[k, r]
             assert losses[k, r] == pytest.approx(true, abs=tolerance, rel=1e-6 if not classes else 0.15)
     assert (losses[0, 9:] == 0).all()
+
+
+@pytest.mark.parametrize("strength", [1e-3, 0.03])
+def test_a_row_of_a_rare_class_is_left_out_in_earnest(strength):
+    """One Newton step would say that a device alone predicts it nearly as well as if it had seen it."""
+    rng = np.random.default_rng(5)
+    rows = tables(rng, counts=(30, 25), classes=2)
+    rows.y[:] = 0
+    rows.y[:, :2] = 1
+    prior = Prior.alone(rows, strength)
+    told = rows.losses(leave_one_out(rows, prior))
+    for k in range(2):
+        of_device = Prior(prior.centre[[k]], prior.precision[[k]])
+        for r in range(2):
+            W = posterior(without(rows, k, r), of_device).W
+            true = rows.losses(rows.predicted(np.repeat(W, 2, axis=0)))[k, r]
+            assert told[k, r] == pytest.approx(true, rel=0.01)
 
 
 def test_a_strong_prior_is_the_centre_and_a_weak_one_the_device_alone():

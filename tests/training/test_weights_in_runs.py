@@ -63,6 +63,17 @@ def test_scores_are_without_class_weights_and_baselines_with_them():
     assert fair > plain  # more of the ill are found
 
 
+def test_one_model_for_all_has_the_class_weights_too():
+    federation = planted("classification", m=6, n=60, noise=1.0)
+    weights = {0: 1, 1: 9}
+    result = ff.fit(federation, class_weight=weights)
+    assert result.n_clusters > 1
+    baseline = Baselines.of(federation, result.model, class_weights=result.profile.class_weights)
+    assert result.comparison()["pooled"] == pytest.approx(np.mean(baseline.scores["pooled"]))
+    plain = Baselines.of(federation, result.model)
+    assert np.mean(plain.scores["pooled"]) != pytest.approx(np.mean(baseline.scores["pooled"]))
+
+
 def test_class_weights_on_the_command_line(fedfuse):
     visits().to_csv("v.csv", index=False)
     words = ("--device", "site", "--target", "ill", "--no-report", "--no-baselines", "--json")

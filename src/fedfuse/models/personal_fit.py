@@ -34,6 +34,10 @@ MAX_NEWTON_STEPS, MAX_HALVINGS, NEWTON_TOLERANCE = 25, 8, 1e-7
 PRIOR_NOISE_ROWS, NOISE_UPDATES = 3.0, 2
 # Numbers of a Hessian matrix that are computed at once.
 MAX_HESSIAN_NUMBERS = 20_000_000
+# The same where rows are left out, of copies that are read over and over again: they fit into a processor's cache.
+MAX_FITTED_NUMBERS = 500_000
+# How far a logit may move for one Newton step to be trusted; beyond, the last step of a fit (the error is its square).
+MAX_LOGIT_STEP, COARSE_TOLERANCE = 0.5, 0.03
 # What is left of a row's weight where the model goes through it: such a row is not predicted without it.
 MIN_FREEDOM = 1e-6
 # Rows of standardised columns, for each parameter, that a device's curvature is mixed with.
@@ -59,7 +63,7 @@ class DeviceTables:
     def outputs(self) -> int:
         return max(self.classes, 1)
 
-    def of(self, who: Bools) -> DeviceTables:
+    def of(self, who: Bools | Ints) -> DeviceTables:
         """Return those of these devices."""
         return DeviceTables(self.Z[who], self.y[who], self.there[who], self.classes)
 
@@ -158,8 +162,13 @@ def posterior(tables: DeviceTables, prior: Prior) -> Posterior:
     return found
 
 
-def leave_one_out(tables: DeviceTables, found: Posterior) -> Floats:
-    """Return values or logits of every row (k x n x outputs) by the device's own model, had it not seen the row."""
+def leave_one_out(tables: DeviceTables, prior: Prior) -> Floats:
+    """Return values or logits of every row (k x n x outputs) by the device's own model, had it not seen the row.
+
+    One Newton step away, which is exact for squared errors. For classes long steps fall short, most of all those of the
+    few rows of a rare class: where logits move by more than `MAX_LOGIT_STEP` the model is fitted without the row.
+    """
+    found = posterior(tables, prior)
     U = tables.predicted(found.W)
     g, h = (each / found.noise.reshape(-1, *[1] * (each.ndim - 1)) for each in tables.derivatives(U))
     C, p = tables.outputs, tables.Z.shape[2]
@@ -170,7 +179,22 @@ def leave_one_out(tables: DeviceTables, found: Posterior) -> Floats:
         away = S[..., 0] * g / np.maximum(1 - S[..., 0] * h[..., 0], MIN_FREEDOM)
     else:
         away = (S @ np.linalg.solve(np.eye(C) * (1 + MIN_FREEDOM) - h @ S, g[..., None]))[..., 0]
-    return np.asarray(U + away)
+    U = U + away
+    if tables.classes:
+        _fit_without(tables, prior, found.W, np.argwhere(np.abs(away).max(axis=2) > MAX_LOGIT_STEP), U)
+    return np.asarray(U)
+
+
+def _fit_without(tables: DeviceTables, prior: Prior, W: Floats, rows: Ints, U: Floats) -> None:
+    """Put logits into ``U`` for these rows (device, row) by models that are fitted without them."""
+    (_, n, p), C = tables.Z.shape, tables.outputs
+    size = max(1, MAX_FITTED_NUMBERS // (n * (p + C**2) + (C * p) ** 2))
+    for lot in (rows[i : i + size] for i in range(0, len(rows), size)):
+        k, r = lot.T
+        some, others = tables.of(k), Prior(prior.centre[k], prior.precision[k])
+        some.there[np.arange(len(k)), r] = 0
+        fitted = _mode(some, others, np.ones(len(k)), W[k], COARSE_TOLERANCE)
+        U[k, r] = np.einsum("kcp,kp->kc", fitted.W, some.Z[np.arange(len(k)), r])
 
 
 def without_device(tables: DeviceTables, centre: Floats, share: Floats) -> Floats:
@@ -211,7 +235,7 @@ def judge(tables: DeviceTables, asked: JudgePersonalModels, centres: Floats, com
     seen = [_drawn_to_nearest(tables, centres, suited, (variances, loud)) for variances in scaled]
     priors = [Prior.of(centre, factor * asked.variances, loud) for factor in asked.to_common]
     priors += [Prior.alone(tables, strength) for strength in asked.alone]
-    seen += [leave_one_out(tables, posterior(tables, prior)) for prior in priors]
+    seen += [leave_one_out(tables, prior) for prior in priors]
     blends = [np.tensordot(weights, np.stack(seen), 1) for weights in asked.blends]
     return np.stack([tables.means(tables.losses(U)) for U in (by_group, *seen, *blends)], axis=1)
 
@@ -230,7 +254,7 @@ def _drawn_to_nearest(
             seen = some.predicted(centre)
         else:
             noise = np.broadcast_to(drawn[1], len(who))[who]
-            seen = leave_one_out(some, posterior(some, Prior.of(centre, drawn[0], noise)))
+            seen = leave_one_out(some, Prior.of(centre, drawn[0], noise))
         found[who] = np.where((suited[who] == g)[..., None], seen, found[who])
     return found
 
@@ -286,7 +310,9 @@ def _tables(rows: Rows, devices: Ints, model: Model[Any]) -> DeviceTables:
     return DeviceTables(Z, y, there, model.n_classes)
 
 
-def _mode(tables: DeviceTables, prior: Prior, noise: Floats, start: Floats) -> Posterior:
+def _mode(
+    tables: DeviceTables, prior: Prior, noise: Floats, start: Floats, tolerance: float = NEWTON_TOLERANCE
+) -> Posterior:
     """Minimise by Newton's method, halving steps of devices whose objective would rise."""
     k, C, p = start.shape
     scale = noise[:, None]
@@ -307,7 +333,7 @@ def _mode(tables: DeviceTables, prior: Prior, noise: Floats, start: Floats) -> P
         if tables.classes:
             step = _halved(objective, W, step)
         W = W - step
-        if not tables.classes or np.abs(step).max(initial=0) < NEWTON_TOLERANCE:
+        if not tables.classes or np.abs(step).max(initial=0) < tolerance:
             break
     return Posterior(W, V, noise)
 

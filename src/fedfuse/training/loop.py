@@ -428,7 +428,8 @@ class Run:
         if found.labels.max(initial=0) == 0:
             alternatives["pooled"] = np.asarray(found.models)
         elif self.federation.here and self.model.convex:
-            pooled = pooled_model(self.federation, self.model, self.info.dtype)
+            trained = self.federation.weighted(self.class_weights)
+            pooled = pooled_model(trained, self.model, self.info.dtype)
             alternatives["pooled"] = np.repeat(pooled, self.info.m, axis=0)
         models = {"groups": found.models, **alternatives}
         return alternatives, {name: self._evaluator.score("test", w) for name, w in models.items()}
