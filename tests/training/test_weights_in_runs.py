@@ -74,6 +74,26 @@ def test_one_model_for_all_has_the_class_weights_too():
     assert np.mean(plain.scores["pooled"]) != pytest.approx(np.mean(baseline.scores["pooled"]))
 
 
+def test_class_weights_do_not_add_information():
+    """Rows with unequal weights tell as much as fewer equal ones: else every grouping would look wrong."""
+    frame = visits(m=8)
+    federation = ff.Federation.from_frame(frame, device="site", target="ill")
+    of_class = np.array(federation.class_weights("balanced"))[federation.y]
+    weights = federation.weighted(federation.class_weights("balanced")).weights
+    np.testing.assert_allclose(weights / weights[0], of_class / of_class[0])
+    assert weights.sum() == pytest.approx(of_class.sum() ** 2 / np.square(of_class).sum())
+    same = federation.weighted((2.0, 2.0))
+    np.testing.assert_allclose(same.weights, 1)
+    sites = np.repeat(np.where(np.arange(8) < 4, 1, -1), 400)
+    rng = np.random.default_rng(1)
+    ill = rng.random(len(frame)) < expit(3 * sites * frame["a"] - 3)
+    federation = ff.Federation.from_frame(frame.assign(ill=np.where(ill, "yes", "no")), device="site", target="ill")
+    result = ff.fit(federation, class_weight="balanced")
+    assert result.labels.tolist() == [0] * 4 + [1] * 4
+    assert not result.suspects.size
+    assert result.stability > 0.8
+
+
 def test_class_weights_on_the_command_line(fedfuse):
     visits().to_csv("v.csv", index=False)
     words = ("--device", "site", "--target", "ill", "--no-report", "--no-baselines", "--json")

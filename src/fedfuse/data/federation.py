@@ -173,11 +173,15 @@ class Federation:
         return targets.class_weights(given, self.classes, np.bincount(self.y[known], own, self.n_classes))
 
     def weighted(self, class_weights: Sequence[float]) -> Federation:
-        """Return the federation whose rows count as their classes do, besides their own weights."""
+        """Return the federation whose rows count as their classes do, besides their own weights.
+
+        Together they count as the rows without class weights that tell as much (Kish's effective sample size).
+        """
         if not class_weights:
             return self
-        own = 1.0 if self.weights is None else self.weights
-        return replace(self, weights=checks.relative_weights(own * np.array(class_weights)[self.y], len(self.y)))
+        own, of_class = 1.0 if self.weights is None else self.weights, np.array(class_weights)[self.y]
+        weights = own * of_class
+        return replace(self, weights=weights * weights.sum() / (weights * of_class).sum())
 
     def index(self, device: str | int) -> int:
         """Return the position of a device given by name or position."""

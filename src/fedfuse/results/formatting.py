@@ -8,6 +8,7 @@ from fedfuse.core.metrics import METRICS
 from fedfuse.results.result import Result
 
 BYTES_PER_NUMBER = 4
+SMALLEST_WRITTEN_OUT = 1e-5  # Smaller scores are written as 1.234e-06.
 NOTHING = "\N{EN DASH}"  # Where a number is not known.
 # From the ledger's words to a reader's.
 REFUSED = {
@@ -52,11 +53,14 @@ def score(value: float | None, metric: str) -> str:
 
     >>> score(0.9166, "accuracy"), score(0.753, "rmse"), score(51234.5, "rmse"), score(float("nan"), "rmse")
     ('91.7 %', '0.7530', '51,234', '–')
+    >>> score(1.2345e-13, "rmse")
+    '1.234e-13'
     """
     if value is None or not np.isfinite(value):
         return NOTHING
-    percent = metric in METRICS and METRICS[metric].percent
-    return f"{100 * value:.1f} %" if percent else f"{value:,.{decimals(value)}f}"
+    if metric in METRICS and METRICS[metric].percent:
+        return f"{100 * value:.1f} %"
+    return f"{value:.4g}" if 0 < abs(value) < SMALLEST_WRITTEN_OUT else f"{value:,.{decimals(value)}f}"
 
 
 def data_size(numbers: float) -> str:
