@@ -101,8 +101,8 @@ class Run:
     def __post_init__(self) -> None:
         settings = self.settings
         self.stages = stages_of(self.method, self.model, settings.rounds)
-        trained = self.federation.weighted(self.class_weights)  # Scores are without the weights of classes.
-        self.info = info_of(trained, self.model, settings.seed, settings.dtype, settings.share)
+        self.trained = self.federation.weighted(self.class_weights)  # Scores are without the weights of classes.
+        self.info = info_of(self.trained, self.model, settings.seed, settings.dtype, settings.share)
         self.metric = metric_for(self.federation.goal, settings.metric)
         check_mode(self.method, settings.mode)
         settings.check_devices(self.info.m)
@@ -357,7 +357,7 @@ class Run:
     def capped(self, kept: Mapping[str, Any] = MappingProxyType({})) -> dict[str, int]:
         """Row counts of devices that claim more than others make credible, as they are used."""
         used = kept.get("counted", self.info.counts["train+validation"])
-        claimed = self.federation.totals("train") + self.federation.totals("validation")
+        claimed = self.trained.totals("train") + self.trained.totals("validation")
         rows = zip(self.federation.names, claimed, used, strict=True)
         return {name: int(counted) for name, said, counted in rows if counted < said}
 
@@ -428,8 +428,7 @@ class Run:
         if found.labels.max(initial=0) == 0:
             alternatives["pooled"] = np.asarray(found.models)
         elif self.federation.here and self.model.convex:
-            trained = self.federation.weighted(self.class_weights)
-            pooled = pooled_model(trained, self.model, self.info.dtype)
+            pooled = pooled_model(self.trained, self.model, self.info.dtype)
             alternatives["pooled"] = np.repeat(pooled, self.info.m, axis=0)
         models = {"groups": found.models, **alternatives}
         return alternatives, {name: self._evaluator.score("test", w) for name, w in models.items()}
