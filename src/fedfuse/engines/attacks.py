@@ -91,23 +91,12 @@ class Lie:
 
 
 class Attacks(EngineWrapper):
-    """An engine in which some devices lie.
+    """An engine in which some of the ``m`` devices lie: this share, or those of ``who``.
 
-    Parameters
-    ----------
-    engine
-        Where devices compute.
-    attack
-        What liars do; ``"label-flip"`` needs an engine over `flipped` data, and changes nothing here.
-    share, who
-        How many of the ``m`` devices lie, or which.
-    lies
-        ``"all"``: every answer is replaced, numbers too. ``"models"``: models, updates and gradients alone. What names
-        a group (IFCA) and the bases of PACFL are honest in both.
-    scope
-        ``"fused"``: the first ``shared`` numbers of a model, which all devices share, are honest.
-    seed
-        Draws the liars and their lies.
+    With lies ``"all"`` every answer is replaced, numbers too; with ``"models"`` models, updates and gradients alone.
+    What names a group (IFCA) and the bases of PACFL are honest in both. With scope ``"fused"`` the first ``shared``
+    numbers of a model, which all devices share, are honest. ``"label-flip"`` needs an engine over `flipped` data, and
+    changes nothing here.
     """
 
     def __init__(
