@@ -214,6 +214,20 @@ def test_the_verdict_says_what_is_used(used, tmp_path):
     assert page.count(f"{result.comparison()['personal']:.4g}") >= 2
 
 
+def test_where_a_score_is_unknown_nothing_is_compared(tmp_path):
+    """A site with rows of one class has no AUC."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 80, 1))
+    y = (np.repeat([3, -3], 3)[:, None] * x[:, :, 0] + rng.logistic(size=(6, 80)) > 0).astype(int)
+    y[0] = 1
+    federation = ff.Federation.from_arrays([*zip(x, y, strict=True)], goal="classification")
+    result = ff.fit(federation, metric="auc", out=tmp_path / "run")
+    assert np.isnan(result.scores["test"][0]).all()
+    page = write_report(tmp_path / "run", federation=federation).read_text(encoding="utf-8")
+    assert NOTHING in page
+    assert f"({NOTHING})" not in page
+
+
 def test_the_reason_for_doubt_is_said(small):
     """Many unsure devices are a reason, also where groupings agree fully."""
     _, result, _ = small
