@@ -110,8 +110,14 @@ def test_class_weights_on_the_command_line(fedfuse):
 def test_probabilities_have_a_column_for_each_class(fedfuse):
     visits().to_csv("v.csv", index=False)
     fedfuse("run", "v.csv", "--device", "site", "--target", "ill", "--no-report", "--no-baselines", "--out", "run")
-    assert fedfuse("predict", "run", "v.csv", "--out", "p.csv")[0] == 0
-    assert list(pd.read_csv("p.csv").columns)[-3:] == ["prediction", "p(no)", "p(yes)"]
+    for word, columns in (("--proba", ["p(no)", "p(yes)"]), ("--no-proba", [])):
+        assert fedfuse("predict", "run", "v.csv", word, "--out", "p.csv")[0] == 0
+        answer = pd.read_csv("p.csv")
+        assert list(answer.columns)[answer.columns.get_loc("prediction") :] == ["prediction", *columns]
+    visits().assign(ill=1.5).reset_index(names="dose").to_csv("n.csv", index=False)
+    fedfuse("run", "n.csv", "--device", "site", "--target", "dose", "--no-report", "--no-baselines", "--out", "values")
+    status, _, err = fedfuse("predict", "values", "n.csv", "--proba")
+    assert (status, "predicts values" in err) == (2, True)
 
 
 def test_newcomers_are_judged_with_the_weights_of_classes():

@@ -50,6 +50,7 @@ def predict(
     directory: Annotated[Path, Arg(help="The directory of a finished run on a table.")],
     table: Annotated[Path, Arg(help="A table file with the same columns; the target may be missing.")],
     out: Annotated[Path | None, Opt(help="A .csv file for the predictions (default: standard output).")] = None,
+    proba: Annotated[bool | None, Opt(help="A column of probabilities for each class (default: for classes).")] = None,
 ) -> None:
     """Predict each row by its device's model, or its group's after it joined; unknown devices by one for all."""
     from fedfuse.data.readers import read_table
@@ -58,7 +59,11 @@ def predict(
 
     _check_csv(out)
     result = Result.load(directory)
+    if proba and result.profile.goal == "regression":
+        raise FedfuseError("--proba: this run predicts values, which have no probabilities; leave it out")
     answer = with_noted(result, directory).predict_frame(read_table(table)).rename_axis("row")
+    if proba is False:
+        answer = answer.loc[:, :"prediction"]
     if out:
         write_csv(out, answer, index=True)
     else:
