@@ -99,7 +99,7 @@ def test_the_page(fedfuse, tiny, monkeypatch):
     claims = page.partition("## Claims")[2].partition("## Items")[0]
     # the tiny data have another name
     assert "| Table E.4, synthetic:S5 | FPFC: 80.27 ± 2.00, clusters 50, ARI 1.00 ± 0.00 | not run yet | — |" in claims
-    assert "| Figure 1 | SCAD has the two groups from lambda 0.4 on, l1 one at 0.08 | SCAD has two groups at" in claims
+    assert "| Figure 1 | SCAD has the two groups from lambda 0.4 on, l1 has one group at 0.08 | SCAD has two groups at" in claims
     assert "| Table 1, housing-bodyfat | best score: PACFL | not run yet | — |" in claims
     assert "81.83 ± 2.00" in page
     assert "![solution paths" in page

@@ -31,19 +31,21 @@ hide: [toc]
 
 # The paper, claim by claim
 
-What *Clustered Federated Learning based on Nonconvex Pairwise Fusion* prints, and what fedfuse finds. First the claims,
-then every table and figure, ours beside the printed numbers. `fedfuse paper page` writes this page from finished runs
-of `fedfuse paper`; no number is typed by hand.
+Can the results of *Clustered Federated Learning based on Nonconvex Pairwise Fusion* be reproduced? This page compares
+what the paper prints with what fedfuse finds: first claim by claim, then for every table and figure, with our numbers
+beside the printed ones. `fedfuse paper page` writes it from finished runs of `fedfuse paper`; no number is typed by
+hand.
 
 How to read it:
 
-- **FPFC** is the paper's algorithm, with lambda chosen as the paper says. Other settings have rows of their own.
-- **fusion-tree** is fedfuse's default method, which is not in the paper. **oracle** is told the groups, and shows what
-  can be had.
-- **Clusters** are the groups that a method finds. **ARI** is their agreement with the true ones: 1 is the truth.
-- Scores are means over devices on test rows, used for nothing else. ± is the population standard deviation over seeds.
-- A row of a method **holds** if its score is within two printed deviations of the printed one, and clusters and ARI are
-  the same wherever the printed ones have no spread.
+- **FPFC** is the paper's algorithm, with lambda tuned as in the paper. Other settings have their own rows.
+- **fusion-tree** is fedfuse's default method, which is not in the paper. **oracle** is given the true groups, as an
+  upper bound.
+- **Clusters** are the groups that a method finds. **ARI** is their agreement with the true groups (1 is perfect).
+- Scores are means over devices on test rows, which are used for scoring only. ± is the population standard deviation
+  over seeds.
+- A row **holds** if its score is within two printed standard deviations of the printed score, and if clusters and ARI
+  equal the printed ones wherever those have no spread.
 
 ## Claims
 
@@ -59,9 +61,9 @@ How to read it:
 """
 _WHY = "Why ours may differ: "
 _SIZES: dict[Size, str] = {
-    "full": "*full*: the paper's data, rounds and seeds; on images, figures of many runs have 800 device-epochs a run.",
+    "full": "*full*: the paper's data, rounds and seeds; figures of images that need many runs use 800 device-epochs.",
     "middle": "*middle*: all data, one seed, 400 rounds on synthetic data, 800 device-epochs on images.",
-    "quick": "*quick*: fewer rows, rounds and seeds. It shows the picture, not the numbers.",
+    "quick": "*quick*: fewer rows, rounds and seeds. It shows the trend, not the numbers.",
 }
 
 
