@@ -73,7 +73,7 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         places = [] if self.device is None else [_place(self.device, names, self.n_features_in_)]
         for place in places:
             if groups is not None:
-                raise FedfuseError(f"device={self.device!r} is a column of X already: leave groups= out")
+                raise FedfuseError(f"device={self.device!r} is already a column of X: leave out groups=")
             groups = X.iloc[:, place] if frame else X[:, place]
         if reset:
             self.encoder_ = unscaled_encoder(X, names[places]) if frame and names is not None else None
@@ -88,8 +88,8 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         X, y = check_X_y(X, y, dtype=np.float64, estimator=self, **checks)
         if groups is None:
             raise FedfuseError(
-                "each row's device is needed: give groups= to fit, or name a column of X by device=; "
-                "what cross_val_score and GridSearchCV get as groups= goes to the splitter, unless it is routed"
+                "the device of each row is missing: pass groups= to fit, or name a column of X with device=; "
+                "cross_val_score and GridSearchCV pass groups= only to the splitter, unless it is routed"
             )
         return X, y, groups
 

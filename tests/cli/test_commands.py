@@ -54,7 +54,7 @@ def test_a_regression_table(fedfuse, tables):
     assert ["1", "6"] in [words[:2] for words in lines]
     assert ["2", "4"] in [words[:2] for words in lines]
     assert score_of(out, "one model per group") < 0.2 < score_of(out, "one model for all")
-    assert score_of(out, "one model per group") < 1.1 * score_of(out, "every site alone")
+    assert score_of(out, "one model per group") < 1.1 * score_of(out, "a separate model per site")
     told = out.index("what tells the groups apart (stay per unit of the feature):")
     assert out[told:].splitlines()[2].split()[0] == "age"
     assert "files: run\n" in out
@@ -185,7 +185,7 @@ def test_what_cannot_be_tuned(refused, tables, words):
 def test_the_oracle_needs_the_truth(fedfuse, refused, tables):
     status, out, _ = fedfuse("run", "synthetic:S4", "--method", "oracle", "--json")
     assert (status, json.loads(out)["ari"]) == (0, 1.0)
-    line = "the oracle needs to be told the true groups, and these data have none"
+    line = "the oracle needs the true groups, but these data have none"
     status, out, err = fedfuse("run", "stay.csv", *TABLE, "stay", "--method", "oracle")
     assert (status, out, err) == (2, "", f"fedfuse: {line}\n")
     assert "method 'oracle' has no setting 'lam'" in refused("run", "synthetic:S4", "--method", "oracle", "--lam", "1")
@@ -280,7 +280,7 @@ def test_a_network_says_why_there_is_nothing_beside_its_score(fedfuse):
     pytest.importorskip("torch")
     out = fedfuse("run", "digits", "--rounds", "1", "--no-report")[1]
     assert "are fitted for linear and softmax models only" in out
-    assert "every device alone" not in out
+    assert "a separate model per device" not in out
 
 
 def test_version(fedfuse):

@@ -110,7 +110,7 @@ def test_readings_are_said(caplog):
     read(["3 Jan 2024", "1/5/2024", "2/6/2024"])
     assert caplog.messages == [
         "column 'a': '1,250.5' is read as the number 1250.5",
-        "column 'a': '1/5/2024' may have the day or the month first; write such dates as 2024-03-31",
+        "column 'a': '1/5/2024' is ambiguous (day or month first?); write such dates as 2024-03-31",
     ]
 
 

@@ -256,7 +256,7 @@ def test_replies_come_as_they_are_ready(stage):
     slow, quick, later = stage.orders(0), stage.orders(1), stage.orders(2)
     stage.engine.submit([*slow, *quick])
     check_same(first_replies(stage.engine), perform(stage.twin, quick))
-    with pytest.raises(FedfuseError, match="device 'd0', Train of round 1: the device has an order under way already"):
+    with pytest.raises(FedfuseError, match="device 'd0', Train of round 1: the device already has a pending order"):
         stage.engine.submit(slow)
     stage.engine.submit(later)
     check_same(first_replies(stage.engine), perform(stage.twin, later))

@@ -106,9 +106,9 @@ def test_the_pointer_reads_off_pairs_devices_and_curves(large_run, opened):
     name, group = tip(browser).split("\n")
     assert group == f"group {result.group_numbers[result.index(name)]}"
     hover(browser, "#scores .plot")
-    assert "every device alone" in tip(browser)
+    assert "a separate model per device" in tip(browser)
     hover(browser, "#communication .plot")
-    assert "numbers sent so far" in tip(browser)
+    assert "floats sent so far" in tip(browser)
 
 
 def test_all_of_it_by_keys(table_run, opened):

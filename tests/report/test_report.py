@@ -111,7 +111,7 @@ def test_without_data_the_page_says_what_is_missing(small):
 def test_with_data_local_and_pooled_models_are_fitted_once(small, monkeypatch):
     federation, _, path = small
     page = write_report(path, federation=federation).read_text()
-    assert "with every device alone and" in page
+    assert "with a separate model per device and" in page
     from fedfuse import report
 
     monkeypatch.setattr(report.Baselines, "of", lambda *_: pytest.fail("fitted again"))
@@ -147,7 +147,7 @@ def test_liars_are_on_the_page(tmp_path):
     federation = planted(m=12, n=80)
     result = ff.fit(federation, attack="gaussian", liars=0.25, out=tmp_path / "run")
     page = write_report(tmp_path / "run", federation=federation).read_text()
-    assert "3 devices were made to lie (gaussian)" in page
+    assert "3 devices simulated an attack (gaussian)" in page
     assert result.suspects.size
     assert "gave implausible replies" in page
 
@@ -161,24 +161,24 @@ def test_liars_are_no_groups(tmp_path):
     sizes = np.bincount(result.labels)
     assert sorted(sizes[result.groups]) == sorted(sizes)[-2:]
     page = write_report(tmp_path / "run", federation=federation).read_text()
-    assert headline(result) == "9 devices form 2 groups; 3 are in none."
-    assert "among 9 devices; 3 in none" in page
+    assert headline(result) == "9 devices form 2 groups; 3 belong to none."
+    assert "among 9 devices; 3 in no group" in page
     assert "In no group: 3 devices" in page
     assert page.count('<article class="card group') == 2
     assert ">the 9 honest devices</th>" in page
     assert "all 3 liars found, nobody else accused" in page
     assert json.loads(re.findall(r'"groups": ?(\[[\d, ]+\])', page)[-1])[-1] == len(result.groups)  # of the slider
-    assert f"{result.compared['alone'][result.honest].mean():.4g} with every device alone" in page
+    assert f"{result.compared['alone'][result.honest].mean():.4g} with a separate model per device" in page
 
 
 def test_devices_are_called_what_the_table_calls_them(table_run):
     page = (table_run[0] / FILE).read_text()
     assert headline(table_run[1]) == "10 sites form 2 groups, each with its own model."
     own = replace(table_run[1], verdict="personal")
-    drawn = "a model of its own, drawn towards the others."
+    drawn = "a personal model, shrunk towards the others."
     assert headline(own) == f"10 sites form 2 groups; each site has {drawn}"
     assert headline(replace(own, stability=0.1)) == f"Each of the 10 sites has {drawn}"
-    assert "every site alone" in page
+    assert "a separate model per site" in page
     assert "Table of all 10 sites" in page
     assert "Dendrogram of the sites' own models" in page
     assert "distance at which groups merge" in page
@@ -190,9 +190,9 @@ def test_the_verdict_names_the_best_model(small):
     test = result.scores["test"]
     best = verdict(result, {"local": 2 * test, "pooled": 3 * test})
     assert best.startswith("One model per group predicts best: mean test RMSE ")
-    assert "with every device alone and" in best
+    assert "with a separate model per device and" in best
     assert verdict(result, {"local": test, "pooled": 3 * test}).startswith(
-        "One model per group predicts about as well as every device alone: "
+        "One model per group predicts about as well as a separate model per device: "
     )
     assert verdict(result, {"local": test / 2, "pooled": test}).startswith(
         "Every device alone predicts better here than one model per group: "
@@ -347,12 +347,12 @@ def test_the_command_line(fedfuse, tables, here):
     status, out, err = fedfuse("run", "stay.csv", "--device", "site", "--target", "stay", "--out", "r")
     assert status == 0, err
     assert "report: r/report.html" in out
-    assert "every site alone" in (here / "r" / FILE).read_text()
+    assert "a separate model per site" in (here / "r" / FILE).read_text()
     fedfuse("run", "stay.csv", "--device", "site", "--target", "stay", "--out", "s", "--json")
     assert not (here / "s" / FILE).exists()
     status, out, err = fedfuse("report", "s", "--out", "s.html")  # the table is found again
     assert status == 0, err
-    assert "every site alone" in (here / "s.html").read_text()
+    assert "a separate model per site" in (here / "s.html").read_text()
     fedfuse("run", "stay.csv", "--device", "site", "--target", "stay", "--out", "t", "--no-report")
     assert not (here / "t" / FILE).exists()
 

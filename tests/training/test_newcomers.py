@@ -81,7 +81,7 @@ def test_every_method_with_a_rule_has_a_model_for_those_who_come_late(name, goal
 def test_a_method_without_a_rule_says_so(name, both):
     old, new = both
     result = fit(old, METHODS[name](work=WORK), rounds=25)
-    with pytest.raises(FedfuseError, match=f"{name} has no way to take in newcomers"):
+    with pytest.raises(FedfuseError, match=f"{name} cannot admit newcomers"):
         admit(result, new)
 
 

@@ -46,23 +46,23 @@ Seed = Annotated[int, Opt(help="Seed of every random draw.")]
 Features = Annotated[str, Opt(help="Synthetic data: uniform or normal.")]
 Engine = Annotated[str, Opt(help="Where devices compute: inprocess, workers (processes) or flower.")]
 _PLACE: dict[str, Any] = {"parser": place, "metavar": "PATH"}
-Out = Annotated[Path | None, Opt(**_PLACE, help="A new directory for the run (default: below runs/).")]
-StudyOut = Annotated[Path | None, Opt(**_PLACE, help="A directory; a study that is there is continued.")]
+Out = Annotated[Path | None, Opt(**_PLACE, help="A new directory for the run (default: under runs/).")]
+StudyOut = Annotated[Path | None, Opt(**_PLACE, help="A directory; an existing comparison in it is continued.")]
 Set = Annotated[list[str], Opt("--set", help="key=value, e.g. steps=grow(20), mode=async, delay=uniform(0,20).")]
 Jobs = Annotated[int | None, Opt(min=1, help="Runs at a time (default: one per core).")]
 _ROUNDS = "Maximum number of rounds of a run (default: by data set and method, 500 for a table)."
 Rounds = Annotated[int | None, Opt(help=_ROUNDS)]
-_METRIC = "What is reported: accuracy, balanced-accuracy, log-loss, auc, f1; rmse, mae, r2 (default: accuracy, rmse)."
+_METRIC = "Metric to report: accuracy, balanced-accuracy, log-loss, auc, f1; rmse, mae, r2 (default: accuracy, rmse)."
 Metric = Annotated[str | None, Opt(help=_METRIC)]
-ClassWeight = Annotated[str | None, Opt(help="What rows of a class count for in training: balanced, or as a=1,b=5.")]
+ClassWeight = Annotated[str | None, Opt(help="Weights of classes in training: balanced, or by class, e.g. a=1,b=5.")]
 
 
-_TEST = "Share of each device's rows for the test; 0 for none (default: 0.2)."
+_TEST = "Share of each device's rows held out for the test; 0 for none (default: 0.2)."
 _VALIDATION = "Share of the remaining rows for validation; 0 for none (default: 0.2)."
 _IF_GIVEN = ("test", "validation", "split_by", "min_rows", "weight")
-_WEIGHT = "Table: the column of what each row counts for (default: all the same)."
-_SPLIT_BY = "Table: the test is the last period of this column, or the rows where it says test."
-_MIN_ROWS = "Table: devices with fewer rows take no part in the search for groups; after a run they join as newcomers."
+_WEIGHT = "Table: the column with the weight of each row (default: all equal)."
+_SPLIT_BY = "Table: test on the last period of this column, or on the rows where it says test."
+_MIN_ROWS = "Table: devices with fewer rows are left out of the search for groups and join afterwards as newcomers."
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class DataOptions:
     features: Features = "uniform"
     device: Annotated[str | None, Opt(help="Table: the column that names the device of a row.")] = None
     target: Annotated[str | None, Opt(help="Table: the column to predict.")] = None
-    task: Annotated[str | None, Opt(help="Table: classification or regression (default: by the target).")] = None
+    task: Annotated[str | None, Opt(help="Table: classification or regression (default: chosen by the target).")] = None
     test: Annotated[float | None, Opt(metavar="SHARE", help=_TEST)] = None
     validation: Annotated[float | None, Opt(metavar="SHARE", help=_VALIDATION)] = None
     split_by: Annotated[str | None, Opt(metavar="COLUMN", help=_SPLIT_BY)] = None

@@ -13,20 +13,20 @@ from fedfuse.cli.console import Answers, console
 
 
 def data_list(data_dir: args.DataDir = None) -> None:
-    """List the data sets with a name, and whether their files are here."""
+    """List the named data sets, and whether their files are present."""
     from fedfuse.data.catalog import available
     from fedfuse.data.download import data_directory
     from fedfuse.report.terminal import plain_table
 
     rows = ((source.name, source.description, "yes" if source.present else "no") for source in available(data_dir))
-    Answers().print(plain_table(["name", "what", "here"], rows, left=3))
+    Answers().print(plain_table(["name", "what", "present"], rows, left=3))
     console.say(f"data directory: {data_directory(data_dir)}")
 
 
 def data_fetch(
     name: Annotated[str, Arg(help="A data set with files: mnist, fashion-mnist.")], data_dir: args.DataDir = None
 ) -> None:
-    """Download and verify the files of a data set; files already there are kept."""
+    """Download and verify the files of a data set; existing files are kept."""
     from fedfuse.data.download import fetch
     from fedfuse.report.terminal import download_bars
 
@@ -37,7 +37,7 @@ def data_fetch(
 
 
 def flower_new(directory: Annotated[Path, Arg(help="A new directory.")]) -> None:
-    """Write a small Flower app; its task.py says how a device loads its rows and which model it has."""
+    """Create a small Flower app; edit its task.py to load a device's rows and choose the model."""
     from fedfuse.flower.project_template import INSTALL_NOTHING, write_app
 
     for path in write_app(directory):

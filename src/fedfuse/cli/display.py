@@ -93,4 +93,4 @@ def _resumable(directory: Path, begun: Callable[[Path], bool]) -> Iterator[None]
         if not begun(directory):
             raise
         status = 0 if isinstance(stop, SystemExit) else INTERRUPTED_STATUS
-        fail(f"interrupted; go on with: fedfuse resume {shlex.quote(str(directory))}", status)
+        fail(f"interrupted; continue with: fedfuse resume {shlex.quote(str(directory))}", status)

@@ -58,7 +58,7 @@ def make(
         console.say(f"note: {words}", "yellow")
     wanted = [item for item in wanted if item.possible(setup)]
     if not wanted:
-        raise FedfuseError("none of the data that this needs are here")
+        raise FedfuseError("the data files for this are missing")
     failed = runner.run(wanted, setup, ComparisonBars(console, effort), jobs)
     broken = []
     for item in wanted:

@@ -22,19 +22,19 @@ Finished = Annotated[Path, Arg(help="The directory of a finished run.")]
 def report(
     directory: Annotated[Path, Arg(help="The directory of a finished run, or of a comparison.")],
     out: Annotated[Path | None, Opt(help="The page (default: report.html in the directory).")] = None,
-    baselines: Annotated[bool, Opt(help="Fit local and pooled models to compare with, unless the run did.")] = True,
+    baselines: Annotated[bool, Opt(help="Fit separate and pooled models for comparison, unless the run has.")] = True,
 ) -> None:
-    """Write one page that shows what was found; it opens from disk, without a network."""
+    """Write the report of a run or comparison: one web page that opens offline."""
     Answers().say(write_page(directory, baselines, out))
 
 
 def watch(
     directory: Annotated[Path, Arg(help="The directory of a run or comparison in progress.")],
-    web: Annotated[bool, Opt("--web", help="In the browser: serve a page on this computer, until Ctrl-C.")] = False,
+    web: Annotated[bool, Opt("--web", help="Serve a page for the browser on this computer, until Ctrl-C.")] = False,
     port: Annotated[int, Opt(help="For --web (default: a free one).")] = 0,
     every: Annotated[float, Opt(min=0.1, help="Seconds between updates.")] = 1.0,
 ) -> None:
-    """Show the progress of a run, in this terminal or in the browser, from its directory alone."""
+    """Show the progress of a run in this terminal or in the browser; only reads the run's directory."""
     from fedfuse.report.watch import LiveServer
     from fedfuse.report.watch import watch as look
 
@@ -52,7 +52,7 @@ def predict(
     out: Annotated[Path | None, Opt(help="A .csv file for the predictions (default: standard output).")] = None,
     proba: Annotated[bool | None, Opt(help="A column of probabilities for each class (default: for classes).")] = None,
 ) -> None:
-    """Predict each row by its device's model, or its group's after it joined; unknown devices by one for all."""
+    """Predict each row with the model of its device (newcomers: of their group; unknown devices: one for all)."""
     from fedfuse.data.readers import read_table
     from fedfuse.results.result import Result
     from fedfuse.training.newcomers import with_noted
@@ -79,11 +79,11 @@ def predict(
 
 def join(
     directory: Finished,
-    newcomers: Annotated[Path, Arg(help="A table file like that of the run.")],
+    newcomers: Annotated[Path, Arg(help="A table file with the same columns as that of the run.")],
     out: Annotated[Path | None, Opt(help="A .csv file for predictions of rows without a target.")] = None,
     json_: args.Json = False,
 ) -> None:
-    """Admit devices that the run does not know: their group, how sure that is, and predictions."""
+    """Admit new devices to a finished run: find their group and its probability, and predict."""
     from fedfuse.data.readers import read_table
     from fedfuse.results.result import Result
     from fedfuse.training.newcomers import admit, from_table, note
@@ -117,9 +117,9 @@ def join(
 def export(
     directory: Finished,
     out: Annotated[Path | None, Opt(help="Where to write (default: export/ in the run's directory).")] = None,
-    to: Annotated[Path | None, Opt(help="One file instead: .json or .onnx to score rows, .xlsx of all tables.")] = None,
+    to: Annotated[Path | None, Opt(help="A single file instead: .json or .onnx for models, .xlsx for tables.")] = None,
 ) -> None:
-    """Write each group's model for other programs: safetensors files and export.json, or one file."""
+    """Export each group's model for other programs: safetensors files and export.json, or a single file."""
     from fedfuse.report.workbook import write_workbook
     from fedfuse.results.export import export as write
     from fedfuse.results.export import export_file

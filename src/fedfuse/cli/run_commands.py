@@ -30,18 +30,18 @@ def run(
     rounds: args.Rounds = None,
     seed: args.Seed = 0,
     data: args.DataOptions,
-    model: Annotated[str | None, Opt(help="softmax, linear, cnn or mlp (default: by target; images: cnn).")] = None,
+    model: Annotated[str | None, Opt(help="softmax, linear, cnn or mlp (default: by target; cnn for images).")] = None,
     metric: args.Metric = None,
     class_weight: args.ClassWeight = None,
     engine: args.Engine = "inprocess",
     out: args.Out = None,
     set_: args.Set = [],  # noqa: B006
-    baselines: Annotated[bool, Opt(help="Compare with local and pooled models.")] = True,
+    baselines: Annotated[bool, Opt(help="Fit separate and pooled models for comparison.")] = True,
     report: Annotated[bool | None, Opt(help="Write report.html (default: unless --json).")] = None,
     json_: args.Json = False,
-    explain: Annotated[bool, Opt("--explain", help="Say what would be asked of devices, and train nothing.")] = False,
+    explain: Annotated[bool, Opt("--explain", help="List what would be sent in each stage; train nothing.")] = False,
 ) -> None:
-    """Train on a data set and show which devices belong together."""
+    """Train on a data set and show which devices form groups."""
     from fedfuse.data.catalog import absolute, load
     from fedfuse.methods.registry import default_name
     from fedfuse.results.run_directory import RunDirectory
@@ -85,7 +85,7 @@ def tune(
     set_: args.Set = [],  # noqa: B006
     json_: args.Json = False,
 ) -> None:
-    """Choose lambda on validation rows as the paper does, and train with it: run with --lam warmup or separate."""
+    """Tune lambda on validation rows as in the paper, and train with it; same as run with --lam warmup or separate."""
     from fedfuse.errors import check_choice
     from fedfuse.grouping.lambda_path import Strategy
 
@@ -98,7 +98,7 @@ def tune(
 
 def resume(
     directory: Annotated[Path, Arg(help="The directory of an interrupted run or comparison.")],
-    engine: Annotated[str | None, Opt(help="Where devices compute, if elsewhere than before.")] = None,
+    engine: Annotated[str | None, Opt(help="Where devices compute (default: as before).")] = None,
     json_: args.Json = False,
 ) -> None:
     """Continue an interrupted run or comparison; the result is the same as without the interruption."""

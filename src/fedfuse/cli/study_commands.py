@@ -18,7 +18,7 @@ def compare(
     *,
     methods: Annotated[str, Opt(help="paper, clustered, personal, all, or names separated by commas.")] = "paper",
     over: Annotated[str | None, Opt(help="Run methods with each value of a setting, e.g. lam=0.1,0.2,0.4.")] = None,
-    seeds: Annotated[str, Opt(help="How many (3), or which (0,5,7).")] = "3",
+    seeds: Annotated[str, Opt(help="How many seeds (3), or which (0,5,7).")] = "3",
     rounds: args.Rounds = None,
     metric: args.Metric = None,
     class_weight: args.ClassWeight = None,
@@ -28,7 +28,7 @@ def compare(
     set_: Annotated[list[str], Opt("--set", help="key=value or method.key=value, e.g. fpfc.lam=0.6.")] = [],  # noqa: B006
     json_: args.Json = False,
 ) -> None:
-    """Compare methods, or values of a setting, by mean and spread over seeds, with the same data for all."""
+    """Compare methods, or values of a setting, over several seeds on the same data."""
     from fedfuse.studies.compare import compare
 
     if rounds is not None:
@@ -41,8 +41,8 @@ def compare(
 
 def bench(
     out: Annotated[Path, Opt(help="Where to write the figures.")] = Path("bench.json"),
-    quick: Annotated[bool, Opt(help="Small sizes, for a first look.")] = False,
-    only: Annotated[str, Opt(help="Parts to measure, as server,local (default: all).")] = "",
+    quick: Annotated[bool, Opt(help="Small sizes, for a first impression.")] = False,
+    only: Annotated[str, Opt(help="Parts to measure, e.g. server,local (default: all).")] = "",
 ) -> None:
     """Measure fedfuse against textbook loops, plain NumPy, plain PyTorch and this machine's limits, in one process."""
     from fedfuse.bench import FULL, QUICK, chosen, run_all
@@ -51,24 +51,24 @@ def bench(
 
 
 def paper(
-    names: Annotated[list[str], Arg(metavar="NAME", help="list, all, page, or names as list shows them.")],
+    names: Annotated[list[str], Arg(metavar="NAME", help="list, all, page, or names shown by list.")],
     quick: Annotated[bool, Opt("--quick", help="Less data, fewer rounds and seeds: minutes.")] = False,
     middle: Annotated[bool, Opt("--middle", help="All data, one seed, fewer rounds: an hour or two.")] = False,
-    out: Annotated[Path, Opt(help="Where runs are kept, and tables and figures written.")] = Path("runs/paper"),
+    out: Annotated[Path, Opt(help="Where runs, tables and figures are stored.")] = Path("runs/paper"),
     page: Annotated[Path, Opt(help="Where 'paper page' writes.")] = Path("docs/reproduction.md"),
     jobs: args.Jobs = None,
     data_dir: args.DataDir = None,
 ) -> None:
-    """Reproduce a table or figure of the paper, its numbers beside ours; finished runs are reused."""
+    """Reproduce a table or figure of the paper and show the printed numbers beside ours; finished runs are reused."""
     from fedfuse.cli.paper_commands import SPECIAL_NAMES, make, show_list, write_page
     from fedfuse.report.plots import check_picture
 
     if quick and middle:
-        raise FedfuseError("--quick and --middle are two sizes: give one of them")
+        raise FedfuseError("--quick and --middle exclude each other: give only one")
     place = str(data_dir.absolute()) if data_dir else None
     special = [name for name in names if name in (*SPECIAL_NAMES, "all")]
     if special and len(names) > 1:
-        raise FedfuseError(f"{special[0]} stands alone, got {' '.join(names)}")
+        raise FedfuseError(f"{special[0]} cannot be combined with other names, got {' '.join(names)}")
     if names == ["list"]:
         show_list(out, place, Answers())
         return
@@ -79,4 +79,4 @@ def paper(
     try:
         make(names, "quick" if quick else "middle" if middle else "full", out, place, jobs, console, Answers())
     except KeyboardInterrupt:
-        fail("interrupted; the same command goes on where it was", INTERRUPTED_STATUS)
+        fail("interrupted; run the same command again to continue", INTERRUPTED_STATUS)

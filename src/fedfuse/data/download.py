@@ -88,13 +88,13 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: Progress | No
         if (found := _sha256(directory / file)) not in CHECKSUMS[file]:
             advice = "move it away or delete it, then fetch again" if mirrors else "see that its columns are right"
             raise FedfuseError(
-                f"{str(directory / file)!r} is there, but it is not the file of {name} (its sha256 is {found}, "
+                f"{str(directory / file)!r} exists, but it is not the file of {name} (its sha256 is {found}, "
                 f"expected is {CHECKSUMS[file][0]}); {advice}"
             )
     if missing and not mirrors:
         files = " and ".join(repr(str(directory / file)) for file in missing)
         raise FedfuseError(
-            f"{name} cannot be downloaded: no lasting address is known that has its tables in this form; put {files} "
+            f"{name} cannot be downloaded, because no permanent source has its tables in this form; put {files} "
             "there by hand ('fedfuse run' says which columns they need)"
         )
     for file in missing:

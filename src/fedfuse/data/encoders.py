@@ -143,7 +143,7 @@ class Table:
         try:
             codes, found = pd.factorize(self.frame[name])
         except TypeError:
-            raise FedfuseError(f"column {name!r} holds lists or the like; numbers or text are needed") from None
+            raise FedfuseError(f"column {name!r} holds lists or other objects; use numbers or text") from None
         merged, levels = pd.factorize(np.array([as_text(v) for v in found], dtype=object))
         # Code -1 picks the last entry.
         return np.append(merged, -1)[codes].astype(np.int64), list(levels)

@@ -166,7 +166,9 @@ class Federation:
             return ()
         if self.goal != "classification" or not self.here:
             why = "the target has values" if self.here else "rows are elsewhere"
-            raise FedfuseError(f"class weights are for classes of rows that are here, and {why}: give weights of rows")
+            raise FedfuseError(
+                f"class weights need classes and rows in this process, but {why}: use row weights instead"
+            )
         rows = self.rows("train+validation")
         known = np.concatenate([np.arange(a, b) for a, b in zip(rows.start, rows.stop, strict=True)])
         own = None if self.weights is None else self.weights[known]

@@ -70,7 +70,7 @@ def digits(
 
     check_splits(test, 0, seed)
     if not test:
-        raise FedfuseError("test must be a share above 0 for digits, got 0; their test images are cut off first")
+        raise FedfuseError("test must be above 0 for digits, got 0: their test images are split off first")
     known = load_digits()
     whole = Images(known.images.astype(np.uint8), known.target.astype(np.int64), 16.0)
     shares = np.tile([1 - test, test], (N_CLASSES, 1))

@@ -69,13 +69,13 @@ def deal(labels: Ints, devices: int, alpha: float | None, rng: np.random.Generat
     """
     rows, classes = len(labels), int(labels.max(initial=-1)) + 1
     if not 1 <= devices <= rows:
-        raise FedfuseError(f"{rows:,} rows cannot be dealt to {devices} devices; use 1 to {rows:,} devices")
+        raise FedfuseError(f"{rows:,} rows cannot be divided between {devices} devices; use 1 to {rows:,} devices")
     if alpha is None:
         order, owner = rng.permutation(rows), np.empty(rows, dtype=np.int64)
         owner[order[np.argsort(labels[order], kind="stable")]] = np.arange(rows) % devices
         return Partition(owner, np.full((classes, devices), 1 / devices))
     if not 0 < alpha < np.inf:
-        raise FedfuseError(f"alpha must be a number above 0, got {alpha!r}; for even shares leave it None")
+        raise FedfuseError(f"alpha must be a number above 0, got {alpha!r}; for equal shares, leave it None")
     return Partition.by_shares(labels, rng.dirichlet(np.full(devices, alpha), size=classes), rng)
 
 

@@ -49,7 +49,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
         raise FedfuseError(f"the file {str(path)!r} holds no rows")
     # DataFrame.to_csv writes row numbers as a first column without a name.
     if frame.columns[0] == "Unnamed: 0" and np.array_equal(frame.iloc[:, 0], np.arange(len(frame))):
-        log.warning("the first column has no name and numbers the rows: dropped")
+        log.warning("the first column has no name and numbers the rows: it is dropped")
         frame = frame.iloc[:, 1:]
     return frame
 
@@ -169,4 +169,4 @@ def _check_header(path: Path, header: pd.Series[Any], skipped: int) -> None:
     if len(twice):
         raise FedfuseError(f"two columns of {str(path)!r} are called {twice.iloc[0]!r}: rename or remove one")
     if skipped:
-        log.warning("%s: the table begins in line %d; what is before it is left out", path.name, skipped + 1)
+        log.warning("%s: the table begins on line %d; the lines before it are skipped", path.name, skipped + 1)

@@ -151,7 +151,7 @@ def _large_devices(table: Table, parts: Ints | None, min_rows: int) -> Table:
         return table
     if not large.any():
         raise FedfuseError(f"no device has min_rows={min_rows} rows; the largest has {int(counts.max())}")
-    words = "devices with fewer than %d rows take no part in the search for groups: %d of %d (%s)"
+    words = "devices with fewer than %d rows are left out of the search for groups: %d of %d (%s)"
     small = [name for name, ok in zip(names, large, strict=True) if not ok]
     log.warning(words, min_rows, len(small), len(names), ", ".join(small[:6]) + ", …" * (len(small) > 6))
     return table.at(large[owner])
@@ -160,17 +160,17 @@ def _large_devices(table: Table, parts: Ints | None, min_rows: int) -> Table:
 def _parts_by_column(table: Table, name: str, test: float) -> Ints:
     """Return the part of each row, by words, the last period or the last share of a column; log what was done."""
     if not test:
-        raise FedfuseError(f"test=0 says that no row is for the test, split_by={name!r} that some are: leave out one")
+        raise FedfuseError(f"test=0 and split_by={name!r} contradict each other: leave out one")
     codes, levels = table.levels(name)
     named = np.array([_PARTS.get(level.lower(), -1) for level in levels])
     if TEST in named and named.min() >= 0:
         parts: Ints = named[codes]
-        log.warning("%d rows are for the test: column %r says so", np.sum(parts == TEST), name)
+        log.warning("%d rows are test rows, as given by column %r", np.sum(parts == TEST), name)
         return parts
     periods = _periods(table, name)
     values, position, counts = np.unique(periods, return_inverse=True, return_counts=True)
     if len(values) < 2:
-        raise FedfuseError(f"column {name!r} is {levels[0]} in every row: there is no last period for the test")
+        raise FedfuseError(f"column {name!r} is {levels[0]} in every row, so there is no last period to test on")
     first = len(values) - 1
     if len(values) > MAX_PERIODS:
         from_here_on = np.cumsum(counts[::-1])[::-1]

@@ -80,7 +80,7 @@ def encode_target(y: npt.NDArray[Any], goal: Goal | None, where: str) -> tuple[G
         check_choice("goal", goal, Goal)
     if goal != "regression" and bool(np.all(y == y[0])):
         raise FedfuseError(
-            f"the target is {y[0]!s} in every row: there is nothing to learn; "
+            f"the target is {y[0]!s} in every row, so there is nothing to learn; "
             "give a target with at least two classes or values"
         )
     goal = goal or infer_goal(y)

@@ -115,7 +115,7 @@ def _dates(name: str, text: Text) -> Text | None:
     day_first, month_first = (first > 12).any() or (parts["mark"] == ".").any(), (second > 12).any()
     if first.notna().any() and bool(day_first) == bool(month_first):
         shown = text[first.first_valid_index()]
-        log.warning("column %r: %r may have the day or the month first; write such dates as 2024-03-31", name, shown)
+        log.warning("column %r: %r is ambiguous (day or month first?); write such dates as 2024-03-31", name, shown)
         return None
     zones = bool(parts["zone"].notna().any())
     dates: Text = pd.to_datetime(text, format="mixed", dayfirst=bool(day_first), utc=zones, errors="coerce")

@@ -97,7 +97,7 @@ class InProcess(Engine):
         values: Sequence[Floats] = [np.empty(0)] * len(asked)
         if self._noise is not None and (not isinstance(asked[0], _PROTECTED) or getattr(asked[0], "score", None)):
             raise FedfuseError(
-                f"a device that protects its rows by noise does not answer {type(asked[0]).__name__}: use fpfc with a "
+                f"a device that adds noise does not answer {type(asked[0]).__name__}: use fpfc with a "
                 "lambda and refit=no, or fedavg"
             )
         match asked[0]:

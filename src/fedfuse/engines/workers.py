@@ -121,7 +121,7 @@ class Workers(Engine):
             raise FedfuseError("this engine is closed")
         for order in orders:
             if order.device in self._asked:
-                raise FedfuseError(f"{self._text(order)}: the device has an order under way already")
+                raise FedfuseError(f"{self._text(order)}: the device already has a pending order")
         for alike in group_orders(orders):
             if isinstance(alike[0].task, Rescale):  # orders from now on see the new columns
                 self._edition, self._scale = self._edition + 1, alike[0].task
@@ -196,16 +196,14 @@ class Workers(Engine):
         self._performed.clear()
         self._end_pool()
         self._breaks += 1
-        log.warning("a worker ended (short of memory?); the orders under way (%d) are done again", len(lots))
+        log.warning("a worker died (out of memory?); its pending orders (%d) are repeated", len(lots))
         self._waiting.extendleft(reversed(lots))
         self._suspects = max(self._suspects, len(lots))
         if self._breaks == MAX_DEATHS:
             self._suspects, self._breaks = self._suspects - 1, 0
             order = self._waiting.popleft().orders[0]
             self._asked.discard(order.device)
-            raise FedfuseError(
-                f"{self._text(order)}: {MAX_DEATHS} workers ended over it, or before they began. {_MAIN}"
-            )
+            raise FedfuseError(f"{self._text(order)}: {MAX_DEATHS} workers died on it, or before they began. {_MAIN}")
 
     def _end_pool(self) -> None:
         if self._pool is not None and self._lifeline is not None:

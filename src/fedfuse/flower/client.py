@@ -142,7 +142,7 @@ def _device_name(context: Context) -> str:
     """Return which device a node is: ``device`` of its configuration, or the partition that a simulation gave it."""
     given = context.node_config.get("device", context.node_config.get("partition-id"))
     if given is None:
-        raise FedfuseError("this node does not say which device it is: start it with --node-config 'device=\"NAME\"'")
+        raise FedfuseError("this node has no device name: start it with --node-config 'device=\"NAME\"'")
     return str(given)
 
 
@@ -163,7 +163,7 @@ def private_cuts(cuts: Ints, name: str) -> Ints:
     """Return cut points with no validation part of one or two rows: it takes training rows, or joins them."""
     start, validation, test, stop = map(int, cuts[0])
     if test - start < MIN_PRIVATE_ROWS:
-        raise FedfuseError(f"device {name!r} has fewer than {MIN_PRIVATE_ROWS} rows to train on: sums would tell them")
+        raise FedfuseError(f"device {name!r} has fewer than {MIN_PRIVATE_ROWS} training rows: sums would reveal them")
     if 0 < test - validation < MIN_PRIVATE_ROWS:
         validation = test - MIN_PRIVATE_ROWS if test - start >= 2 * MIN_PRIVATE_ROWS else test
     return np.array([[start, validation, test, stop]])

@@ -104,7 +104,7 @@ class FlowerEngine(Engine):
         """Send these orders, at most one per device; those that only change states wait for the next."""
         for order in orders:
             if order.device in self._pending:
-                raise FedfuseError(f"device {self._names[order.device]!r} has an order under way already")
+                raise FedfuseError(f"device {self._names[order.device]!r} already has a pending order")
             if self._shadows[order.device].take(order.task):
                 self._ready.append(Reply(order.device, order.round, np.empty(0)))
             else:
@@ -237,7 +237,7 @@ class FlowerEngine(Engine):
         """Raise an error where orders have failed on all devices: the app is at fault, not a device."""
         failed = self._trouble["error on the device"] + self._trouble["refused by the device"]
         if not self._any_reply and failed >= min(len(self._names), _MAX_FAILURES):
-            raise FedfuseError(f"no device can carry out an order; device {name!r} says: {reason}")
+            raise FedfuseError(f"all devices fail; device {name!r} says: {reason}")
 
     def _again(self, job: _Pending) -> None:
         """Send an order again, with the device's state, when its device is there."""

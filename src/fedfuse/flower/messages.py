@@ -133,7 +133,7 @@ def read_reply(message: Message, order: Order, d: int) -> DeviceReply:
     line = _line(message, "reply")
     if line.get("device") != order.device or line.get("round") != order.round:
         given = f"device {line.get('device')!r}, round {line.get('round')!r}"
-        raise UnreadableError(f"it is for {given}; asked was device {order.device}, round {order.round}")
+        raise UnreadableError(f"it is for {given}; expected was device {order.device}, round {order.round}")
     if isinstance(reason := line.get("refused"), str) and reason:
         return DeviceReply(np.empty(0), refused=printable(reason))
     version = line.get("version")

@@ -147,10 +147,10 @@ class NodeRegistry:
     def _identity(self, node: int, facts: dict[str, Any]) -> str:
         declared, registered = facts.get("device"), self._registered.get(node)
         if not isinstance(declared, str) or not is_text(declared):
-            raise UnreadableError(f"its device name is none of 1 to {MAX_REMOTE_TEXT} printable characters")
+            raise UnreadableError(f"its device name must have 1 to {MAX_REMOTE_TEXT} printable characters")
         if registered is None:
             if self._identities == "registered" or (self._identities == "auto" and self._registered):
-                raise UnreadableError(f"it claims to be device {declared!r}, but its key is registered under no name")
+                raise UnreadableError(f"it claims to be device {declared!r}, but its key is not registered")
             return declared
         if declared != registered:
             raise UnreadableError(f"it claims to be device {declared!r}, but its key is registered as {registered!r}")

@@ -20,9 +20,9 @@ def write_app(directory: Path) -> list[Path]:
     name = directory.resolve().name
     package = re.sub(r"\W+", "_", name.lower()).strip("_")
     if not package.isidentifier() or keyword.iskeyword(package):
-        raise FedfuseError(f"{name!r} cannot be the name of an app: start with a letter, then letters or digits")
+        raise FedfuseError(f"{name!r} is not a valid app name: use a letter, then letters or digits")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise FedfuseError(f"{directory} exists already and is not empty: choose another directory")
+        raise FedfuseError(f"{directory} already exists and is not empty: choose another directory")
     (directory / package).mkdir(parents=True)
     words = {"name": package.replace("_", "-"), "package": package, "install_nothing": INSTALL_NOTHING}
     files = []

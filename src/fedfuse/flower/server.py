@@ -60,7 +60,7 @@ def server_app(model: Build | None = None, callbacks: tuple[Callback, ...] = ())
             log.error("the run ends: %s", problem)  # Flower adds where, in many lines.
             raise
         except Terminated:
-            log.warning("the run was told to stop, and is saved: the same flwr run goes on with it")
+            log.warning("the run was stopped and saved; the same flwr run continues it")
             signal.raise_signal(signal.SIGTERM)  # Flower's own handler is back, and tells the SuperLink.
 
     return app
@@ -149,9 +149,9 @@ def gather_again(nodes: NodeRegistry, out: Path) -> Federation:
     if known.keys() <= nodes.left_out.keys():
         who = missing[0]
         why = nodes.left_out[who]
-        raise FedfuseError(f"the run in {out} belongs to another federation, nobody of it is left ({who}: {why})")
+        raise FedfuseError(f"the run in {out} belongs to another federation, with no device in common ({who}: {why})")
     if missing:
-        log.warning("going on without %s for now", ", ".join(missing))
+        log.warning("continuing without %s for now", ", ".join(missing))
     return RemoteFederation.from_facts(known)
 
 

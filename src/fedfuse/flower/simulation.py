@@ -88,7 +88,7 @@ class SimulationRuntime:
 
     def __init__(self, app: Callable[[Path], Any], m: int, devices: Any = None) -> None:
         if not SimulationRuntime._only.acquire(blocking=False):
-            raise FedfuseError("another simulation of Flower's runs in this process: close it first")
+            raise FedfuseError("another Flower simulation is running in this process: close it first")
         os.environ.update({key: os.environ.get(key, value) for key, value in _ENVIRONMENT.items()})
         self._open = True
         self._folder = Path(tempfile.mkdtemp(prefix="ff-"))  # Short, as the paths of Ray's sockets are below it.

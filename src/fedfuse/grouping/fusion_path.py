@@ -260,8 +260,8 @@ class FusionPath(StepMethod[FusionPathState]):
     def first_state(self, info: FederationInfo, previous: Outcome | None) -> FusionPathState:
         if info.m > MAX_DEVICES:
             raise FedfuseError(
-                f"the fusion path compares all pairs of {info.m:,} devices at once, and is for {MAX_DEVICES:,} at the "
-                "most: give a lambda, or use the method fusion-tree"
+                f"the fusion path compares all pairs of {info.m:,} devices at once, and works up to {MAX_DEVICES:,}: "
+                "give a lambda, or use the method fusion-tree"
             )
         if not sends_statistics(info):
             fusion_tree.require_validation(info)

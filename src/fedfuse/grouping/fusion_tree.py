@@ -417,6 +417,6 @@ def require_validation(info: FederationInfo) -> None:
     """Raise unless some device has validation rows."""
     if not info.counts["validation"].any():
         raise FedfuseError(
-            "groups without a lambda are told by validation rows, and no device has any: build the federation with "
+            "without a lambda, groups are found by validation rows, but no device has any: build the federation with "
             "validation > 0, or give a lambda"
         )

@@ -298,8 +298,8 @@ class ColumnMoments(Step[RefitState]):
         who = list(state.answers)
         if not who:
             raise FedfuseError(
-                "no device has sent moments of its columns that can be used, though each was asked many times; numbers "
-                "whose squares are beyond a double (of 1e75 and more) need other units"
+                "no device has sent usable moments of its columns, though each was asked many times; values "
+                "whose squares overflow a double (1e75 and more) need other units"
             )
         weights = state.info.counts["train"][who]
         answers = np.array([state.answers[i] for i in who])

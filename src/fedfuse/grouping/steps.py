@@ -309,5 +309,5 @@ def found_labels(previous: Outcome | None) -> Ints:
 def true_labels(info: FederationInfo) -> Ints:
     """Return the true groups."""
     if info.truth is None:
-        raise FedfuseError("the oracle needs to be told the true groups, and these data have none")
+        raise FedfuseError("the oracle needs the true groups, but these data have none")
     return canonical(info.truth)

@@ -111,7 +111,7 @@ class Method(ABC, Generic[State]):
         for f in fields(self):
             check_field(f, getattr(self, f.name))
         if self.needs_steps and self.work.solver != "gd":
-            raise FedfuseError(f"{self.name} is made of gradient steps: it needs solver='gd', got {self.work.solver!r}")
+            raise FedfuseError(f"{self.name} takes gradient steps: it needs solver='gd', got {self.work.solver!r}")
         if self.rows not in ("train", "train+validation"):
             words = "rows must be 'train' or 'train+validation' (test rows are never trained on)"
             raise FedfuseError(f"{words}, got {self.rows!r}")

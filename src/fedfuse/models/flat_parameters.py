@@ -50,7 +50,7 @@ def layout_of(module: nn.Module, fuse: str | Sequence[str]) -> Layout:
     if not parameters:
         raise FedfuseError("the module has nothing to train: all its parameters are frozen (requires_grad=False)")
     if any(nn.parameter.is_lazy(p) for p in parameters.values()):
-        raise FedfuseError("the module has lazy layers without sizes yet: pass one batch through it first")
+        raise FedfuseError("the module has uninitialised lazy layers: pass one batch through it first")
     fused = _chosen(module, list(parameters), fuse)
     shared = [name for name in parameters if name not in fused]
     still = tuple(f"{name}." for name in frozen_modules(module))

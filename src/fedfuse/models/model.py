@@ -59,7 +59,7 @@ class Model(ABC, Generic[Data]):
         """Raise an error unless the model is for this goal."""
         if goal != self.goal:
             advice = f"use {_FITTING[goal]} or change the target"
-            raise FedfuseError(f"{self._name} is for {self.goal}, but the target asks for {goal}; {advice}")
+            raise FedfuseError(f"{self._name} is for {self.goal}, but the target needs {goal}; {advice}")
 
     @property
     def fused(self) -> slice:

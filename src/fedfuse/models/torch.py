@@ -128,7 +128,7 @@ class TorchModel(Model[TorchData]):
         if callable(self.loss) or goal == self.goal:
             return
         fitting = "cross_entropy" if goal == "classification" else "mse"
-        raise FedfuseError(f"loss={self.loss!r} is for {self.goal}, the target asks for {goal}: use loss={fitting!r}")
+        raise FedfuseError(f"loss={self.loss!r} is for {self.goal}, but the target needs {goal}: use loss={fitting!r}")
 
     @cached_property
     def layout(self) -> Layout:
@@ -146,7 +146,7 @@ class TorchModel(Model[TorchData]):
     def initial(self, start: Start, rng: np.random.Generator) -> Floats:
         """Return the module's own weights: a network that starts from zero learns nothing."""
         if start != "auto":
-            raise FedfuseError(f"a network starts from the weights it has: leave start='auto', got {start!r}")
+            raise FedfuseError(f"a network starts from its own weights: leave start='auto', got {start!r}")
         return vector(self.module, self.layout)
 
     def load(self, rows: Rows, dtype: npt.DTypeLike) -> TorchData:
@@ -173,7 +173,7 @@ class TorchModel(Model[TorchData]):
             rng = rngs[k] if rngs else None
             x, y = data.of(devices[k])
             if engine.couples_rows and 1 in (len(x), work.batch):
-                raise FedfuseError(f"batch norm learns from two rows at least; device {devices[k]} would have one")
+                raise FedfuseError(f"batch norm needs at least two rows; device {devices[k]} would have one")
             engine.w.copy_(torch.from_numpy(W[k]))
             pull = None if anchor is None or not rho else self._on_place(anchor[k], data.dtype)
             # a child of the device's generator: the batches are the same with and without dropout

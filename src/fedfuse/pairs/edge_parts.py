@@ -154,7 +154,7 @@ class RayParts(LocalParts):
         except self._ray.exceptions.RayActorError as problem:
             reason = str(problem).partition("\n")[0]
             raise FedfuseError(
-                f"an actor that holds a part of the edges is gone ({reason}): resume goes on from the last checkpoint"
+                f"an actor with a part of the edges has died ({reason}): resume continues from the last checkpoint"
             ) from None
 
 
@@ -180,4 +180,4 @@ def start(ray: Any, **options: Any) -> None:
         except Exception as failed:  # noqa: PERF203 - Ray's error has no class of its own
             ray.shutdown()
             problem = failed
-    raise FedfuseError(f"Ray does not start: {problem} (`ray stop` forgets a cluster that was killed)")
+    raise FedfuseError(f"Ray does not start: {problem} (`ray stop` removes the remains of a killed cluster)")

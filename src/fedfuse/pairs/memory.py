@@ -58,7 +58,7 @@ class Pool:
             raise FedfuseError(
                 f"{total:,} pairs of devices are within reach of the penalty; their vectors of {self.rows.shape[1]:,} "
                 f"numbers take {total * self.row_bytes / 1e3:,.0f} kB, and {self._allowed / 1e3:,.0f} kB are free: "
-                "start warm, take a smaller lambda, or fuse neighbours alone, as with graph='knn:10'"
+                "use a warm start, a smaller lambda, or fuse only neighbours with graph='knn:10'"
             )
         again, self._returned, self.used = self._returned[:old], self._returned[old:], total
         return np.concatenate([again, fresh])

@@ -22,10 +22,10 @@ from fedfuse.utils.typing import Floats, Ints
 
 MINUS = "\N{MINUS SIGN}"
 POOLED = "one model for all"
-UNTESTED = "No rows were left out for a test."
-TESTS = "p: how likely so large a difference between two groups is by chance (Holm-corrected)"
-DETECTABLE = "detectable: a difference that 4 of 5 such tables would show"
-ONE_GROUP = "one group is one model for all, too: this one stops by validation rows, the other has a fixed ridge"
+UNTESTED = "There are no test rows."
+TESTS = "p: probability of such a large difference between two groups by chance (Holm-corrected)"
+DETECTABLE = "detectable: the difference found with 80 % power"
+ONE_GROUP = "one group is also one model for all: it stops early by validation rows, the other has a fixed ridge"
 # What columns of scores are called, by the words of a verdict.
 SHORT = {"groups": "together", "personal": "personal", "alone": "alone", "pooled": "one for all"}
 # Mean scores that differ by less are called about equal: a share of the RMSE, or of all rows.
@@ -128,10 +128,13 @@ def headline(result: Result) -> str:
     if not finds_groups(result):
         return f"{title(result.method['method'])} trained {devices} without looking for groups."
     if not len(result.groups):
-        return f"No groups were found: each of the {devices} gave implausible replies or never answered in time."
+        return f"No groups were found: all {devices} gave implausible replies or never answered in time."
     if m == 1:
         return f"There is only one {noun.one}."
-    own = {"personal": "a model of its own, drawn towards the others", "alone": "a model from its own rows alone"}
+    own = {
+        "personal": "a personal model, shrunk towards the others",
+        "alone": "a separate model from its own rows",
+    }
     if result.verdict in own and (n == 1 or result.uncertain):
         return f"Each of the {devices} has {own[result.verdict]}."
     if n == 1:
@@ -139,7 +142,7 @@ def headline(result: Result) -> str:
     if n == m:
         return f"No two of the {devices} share a model."
     if apart:
-        rest = f"{apart:,} {'is' if apart == 1 else 'are'} in none"
+        rest = f"{apart:,} {'belongs' if apart == 1 else 'belong'} to none"
         return f"{noun.count(m - apart)} form {counted(len(result.groups), 'group')}; {rest}."
     if single := int((np.bincount(result.labels) == 1).sum()):
         return f"{devices} form {counted(n, 'group')}, {single:,} of them with a single {noun.one}."
@@ -167,7 +170,7 @@ def gap_sentence(below: float, above: float) -> list[str]:
         return []
     within, between = f"at most {below:.2g} within groups", f"at least {above:.2g} between them"
     times = f", {above / below:.2g} times as much" if below else ""
-    return [f"A gap tells groups apart: ||theta|| is {within} and {between}{times}."]
+    return [f"The groups are separated by a gap: ||theta|| is {within} and {between}{times}."]
 
 
 def warnings(result: Result, names_width: int = 0) -> list[str]:
@@ -183,10 +186,10 @@ def warnings(result: Result, names_width: int = 0) -> list[str]:
     seldom = np.flatnonzero([] if result.confidence is None else result.confidence == 0)
     if seldom.size:
         found.append(
-            f"{noun_of(result.profile).count(seldom.size)} answered too seldom for a sure group{named(seldom)}"
+            f"{noun_of(result.profile).count(seldom.size)} answered too seldom to be sure of the group{named(seldom)}"
         )
     if result.cut_short:
-        found.append(f"{_capital(title(result.method['method']))} {cut_short(result.rounds)}: give it more (--rounds)")
+        found.append(f"{_capital(title(result.method['method']))} {cut_short(result.rounds)}: allow more (--rounds)")
     if result.suspects.size:
         told = exposed(result)
         found.append(suspicion(result) + named(result.suspects) + (f" ({told})" if told else ""))
@@ -199,7 +202,7 @@ def warnings(result: Result, names_width: int = 0) -> list[str]:
         )
     if result.capped:
         who = np.array([result.index(name) for name in result.capped])
-        found.append(f"{noun_of(result.profile).count(who.size)} claimed more rows than is credible{named(who)}")
+        found.append(f"{noun_of(result.profile).count(who.size)} claimed an implausible number of rows{named(who)}")
     return found
 
 
@@ -240,9 +243,9 @@ def _decided(result: Result) -> str:
     if result.n_clusters == 1:
         scores.pop(names["groups"], None)
     test = f"{'' if METRICS[metric].pooled else 'mean '}test {metric_name(metric)}"
-    why = "is used, as nothing else predicts left-out rows better beyond chance"
+    why = "is used, as nothing else predicts held-out rows significantly better"
     if used in ("personal", "alone"):
-        why = "predicts left-out rows best, and is used"
+        why = "predicts held-out rows best and is used"
     best = f"{_capital(names[used])}{',' if used == 'personal' else ''} {why}"
     if not tested(result):
         return f"{best}. {UNTESTED}"
@@ -251,7 +254,7 @@ def _decided(result: Result) -> str:
 
 def kinds_of_models(noun: Noun) -> dict[str, str]:
     """Return what the models that are compared are called, by the words of a verdict."""
-    own = f"each {noun.one}'s own model, drawn towards the others"
+    own = f"a personal model per {noun.one}, shrunk towards the others"
     return {"groups": "one model per group", "personal": own, "alone": alone_name(noun), "pooled": POOLED}
 
 
@@ -285,8 +288,8 @@ def used(result: Result, scores: Mapping[str, Floats]) -> str:
 
 
 def alone_name(noun: Noun) -> str:
-    """Return what the baseline of local models is called: "every school alone"."""
-    return f"every {noun.one} alone"
+    """Return what the baseline of local models is called: "a separate model per school"."""
+    return f"a separate model per {noun.one}"
 
 
 def _capital(text: str) -> str:
@@ -317,7 +320,7 @@ def doubt(result: Result) -> str:
         how = fit if result.n_clusters > 1 else "may differ from the others"
         reasons.append(f"{unsure:,} of {noun.count(m)} {how}")
     if not unsure or (result.stability or 0.0) < MIN_CONFIDENCE:
-        reasons.append(f"the rows leave room for other groups (stability {result.stability:.2f} of 1)")
+        reasons.append(f"other groupings are plausible too (stability {result.stability:.2f} of 1)")
     return f"The grouping is uncertain: {', and '.join(reasons)}"
 
 
@@ -333,8 +336,8 @@ def silence(result: Result) -> str:
     who, one = noun_of(result.profile).count(len(result.unheard)), len(result.unheard) == 1
     others = np.setdiff1d(np.arange(len(result.labels)), result.unheard)
     if np.isin(result.labels[result.unheard], result.labels[others]).any():
-        return f"{who} never answered in time and {'is' if one else 'are'} still in the group of the start"
-    return f"{who} never answered in time and {'has no model of its own' if one else 'have no model of their own'}"
+        return f"{who} never answered in time and {'is' if one else 'are'} still in the initial group"
+    return f"{who} never answered in time and {'has no model of its own' if one else 'have no models of their own'}"
 
 
 def progress(row: Mapping[str, Any], metric: str) -> dict[str, str]:
@@ -345,7 +348,7 @@ def progress(row: Mapping[str, Any], metric: str) -> dict[str, str]:
         "stage": ("stage", str),
         "n_clusters": ("groups", "{:.0f}".format),
         part: (f"{part} {metric_name(metric)}", partial(score, metric=metric)),
-        "cost_floats": ("numbers sent", lambda n: f"{n:,.0f} ({data_size(n)})"),
+        "cost_floats": ("floats sent", lambda n: f"{n:,.0f} ({data_size(n)})"),
         "moved": ("models moved by", lambda share: f"{100 * share:.2g} %"),
         "seconds": ("time", "{:.1f} s".format),
     }
@@ -378,7 +381,7 @@ def tried_lambdas(result: Result) -> pd.DataFrame | None:
 
 def lambda_table(table: pd.DataFrame, metric: str) -> tuple[list[str], list[list[str]]]:
     """Return headings and cells of the lambdas that were tried."""
-    heads = ["lambda", "rounds", "seconds", "numbers sent", "groups", f"validation {metric_name(metric)}"]
+    heads = ["lambda", "rounds", "seconds", "floats sent", "groups", f"validation {metric_name(metric)}"]
     rows = []
     for row in table.to_dict("records"):
         spent = [f"{row['lam']:g}", f"{row['rounds']:,}", f"{row['seconds']:.1f}", compact(row["cost_floats"])]

@@ -68,11 +68,11 @@ def plot_chart(chart: Chart, ax: Any = None) -> Any:
 
 
 def plot_history(result: Result, axes: Any = None) -> Any:
-    """Draw the report's charts of training, one below the other: scores, groups, models' moves, and numbers sent."""
+    """Draw the report's charts of training, one below the other: scores, groups, models' moves, and floats sent."""
     found = [*training_charts(to_the_end(result), result.profile.metric), cost_chart(result.history)]
     charts = [chart for chart in found if chart]
     if not charts:
-        raise FedfuseError("a curve needs two rounds, and the run has one: use more rounds")
+        raise FedfuseError("a curve needs at least two rounds, but the run has one: use more rounds")
     axes = _axes(axes, len(charts), 1, size=(7, 2.4 * len(charts)), sharex=True, squeeze=False)
     for chart, ax in zip(charts, np.ravel(axes), strict=True):
         plot_chart(chart, ax).label_outer()

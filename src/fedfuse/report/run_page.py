@@ -59,7 +59,7 @@ def run_page(directory: Path, baselines: Baselines | None = None, note: str = ""
         "pairs": pairs,
         "tree": tree,
         "leaves": words.device_names(result, tree.leaves) if tree and len(tree.leaves) <= MAX_LEAVES else [],
-        "tree_of": f"the models that each {noun.one} fits alone" if baselines else "models before they were merged",
+        "tree_of": f"the separate models per {noun.one}" if baselines else "models before they were merged",
         "contrasts": words.ContrastTable.of(result, MAX_FEATURES, MAX_COLUMNS),
         "intervals": None if result.intervals is None else _intervals(result.intervals),
         "tuning": _tuning(result),
@@ -145,7 +145,7 @@ def device_chart(result: Result, scores: Mapping[str, Floats]) -> Chart:
     y = Axis.around(
         np.concatenate([[], *shown.values()]), percent=words.in_percent(result.profile.metric), words=f"test {metric}"
     )
-    text = f"Test {metric} of every {noun.one}: {', '.join(shown)}. The table has the numbers."
+    text = f"Test {metric} of every {noun.one}: {', '.join(shown)}. The table has the figures."
     chart = Chart(text, Axis(-0.7, len(x) - 0.3, words=f"{noun.many} by group"), y, height=340)
     if words.POOLED in shown:
         chart.add("dots", x, shown[words.POOLED], "pooled", words.POOLED)
@@ -214,9 +214,9 @@ def training_charts(history: pd.DataFrame, metric: str) -> list[Chart]:
 
 
 def cost_chart(history: pd.DataFrame) -> Chart | None:
-    """Return the chart of the numbers sent so far."""
+    """Return the chart of the floats sent so far."""
     y = Axis(0, 1.05 * float(history["cost_floats"].iloc[-1]) or 1.0)
-    return _round_chart(history, history, {"numbers sent so far": "cost_floats"}, y, height=200)
+    return _round_chart(history, history, {"floats sent so far": "cost_floats"}, y, height=200)
 
 
 def _round_chart(

@@ -119,7 +119,7 @@ class ComparisonBars(Watcher):
             _say(self._console, f"runs: {note}")
 
     def stopping(self) -> None:
-        self._progress.update(self._bar, description="stopping after this round (Ctrl-C again: at once)")
+        self._progress.update(self._bar, description="stopping after this round (Ctrl-C again to stop at once)")
 
     def close(self) -> None:
         """Give the terminal back, also after an error."""
@@ -160,10 +160,10 @@ def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> N
     if result.n_clusters == 1 and "pooled" in baselines and words.finds_groups(result) and not result.compared:
         _say(console, f"({words.ONE_GROUP})")
     if not result.model.convex:
-        _say(console, "(local and pooled models to compare with are fitted for linear and softmax models only)")
+        _say(console, "(separate and pooled models are fitted for comparison with linear and softmax models only)")
     _show_contrasts(result, console)
     how = "converged after" if result.converged else "stopped after"
-    sent = f"{result.cost_floats:,} numbers sent ({data_size(result.cost_floats)})"
+    sent = f"{data_size(result.cost_floats)} sent ({result.cost_floats:,} floats)"
     lam = f", lambda {result.lam:.3g}" if result.lam is not None else ""
     _say(console, f"\n{how} {counted(result.rounds, 'round')}, {sent}, {result.seconds:.1f} s{lam}")
     if result.certificate is not None:
@@ -196,8 +196,8 @@ def show_newcomers(joined: Newcomers, console: Console) -> None:
     console.print(plain_table(["newcomer", "rows", "group", "confidence", "test"], rows))
     if joined.grouped and alone:
         who = escape(words.some_names(alone, NAMES_WIDTH))
-        _say(console, f"\n[yellow]no group of the run suits {who}: a model of their own predicts better[/yellow]")
-    sent = f"{joined.cost_floats:,} numbers sent ({data_size(joined.cost_floats)})"
+        _say(console, f"\n[yellow]No group fits {who}: separate models predict better[/yellow]")
+    sent = f"{data_size(joined.cost_floats)} sent ({joined.cost_floats:,} floats)"
     mean = f"mean test {words.metric_name(metric)} of newcomers {score(joined.score(), metric)}"
     _say(console, f"\n{mean}; {sent}, at most {max(joined.iterations)} exchanges each")
 
@@ -224,7 +224,7 @@ def _warnings(result: Result) -> list[str]:
         )
     found += [f"{counted(n, 'upload')} refused: {reason}" for reason, n in refusals(result)]
     if result.refused and result.orders.get("unanswered"):
-        found.append(f"{counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} without an answer")
+        found.append(f"{counted(result.orders['unanswered'], 'order')} of {result.orders['sent']:,} unanswered")
     # Uploads that cannot be used may be part of the experiment, and then are no sign of training that diverges.
     planned = result.attack is not None or "nan" in result.trouble
     if any(reason in DIVERGED for reason in result.refused) and not planned:
@@ -262,7 +262,7 @@ def _group_table(result: Result, noun: words.Noun, width: int) -> Table:
 
 def _score_table(result: Result, noun: words.Noun, scores: Mapping[str, Floats]) -> Table:
     name, metric = result.profile.metric, METRICS[result.profile.metric]
-    what = f"test {metric.label}{'' if metric.greater_is_better else ' (less is better)'}"
+    what = f"test {metric.label}{'' if metric.greater_is_better else ' (lower is better)'}"
     names, rows = words.kinds_of_models(noun), []
     for kind, values in scores.items():
         mean = score(mean_score(values[result.scored], name), name)

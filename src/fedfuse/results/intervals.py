@@ -56,9 +56,7 @@ class _Design:
 
     def __init__(self, result: Result, federation: Federation) -> None:
         if federation.weights is not None or result.profile.class_weights:
-            raise FedfuseError(
-                "standard errors are of rows that count the same; this run has weights of rows or classes"
-            )
+            raise FedfuseError("standard errors need equal weights, but this run has weights of rows or classes")
         encoder, p = result.profile.encoder, federation.n_features
         self._rows, self._labels = federation.rows("train+validation"), result.labels
         moments = second_moments(federation.X, np.zeros(len(federation.X)))

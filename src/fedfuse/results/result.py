@@ -483,7 +483,7 @@ class Result:
         groups = f"{self.n_clusters} group{'s' if self.n_clusters > 1 else ''} of {sizes}{more} devices"
         score = self.score("test")
         test = "" if np.isnan(score) else f", test {self.profile.metric} {score:.4f}"
-        sent = f"{self.rounds} rounds, {self.cost_floats:,} numbers sent"
+        sent = f"{self.rounds} rounds, {self.cost_floats:,} floats sent"
         return f"Result({self.dataset}, {self.method['method']}: {groups}{test}{ari}, {sent})"
 
     @cached_property

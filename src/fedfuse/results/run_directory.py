@@ -118,12 +118,12 @@ class RunDirectory:
         config = self.config()
         if given is None and config.get("source") is None:
             raise FedfuseError(
-                f"the run in {self.path} was started from Python on data without a name: resume it there, with "
+                f"the run in {self.path} was started from Python on unnamed data: resume it there with "
                 "fedfuse.resume(directory, federation)"
             )
         federation = given or load_again(config["source"], self.path / "config.json")
         if federation.fingerprint != config.get("fingerprint"):
-            raise FedfuseError(f"the run in {self.path} belongs to another federation: its data are not these")
+            raise FedfuseError(f"the run in {self.path} belongs to another federation: the data differ")
         return federation
 
     @property
@@ -148,7 +148,7 @@ class RunDirectory:
             arrays = read_arrays(self._checkpoint)
             return json.loads(arrays.pop(_META).tobytes()), arrays
         except FedfuseError as problem:
-            raise FedfuseError(f"{problem}; remove it to begin the run anew") from None
+            raise FedfuseError(f"{problem}; remove it to start the run again") from None
         except (KeyError, ValueError):
             raise FedfuseError(f"{self._checkpoint} is not a checkpoint of fedfuse") from None
 
@@ -183,7 +183,7 @@ def read_run(directory: str | PathLike[str], model: Model[Any] | None = None) ->
     """Return the fields of the result of a finished run; ``model`` is a module of the user's own."""
     path = Path(directory)
     if (path / "config.json").exists() and not (path / "summary.json").exists():
-        raise FedfuseError(f"the run in {path} is not finished: go on with it by 'fedfuse resume {path}'")
+        raise FedfuseError(f"the run in {path} is not finished: continue it with 'fedfuse resume {path}'")
     summary = check_fields(read_json(path / "summary.json"), SUMMARY, path / "summary.json")
     check_fields(summary, SOMETIMES, path / "summary.json", whole=False)
     profile = check_fields(read_json(path / "profile.json"), PROFILE, path / "profile.json")
@@ -226,9 +226,9 @@ def _fields(
     used = from_config(saved, model).sized(len(known.features), len(known.classes), tuple(shape) if shape else None)
     models = arrays.pop("models")
     if not np.isfinite(models).all():
-        raise FedfuseError(f"{path / 'models.npz'} has models that are not finite: they can predict nothing")
+        raise FedfuseError(f"{path / 'models.npz'} has models that are not finite and cannot predict")
     if models.shape != (len(known.names), used.d):
-        raise FedfuseError(f"models.npz has models of shape {models.shape}, which profile.json does not say")
+        raise FedfuseError(f"models.npz has models of shape {models.shape}, which does not match profile.json")
     if known.encoder is not None and known.encoder.features != known.features:
         raise FedfuseError("profile.json is not as fedfuse writes it: features are not those of its encoder")
     intervals = path / "intervals.csv"

@@ -111,7 +111,7 @@ def compare(
     witness = before.witness if before else numbers[0]
     federation = data if isinstance(data, Federation) else load_seed(source or {}, witness)
     if methods in FAMILIES and any(isinstance(e.method, Oracle) for e in entries.values()) and federation.truth is None:
-        log.warning("the oracle is left out: the true groups of these data are not known")
+        log.warning("the oracle is left out, because the true groups of these data are unknown")
         entries = {label: entry for label, entry in entries.items() if not isinstance(entry.method, Oracle)}
     request = Request(
         dataset, source, witness, federation.fingerprint, None if model is None else type(model).__name__,
@@ -130,11 +130,11 @@ def resume_comparison(
     request = Request.load(path)
     if request.source is None:
         raise FedfuseError(
-            f"the comparison in {path} was started from Python on data without a name: go on with it there, by "
+            f"the comparison in {path} was started from Python on unnamed data: continue it there with "
             "fedfuse.compare(federation, …, out=directory)"
         )
     if load_seed(request.source, request.witness).fingerprint != request.fingerprint:
-        raise FedfuseError(f"the comparison in {path} belongs to another federation: its data are not these")
+        raise FedfuseError(f"the comparison in {path} belongs to another federation: the data differ")
     return _run(request, path, None if request.model is None else model_called(request.model), jobs, watcher)
 
 
@@ -321,7 +321,7 @@ def seeds_of(seeds: int | Iterable[int]) -> tuple[int, ...]:
     if not numbers or not all(isinstance(n, Integral) and n >= 0 for n in numbers):
         raise FedfuseError(f"seeds must be how many (at least 1) or a list of whole numbers from 0 on, got {seeds!r}")
     if len(set(numbers)) < len(numbers):
-        raise FedfuseError(f"every seed may be named once, got {', '.join(map(str, numbers))}")
+        raise FedfuseError(f"each seed may be given only once, got {', '.join(map(str, numbers))}")
     return tuple(sorted(int(n) for n in numbers))
 
 
@@ -344,7 +344,7 @@ def _by_label(methods: Methods) -> dict[str, Method[Any] | None]:
             raise FedfuseError(f"{label!r} cannot name a directory: use letters, digits and . + = - _")
         if label in found:
             advice = "in Python, {'a': FPFC(…), 'b': FPFC(…)} tells them apart"
-            raise FedfuseError(f"method {label!r} is there twice; {advice}")
+            raise FedfuseError(f"method {label!r} is given twice; {advice}")
         found[label] = method
     return found
 

@@ -76,13 +76,15 @@ def restore(run: Run, run_directory: RunDirectory) -> bool:
 
 def _restore(run: Run, meta: dict[str, Any], arrays: Arrays) -> bool:
     if meta.get("format") != CHECKPOINT_FORMAT:
-        log.warning("the checkpoint is of an older version of fedfuse: its rounds are run again, with the same draws")
+        log.warning(
+            "the checkpoint is from an older version of fedfuse: rounds are repeated with the same random draws"
+        )
         return False
     sent, packed = within("run.", arrays), within("state.", arrays)
     scratch = {name: array.copy() for name, array in packed.items()}
     try:
         if meta["fingerprint"] != run.federation.fingerprint:
-            raise FedfuseError("the checkpoint belongs to another federation: its data are not these")
+            raise FedfuseError("the checkpoint belongs to another federation: the data differ")
         for name in SAVED:
             setattr(run, name, meta[name])
         run.previous = _unpacked(within("previous.", arrays))
@@ -96,7 +98,7 @@ def _restore(run: Run, meta: dict[str, Any], arrays: Arrays) -> bool:
         raise FedfuseError("the checkpoint belongs to another model: the number of parameters differs")
     counts = [sent[name] for name in ("turns", "last", "asked", "heard")]
     if any(count.shape != (run.info.m,) or count.dtype.kind != "i" for count in counts):
-        raise FedfuseError("the checkpoint is damaged: what it says of orders is not of these devices")
+        raise FedfuseError("the checkpoint is damaged: its orders do not match these devices")
     _remind(run, arrays.get("own"))
     _restore_transport(run, sent, scratch)
     run.between_rounds = True

@@ -111,7 +111,7 @@ def certify(result: Result, federation: Federation) -> Certificate:
     """
     model, labels, devices = result.model, result.labels, np.arange(federation.m)
     if not model.convex:
-        raise FedfuseError("a certificate needs a convex model: a network's groups have no minimum to look at")
+        raise FedfuseError("a certificate needs a convex model; networks have no unique minimum")
     config, dtype = result.method.get("inner", result.method), result.models.dtype
     decay, start = float(config.get("work", {}).get("decay", 0.0)), result.cluster_models
     if config.get("lam") == "auto":

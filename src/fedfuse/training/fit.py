@@ -152,7 +152,7 @@ def _saved(
     except (TypeError, AttributeError, ValueError) as problem:
         raise FedfuseError(f"{directory} holds no run that can be resumed: in config.json, {problem}") from None
     if config.get("version") != __version__:
-        words = "the run in %s was begun by fedfuse %s, this is %s: the last digits may differ"
+        words = "the run in %s was started by fedfuse %s, this is %s: the last digits may differ"
         log.warning(words, directory, config.get("version"), __version__)
     federation = run_directory.federation(federation)
     model = model_for(federation, model)
@@ -195,9 +195,7 @@ def _run(
     """Return a run, with an engine under the conditions of its settings and a record of its progress."""
     seed, class_weights = settings.seed, federation.class_weights(settings.class_weight)
     if isinstance(engine, Engine) and class_weights:
-        raise FedfuseError(
-            "an engine of your own has the rows: give its federation weights, and leave class_weight out"
-        )
+        raise FedfuseError("class_weight does not work with an engine of your own: give its federation weights instead")
     if isinstance(engine, EngineSpec):
         trained = federation.weighted(class_weights)
         if settings.attack == "label-flip":
@@ -277,8 +275,8 @@ def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> 
     wrong = [s for s in stages_of(method, model, settings.rounds) if not isinstance(s.method, protected)]
     if wrong:
         raise FedfuseError(
-            f"epsilon: {method.name} asks devices for more than changes of models ({wrong[-1].name}), which noise does "
-            "not protect: use fpfc with a lambda and refit=no, or fedavg"
+            f"epsilon: {method.name} asks devices for more than changes of models ({wrong[-1].name}), which "
+            "noise cannot protect: use fpfc with a lambda and refit=no, or fedavg"
         )
 
 

@@ -156,7 +156,7 @@ def admit(result: Result, newcomers: Federation, engine: Engine | None = None) -
     info = info_of(trained, model, result.seed, dtype)
     believed = np.setdiff1d(np.arange(len(result.labels)), result.suspects)
     if not believed.size:
-        raise FedfuseError("every device of this run is suspected of lying: there is nobody to join")
+        raise FedfuseError("all devices of this run are suspects: there is no group to join")
     known = _known(result, believed)
     transport = Transport(engine or InProcess(trained, model, seed=result.seed, dtype=dtype), info.m, info.d, dtype)
     iterations = np.zeros(info.m, np.int64)
@@ -254,7 +254,7 @@ def admission(method: Method[Any], known: RunSummary, info: FederationInfo, devi
     if isinstance(method, BaseFPFC) and method.refits:
         return admit_by_losses(known, info, method.work, method.rows, device)
     if not isinstance(method, AdmitsNewcomers):
-        raise FedfuseError(f"{method.name} has no way to take in newcomers")
+        raise FedfuseError(f"{method.name} cannot admit newcomers")
     return method.admit(known, info, device)
 
 
@@ -271,7 +271,7 @@ def _converse(
         answers = {reply.device: reply.values for reply in transport.exchange(asked)} | transport.seen(looks)
         if silent := sorted(tasks.keys() - answers):
             why = ", ".join(transport.ledger.refused) or "no answer"
-            raise FedfuseError(f"newcomer {silent[0]} sent nothing that can be used: {why}")
+            raise FedfuseError(f"newcomer {silent[0]} sent nothing usable: {why}")
         tasks, k = {}, k + 1
         for i, values in answers.items():
             iterations[i] += 1

@@ -131,7 +131,7 @@ class Settings:
             raise FedfuseError(f"clip and epsilon go together, got clip={self.clip!r}, epsilon={self.epsilon!r}")
         given = [name for name in SYNCHRONOUS_ONLY if getattr(self, name)]
         if self.mode == "async" and given:
-            raise FedfuseError(f"{given[0]} is for rounds of several devices: it has no meaning with mode=async")
+            raise FedfuseError(f"{given[0]} applies to rounds of several devices and has no meaning with mode=async")
         for seconds in (self.delay, self.compute):
             Distribution.of(seconds or 0.0)
         if self.lossy is not None:

@@ -111,7 +111,7 @@ class Transport:
             if not missing:
                 break
         if missing and instead is None:
-            raise FedfuseError(f"device {min(missing)} does not let its model be seen (it does not answer)")
+            raise FedfuseError(f"device {min(missing)} does not send its model (no answer)")
         return [seen[i] if i in seen else instead[i] for i in range(len(tasks))]  # type: ignore[index]
 
     def seen(self, tasks: Mapping[int, Task]) -> dict[int, Floats]:

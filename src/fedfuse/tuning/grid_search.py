@@ -109,14 +109,14 @@ class GridSearch(Method[SearchState], WorksAtHome):
         if self.trial and number < len(grid):
             need = (trial + 1) * len(grid)
             raise FedfuseError(
-                f"{len(grid)} candidates of {trial} rounds need {need} rounds besides training: raise rounds, or lower "
-                "trial or the number of candidates"
+                f"{len(grid)} candidates of {trial} rounds need {need} rounds besides training: raise rounds, or "
+                "lower trial or the number of candidates"
             )
         return trial, [grid[(2 * k + 1) * len(grid) // (2 * number)] for k in range(number)]
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> SearchState:
         if not (info.counts["validation"] > 0).any():
-            raise FedfuseError(f"{self.inner.name} chooses its settings by validation rows, and no device has any")
+            raise FedfuseError(f"{self.inner.name} tunes its settings on validation rows, but no device has any")
         return SearchState(info, replace(self.inner, rows="train").init(info, previous))
 
     def opening(self, state: SearchState) -> dict[int, Task]:

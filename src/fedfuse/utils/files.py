@@ -98,7 +98,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FedfuseError(f"another process is at work in {directory}: wait for its end, or end it") from None
+            raise FedfuseError(f"another process is using {directory}: wait until it ends, or stop it") from None
         except OSError:  # Some file systems have no locks.
             log.debug("no lock on %s", directory)
         _held.set(held | {here})
@@ -267,7 +267,7 @@ def naming_damage(path: Path) -> Iterator[None]:
     except FedfuseError:
         raise
     except Exception as problem:  # As many kinds as there are ways to be damaged.
-        raise FedfuseError(f"{path} holds no whole run of fedfuse: {problem}") from problem
+        raise FedfuseError(f"{path} contains no complete run of fedfuse: {problem}") from problem
 
 
 def without_nan(data: Any) -> Any:

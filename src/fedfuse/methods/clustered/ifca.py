@@ -78,7 +78,7 @@ class IFCA(Method[IFCAState], Searchable, WorksAtHome, AdmitsNewcomers):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.start == "zero" and self.n_models != 1:
-            raise FedfuseError("ifca needs models that differ at the start: start must be 'normal', got 'zero'")
+            raise FedfuseError("ifca needs models that differ at the start: use start='normal', got 'zero'")
 
     @property
     def has_open_settings(self) -> bool:

@@ -54,7 +54,7 @@ class Scaffold(WeighsDevices, OneModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.work.steps, Uneven):
-            raise FedfuseError(f"scaffold divides by the number of steps: give one for all, got {self.work.steps}")
+            raise FedfuseError(f"scaffold needs the same number of steps on all devices, got {self.work.steps}")
 
     def init(self, info: FederationInfo, previous: Outcome | None = None) -> ScaffoldState:
         one = super().init(info, previous)
