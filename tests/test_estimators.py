@@ -523,7 +523,7 @@ def test_pipeline_with_frames_inside(estimator):
 @pytest.mark.parametrize("estimator", BOTH)
 def test_groups_that_are_not_routed_are_refused(estimator):
     X, y, groups = data(estimator)
-    with pytest.raises(FedfuseError, match="each row's device is needed: give groups= to fit"):
+    with pytest.raises(FedfuseError, match="the device of each row is missing: pass groups= to fit"):
         estimator().fit(X, y)
     for search in (cross_val_score, GridSearchCV(estimator(), {"tol": [0.1]}, cv=3).fit):
         given = (estimator(),) if search is cross_val_score else ()
@@ -579,7 +579,7 @@ def test_device_columns_that_cannot_be_used(device, words):
         GroupedRegressor(device=device).fit(frame, y)
     with pytest.raises(FedfuseError, match="got 'site'; its columns are 5 without names"):
         GroupedRegressor(device="site").fit(frame.to_numpy(), y)
-    with pytest.raises(FedfuseError, match="device='site' is a column of X already"):
+    with pytest.raises(FedfuseError, match="device='site' is already a column of X"):
         GroupedRegressor(device="site").fit(frame, y, groups=frame["site"])
     frame.loc[3, "site"] = None
     with pytest.raises(FedfuseError, match=r"row 3 \(from 0\) has no device"):

@@ -393,4 +393,4 @@ def test_sparse_matrices_are_named():
 def test_watching_a_damaged_run(refused, finished, here, file, text):
     shutil.copytree(finished, here / "run")
     (here / "run" / file).write_text(text)
-    assert re.search("holds no whole run of fedfuse|history.csv is damaged", refused("watch", "run"))
+    assert re.search("contains no complete run of fedfuse|history.csv is damaged", refused("watch", "run"))

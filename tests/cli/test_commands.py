@@ -237,7 +237,7 @@ def test_slow_devices_are_not_called_liars(fedfuse, tables):
     result = Result.load("slow")
     assert status == 0
     assert 0 < result.unheard.size < len(result.labels)
-    assert "never answered in time and have no model of their own: " in out
+    assert "never answered in time and have no models of their own: " in out
     assert "lie" not in out
     page = Path("slow/report.html").read_text()
     assert "never answered in time" in page
@@ -260,9 +260,9 @@ def test_help(fedfuse, words):
         ("run", "(default: by data set and method"),
         ("predict", "The directory of a finished run on a table."),
         ("predict", "with the same columns"),
-        ("join", "like that of the run"),
+        ("join", "columns as that of the run"),
         ("report", "The directory of a finished run"),
-        ("paper", "names as list shows them"),
+        ("paper", "names shown by list"),
         ("data fetch", "mnist, fashion-mnist"),
     ],
 )
@@ -402,7 +402,7 @@ BAD_TABLES = {
     "no rows": (HEAD, "holds no rows"),
     "one class": (
         HEAD + rows(y=lambda i: "sick"),
-        "the target is sick in every row: there is nothing to learn",
+        "the target is sick in every row, so there is nothing to learn",
     ),
     "one value": (HEAD + rows(y=lambda i: "1.5"), "the target is 1.5 in every row"),
     "too few rows": (HEAD + rows() + "c,1.5,2.5\nc,1.0,2.0\n", "too few rows on 1 of 3 devices: 'c' (2)"),
@@ -522,7 +522,7 @@ def stopped(fedfuse, tables, monkeypatch):
             words = [*TABLE, "stay", *QUICK, "--set", "tol=0", "--seed", seed]
             status, out, err = fedfuse("run", "stay.csv", *words, "--out", directory)
         assert (status, out) == (130, "")
-        assert err == f"fedfuse: interrupted; go on with: fedfuse resume {directory}\n"
+        assert err == f"fedfuse: interrupted; continue with: fedfuse resume {directory}\n"
         return Path(directory)
 
     return call
@@ -548,13 +548,13 @@ def test_a_checkpoint_cut_short(stopped, refused):
     path.write_bytes(path.read_bytes()[:-1000])
     line = refused("resume", "cut")
     assert "cut/checkpoint/latest.npz is damaged or cut short" in line
-    assert "remove it to begin the run anew" in line
+    assert "remove it to start the run again" in line
 
 
 def test_a_checkpoint_of_another_federation(stopped, refused):
     run, other = stopped("cut"), stopped("other", seed="1")
     (run / "checkpoint/latest.npz").write_bytes((other / "checkpoint/latest.npz").read_bytes())
-    assert "the checkpoint belongs to another federation: its data are not these" in refused("resume", "cut")
+    assert "the checkpoint belongs to another federation: the data differ" in refused("resume", "cut")
 
 
 def test_a_checkpoint_that_lost_something(stopped, refused):
@@ -568,7 +568,7 @@ def test_a_checkpoint_that_lost_something(stopped, refused):
 def test_a_table_that_changed_since(stopped, refused, tables):
     stopped("cut")
     tables.drop(columns="outcome").iloc[1:].to_csv("stay.csv", index=False)
-    assert "the run in cut belongs to another federation: its data are not these" in refused("resume", "cut")
+    assert "the run in cut belongs to another federation: the data differ" in refused("resume", "cut")
 
 
 def test_directories_that_hold_no_run(refused, stopped, here):
@@ -580,7 +580,7 @@ def test_directories_that_hold_no_run(refused, stopped, here):
     (here / "foreign/config.json").write_text('{"a": 1}')
     assert "foreign holds no run that can be resumed: config.json lacks 'settings'" in refused("resume", "foreign")
     stopped("cut")
-    assert "the run in cut is not finished: go on with it by 'fedfuse resume cut'" in refused(
+    assert "the run in cut is not finished: continue it with 'fedfuse resume cut'" in refused(
         "predict", "cut", "stay.csv"
     )
 
@@ -790,7 +790,7 @@ def test_ctrl_c_then_resume(fedfuse, tables):
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=150)
     assert (running.returncode, out) == (130, "")
-    assert err == "fedfuse: interrupted; go on with: fedfuse resume cut\n"
+    assert err == "fedfuse: interrupted; continue with: fedfuse resume cut\n"
     resumed, whole = fedfuse("resume", "cut", "--json"), fedfuse(*words, "--out", "whole")
     assert resumed[0] == whole[0] == 0
     ours, theirs = json.loads(resumed[1]), json.loads(whole[1])

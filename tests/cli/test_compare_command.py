@@ -90,7 +90,7 @@ def test_all_without_the_truth(fedfuse, small):
     words = ["--seeds", "1", "--rounds", "2", "--set", "refit=no", "--set", "fpfc.lam=0.3", "--jobs", "1"]
     status, out, err = fedfuse("compare", *DATA, *words, "--json")
     assert status == 0
-    assert err == "note: the oracle is left out: the true groups of these data are not known\n"
+    assert err == "note: the oracle is left out, because the true groups of these data are unknown\n"
     assert "oracle" not in [row["method"] for row in json.loads(out)["methods"]]
 
 
@@ -132,7 +132,7 @@ BAD = {
     "--methods fpfc,fpfc": "method 'fpfc' is there twice",
     "--seeds 0": "--seeds takes how many (at least 1)",
     "--seeds two": "--seeds takes how many (at least 1) or which (0,5,7; a single one: 5,), got 'two'",
-    "--seeds 1,1": "every seed may be named once",
+    "--seeds 1,1": "each seed may be given only once",
     "--seeds 1,-2": "seeds must be",
     "--jobs 0": "Invalid value for '--jobs': 0 is not in the range x>=1",
     "--jobs many": "'many' is not a valid int",
@@ -175,7 +175,7 @@ def test_a_directory_with_something_else(fedfuse, refused, small):
     )
     assert "already holds a run" in refused(*WORDS, "--out", "c/runs/fpfc-seed0")
     visits(500, seed=2).drop(columns="outcome").to_csv("s.csv", index=False)
-    assert "c holds another comparison: its data are not these" in refused(*WORDS, "--out", "c")
+    assert "c holds another comparison: the data differ" in refused(*WORDS, "--out", "c")
     assert "the comparison in c belongs to another federation" in refused("resume", "c")
 
 
@@ -188,7 +188,7 @@ def test_ctrl_c_in_this_process(fedfuse, small, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(ComparisonBars, "look", interrupt)
-        assert fedfuse(*WORDS, "--out", "c") == (130, "", "fedfuse: interrupted; go on with: fedfuse resume c\n")
+        assert fedfuse(*WORDS, "--out", "c") == (130, "", "fedfuse: interrupted; continue with: fedfuse resume c\n")
     assert Path("c/runs/fpfc-l1-seed0/checkpoint/latest.npz").exists()
     assert not Path("c/table.json").exists()
     assert timeless(json.loads(fedfuse(*WORDS, "--json", "--out", "c")[1])) == timeless(whole)
@@ -273,7 +273,7 @@ def test_ctrl_c_ends_all_workers(begun):
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=150)
     assert (running.returncode, out) == (130, "")
-    assert err == "fedfuse: interrupted; go on with: fedfuse resume c\n"
+    assert err == "fedfuse: interrupted; continue with: fedfuse resume c\n"
 
 
 # --------------------------------------------------------------------------------------- tune

@@ -35,7 +35,7 @@ def test_sigterm_ends_the_round_saves_and_exits_with_success(fedfuse, tables):
     running.send_signal(signal.SIGTERM)
     out, err = running.communicate(timeout=150)
     assert (running.returncode, out) == (0, "")
-    assert err == "fedfuse: interrupted; go on with: fedfuse resume cut\n"
+    assert err == "fedfuse: interrupted; continue with: fedfuse resume cut\n"
     meta = json.loads(read_arrays(Path("cut/checkpoint/latest.npz"))["meta"].tobytes())
     assert len(meta["history"]) == meta["k"] > 0
     resumed, whole = fedfuse("resume", "cut", "--json"), fedfuse(*LONG, "--rounds", "600", "--out", "whole")
@@ -55,7 +55,7 @@ def test_sigterm_stops_a_comparison(tables):
     running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=150)
     assert running.returncode == 0
-    assert err.splitlines()[-1] == "fedfuse: interrupted; go on with: fedfuse resume study"
+    assert err.splitlines()[-1] == "fedfuse: interrupted; continue with: fedfuse resume study"
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.05, 0.2])

@@ -82,7 +82,7 @@ def test_sites_with_one_row_join_afterwards(fedfuse, refused):
     assert "join afterwards (--min-rows 3)" in refused("run", "t.csv", *WORDS)
     status, out, err = fedfuse("run", "t.csv", *WORDS, "--min-rows", "5")
     assert status == 0
-    assert err.startswith("note: devices with fewer than 5 rows take no part in the search for groups: 2 of 8 (Weg 1")
+    assert err.startswith("note: devices with fewer than 5 rows are left out of the search for groups: 2 of 8 (Weg 1")
     group = labels()["Süd 0"]
     assert f"2 straßes with few rows joined after the groups were found: 2 in group {group}" in " ".join(out.split())
     status, out, err = fedfuse("predict", "run", "t.csv", "--out", "p.csv")

@@ -173,7 +173,7 @@ def test_a_wrong_file_already_there_is_named_and_left_alone(tmp_path, registry, 
     path = tmp_path / "mnist/pixels.gz"
     path.write_bytes(b"mine")
     servers = mirrors("good")
-    with pytest.raises(FedfuseError, match=r"pixels\.gz' is there, but it is not the file of mnist.*sha256 is .*move"):
+    with pytest.raises(FedfuseError, match=r"pixels\.gz' exists, but it is not the file of mnist.*sha256 is .*move"):
         get(registry, tmp_path, servers)
     assert path.read_bytes() == b"mine"
     assert not servers[0].asked
@@ -200,7 +200,7 @@ def test_data_without_a_mirror_are_put_there_by_hand(tmp_path):
 def test_a_table_of_ones_own_is_named_too(tmp_path):
     (tmp_path / "tabular").mkdir()
     (tmp_path / "tabular/housing.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(FedfuseError, match=r"housing\.csv' is there, but .*see that its columns are right"):
+    with pytest.raises(FedfuseError, match=r"housing\.csv' exists, but .*see that its columns are right"):
         fetch("housing-bodyfat", tmp_path)
 
 

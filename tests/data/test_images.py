@@ -172,7 +172,7 @@ def test_digits_test_images_hold_a_fifth_of_each_class():
     fed = digits(seed=4, groups="rotate")
     test = np.concatenate([fed.rows("test").of(i)[1] for i in range(fed.m)])
     assert np.abs(np.bincount(test) - 0.2 * np.bincount(fed.y)).max() < 1
-    with pytest.raises(FedfuseError, match="test must be a share above 0 for digits"):
+    with pytest.raises(FedfuseError, match="test must be above 0 for digits"):
         digits(test=0.0)
 
 

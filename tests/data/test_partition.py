@@ -101,8 +101,8 @@ def test_the_error_of_small_devices_says_what_to_change():
     [
         (lambda: deal(np.zeros(3, int), 2, 0.0, rng()), "alpha must be a number above 0, got 0.0"),
         (lambda: deal(np.zeros(3, int), 2, np.inf, rng()), "alpha must be"),
-        (lambda: deal(np.zeros(3, int), 4, None, rng()), "3 rows cannot be dealt to 4 devices; use 1 to 3"),
-        (lambda: deal(np.zeros(3, int), 0, 1.0, rng()), "cannot be dealt to 0 devices"),
+        (lambda: deal(np.zeros(3, int), 4, None, rng()), "3 rows cannot be divided between 4 devices; use 1 to 3"),
+        (lambda: deal(np.zeros(3, int), 0, 1.0, rng()), "cannot be divided between 0 devices"),
     ],
 )
 def test_bad_input(wrong, words):

@@ -74,7 +74,7 @@ def test_lines_before_the_table_are_left_out(tmp_path, caplog):
     (tmp_path / "t.csv").write_text("# made on Monday\n\n" + table)
     frame = read_table(tmp_path / "t.csv")
     assert frame.to_dict("list") == {"site": ["a", "b"], "x": [1, 2]}
-    assert "t.csv: the table begins in line 3; what is before it is left out" in caplog.text
+    assert "t.csv: the table begins on line 3; the lines before it are skipped" in caplog.text
     pytest.importorskip("openpyxl")
     with pd.ExcelWriter(tmp_path / "t.xlsx") as book:
         pd.DataFrame({"note": ["read me"]}).to_excel(book, sheet_name="about", index=False)
@@ -146,4 +146,4 @@ def test_what_spreadsheets_and_pandas_add_is_taken_off(tmp_path, caplog):
     frame_with().to_csv(tmp_path / "index.csv")
     with caplog.at_level(logging.WARNING, "fedfuse"):
         assert list(read_table(tmp_path / "index.csv").columns) == ["site", "x", "y"]
-    assert "numbers the rows: dropped" in caplog.text
+    assert "numbers the rows: it is dropped" in caplog.text

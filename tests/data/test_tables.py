@@ -245,7 +245,7 @@ def test_splits_that_cannot_be():
     refused("holds 'u', but numbers, dates, text that begins with a year, or the words train", split_by="word")
     refused("column 'one' is 1 in every row", split_by="one")
     refused("split_by='site' is the device or target column", split_by="site")
-    refused("test=0 says that no row is for the test", split_by="x", test=0)
+    refused("test=0 and split_by='x' contradict each other", split_by="x", test=0)
     refused("min_rows must be a whole number of at least 1, got 0", min_rows=0)
 
 
@@ -253,7 +253,7 @@ def test_small_devices_are_left_out_and_named(caplog):
     frame = frame_with()
     frame.loc[:1, "site"] = "tiny"
     assert build(frame, min_rows=3).names == ("a", "b")
-    assert "devices with fewer than 3 rows take no part in the search for groups: 1 of 3 (tiny)" in caplog.text
+    assert "devices with fewer than 3 rows are left out of the search for groups: 1 of 3 (tiny)" in caplog.text
     with pytest.raises(FedfuseError, match=r"'tiny' \(2\).*join afterwards \(min_rows=3\)"):
         build(frame)
 

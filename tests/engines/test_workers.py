@@ -279,7 +279,7 @@ def test_the_orders_of_a_killed_worker_are_done_again(stage, caplog):
     replies = perform(stage.engine, orders)
     killer.join()
     check_same(replies, perform(stage.twin, orders))
-    assert re.search(r"a worker ended .*; the orders under way \(\d\) are done again", caplog.text)
+    assert re.search(r"a worker died .*; its pending orders \(\d\) are repeated", caplog.text)
     for pid in workers_of_this_process():
         os.kill(pid, signal.SIGKILL)
     again = stage.orders(*range(6))
@@ -291,7 +291,7 @@ def test_an_order_that_kills_is_given_up_and_named(stage):
     deadly, others = stage.orders(2), stage.orders(0, 1, 3)
     stage.engine.submit([*deadly, *others])
     replies = {}
-    words = r"device 'd2', Train of round \d+: 3 workers ended over it"
+    words = r"device 'd2', Train of round \d+: 3 workers died on it"
     with pytest.raises(FedfuseError, match=words):
         replies.update(all_replies(stage.engine))
     replies.update(all_replies(stage.engine))
@@ -318,7 +318,7 @@ def test_workers_that_cannot_begin_are_not_started_for_ever(monkeypatch):
     federation = planted()
     engine = Workers(federation, model_for(federation), workers=1)
     engine.submit([Order(0, 0, Train(GD))])
-    with pytest.raises(FedfuseError, match=r"3 workers ended over it, or before they began\. In a script.*__main__"):
+    with pytest.raises(FedfuseError, match=r"3 workers died on it, or before they began\. In a script.*__main__"):
         engine.collect()
     engine.close()
 
@@ -391,7 +391,7 @@ def test_nothing_is_left_behind(running, end, tmp_path):
         os.killpg(running.pid, signal.SIGINT)
         assert running.wait(LONG) == 130
         said = running.stderr.read().strip().splitlines()[-1]
-        assert said == f"fedfuse: interrupted; go on with: fedfuse resume {tmp_path / 'run'}"
+        assert said == f"fedfuse: interrupted; continue with: fedfuse resume {tmp_path / 'run'}"
     else:
         os.kill(running.pid, signal.SIGKILL)
         running.wait(LONG)

@@ -205,7 +205,7 @@ def test_one_order_at_a_time():
     engine = fleet_on(grid_of(federation), federation)
     order = Order(0, 0, Train(EXACT))
     engine.submit([order])
-    with pytest.raises(FedfuseError, match="'0' has an order under way"):
+    with pytest.raises(FedfuseError, match="'0' already has a pending order"):
         engine.submit([order])
     assert engine.busy == {0}
     assert [reply.device for reply in engine.collect()] == [0]
@@ -349,7 +349,7 @@ def test_an_app_that_always_fails_is_an_error_that_says_why():
     def broken():
         raise ValueError("no such model")
 
-    with pytest.raises(FedfuseError, match=r"no device can carry out an order; .*no such model"):
+    with pytest.raises(FedfuseError, match=r"all devices fail; .*no such model"):
         fit_on(grid_of(federation, broken), federation, METHOD, rounds=3)
 
 

@@ -139,7 +139,5 @@ def test_networks_fuse_their_last_layer_along_the_path():
 
 def test_too_many_devices_are_refused_with_advice(monkeypatch):
     monkeypatch.setattr("fedfuse.grouping.fusion_path.MAX_DEVICES", 5)
-    with pytest.raises(
-        ff.FedfuseError, match="all pairs of 6 devices at once, and is for 5 at the most: give a lambda"
-    ):
+    with pytest.raises(ff.FedfuseError, match="all pairs of 6 devices at once, and works up to 5: give a lambda"):
         fit(planted(m=6), ff.FPFC())

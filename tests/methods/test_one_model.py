@@ -112,7 +112,7 @@ def test_controls_are_the_mean_gradients_of_the_steps_also_with_momentum():
 
 
 def test_steps_must_be_known():
-    with pytest.raises(ff.FedfuseError, match="scaffold divides by the number of steps"):
+    with pytest.raises(ff.FedfuseError, match="scaffold needs the same number of steps"):
         Scaffold(work=ff.Work(steps=ff.Uneven(5)))
     with pytest.raises(ff.FedfuseError, match="scaffold takes gradient steps: it needs solver='gd', got 'exact'"):
         Scaffold(work=ff.Work(solver="exact"))

@@ -155,7 +155,7 @@ def test_alpha_is_beta_unless_given():
     [
         ({"variant": "second-order"}, "variant must be 'first-order' or 'hessian-free'"),
         ({"adapt_lr": 0.0}, "adapt_lr must be a number above 0"),
-        ({"work": ff.Work(solver="exact")}, "per-fedavg is made of gradient steps"),
+        ({"work": ff.Work(solver="exact")}, "per-fedavg takes gradient steps"),
     ],
 )
 def test_settings_out_of_range(settings, words):

@@ -51,9 +51,9 @@ def test_to_choose_among_more_models_takes_longer(tmp_path):
     ("words", "said"),
     [
         (["table9"], "the paper has no 'table9'; did you mean 'table"),
-        (["all", "table1"], "all stands alone, got all table1"),
-        (["list", "table1"], "list stands alone"),
-        (["table1", "--quick", "--middle"], "--quick and --middle are two sizes"),
+        (["all", "table1"], "all cannot be combined with other names, got all table1"),
+        (["list", "table1"], "list cannot be combined"),
+        (["table1", "--quick", "--middle"], "--quick and --middle exclude each other"),
         (["table1", "--jobs", "0"], "Invalid value for '--jobs': 0 is not in the range x>=1"),
         ([], "Missing argument"),
     ],
@@ -99,7 +99,10 @@ def test_the_page(fedfuse, tiny, monkeypatch):
     claims = page.partition("## Claims")[2].partition("## Items")[0]
     # the tiny data have another name
     assert "| Table E.4, synthetic:S5 | FPFC: 80.27 ± 2.00, clusters 50, ARI 1.00 ± 0.00 | not run yet | — |" in claims
-    assert "| Figure 1 | SCAD has the two groups from lambda 0.4 on, l1 has one group at 0.08 | SCAD has two groups at" in claims
+    assert (
+        "| Figure 1 | SCAD has the two groups from lambda 0.4 on, l1 has one group at 0.08 | SCAD has two groups at"
+        in claims
+    )
     assert "| Table 1, housing-bodyfat | best score: PACFL | not run yet | — |" in claims
     assert "81.83 ± 2.00" in page
     assert "![solution paths" in page

@@ -116,5 +116,5 @@ def test_bad_settings(how, words):
 
 @pytest.mark.parametrize("method", [ff.FusionTree(), ff.FPFC(lam=0.5, refit=True), ff.IFCA(n_models=2), ff.PACFL()])
 def test_methods_that_ask_for_more_are_refused(method):
-    with pytest.raises(FedfuseError, match="which noise does not protect"):
+    with pytest.raises(FedfuseError, match="which noise cannot protect"):
         ff.fit(planted(), method, rounds=2, clip=1.0, epsilon=1.0)

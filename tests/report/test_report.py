@@ -103,7 +103,7 @@ def test_numbers_are_those_of_the_run(table_run):
 def test_without_data_the_page_says_what_is_missing(small):
     _, _, path = small
     page = write_report(path).read_text()
-    assert "started from Python on data without a name" in page
+    assert "started from Python on unnamed data" in page
     assert not (path / "baselines.npz").exists()
     assert "one model for all" not in page
 
@@ -180,7 +180,7 @@ def test_devices_are_called_what_the_table_calls_them(table_run):
     assert headline(replace(own, stability=0.1)) == f"Each of the 10 sites has {drawn}"
     assert "a separate model per site" in page
     assert "Table of all 10 sites" in page
-    assert "Dendrogram of the sites' own models" in page
+    assert "Dendrogram of the local models" in page
     assert "distance at which groups merge" in page
     assert "lambda" not in page[page.index("<main") : page.index("</main>")]
 
@@ -205,7 +205,11 @@ def test_the_verdict_says_what_is_used(used, tmp_path):
     result = ff.fit(federation, out=tmp_path / "run")
     assert result.verdict == "groups"
     said = verdict(replace(result, verdict=used, scores={"test": result.compared[used]}), {})
-    first = {"groups": "One model per group", "personal": "Each device's own model", "alone": "Every device alone"}
+    first = {
+        "groups": "One model per group",
+        "personal": "A personal model per device",
+        "alone": "A separate model per device",
+    }
     assert said.startswith(first[used])
     assert f"RMSE {result.comparison()[used]:.4g}, against" in said
     assert said.endswith("with one model for all.")
@@ -234,7 +238,7 @@ def test_the_reason_for_doubt_is_said(small):
     unsure = replace(result, stability=1.0, confidence=np.array([0.5] * 3 + [1.0] * 5))
     assert doubt(unsure) == "The grouping is uncertain: 3 of 8 devices fit two groups about equally well"
     unstable = replace(result, stability=0.4, confidence=np.ones(8))
-    assert doubt(unstable).endswith("the rows leave room for other groups (stability 0.40 of 1)")
+    assert doubt(unstable).endswith("other groupings are plausible too (stability 0.40 of 1)")
 
 
 def test_groups_are_numbered_by_size():
@@ -266,13 +270,10 @@ def test_a_page_when_nobody_answers(tmp_path):
     result = ff.fit(federation, method, rounds=4, lossy="lost:1", out=tmp_path / "run")
     page = write_report(tmp_path / "run", federation=federation).read_text()
     assert result.groups.size == 0
-    assert (
-        headline(result)
-        == "No groups were found: each of the 6 devices gave implausible replies or never answered in time."
-    )
+    assert headline(result) == "No groups were found: all 6 devices gave implausible replies or never answered in time."
     assert headline(result) in page
     assert "In no group: 6 devices" in page
-    assert "6 devices never answered in time and have no model of their own." in page
+    assert "6 devices never answered in time and have no models of their own." in page
 
 
 def test_whom_the_suspects_are():
@@ -305,7 +306,7 @@ def test_the_certificate_of_the_grouping_is_shown_where_there_is_one():
 def test_a_search_that_was_cut_short_says_so(rounds):
     federation = planted("classification")
     result = ff.fit(federation, ff.FusionTree(), rounds=rounds)
-    told = "Fusion tree stopped after 5 rounds, before it had finished: give it more (--rounds)."
+    told = "Fusion tree stopped after 5 rounds, before it had finished: allow more (--rounds)."
     said = told in supporting(result, {})
     assert result.cut_short == said == (rounds == 5)
 
@@ -468,7 +469,7 @@ def test_a_comparison_says_what_has_no_place_on_it(comparison):
     assert "powers of ten" not in page
     assert page.count('class="num best"') == 1
     assert '<tr class="best"' not in page
-    assert "Means and standard deviations over seeds; the best score is bold." in page
+    assert "Means and standard deviations over seeds. The best score is bold." in page
 
 
 def test_with_one_seed_there_are_no_means(tmp_path):
@@ -525,7 +526,7 @@ def test_intervals_are_on_the_page_where_rows_are_at_hand(table_run, small):
     intervals = Result.load(table_run[0]).intervals
     age = intervals[intervals["feature"].str.startswith("age") & (intervals["group"] == 1)].iloc[0]
     assert f"{age['estimate']:.3g} [{age['low']:.3g}, {age['high']:.3g}]***" in page
-    assert "a difference that 4 of 5 such tables would show" in page
+    assert "the difference found with 80 % power" in page
     _, _, path = small
     assert "95 % confidence intervals" not in write_report(path).read_text()
 
@@ -553,7 +554,7 @@ def test_curves_end_at_the_scores_of_the_result():
 def test_without_test_rows_no_score_is_shown(personal, tmp_path):
     result = ff.fit(planted(m=6, n=40, test=0), ff.FusionTree(personal=personal), out=tmp_path / "run")
     said = supporting(result, {})
-    assert "No rows were left out for a test." in said[0]
+    assert "There are no test rows." in said[0]
     assert NOTHING not in said[0]
     page = write_report(tmp_path / "run").read_text()
     assert "test RMSE" not in page

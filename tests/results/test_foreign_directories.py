@@ -109,7 +109,7 @@ def test_models_are_finite(run, value):
     arrays = read_arrays(run / "models.npz")
     arrays["models"][0, 0] = value
     write_arrays(run / "models.npz", arrays)
-    with pytest.raises(FedfuseError, match="models that are not finite: they can predict nothing"):
+    with pytest.raises(FedfuseError, match="models that are not finite and cannot predict"):
         Result.load(run)
 
 

@@ -294,7 +294,7 @@ def test_contrasts_are_differences_between_devices(labels, seed, outputs):
 
 def test_an_unfinished_run_is_not_loaded(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FedfuseError, match="is not finished: go on with it by 'fedfuse resume"):
+    with pytest.raises(FedfuseError, match="is not finished: continue it with 'fedfuse resume"):
         Result.load(tmp_path)
 
 

@@ -136,7 +136,7 @@ def read_damaged(run_directory, content):
 @given(data=st.data())
 def test_a_checkpoint_cut_short_is_named(whole, damaged, data):
     content = whole[: data.draw(st.integers(0, len(whole) - 1))]
-    with pytest.raises(FedfuseError, match=r"latest\.npz is damaged or cut short .*remove it to begin the run anew"):
+    with pytest.raises(FedfuseError, match=r"latest\.npz is damaged or cut short .*remove it to start the run again"):
         read_damaged(damaged, content)
 
 

@@ -323,10 +323,10 @@ def test_another_request_is_refused(federation, tmp_path):
         compare(federation, PAIR, seeds=1, out=out, **{**SHORT, "rounds": 13})
     with pytest.raises(FedfuseError, match=r"methods\.fused\.method\.lam was 0\.4 and is now 0\.5"):
         compare(federation, {"fused": replace(PAIR["fused"], lam=0.5)}, seeds=1, out=out, **SHORT)
-    with pytest.raises(FedfuseError, match="its data are not these"):
+    with pytest.raises(FedfuseError, match="the data differ"):
         compare(planted(seed=3), PAIR, seeds=1, out=out, **SHORT)
     assert (out / "compare.json").read_text() == before
-    with pytest.raises(FedfuseError, match="started from Python on data without a name"):
+    with pytest.raises(FedfuseError, match="started from Python on unnamed data"):
         resume_comparison(out)
     with pytest.raises(FedfuseError, match="already holds a run"):
         compare(federation, PAIR, seeds=1, out=out / "runs/fused-seed0", **SHORT)
@@ -407,7 +407,7 @@ BAD = {
     "no seed": ({"seeds": 0}, r"seeds must be how many \(at least 1\)"),
     "negative seed": ({"seeds": [-1]}, "seeds must be"),
     "seed and a half": ({"seeds": [1.5]}, "seeds must be"),
-    "a seed twice": ({"seeds": [1, 1]}, "every seed may be named once, got 1, 1"),
+    "a seed twice": ({"seeds": [1, 1]}, "each seed may be given only once, got 1, 1"),
     "no round": ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0"),
     "a function": ({"participation": lambda k, m: [0]}, "needs a participation share"),
     "no job": ({"jobs": 0}, "jobs must be a whole number of at least 1, got 0"),
@@ -483,7 +483,7 @@ def test_worker_processes_give_the_same(stay, tmp_path):
     again = resume_comparison(tmp_path / "c")
     assert again.summary() == there.summary()
     visits(600, seed=1).drop(columns="outcome").to_csv(stay, index=False)
-    with pytest.raises(FedfuseError, match="its data are not these"):
+    with pytest.raises(FedfuseError, match="the data differ"):
         resume_comparison(tmp_path / "c")
     assert Path(tmp_path / "c/table.md").exists()
 

@@ -187,7 +187,7 @@ def test_a_refit_is_synchronous():
 
 @pytest.mark.parametrize(("name", "value"), [("minimum", 2), ("budget", 10)])
 def test_rounds_of_several_devices_have_no_meaning(name, value):
-    with pytest.raises(FedfuseError, match=f"{name} is for rounds of several devices"):
+    with pytest.raises(FedfuseError, match=f"{name} applies to rounds of several devices"):
         Settings(mode="async", **{name: value})
 
 

@@ -528,7 +528,7 @@ def test_another_version_says_so(tmp_path, caplog):
     path = stopped_run(tmp_path / "run", federation) / "config.json"
     path.write_text(path.read_text().replace(f'"version": "{ff.__version__}"', '"version": "0.0.1"'))
     resume(tmp_path / "run", federation)
-    assert f"was begun by fedfuse 0.0.1, this is {ff.__version__}" in caplog.text
+    assert f"was started by fedfuse 0.0.1, this is {ff.__version__}" in caplog.text
 
 
 def test_data_without_a_name_must_be_passed_again(tmp_path):

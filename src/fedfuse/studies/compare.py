@@ -359,6 +359,6 @@ def _first_difference(old: Any, new: Any, name: str = "") -> str | None:
     if same:
         return None
     if name == "fingerprint":
-        return "its data are not these"
+        return "the data differ"
     before, after = ("not given" if value is None else value for value in (old, new))
     return f"{name.removeprefix('common.').removeprefix('source.')} was {before} and is now {after}"
