@@ -527,7 +527,7 @@ def test_groups_that_are_not_routed_are_refused(estimator):
         estimator().fit(X, y)
     for search in (cross_val_score, GridSearchCV(estimator(), {"tol": [0.1]}, cv=3).fit):
         given = (estimator(),) if search is cross_val_score else ()
-        with pytest.raises(ValueError, match=r"(?s)fits failed.*goes to the splitter, unless it is routed"):
+        with pytest.raises(ValueError, match=r"(?s)fits failed.*only to the splitter, unless it is routed"):
             search(*given, X, y, groups=groups)
 
 

@@ -35,7 +35,7 @@ def test_a_comparison(fedfuse, small):
     status, out, err = fedfuse(*WORDS, "--out", "c")
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].split() == ["method", "RMSE", "groups", "numbers", "sent", "rounds", "seconds"]
+    assert lines[0].split() == ["method", "RMSE", "groups", "floats", "sent", "rounds", "seconds"]
     assert [line.split()[0] for line in lines[1:3]] == ["fpfc", "fpfc-l1"]
     assert "s.csv, mean ± standard deviation over 2 seeds" in out
     assert out.endswith("\nfiles: c\nreport: c/report.html\n")
@@ -98,7 +98,7 @@ def test_a_failing_method_is_a_row(fedfuse, small):
     words = ["compare", *DATA, "--seeds", "1", *QUICK, "--methods"]
     status, out, err = fedfuse(*words, "fpfc,oracle")
     assert (status, err) == (0, "")
-    assert "oracle: 1 of 1 runs failed: the oracle needs to be told the true groups" in out
+    assert "oracle: 1 of 1 runs failed: the oracle needs the true groups" in out
     words = [word for word in words if word not in ("fpfc.lam=0.3", "refit=no", "--set")]
     status, out, err = fedfuse(*words, "oracle")
     assert (status, out) == (2, "")
@@ -129,7 +129,7 @@ def test_options_of_tables_reach_every_run(fedfuse, small):
 
 BAD = {
     "--methods moon": "unknown method 'moon'; known: fusion-tree, fpfc",
-    "--methods fpfc,fpfc": "method 'fpfc' is there twice",
+    "--methods fpfc,fpfc": "method 'fpfc' is given twice",
     "--seeds 0": "--seeds takes how many (at least 1)",
     "--seeds two": "--seeds takes how many (at least 1) or which (0,5,7; a single one: 5,), got 'two'",
     "--seeds 1,1": "each seed may be given only once",
@@ -285,7 +285,7 @@ def test_tune(fedfuse, small):
     status, out, err = fedfuse(*TUNE, "--out", "t")
     assert (status, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert lines[0] == ["lambda", "rounds", "seconds", "numbers", "sent", "groups", "validation", "RMSE"]
+    assert lines[0] == ["lambda", "rounds", "seconds", "floats", "sent", "groups", "validation", "RMSE"]
     assert [line[0] for line in lines[1:4]] == ["0", "0.3", "30"]
     assert [line[-1] for line in lines[1:4]].count("chosen") == 1
     assert lines[2][-1] == "chosen"

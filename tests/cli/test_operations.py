@@ -79,7 +79,7 @@ def test_a_directory_is_resumed_once_at_a_time(fedfuse, tables):
     for words in (("resume", "cut"), ("resume", "cut", "--json")):
         status, out, err = fedfuse(*words)
         assert (status, out) == (2, "")
-        assert err == "fedfuse: another process is at work in cut: wait for its end, or end it\n"
+        assert err == "fedfuse: another process is using cut: wait until it ends, or stop it\n"
     running.kill()
     running.communicate()
     with directory_lock(Path("cut")):  # The system has released it.

@@ -185,7 +185,7 @@ def test_a_second_run_in_the_same_directory_is_refused_and_leaves_no_trace(tmp_p
                 assert before == {path: path.read_bytes() for path in before}
 
     serve(LocalGrid(split(federation), 4), CONFIG | {"out": str(out)}, callbacks=(Second(),))
-    assert "another process is at work in" in seen[0]
+    assert "another process is using" in seen[0]
     events = [json.loads(line)["event"] for line in (out / "audit.jsonl").read_text().splitlines()]
     assert "stopped" not in events
     assert events[-1] == "end"

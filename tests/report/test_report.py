@@ -140,7 +140,7 @@ def test_one_device_and_one_round(tmp_path):
     ff.fit(federation, ff.FPFC(lam=0.1, refit=False), rounds=1, out=tmp_path / "run")
     page = write_report(tmp_path / "run", federation=federation).read_text()
     assert "There is only one device." in page
-    assert "Too few rounds" in page
+    assert "There are too few rounds" in page
 
 
 def test_liars_are_on_the_page(tmp_path):
@@ -195,7 +195,7 @@ def test_the_verdict_names_the_best_model(small):
         "One model per group predicts about as well as a separate model per device: "
     )
     assert verdict(result, {"local": test / 2, "pooled": test}).startswith(
-        "Every device alone predicts better here than one model per group: "
+        "A separate model per device predicts better here than one model per group: "
     )
 
 
@@ -214,7 +214,7 @@ def test_the_verdict_says_what_is_used(used, tmp_path):
     assert f"RMSE {result.comparison()[used]:.4g}, against" in said
     assert said.endswith("with one model for all.")
     page = write_report(tmp_path / "run", federation=federation).read_text()
-    assert "Coloured dots are the model that is used: one model per group." in page
+    assert "Coloured dots show the model that is used: one model per group." in page
     assert page.count(f"{result.comparison()['personal']:.4g}") >= 2
 
 

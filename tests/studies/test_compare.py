@@ -104,7 +104,7 @@ def test_methods_without_groups_have_no_number_of_them(federation):
 
 def test_text_and_markdown(found):
     text = repr(found).splitlines()
-    assert text[0].split() == ["method", "RMSE", "groups", "ARI", "numbers", "sent", "rounds", "seconds"]
+    assert text[0].split() == ["method", "RMSE", "groups", "ARI", "floats", "sent", "rounds", "seconds"]
     assert text[2].startswith("fused ")
     row = found.table.loc["fused"]
     assert f"{row['test']:.4f}"[:5] in text[2]
@@ -348,7 +348,7 @@ def test_one_comparison_at_a_time(federation, tmp_path):
     fcntl = pytest.importorskip("fcntl")
     handle = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)  # As another process does.
-    with pytest.raises(FedfuseError, match="another process is at work"):
+    with pytest.raises(FedfuseError, match="another process is using"):
         compare(federation, PAIR, seeds=1, out=tmp_path, **SHORT)
     os.close(handle)
     compare(federation, PAIR, seeds=1, out=tmp_path, **SHORT)
@@ -401,7 +401,7 @@ BAD = {
     "unknown method": ({"methods": ["moon"]}, "unknown method 'moon'"),
     "the same method twice": (
         {"methods": [ff.FPFC(lam=0.5), ff.FPFC(lam=1.0, refit=True)]},
-        "method 'fpfc' is there twice",
+        "method 'fpfc' is given twice",
     ),
     "a name for no directory": ({"methods": {"a/b": ff.FusionTree()}}, "'a/b' cannot name a directory"),
     "no seed": ({"seeds": 0}, r"seeds must be how many \(at least 1\)"),

@@ -19,7 +19,7 @@ def data_list(data_dir: args.DataDir = None) -> None:
     from fedfuse.report.terminal import plain_table
 
     rows = ((source.name, source.description, "yes" if source.present else "no") for source in available(data_dir))
-    Answers().print(plain_table(["name", "what", "present"], rows, left=3))
+    Answers().print(plain_table(["name", "what", "here"], rows, left=3))
     console.say(f"data directory: {data_directory(data_dir)}")
 
 

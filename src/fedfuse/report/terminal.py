@@ -160,7 +160,7 @@ def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> N
     if result.n_clusters == 1 and "pooled" in baselines and words.finds_groups(result) and not result.compared:
         _say(console, f"({words.ONE_GROUP})")
     if not result.model.convex:
-        _say(console, "(separate and pooled models are fitted for comparison with linear and softmax models only)")
+        _say(console, "(no comparison: separate and pooled models are fitted for linear and softmax models only)")
     _show_contrasts(result, console)
     how = "converged after" if result.converged else "stopped after"
     sent = f"{data_size(result.cost_floats)} sent ({result.cost_floats:,} floats)"
