@@ -102,10 +102,8 @@ class FusionClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self.cluster_centers_ = group_means(X, self.labels_, np.ones(len(X))).astype(X.dtype)
         self.lam_, self.objective_, self.n_iter_ = self.path_.lambdas[step], state.objective(), solver.n_iter
         if self.kkt_ > self.tol:
-            message = (
-                f"optimality is violated by {self.kkt_:.2g} after {self.max_iter} iterations: raise max_iter or tol"
-            )
-            warnings.warn(message, ConvergenceWarning, stacklevel=2)
+            message = f"optimality is violated by {self.kkt_:.2g} after {self.max_iter} iterations"
+            warnings.warn(f"{message}: raise max_iter or tol", ConvergenceWarning, stacklevel=2)
         return self
 
     def _checked(self) -> tuple[int | None, float]:

@@ -193,9 +193,8 @@ class _GroupedEstimator(BaseEstimator):  # type: ignore[misc]
         """Return for each row whose model predicts it: a group's, then the fallback's, then a device's own."""
         if groups is None:
             if self.n_clusters_ > 1:
-                raise FedfuseError(
-                    f"there are {self.n_clusters_} groups of devices, so each row's device is needed: pass groups="
-                )
+                words = f"there are {self.n_clusters_} groups of devices"
+                raise FedfuseError(f"{words}, so each row's device is needed: pass groups=")
             return np.zeros(n, np.int64)
         given, codes = _distinct(groups, n)
         devices = pd.Index(self.groups_, tupleize_cols=False).get_indexer(given)

@@ -95,9 +95,7 @@ def join(
         who = ", ".join(arrived.strangers[:6])
         raise FedfuseError(f"no row of the newcomers {who} has a target, so they cannot be admitted")
     if arrived.federation is None:
-        raise FedfuseError(
-            f"this table has no newcomers: all {arrived.familiar} rows are of devices that the run knows"
-        )
+        raise FedfuseError(f"this table has no newcomers: all {arrived.familiar} rows are of devices of the run")
     joined = admit(result, arrived.federation)
     note(joined, directory)
     _predict_waiting(arrived, joined, out)

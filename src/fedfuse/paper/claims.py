@@ -122,11 +122,10 @@ def _claims_of_table(where: str, item: str, name: str, printed: pd.DataFrame) ->
         words += f"{count(row['num'], row['num_sd'])}, ARI {both(row['ari'], row['ari_sd'])}"
         yield claim(words, check=partial(_row, PRINTED[method]), why="the step that reads groups is not published")
     order = [PRINTED[str(label)] for label in printed["printed_test"].sort_values(ascending=less).index]
+    why = _TUNING if name == S1 else _CLOSE
     for n in (1, len(order)) if name == S1 else (1,):
         words = "best score: " if n == 1 else "order of scores: "
-        yield claim(
-            words + " > ".join(order[:n]), check=partial(_order, order[:n], less), why=_TUNING if name == S1 else _CLOSE
-        )
+        yield claim(words + " > ".join(order[:n]), check=partial(_order, order[:n], less), why=why)
     yield claim("the other methods' scores", check=_others, why=_NO_CODE if less else _LOCAL_WORK)
     if "printed_cost" in printed:
         yield claim("floats sent by every method", check=_cost)

@@ -53,10 +53,7 @@ class Curves(Experiment):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshots(Experiment):
-    """FPFC with some lambdas: distances between devices' models after some rounds, and for the first lambda a picture.
-
-    The picture has these distances and a t-SNE of the models.
-    """
+    """FPFC with some lambdas: distances between devices' models after some rounds; for the first a picture by t-SNE."""
 
     rounds: tuple[int, ...] = (0, 5, 50, 600)
     lambdas: tuple[float, ...] = (0.6, 0.7)

@@ -35,10 +35,7 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodsTable(Experiment):
-    """Methods and variants of them: test score, clusters, ARI and cost, as means and population deviations over seeds.
-
-    Each stands beside the printed row of its method.
-    """
+    """Methods and variants of them: means and population deviations over seeds, beside printed rows."""
 
     rows: Mapping[str, Mapping[str, Variant]]  # by data set and title
     lam: Mapping[str, float] = field(default_factory=dict)  # of the paper's loop, where it is not that of Table 1

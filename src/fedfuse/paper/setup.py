@@ -169,17 +169,14 @@ class PaperSetup:
         rounds = self.scale.trial
         settings = {key: setting for key, setting in trial.settings.items() if key not in ATTACK_SETTINGS}
         settings |= {"rounds": MAX_CANDIDATES * (rounds + 1) + 1, "checkpoint_every": rounds}
+        settings |= {"evaluate_every": NEVER_EVALUATE}
         method = GridSearch(inner=trial.method, trial=rounds)
-        search = replace(
-            trial, method=method, settings=settings | {"evaluate_every": NEVER_EVALUATE}, at=(), curve=False
-        )
+        search = replace(trial, method=method, settings=settings, at=(), curve=False)
         return replace(search, directory=self.home / search.key)
 
 
 def _usual_rounds(data: Data, label: str, style: Style) -> int:
-    """Return the rounds of most methods where this one has those of its preset: the ratio between them is kept.
-
-    LOCAL has as many rounds as the others where it is about tables: it would look worse than it is in short runs.
-    """
+    """Return the rounds of most methods where this one has those of its preset: the ratio between them is kept."""
+    # In short runs on tables LOCAL has as many rounds as the others: it would look worse than it is.
     usual = "local" if label == "local" and data.kind != "images" else "fedavg"
     return int(build(data.name, usual, Options(preset={"preset": style}))[1]["rounds"])

@@ -101,7 +101,5 @@ def page_of(template: str, content: dict[str, Any]) -> str:
     pages.globals |= {"tone": tone, "words": explanations}
     style = Markup(pages.get_template("style.css").render(colours=COLOURS, colours_on_dark=COLOURS_ON_DARK))
     script = Markup((TEMPLATES / "page.js").read_text(encoding="utf-8"))
-    data = {**content["data"], "colours": len(COLOURS)}
-    return pages.get_template(template).render(
-        content | {"data": data}, style=style, script=script, version=__version__
-    )
+    content |= {"data": {**content["data"], "colours": len(COLOURS)}}
+    return pages.get_template(template).render(content, style=style, script=script, version=__version__)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.results.formatting import compact
+from fedfuse.utils.files import without_nan
 from fedfuse.utils.typing import Floats
 
 SIDE = 1000
@@ -88,10 +89,7 @@ class Layer:
 
 @dataclass
 class Chart:
-    """A picture with two axes, a description in words, and what a pointer or the arrow keys read off it.
-
-    It is drawn by the page, or by matplotlib (`report.plots.plot_chart`).
-    """
+    """A picture with two axes, in words too, and what is read off it; drawn by the page, or by `report.plots`."""
 
     words: str
     x: Axis
@@ -114,7 +112,8 @@ class Chart:
 
     def read_off(self, x: npt.ArrayLike, series: Mapping[str, npt.ArrayLike], **more: Any) -> None:
         """Let a pointer or the arrow keys read off these values at every x."""
-        columns = [{"name": name, "y": _finite(values)} for name, values in series.items()]
+        rounded = {name: [float(f"{v:.5g}") for v in np.asarray(values, float)] for name, values in series.items()}
+        columns = without_nan([{"name": name, "y": y} for name, y in rounded.items()])
         self.readout = {"x": np.asarray(x).tolist(), "low": self.x.low, "high": self.x.high, "series": columns}
         self.readout |= {"percent": self.y.percent, **more}
 
@@ -141,10 +140,6 @@ def line_path(x: Sequence[float], y: Sequence[float]) -> str:
     """
     points = [f"{a:g} {b:g}" for a, b in zip(x, y, strict=True)]
     return "M" + "L".join(points) if points else ""
-
-
-def _finite(values: npt.ArrayLike) -> list[float | None]:
-    return [float(f"{v:.5g}") if np.isfinite(v) else None for v in np.asarray(values, float)]
 
 
 def _steps(low: float, high: float, most: int) -> list[float]:

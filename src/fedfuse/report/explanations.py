@@ -180,14 +180,12 @@ def warnings(result: Result, names_width: int = 0) -> list[str]:
         names = device_names(result, devices)
         return f": {some_names(names, names_width)}" if names and names_width else ""
 
-    found = []
+    found, noun = [], noun_of(result.profile)
     if result.uncertain:
         found.append(doubt(result) + named(result.unsure))
     seldom = np.flatnonzero([] if result.confidence is None else result.confidence == 0)
     if seldom.size:
-        found.append(
-            f"{noun_of(result.profile).count(seldom.size)} answered too seldom to be sure of the group{named(seldom)}"
-        )
+        found.append(f"{noun.count(seldom.size)} answered too seldom to be sure of the group{named(seldom)}")
     if result.cut_short:
         found.append(f"{_capital(title(result.method['method']))} {cut_short(result.rounds)}: allow more (--rounds)")
     if result.suspects.size:
@@ -196,21 +194,16 @@ def warnings(result: Result, names_width: int = 0) -> list[str]:
     if result.unheard.size:
         found.append(silence(result) + named(result.unheard))
     if absent := [name for name in result.left_out if name not in result.profile.names]:
-        found.append(
-            f"{len(absent)} left out before the first round"
-            + (f": {some_names(absent, names_width)}" if names_width else "")
-        )
+        names = f": {some_names(absent, names_width)}" if names_width else ""
+        found.append(f"{len(absent)} left out before the first round{names}")
     if result.capped:
         who = np.array([result.index(name) for name in result.capped])
-        found.append(f"{noun_of(result.profile).count(who.size)} claimed an implausible number of rows{named(who)}")
+        found.append(f"{noun.count(who.size)} claimed an implausible number of rows{named(who)}")
     return found
 
 
 def verdict(result: Result, baselines: Mapping[str, Floats]) -> str:
-    """Say what predicts best, and what scores are on test rows.
-
-    Where devices might have models of their own, rows that were left out in turn have decided. Else test rows tell.
-    """
+    """Say what predicts best, by rows left out in turn where these were compared, else by test rows."""
     if result.compared:
         return _decided(result)
     if not tested(result):

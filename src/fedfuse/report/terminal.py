@@ -268,9 +268,8 @@ def _score_table(result: Result, noun: words.Noun, scores: Mapping[str, Floats])
         mean = score(mean_score(values[result.scored], name), name)
         name_shown = names["pooled" if result.compared and kind == "groups" and result.n_clusters == 1 else kind]
         rows.append([name_shown, f"[bold]{mean}[/bold]" if kind == words.used(result, scores) else mean])
-    return plain_table(
-        [f"{what}, {'all rows of' if metric.pooled else 'mean over'} {words.whom(result)}", ""], rows, left=1
-    )
+    over = "all rows of" if metric.pooled else "mean over"
+    return plain_table([f"{what}, {over} {words.whom(result)}", ""], rows, left=1)
 
 
 def _show_contrasts(result: Result, console: Console) -> None:

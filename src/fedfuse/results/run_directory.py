@@ -19,23 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfuse.errors import FedfuseError
-from fedfuse.utils.files import (
-    _HALF,
-    NOTHING,
-    NUMBER,
-    Kinds,
-    check_fields,
-    check_no_link,
-    directory_lock,
-    make_directory,
-    naming_damage,
-    read_arrays,
-    read_csv,
-    read_json,
-    within,
-    write_arrays,
-    write_json,
-)
+from fedfuse.utils import files
+from fedfuse.utils.files import NOTHING, NUMBER, Kinds, check_fields, read_arrays, read_json
 
 if TYPE_CHECKING:
     from fedfuse.data.federation import Federation
@@ -90,15 +75,15 @@ class RunDirectory:
     def create(self, config: dict[str, Any]) -> None:
         """Write what the run is asked; refuse to write over another run."""
         self.check_free()
-        make_directory(self.path)
-        write_json(self.path / "config.json", config)
+        files.make_directory(self.path)
+        files.write_json(self.path / "config.json", config)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes out of the directory, which is made if there is none."""
-        make_directory(self.path)
-        check_no_link(self.path / CHECKPOINT)
-        with directory_lock(self.path):
+        files.make_directory(self.path)
+        files.check_no_link(self.path / CHECKPOINT)
+        with files.directory_lock(self.path):
             yield
 
     def config(self) -> dict[str, Any]:
@@ -136,9 +121,9 @@ class RunDirectory:
 
     def save_checkpoint(self, meta: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Replace the last checkpoint."""
-        make_directory(self._checkpoint.parent)
+        files.make_directory(self._checkpoint.parent)
         text = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
-        write_arrays(self._checkpoint, {_META: text, **arrays})
+        files.write_arrays(self._checkpoint, {_META: text, **arrays})
 
     def load_checkpoint(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]] | None:
         """Return the last checkpoint, or None if there is none yet."""
@@ -156,7 +141,7 @@ class RunDirectory:
         """Remove what a finished run needs no more, and what a killed process left half-written."""
         for folder in (CHECKPOINT, "snapshots"):  # The latter is of unfinished runs of older versions.
             shutil.rmtree(self.path / folder, ignore_errors=True)
-        for rest in (self.path / ROUNDS, *self.path.glob(f".*{_HALF}")):
+        for rest in (self.path / ROUNDS, *self.path.glob(f".*{files._HALF}")):
             rest.unlink(missing_ok=True)
 
     @property
@@ -165,11 +150,8 @@ class RunDirectory:
 
 
 def modern_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's configuration as it is written today.
-
-    In version 0.1.0 FPFC had an option ``collapse``, and with ``lam="auto"`` it was the fusion tree.
-    """
-    old = "collapse" in config
+    """Return a method's configuration as it is written today."""
+    old = "collapse" in config  # In version 0.1.0 FPFC had this option, and with lam="auto" it was the fusion tree.
     config = {name: value for name, value in config.items() if name not in REMOVED_FIELDS}
     if isinstance(config.get("inner"), dict):
         config["inner"] = modern_config(config["inner"])
@@ -190,7 +172,7 @@ def read_run(directory: str | PathLike[str], model: Model[Any] | None = None) ->
     arrays = read_arrays(path / "models.npz")
     more = {name: path / f"{name}.npz" for name in ("kept", "sums")}
     also = {name: read_arrays(file) if file.exists() else {} for name, file in more.items()}
-    with naming_damage(path):
+    with files.naming_damage(path):
         _check_lists(summary, profile, path)
         _check_arrays(arrays, len(profile["names"]))
         _check_arrays(also["sums"], len(profile["names"]))
@@ -202,7 +184,7 @@ def read_run(directory: str | PathLike[str], model: Model[Any] | None = None) ->
 def read_history(directory: Path) -> Any:
     """Return the rows of a finished run as a data frame: all columns but the names of stages have numbers."""
     path = directory / "history.csv"
-    history = read_csv(path)
+    history = files.read_csv(path)
     words = [name for name in history.columns.difference(["stage"]) if history[name].dtype.kind not in "biuf"]
     if "round" not in history or words or not np.isfinite(history["round"]).all():
         raise FedfuseError(f"{path} is not as fedfuse writes it: {(words or ['round'])[0]!r} must be numbers")
@@ -240,12 +222,12 @@ def _fields(
         "labels": np.array(summary["labels"], dtype=np.int64),
         "confidence": arrays.pop("confidence", None),
         "unheard": arrays.pop("unheard", np.empty(0, np.int64)),
-        "alternatives": within("alternative.", arrays),
-        "compared": within("compared.", arrays),
+        "alternatives": files.within("alternative.", arrays),
+        "compared": files.within("compared.", arrays),
         "verdict": summary.get("verdict") if "alternative.personal" in arrays else None,
         "scores": {name: array for name, array in arrays.items() if "." not in name},
         "history": read_history(path),
-        "intervals": read_csv(intervals, text=("output", "feature"))[INTERVALS] if intervals.exists() else None,
+        "intervals": files.read_csv(intervals, text=("output", "feature"))[INTERVALS] if intervals.exists() else None,
         "attack": {**{k: summary[k] for k in ("attack", "lies")}, "who": who["who"]} if "attack" in summary else None,
         "suspects": np.array(who["suspects"], dtype=np.int64),
         "rounds": summary["rounds"] + summary.get("refit_rounds", 0),

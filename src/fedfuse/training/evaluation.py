@@ -55,19 +55,10 @@ def pooled_model(federation: Federation, model: Model[Any], dtype: npt.DTypeLike
 
 @dataclass(frozen=True)
 class Baselines:
-    """Local and pooled models beside a run.
+    """Local and pooled models beside a run."""
 
-    Attributes
-    ----------
-    scores
-        Every device's test score with its ``"local"`` and with the ``"pooled"`` model; its sums, where the metric is
-        taken over all rows together.
-    alone
-        Distances between the local models.
-    """
-
-    scores: dict[str, Floats]
-    alone: DistanceSnapshot
+    scores: dict[str, Floats]  # every device's test score, or sums, with its "local" and with the "pooled" model
+    alone: DistanceSnapshot  # distances between the local models
 
     @classmethod
     def of(

@@ -24,21 +24,13 @@ SENT = {"model": ", and send the new model", "part": ", and send a part of it", 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """One thing that devices are asked for, once in a pass over all of them or in every round.
-
-    Attributes
-    ----------
-    rounds
-        Of one pass, or at most of the stage.
-    floats
-        Sent in these rounds, both ways; None where that depends on what is found before.
-    """
+    """One thing that devices are asked for, once in a pass over all of them or in every round."""
 
     stage: str
     name: str
     what: str
-    rounds: int
-    floats: int | None = None
+    rounds: int  # of one pass, or at most of the stage
+    floats: int | None = None  # sent in these rounds, both ways; None where that depends on what is found before
 
 
 @dataclass(frozen=True)

@@ -206,13 +206,10 @@ class Run:
         return chosen[~np.isin(chosen, list(self.engine.busy))] if self.engine.busy else chosen
 
     def _free(self) -> Ints:
-        """Return the devices that are asked next in asynchronous training: those without an order, fewest turns first.
-
-        A device that is far ahead of the slowest waits, so that fast devices do not outvote the others.
-        """
+        """Return the devices that are asked next in asynchronous training: without an order, fewest turns first."""
         free = np.ones(self.info.m, np.bool_)
         free[[*self.transport.open, *self.engine.busy]] = False
-        free &= self.turns - self.turns.min() < self.settings.ahead
+        free &= self.turns - self.turns.min() < self.settings.ahead  # Fast devices must not outvote the others.
         room = (self.settings.at_once or self.info.m) - len(self.transport.open)
         first = np.argsort(self.turns, kind="stable")
         return first[free[first]][: max(0, room)]

@@ -49,38 +49,18 @@ DEFAULT_NAME = "newcomer"  # Of a newcomer that is given without a name.
 
 @dataclass(frozen=True, repr=False)
 class Newcomers:
-    """The outcome of an admission.
-
-    Attributes
-    ----------
-    names, models, counts
-        Name, parameters (newcomers x d) and number of rows of each newcomer.
-    clusters
-        The group of the run that each joins; None for one that fits none, or where the method has none.
-    confidence
-        Confidence in that group (0 to 1), where the method can tell.
-    scores
-        The run's metric of each on its test rows (nan without any).
-    overall
-        The same of all newcomers together.
-    iterations
-        Exchanges with each.
-    cost_floats
-        Floats sent in both directions.
-    grouped
-        Whether the run's method finds groups at all.
-    """
+    """The outcome of an admission."""
 
     names: tuple[str, ...]
-    models: Floats
-    clusters: tuple[int | None, ...]
-    confidence: tuple[float | None, ...]
-    scores: Floats
-    overall: float
-    iterations: tuple[int, ...]
-    cost_floats: int
-    counts: Ints
-    grouped: bool
+    models: Floats  # newcomers x d
+    clusters: tuple[int | None, ...]  # the group of the run that each joins; None for one that fits none
+    confidence: tuple[float | None, ...]  # in that group (0 to 1), where the method can tell
+    scores: Floats  # the run's metric of each on its test rows (nan without any)
+    overall: float  # the same of all newcomers together
+    iterations: tuple[int, ...]  # exchanges with each
+    cost_floats: int  # sent in both directions
+    counts: Ints  # rows of each
+    grouped: bool  # whether the run's method finds groups at all
     run: Result = field(repr=False)
 
     def score(self) -> float:
@@ -321,24 +301,12 @@ def aligned(result: Result, newcomers: Federation) -> Federation:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What a table says of newcomers.
+    """What a table says of newcomers."""
 
-    Attributes
-    ----------
-    federation
-        Newcomers with at least one row whose target is known; None if there is none.
-    waiting
-        Their rows without a target.
-    strangers
-        Newcomers without a single target: nothing can be told of them.
-    familiar
-        Number of rows of devices that the run knows already; they are left alone.
-    """
-
-    federation: Federation | None
-    waiting: pd.DataFrame
-    strangers: tuple[str, ...]
-    familiar: int
+    federation: Federation | None  # newcomers with at least one row whose target is known; None if there is none
+    waiting: pd.DataFrame  # their rows without a target
+    strangers: tuple[str, ...]  # newcomers without a single target: nothing can be told of them
+    familiar: int  # rows of devices that the run knows already; they are left alone
 
 
 def from_table(

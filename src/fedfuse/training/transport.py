@@ -240,10 +240,9 @@ class Transport:
         return {**tables, **seen, **pack_replies(list(self._arrived), "arrived")}
 
     def unpack(self, arrays: dict[str, npt.NDArray[Any]], tasks: Sequence[Task], *, kept: bool) -> None:
-        """Take back what `pack` returned.
+        """Take back what `pack` returned, with a task like its open order's for each device.
 
-        ``tasks`` has one like that of its open order for each device, to know an answer by its length. If what was
-        under way is not ``kept``, it will never come, and devices are asked again.
+        If what was under way is not ``kept``, it will never come, and devices are asked again.
         """
         self._last = arrays["last"]
         self._asked, self._heard = (arrays[name].astype(np.int64) for name in ("asked", "heard"))
