@@ -6,7 +6,7 @@ escape all text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,17 +129,8 @@ class Chart:
             return "".join(f"M{a} {b}h0" for a, b in zip(px, py, strict=True))
         if bottom:
             return "".join(f"M{a} {c}V{b}" for a, b, c in zip(px, py, bottom[0], strict=True))
-        return line_path(px, py)
-
-
-def line_path(x: Sequence[float], y: Sequence[float]) -> str:
-    """Return an SVG path through points.
-
-    >>> line_path([0, 10.5], [1, 2])
-    'M0 1L10.5 2'
-    """
-    points = [f"{a:g} {b:g}" for a, b in zip(x, y, strict=True)]
-    return "M" + "L".join(points) if points else ""
+        points = [f"{a:g} {b:g}" for a, b in zip(px, py, strict=True)]
+        return "M" + "L".join(points) if points else ""
 
 
 def _steps(low: float, high: float, most: int) -> list[float]:

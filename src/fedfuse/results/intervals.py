@@ -75,10 +75,10 @@ class _Design:
     def devices(self, group: int) -> list[tuple[Floats, Floats]]:
         """Return the design and the target of every device of a group that has rows."""
         members = np.flatnonzero((self._labels == group) & (self._rows.counts > 0))
-        return [(self._matrix(X), y) for X, y in map(self._rows.of, members.tolist())]
-
-    def _matrix(self, X: Floats) -> Floats:
-        return np.column_stack([(X[:, self._kept] - self._shift) / self._scale, np.ones(len(X))])
+        rows = [self._rows.of(i) for i in members.tolist()]
+        return [
+            (np.column_stack([(X[:, self._kept] - self._shift) / self._scale, np.ones(len(X))]), y) for X, y in rows
+        ]
 
 
 def _independent(covariance: Floats) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,14 +51,11 @@ class Profile:
         """Build the profile that `to_json` described."""
         from fedfuse.data.encoders import Encoder
 
-        kinds: dict[str, Any] = {"goal": str, "metric": str, "counts": _whole_numbers, "truth": _whole_numbers}
+        numbers = partial(np.array, dtype=np.int64)
+        kinds: dict[str, Any] = {"goal": str, "metric": str, "counts": numbers, "truth": numbers}
         kinds["encoder"] = Encoder.from_json
         known = {f.name: data.get(f.name) for f in fields(cls)}
         return cls(**{name: kinds.get(name, tuple)(value) for name, value in known.items() if value is not None})
-
-
-def _whole_numbers(values: list[int]) -> Ints:
-    return np.array(values, dtype=np.int64)
 
 
 def _plain(value: Any) -> Any:

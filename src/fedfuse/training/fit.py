@@ -177,7 +177,11 @@ def prepared(
     model = fitting_model(federation, model)
     method = fitting_method(method, model)
     chosen = replace(chosen, rounds=default_rounds(method, model) if rounds is None else rounds)
-    _check_solver(method, model)
+    if not model.convex and getattr(method, "inner", method).work.solver == "exact":
+        raise FedfuseError(
+            "a network has no exact solver: give work=Work(steps=5, lr=0.05, batch=10) or the like; on the command "
+            "line, --set steps=5 --set lr=0.05 --set batch=10"
+        )
     _check_noise(method, model, chosen)
     return method, model, chosen
 
@@ -256,15 +260,6 @@ def fitting_model(federation: Federation, model: Model[Any] | str | None) -> Mod
             f"model must be one such as SoftmaxRegression() or a name ({', '.join(SHORT)}), got {_kind(model)}"
         )
     return model_for(federation, model)
-
-
-def _check_solver(method: Method[Any], model: Model[Any]) -> None:
-    """Refuse what a network cannot do before anything is trained."""
-    if not model.convex and getattr(method, "inner", method).work.solver == "exact":
-        raise FedfuseError(
-            "a network has no exact solver: give work=Work(steps=5, lr=0.05, batch=10) or the like; on the command "
-            "line, --set steps=5 --set lr=0.05 --set batch=10"
-        )
 
 
 def _check_noise(method: Method[Any], model: Model[Any], settings: Settings) -> None:
