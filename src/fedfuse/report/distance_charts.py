@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.linalg import eigh
 from scipy.sparse.linalg import eigsh
 
 from fedfuse.report.charts import SIDE, Axis
@@ -145,7 +146,11 @@ def plane(matrix: Floats) -> Floats:
         line = np.zeros((m, 2))
         line[:, 0] = matrix[0] - matrix[0].mean()
         return line
-    values, vectors = eigsh(inner, k=2, which="LA", v0=np.random.default_rng(0).normal(size=m), tol=1e-4)
+    if m > 200:
+        start = np.random.default_rng(0).normal(size=m)
+        values, vectors = eigsh(inner, k=2, which="LA", v0=start, tol=1e-4)
+    else:  # Where all devices are in two points, eigsh draws the second vector at random.
+        values, vectors = eigh(inner, subset_by_index=(m - 2, m - 1))
     flat = vectors * np.sqrt(np.maximum(values, 0.0))
     # The sign of an eigenvector is arbitrary: the device furthest out is put on the right.
     lead = flat[np.abs(flat).argmax(axis=0), [0, 1]]
