@@ -137,4 +137,7 @@ def test_weights_are_relative_and_belong_to_their_rows():
     one = heavy.only([2])
     np.testing.assert_array_equal(one.weights, heavy.rows("all").weights_of(2))
     np.testing.assert_allclose(heavy.rows("train").totals[1], heavy.rows("train").weights_of(1).sum())
-    assert heavy.weighted((1.0, 1.0, 5.0)).weights.mean() == pytest.approx(1)
+    np.testing.assert_allclose(heavy.weighted((3.0, 3.0, 3.0)).weights, heavy.weights)
+    of_class = np.array([1.0, 1.0, 5.0])[federation.y]
+    tells = (heavy.weights @ of_class) ** 2 / (heavy.weights @ of_class**2)
+    assert heavy.weighted((1.0, 1.0, 5.0)).weights.sum() == pytest.approx(tells)
