@@ -36,8 +36,9 @@ from fedfuse.utils.typing import Floats, Ints
 CHUNKS = 8
 HEAD = """## What bounds the server's step
 
-m = {m:,}, d = {d}, {k} active, all pairs near, by `python benchmarks/bandwidth.py`: GB/s, and as a share of the triad.
-The passes go over the rows of the same pairs. In processor time, at a load of {load:.0f} on {cores} cores.
+`python benchmarks/bandwidth.py` measures GB/s and, in brackets, the share of the triad, with m = {m:,}, d = {d},
+{k} active and all pairs near. The passes go over the rows of the same pairs. Times are processor time, at a load of
+{load:.0f} on {cores} cores.
 
 | | {threads} |
 | --- | {lines} |

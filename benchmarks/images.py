@@ -70,8 +70,9 @@ def page(results: dict[tuple[str, str], Result], picture: str) -> str:
     """Return the page with the table."""
     lines = [
         "# Images", "",
-        "20 devices in 4 groups, the paper's CNN, seed 0. Every method has at most 800 device-epochs (one pass of one",
-        "device over its rows); those of fusion-tree include the search for the groups.", "",
+        "Does fedfuse find groups of devices with image data? 20 devices in 4 groups train the paper's CNN, with",
+        "seed 0. Every method has a budget of at most 800 device-epochs; one device-epoch is one pass of one device",
+        "over its rows. For fusion-tree, this includes the search for groups.", "",
         "| data | method | test accuracy | groups | ARI | device-epochs | floats sent | seconds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip

@@ -41,9 +41,9 @@ HEADS = {
 TEXTS = {
     "steps": """## Many devices
 
-Devices in 10 groups, 30 % active, from local models to the groups and on, by `{command}`: exact local
-work, so that nearly all is the server's. A step is all that happens between replies and the next anchors, and all steps
-count.
+`{command}` runs devices in 10 groups, with 30 % active, from local models until the groups have
+formed and beyond. Local work is exact, so nearly all the time is the server's. A step is everything between the replies
+and the next anchors; all steps count.
 
 """,
     "runs": """## Whole runs

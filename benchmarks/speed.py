@@ -19,9 +19,10 @@ from fedfuse.bench.measurement import Curve, cells, readable
 
 HEAD = """# Speed
 
-`fedfuse bench` measures fedfuse against textbook loops, plain NumPy, plain PyTorch and the machine's own limits, all in
-one process, so that ratios mean something on any machine. Times are the best of many, since other processes only ever
-make things slower; those of the whole run are the best of three, and the first call happens once. Measured by
+How fast is fedfuse? `fedfuse bench` measures it against textbook loops, plain NumPy, plain PyTorch and the machine's
+own limits, all in one process, so that the ratios carry over to other machines. Times are the best of many repetitions,
+because other processes only make things slower. The whole run is the best of three, and the first call happens only
+once. Measured by
 
 ```
 {commands}
