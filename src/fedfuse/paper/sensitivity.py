@@ -61,8 +61,10 @@ class SettingSweep(Experiment):
             accuracy = some["metric"].iloc[0] == "accuracy"
             best = some.loc[some["test"].idxmax() if accuracy else some["test"].idxmin()]
             spread = f"{(100 if accuracy else 1) * np.ptp(some['test']):.2f} {'points' if accuracy else 'RMSE'}"
-            words = f"{data}: best at {self.key} {best[self.key]:g} ({best['test']:.4f}); from worst to best {spread}"
-            found.notes.append(words)
+            words = f"best at {self.key} {best[self.key]:g} ({best['test']:.4f}); from worst to best {spread}"
+            if spread.startswith("0.00 "):
+                words = f"{best['test']:.4f} at every {self.key}"
+            found.notes.append(f"{data}: {words}")
             found.tables[str(data)] = readable(some, self.key, "num", "ari")
         return found
 
