@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="pip install 'fedfuse[torch]'")
 from support.flower_cluster import BIN, free_ports
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "flower-tutorial.md"
-BLOCK = re.compile(r"^```(sh|python) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(sh|python)(?: title=\"(\S*)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECONDS = 500
 
 
