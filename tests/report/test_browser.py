@@ -108,7 +108,7 @@ def test_the_pointer_reads_off_pairs_devices_and_curves(large_run, opened):
     hover(browser, "#scores .plot")
     assert "a separate model per device" in tip(browser)
     hover(browser, "#communication .plot")
-    assert "floats sent so far" in tip(browser)
+    assert "numbers sent so far" in tip(browser)
 
 
 def test_all_of_it_by_keys(table_run, opened):

@@ -119,8 +119,8 @@ def test_a_long_silence_is_told():
 
 
 def test_no_run_is_refused(refused, here):
-    assert "holds no run" in refused("watch", "nothing")
-    assert "holds no run" in refused("watch", "nothing", "--web")
+    assert "contains no run" in refused("watch", "nothing")
+    assert "contains no run" in refused("watch", "nothing", "--web")
 
 
 def test_the_command_line(fedfuse, here):
@@ -207,7 +207,7 @@ def test_headers_allow_the_scripts_of_the_page_and_no_others(tmp_path, served):
 def test_the_live_page_has_curves_and_ends_as_the_report(tmp_path, served, all_rounds):
     unfinished(tmp_path / "run")
     page = live_page(tmp_path / "run")
-    for name in ("test score", "number of groups", "floats sent so far"):
+    for name in ("test score", "number of groups", "numbers sent so far"):
         assert f"{name}</span>" in page
     finished(tmp_path / "other")
     assert "6 devices form 2 groups" in get(served(tmp_path / "other"))

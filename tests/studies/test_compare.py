@@ -104,7 +104,7 @@ def test_methods_without_groups_have_no_number_of_them(federation):
 
 def test_text_and_markdown(found):
     text = repr(found).splitlines()
-    assert text[0].split() == ["method", "RMSE", "groups", "ARI", "floats", "sent", "rounds", "seconds"]
+    assert text[0].split() == ["method", "RMSE", "groups", "ARI", "numbers", "sent", "rounds", "seconds"]
     assert text[2].startswith("fused ")
     row = found.table.loc["fused"]
     assert f"{row['test']:.4f}"[:5] in text[2]

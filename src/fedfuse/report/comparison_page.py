@@ -139,16 +139,16 @@ def _stripes(groups: Ints) -> Iterator[tuple[float, float, str]]:
 
 
 def _cost(found: Comparison) -> Chart | None:
-    """Return score against floats sent: a dot for each method, and a line for how its first seed came there."""
+    """Return score against numbers sent: a dot for each method, and a line for how its first seed came there."""
     table = found.table[found.table["cost_floats"].gt(0) & found.table["test"].notna()]
     if not len(table):
         return None
     histories = {method: _scored(found, str(method)) for method in table.index}
     tests, costs = (np.concatenate([table[n], *(h[n] for h in histories.values())]) for n in ("test", "cost_floats"))
-    x = Axis.around(costs, log=True, words="floats sent (log scale)")
+    x = Axis.around(costs, log=True, words="numbers sent (log scale)")
     metric = f"test {words.metric_name(found.metric)}"
     y = Axis.around(tests, margin=0.08, percent=words.in_percent(found.metric), words=metric)
-    chart = Chart(f"Mean {metric} of each method against floats sent; the table has the figures.", x, y, height=360)
+    chart = Chart(f"Mean {metric} of each method against numbers sent; the table has the figures.", x, y, height=360)
     for place, (method, history) in enumerate(histories.items()):
         colour = tone(place + 1) + (" second" if place >= len(COLOURS) else "")
         chart.add("thin", history["cost_floats"], history["test"], colour)

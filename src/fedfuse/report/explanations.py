@@ -341,7 +341,7 @@ def progress(row: Mapping[str, Any], metric: str) -> dict[str, str]:
         "stage": ("stage", str),
         "n_clusters": ("groups", "{:.0f}".format),
         part: (f"{part} {metric_name(metric)}", partial(score, metric=metric)),
-        "cost_floats": ("floats sent", lambda n: f"{n:,.0f} ({data_size(n)})"),
+        "cost_floats": ("numbers sent", lambda n: f"{n:,.0f} ({data_size(n)})"),
         "moved": ("models moved by", lambda share: f"{100 * share:.2g} %"),
         "seconds": ("time", "{:.1f} s".format),
     }
@@ -374,7 +374,7 @@ def tried_lambdas(result: Result) -> pd.DataFrame | None:
 
 def lambda_table(table: pd.DataFrame, metric: str) -> tuple[list[str], list[list[str]]]:
     """Return headings and cells of the lambdas that were tried."""
-    heads = ["lambda", "rounds", "seconds", "floats sent", "groups", f"validation {metric_name(metric)}"]
+    heads = ["lambda", "rounds", "seconds", "numbers sent", "groups", f"validation {metric_name(metric)}"]
     rows = []
     for row in table.to_dict("records"):
         spent = [f"{row['lam']:g}", f"{row['rounds']:,}", f"{row['seconds']:.1f}", compact(row["cost_floats"])]

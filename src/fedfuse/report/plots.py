@@ -68,7 +68,7 @@ def plot_chart(chart: Chart, ax: Any = None) -> Any:
 
 
 def plot_history(result: Result, axes: Any = None) -> Any:
-    """Draw the report's charts of training, one below the other: scores, groups, models' moves, and floats sent."""
+    """Draw the report's charts of training, one below the other: scores, groups, models' moves, and numbers sent."""
     found = [*training_charts(to_the_end(result), result.profile.metric), cost_chart(result.history)]
     charts = [chart for chart in found if chart]
     if not charts:

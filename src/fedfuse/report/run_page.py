@@ -214,9 +214,9 @@ def training_charts(history: pd.DataFrame, metric: str) -> list[Chart]:
 
 
 def cost_chart(history: pd.DataFrame) -> Chart | None:
-    """Return the chart of the floats sent so far."""
+    """Return the chart of the numbers sent so far."""
     y = Axis(0, 1.05 * float(history["cost_floats"].iloc[-1]) or 1.0)
-    return _round_chart(history, history, {"floats sent so far": "cost_floats"}, y, height=200)
+    return _round_chart(history, history, {"numbers sent so far": "cost_floats"}, y, height=200)
 
 
 def _round_chart(

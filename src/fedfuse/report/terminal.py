@@ -163,7 +163,7 @@ def show(result: Result, baselines: Mapping[str, Floats], console: Console) -> N
         _say(console, "(no comparison: separate and pooled models are fitted for linear and softmax models only)")
     _show_contrasts(result, console)
     how = "converged after" if result.converged else "stopped after"
-    sent = f"{data_size(result.cost_floats)} sent ({result.cost_floats:,} floats)"
+    sent = f"{data_size(result.cost_floats)} sent ({result.cost_floats:,} numbers)"
     lam = f", lambda {result.lam:.3g}" if result.lam is not None else ""
     _say(console, f"\n{how} {counted(result.rounds, 'round')}, {sent}, {result.seconds:.1f} s{lam}")
     if result.certificate is not None:
@@ -197,7 +197,7 @@ def show_newcomers(joined: Newcomers, console: Console) -> None:
     if joined.grouped and alone:
         who = escape(words.some_names(alone, NAMES_WIDTH))
         _say(console, f"\n[yellow]No group fits {who}: separate models predict better[/yellow]")
-    sent = f"{data_size(joined.cost_floats)} sent ({joined.cost_floats:,} floats)"
+    sent = f"{data_size(joined.cost_floats)} sent ({joined.cost_floats:,} numbers)"
     mean = f"mean test {words.metric_name(metric)} of newcomers {score(joined.score(), metric)}"
     _say(console, f"\n{mean}; {sent}, at most {max(joined.iterations)} exchanges each")
 

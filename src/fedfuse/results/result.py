@@ -46,7 +46,7 @@ class Result:
         Every device's accuracy, RMSE or other metric on the parts ``"validation"`` and ``"test"``; and its sums, where
         the metric is taken over all rows together (`core.metrics`).
     history, cost_floats
-        One row per round; floats sent in both directions.
+        One row per round; numbers sent in both directions.
     refused
         Uploads that were not used, by reason.
     orders
@@ -483,7 +483,7 @@ class Result:
         groups = f"{self.n_clusters} group{'s' if self.n_clusters > 1 else ''} of {sizes}{more} devices"
         score = self.score("test")
         test = "" if np.isnan(score) else f", test {self.profile.metric} {score:.4f}"
-        sent = f"{self.rounds} rounds, {self.cost_floats:,} floats sent"
+        sent = f"{self.rounds} rounds, {self.cost_floats:,} numbers sent"
         return f"Result({self.dataset}, {self.method['method']}: {groups}{test}{ari}, {sent})"
 
     @cached_property

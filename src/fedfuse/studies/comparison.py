@@ -253,7 +253,7 @@ def _not_different(table: pd.DataFrame) -> pd.Series[bool]:
 def cells(found: Comparison) -> list[list[str]]:
     """Return headings and body of the table."""
     test = METRICS[found.metric].label + " %" * METRICS[found.metric].percent
-    heads = ["method", test, "groups", "ARI", "floats sent", "rounds", "seconds"]
+    heads = ["method", test, "groups", "ARI", "numbers sent", "rounds", "seconds"]
     rows = zip(found.table.iterrows(), _not_different(found.table), strict=True)
     table = [heads, *(_row(found, str(method), row, marked) for (method, row), marked in rows)]
     if found.table["ari"].notna().any():

@@ -50,7 +50,7 @@ class Explanation:
             f"{self.method}: {self.m} devices, {self.active} in a round, models of {self.d} numbers, "
             f"at most {self.rounds} rounds in all"
         )
-        lines = [("stage", "rounds", "floats sent", "what")]
+        lines = [("stage", "rounds", "numbers sent", "what")]
         for step in self.steps:
             floats = "depends" if step.floats is None else f"{step.floats:,}"
             title = f"{step.stage}: {step.name}" if step.name else step.stage
@@ -84,7 +84,7 @@ def explain(
     >>> print(ff.explain(fed, ff.FPFC(lam=0.5), rounds=100, participation=0.5))
     fpfc: 6 devices, 3 in a round, models of 3 numbers, at most 100 rounds in all
     <BLANKLINE>
-    stage          rounds  floats sent  what
+    stage          rounds  numbers sent  what
     fpfc: opening       0            18  Devices get their first model.
     fpfc              100         1,800  Devices train on their rows, and send the new model.
     """
