@@ -119,8 +119,8 @@ def test_a_long_silence_is_told():
 
 
 def test_no_run_is_refused(refused, here):
-    assert "contains no run" in refused("watch", "nothing")
-    assert "contains no run" in refused("watch", "nothing", "--web")
+    assert "holds no run" in refused("watch", "nothing")
+    assert "holds no run" in refused("watch", "nothing", "--web")
 
 
 def test_the_command_line(fedfuse, here):

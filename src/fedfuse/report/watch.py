@@ -80,7 +80,7 @@ def read_progress(directory: Path) -> list[Progress]:
             places = [request.run_directory(directory, run) for run in request.runs]
             return [Progress.of(place, place.name) for place in places]
         if not RunDirectory(directory).started:
-            raise FedfuseError(f"{directory} contains no run or comparison of fedfuse: config.json is missing")
+            raise FedfuseError(f"{directory} holds no run or comparison of fedfuse: config.json is missing")
         return [Progress.of(directory)]
 
 
