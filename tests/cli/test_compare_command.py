@@ -35,7 +35,7 @@ def test_a_comparison(fedfuse, small):
     status, out, err = fedfuse(*WORDS, "--out", "c")
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].split() == ["method", "RMSE", "groups", "floats", "sent", "rounds", "seconds"]
+    assert lines[0].split() == ["method", "RMSE", "groups", "numbers", "sent", "rounds", "seconds"]
     assert [line.split()[0] for line in lines[1:3]] == ["fpfc", "fpfc-l1"]
     assert "s.csv, mean ± standard deviation over 2 seeds" in out
     assert out.endswith("\nfiles: c\nreport: c/report.html\n")
@@ -285,7 +285,7 @@ def test_tune(fedfuse, small):
     status, out, err = fedfuse(*TUNE, "--out", "t")
     assert (status, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert lines[0] == ["lambda", "rounds", "seconds", "floats", "sent", "groups", "validation", "RMSE"]
+    assert lines[0] == ["lambda", "rounds", "seconds", "numbers", "sent", "groups", "validation", "RMSE"]
     assert [line[0] for line in lines[1:4]] == ["0", "0.3", "30"]
     assert [line[-1] for line in lines[1:4]].count("chosen") == 1
     assert lines[2][-1] == "chosen"

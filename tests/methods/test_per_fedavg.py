@@ -124,7 +124,12 @@ def test_meta_steps_have_momentum_and_decay_as_all_training_has():
 @pytest.mark.parametrize(("unit", "steps"), [("epochs", 2 * 3), ("batches", 2)])
 def test_meta_steps_are_counted_in_passes_or_batches(unit, steps, monkeypatch):
     engine, seen = begun(planted(m=2, n=30), ff.PerFedAvg()).engine, []
-    monkeypatch.setattr(type(engine), "_meta_gradient", lambda self, w, *_: seen.append(1) or np.zeros_like(w))
+    descend = type(engine)._descend
+
+    def counted(self, *work_and_rows):
+        return descend(self, *work_and_rows[:-1], lambda w, *_: seen.append(1) or np.zeros_like(w))
+
+    monkeypatch.setattr(type(engine), "_descend", counted)
     batch = -(-int(engine._rows("train+validation").counts[1]) // 3)
     task = MetaTrain(ff.Work(steps=2, batch=batch, unit=unit), np.zeros(4), ALPHA, False, "train+validation")
     engine.submit([Order(1, 0, task)])

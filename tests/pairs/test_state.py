@@ -402,7 +402,7 @@ def test_without_memory_the_round_is_refused_and_undone(large, monkeypatch):
     monkeypatch.setattr(pair_state, "MIN_THREADED_NUMBERS", large)
     state.update([0], start[:1])
     plain = FusionState.unpack(state.pack(), state.penalty)
-    with pytest.raises(FedfuseError, match=r"take 219 kB, and 100 kB are free: start warm"):
+    with pytest.raises(FedfuseError, match=r"take 219 kB, and 100 kB are free: use a warm start"):
         state.update(range(40), start + 0.01)
     np.testing.assert_array_equal(state.omega, plain.omega)
     for other in (state, plain):
