@@ -50,8 +50,7 @@ and the next anchors; all steps count.
 
 From data to result, by `{command}`: softmax devices (33 parameters, 40 rows each, 10 groups) by the default and by
 `FPFC(lam=0.8, graph="knn:10")` for 60 rounds, and `FusionClustering()` of points (d = 7, 20 groups). Numbers sent are
-in models of 33 parameters. Load {load:.0f} on {cores} cores, so that wall time is more than a machine of one's own
-needs.
+in models of 33 parameters. Load {load:.0f} on {cores} cores at the start.
 
 """,
 }
