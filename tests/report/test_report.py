@@ -15,6 +15,7 @@ import fedfuse as ff
 from fedfuse.core.certificate import Certificate
 from fedfuse.report import FILE, write_report
 from fedfuse.report.charts import Axis, Chart
+from fedfuse.report.comparison_page import _headline
 from fedfuse.report.distance_charts import (
     MAX_FRAMES,
     DendrogramChart,
@@ -470,6 +471,22 @@ def test_a_comparison_says_what_has_no_place_on_it(comparison):
     assert page.count('class="num best"') == 1
     assert '<tr class="best"' not in page
     assert "Means and standard deviations over seeds. The best score is bold." in page
+
+
+def test_the_headline_of_a_comparison_names_who_does_about_as_well():
+    """Both find the two groups of 24 devices; each device alone is worse; the oracle does not compete."""
+    rng, truth = np.random.default_rng(0), np.repeat([0, 1], 12)
+    data = []
+    for group in truth:
+        X = rng.normal(size=(20, 5))
+        data.append((X, X @ np.array([3.0, 3.0, 3.0, -3.0, -3.0]) * (-1) ** group + 2 * rng.normal(size=20)))
+    federation = ff.Federation.from_arrays(data, truth=truth)
+    found = ff.compare(federation, ["fpfc", "fusion-tree", "local", "oracle"], seeds=1)
+    best, *equal = found.table.index[found.table["best"]]
+    (other,) = {"fpfc", "fusion-tree"} - {best}
+    assert equal in ([], [other])
+    said = rf"{best} is the best of 3 methods, with a mean test RMSE of [\d.]+; {other} does about as well\."
+    assert re.fullmatch(said, _headline(found))
 
 
 def test_with_one_seed_there_are_no_means(tmp_path):

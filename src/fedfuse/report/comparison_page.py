@@ -18,7 +18,7 @@ from fedfuse.report.palette import COLOURS, tone
 from fedfuse.report.run_page import settings_of, versions
 from fedfuse.results.formatting import counted, score
 from fedfuse.results.snapshots import thinned
-from fedfuse.studies.comparison import Comparison, cells, footnotes
+from fedfuse.studies.comparison import Comparison, cells, footnotes, not_different
 from fedfuse.utils.files import read_json
 from fedfuse.utils.typing import Ints
 
@@ -61,7 +61,11 @@ def _headline(found: Comparison) -> str:
     value = f"mean test {words.metric_name(found.metric)} of {test}"
     if len(found.contestants) == 1:
         return f"{best[0]} has a {value}."
-    return f"{best[0]} is the best of {counted(len(found.contestants), 'method')}, with a {value}."
+    close = found.table.index[not_different(found.table)]
+    alike = [*best[1:], *(str(method) for method in close if method in found.contestants)]
+    others = " and ".join(alike) if len(alike) < 3 else f"{len(alike)} others"
+    also = f"; {others} {'does' if len(alike) == 1 else 'do'} about as well" if alike else ""
+    return f"{best[0]} is the best of {counted(len(found.contestants), 'method')}, with a {value}{also}."
 
 
 def _sentence(note: str, methods: Sequence[str]) -> str:

@@ -242,7 +242,7 @@ def _too_few_pairs(table: pd.DataFrame) -> bool:
     return tests > 0 and 2.0 ** (1 - int(table["pairs"].max())) * tests >= SIGNIFICANCE_LEVEL
 
 
-def _not_different(table: pd.DataFrame) -> pd.Series[bool]:
+def not_different(table: pd.DataFrame) -> pd.Series[bool]:
     """Return which methods do not differ significantly from the best: none where there are too few pairs to tell."""
     return table["p_holm"].ge(SIGNIFICANCE_LEVEL) & ~table["best"] & (not _too_few_pairs(table))
 
@@ -254,7 +254,7 @@ def cells(found: Comparison) -> list[list[str]]:
     """Return headings and body of the table."""
     test = METRICS[found.metric].label + " %" * METRICS[found.metric].percent
     heads = ["method", test, "groups", "ARI", "numbers sent", "rounds", "seconds"]
-    rows = zip(found.table.iterrows(), _not_different(found.table), strict=True)
+    rows = zip(found.table.iterrows(), not_different(found.table), strict=True)
     table = [heads, *(_row(found, str(method), row, marked) for (method, row), marked in rows)]
     if found.table["ari"].notna().any():
         return table
@@ -308,7 +308,7 @@ def _verdict(found: Comparison) -> str:
     best = ", ".join(str(method) for method in table.index[table["best"]])
     if table["best"].all():
         return f"all have the same {scores} ({best})"
-    if not _not_different(table).any():
+    if not not_different(table).any():
         return f"all others differ significantly from the best ({best}), {how}"
     return f"{NOT_DIFFERENT} not significantly different from the best ({best}), {how}"
 
