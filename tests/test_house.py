@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedfuse"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # The package had 33,744 lines in version 0.1.0. It shall hold more in fewer.
-MAX_LINES = 33_550
+MAX_LINES = 33_450
 
 
 def test_rooms_are_small():
