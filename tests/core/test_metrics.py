@@ -136,5 +136,5 @@ def test_the_jackknife_error_is_the_spread_over_federations(name):
 def test_metrics_are_asked_for_by_name():
     assert metric_for("classification").name == "accuracy"
     assert metric_for("regression", "mae") is METRICS["mae"]
-    with pytest.raises(FedfuseError, match=r"no metric 'auc' of values; .*known: rmse, mae, r2"):
+    with pytest.raises(FedfuseError, match=r"no metric 'auc' for values; .*known: rmse, mae, r2"):
         metric_for("regression", "auc")

@@ -90,8 +90,8 @@ def test_images_without_their_files(tmp_path):
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
-        ("synthetic:S9", {}, "no data set is called 'synthetic:S9'; did you mean .*known are .*synthetic:5,5"),
-        ("cats", {}, "no data set is called 'cats'; known are .*housing-bodyfat.*csv"),
+        ("synthetic:S9", {}, "no data set is called 'synthetic:S9'; did you mean .*known: .*synthetic:5,5"),
+        ("cats", {}, "no data set is called 'cats'; known: .*housing-bodyfat.*csv"),
         ("synthetic:S1", {"device": "x"}, "device='x' is for tables only, but 'synthetic:S1'"),
         ("housing-bodyfat", {"target": "medv"}, "target='medv' is for tables only"),
         ("synthetic:S1", {"goal": "regression"}, "goal='regression' is for tables only"),

@@ -87,7 +87,7 @@ def test_a_metric_changes_what_is_reported_and_nothing_else(tmp_path):
 
 
 def test_unsuitable_metrics_are_refused(tmp_path):
-    with pytest.raises(ff.FedfuseError, match=r"no metric 'auc' of values; known: rmse, mae, r2"):
+    with pytest.raises(ff.FedfuseError, match=r"no metric 'auc' for values; known: rmse, mae, r2"):
         ff.fit(planted(), metric="auc", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -39,7 +39,7 @@ def chosen(only: str) -> list[str]:
     """
     names = [name.strip() for name in only.split(",") if name.strip()]
     if unknown := [name for name in names if name not in SECTIONS]:
-        words = f"{guess(unknown[0], SECTIONS)}there are {', '.join(SECTIONS)}"
+        words = f"{guess(unknown[0], SECTIONS)}known: {', '.join(SECTIONS)}"
         raise FedfuseError(f"there is no part {unknown[0]!r} of the benchmark; {words}")
     return names or list(SECTIONS)
 

@@ -99,7 +99,7 @@ def metric_for(goal: str, name: str | None = None) -> Metric:
     name = known[0] if name is None else name
     if name not in known:
         what = "classes" if goal == "classification" else "values"
-        raise FedfuseError(f"there is no metric {name!r} of {what}; {guess(name, known)}known: {', '.join(known)}")
+        raise FedfuseError(f"there is no metric {name!r} for {what}; {guess(name, known)}known: {', '.join(known)}")
     return METRICS[name]
 
 

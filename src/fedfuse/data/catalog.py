@@ -131,6 +131,6 @@ def check_name(dataset: str) -> None:
         return
     if dataset not in _DESCRIPTIONS:
         raise FedfuseError(
-            f"no data set is called {dataset!r}; {guess(dataset, _DESCRIPTIONS)}known are {', '.join(_DESCRIPTIONS)}, "
+            f"no data set is called {dataset!r}; {guess(dataset, _DESCRIPTIONS)}known: {', '.join(_DESCRIPTIONS)}, "
             f"synthetic:5,5 (groups of so many devices), and files ending in {', '.join(SUFFIXES)}"
         )

@@ -47,7 +47,7 @@ class Policy:
         except (OSError, ValueError) as problem:
             raise FedfuseError(f"the policy {path} cannot be read: {problem}") from None
         for key in given.keys() - _KINDS.keys():
-            words = f"{key!r}; {guess(key, _KINDS)}known are {', '.join(_KINDS)}"
+            words = f"{key!r}; {guess(key, _KINDS)}known: {', '.join(_KINDS)}"
             raise FedfuseError(f"the policy {path} has {words.replace('_', '-')}")
         check_fields(given, _KINDS, f"the policy {path}", whole=False)
         if wrong := [name for name in given.get("tasks", ()) if name not in TASKS]:
