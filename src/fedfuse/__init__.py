@@ -11,8 +11,7 @@ from fedfuse.utils.lazy import lazy_names
 _places = dict[str, str]()
 _stub = Path(f"{__file__}i").read_text(encoding="utf-8")
 for _module, _name in re.findall(r"^from fedfuse\.?(\S*) import (\w+)", _stub, re.MULTILINE):
-    _place = "models" if _module.startswith("models") else _module  # It says which extra a model needs.
-    _places[_place] = f"{_places.get(_place, '')} {_name}"
+    _places[_module] = f"{_places.get(_module, '')} {_name}"
 __all__ = ["__version__", *(name for place, names in _places.items() if place for name in names.split())]
 __getattr__ = lazy_names(__name__, _places)
 

@@ -15,20 +15,11 @@ __all__ = ["LinearRegression", "Model", "SoftmaxRegression", "default_model", "f
 __all__ += ["model_called", "model_for"]
 
 SHORT = {"linear": "LinearRegression", "softmax": "SoftmaxRegression", "cnn": "CNN", "mlp": "MLP"}
-_find = lazy_names(
+# Imported when first used: torch is large, and tables need none of it.
+__getattr__ = lazy_names(
     __name__,
     {"linear": "LinearRegression", "softmax": "SoftmaxRegression", "networks": "CNN MLP", "torch": "TorchModel"},
 )
-
-
-def __getattr__(name: str) -> Any:
-    # Imported when first used: torch is large, and tables need none of it.
-    try:
-        return _find(name)
-    except ModuleNotFoundError as missing:
-        if missing.name != "torch":
-            raise
-        raise FedfuseError(f"{name} needs PyTorch, which is not installed: pip install 'fedfuse[torch]'") from None
 
 
 def default_model(goal: Goal, shape: tuple[int, ...] | None = None) -> Model[Any]:

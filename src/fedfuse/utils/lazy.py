@@ -10,15 +10,22 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from fedfuse.errors import FedfuseError
+
 
 def load(place: str) -> Any:
-    """Return what ``"package.module:name"`` names.
+    """Return what ``"package.module:name"`` names; an error that says which extra it needs where torch is missing.
 
     >>> load("fedfuse.errors:FedfuseError").__name__
     'FedfuseError'
     """
     module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        raise FedfuseError(f"{name} needs PyTorch, which is not installed: pip install 'fedfuse[torch]'") from None
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
